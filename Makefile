@@ -1,0 +1,89 @@
+# `make` alone lists the targets.
+#   PYTHON=python3.12   the interpreter that makes $(VENV), and that runs `make test-gpu` (default there: $(VENV)'s)
+#   VENV=.venv          where everything is installed
+#   ARGS='…'            goes to the command that is run: make pairs ARGS='--sizes 1M:1G', make test ARGS='-k sizes'
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:  # two pips in one environment trip over each other; ninja is parallel by itself
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PINS := pyproject.toml setup.py constraints.txt
+CPP := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.cu tests/native/*.c tests/native/*.h)
+PTX := src/collbench/kernels/kernels.ptx
+EVERYTHING := [test,dev]
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
+
+# Build tools first, then the project without build isolation: only so do the pins hold for the build, too.
+define install
+@echo "installing collbench$(1) in $(VENV)"
+@pip="$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt"; \
+    $$pip setuptools pybind11 ninja && $$pip --no-build-isolation --editable '.$(1)' || { \
+    echo "make: pip could not install collbench$(1), see above. Without a network, install by hand as CONTRIBUTING.md says." >&2; \
+    exit 1; }
+endef
+
+.PHONY: help pairs test test-gpu check lint types build format ptx clean
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's GPUs (of its cores where there is none)
+	@$(BIN)/collbench pairs $(ARGS)
+
+test: $(INSTALLED)-test build  ## install, then run every test that needs no GPU
+	$(BIN)/python -m pytest --ignore=tests/gpu $(ARGS)
+
+test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
+	@$(GPU_PYTHON) -c 'import collbench._native, pytest' || { \
+	    echo "make: collbench or pytest is not installed for $(GPU_PYTHON): run '$(GPU_PYTHON) -m pip install" \
+	    "--no-build-isolation --no-deps --no-index .' first, or name another interpreter with PYTHON=" >&2; exit 1; }
+	$(GPU_PYTHON) -m pytest tests/gpu $(ARGS)
+
+check: export CXXFLAGS += -Werror
+check: lint types test  ## all that CI checks: format, lint, types, build, shipped PTX, tests
+
+lint: $(INSTALLED)-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(if $(CPP),$(BIN)/clang-format --dry-run --Werror $(CPP))
+
+types: $(INSTALLED)-dev
+	$(BIN)/mypy
+
+build: $(INSTALLED)  ## compile what changed of the extension
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+
+format: $(INSTALLED)-dev  ## format all sources
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+ptx: $(INSTALLED)-test  ## make the shipped PTX again, after a change of csrc/kernels.cu
+	$(BIN)/python csrc/ptx.py csrc/kernels.cu $(PTX)
+
+clean:  ## remove what was built; keeps $(VENV)
+	rm -rf build dist src/*.egg-info src/collbench/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "make: collbench needs Python 3.11 or newer, which $(PYTHON) is not: name another with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "make: $(PYTHON) cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): $(BIN)/python $(PINS)
+	$(call install)
+	@touch $@
+
+$(INSTALLED)-test: $(BIN)/python $(PINS)
+	$(call install,[test])
+	@touch $(INSTALLED) $@
+
+$(INSTALLED)-dev: $(BIN)/python $(PINS)
+	$(call install,$(EVERYTHING))
+	@touch $(INSTALLED) $(INSTALLED)-test $@

@@ -1,0 +1,200 @@
+"""The package as it is installed: pins, what is in it, and a build that does no more than it must."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import setup
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+REQUIREMENTS = [
+    *PROJECT["build-system"]["requires"],
+    *PROJECT["project"]["dependencies"],
+    *EXTRAS["test"],
+    *EXTRAS["dev"],
+]
+PIN = re.compile(r"([A-Za-z0-9_.-]+)==([A-Za-z0-9.]+)")
+
+
+def pins() -> list[str]:
+    return [
+        line
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
+
+
+def test_constraints_hold_exact_versions_and_nothing_else() -> None:
+    assert [line for line in pins() if not PIN.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize("requirement", sorted(set(REQUIREMENTS)))
+def test_every_requirement_is_pinned_to_a_version_that_it_accepts(requirement: str) -> None:
+    wanted = Requirement(requirement)
+    versions = dict(line.split("==") for line in pins())
+    assert wanted.specifier.contains(versions[wanted.name])
+
+
+def test_the_version_and_the_command_are_those_of_pyproject() -> None:
+    installed = importlib.metadata.distribution("collbench")
+    commands = {entry.name: entry.value for entry in installed.entry_points if entry.group == "console_scripts"}
+    assert installed.version == PROJECT["project"]["version"]
+    assert commands == {"collbench": "collbench.cli:main"}
+
+
+def test_the_extension_needs_no_cuda_nccl_mpi_or_torch_library() -> None:
+    from collbench import _native
+
+    needed = subprocess.run(["ldd", _native.__file__], check=True, capture_output=True, text=True).stdout
+    libraries = {line.split()[0].split("/")[-1].split(".so")[0] for line in needed.splitlines()}
+    system = {"linux-vdso", "libstdc++", "libm", "libgcc_s", "libc", "libdl", "libpthread", "ld-linux-x86-64"}
+    assert libraries - system - {"ld-linux-aarch64"} == set()
+
+
+Build = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Our setup.py over sources that compile in no time; `one.cpp` alone includes the header."""
+    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    (tmp_path / "README.md").touch()
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "one.hpp").write_text("int one();\n")
+    (tmp_path / "csrc" / "one.cpp").write_text('#include "one.hpp"\nint one() { return 1; }\n')
+    (tmp_path / "csrc" / "two.cpp").write_text("int two() { return 2; }\n")
+    (tmp_path / "csrc" / "kernels.cu").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def build(tree: Path) -> Build:
+    def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "setup.py", *arguments]
+        return subprocess.run(
+            command, check=False, cwd=tree, env=os.environ | environment, capture_output=True, text=True
+        )
+
+    return run
+
+
+def compiled(tree: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (tree / "build").glob("native-*/*.o")}
+
+
+@pytest.mark.parametrize(
+    ("touched", "again"),
+    [("nothing", set()), ("one.cpp", {"one.o"}), ("two.cpp", {"two.o"}), ("one.hpp", {"one.o"})],
+    ids=["what changed: nothing", "what changed: one.cpp", "what changed: two.cpp", "what changed: one.hpp"],
+)
+def test_a_rebuild_compiles_only(touched: str, again: set[str], tree: Path, build: Build) -> None:
+    assert build("build_ext", "--inplace").returncode == 0
+    before = compiled(tree)
+    if touched != "nothing":
+        with (tree / "csrc" / touched).open("a") as source:
+            source.write("// changed\n")
+    assert build("build_ext", "--inplace").returncode == 0
+    after = compiled(tree)
+    assert set(after) == {"one.o", "two.o"}
+    assert {name for name in after if after[name] != before[name]} == again
+
+
+def test_a_source_that_does_not_compile_fails_the_build_and_is_named(tree: Path, build: Build) -> None:
+    (tree / "csrc" / "two.cpp").write_text("nonsense\n")
+    failed = build("build_ext", "--inplace")
+    assert failed.returncode != 0
+    assert "csrc/two.cpp:1:1: error" in failed.stdout
+    assert failed.stderr.splitlines()[-1].startswith("error: collbench._native was not built")
+
+
+def test_what_is_installed_has_the_ptx_beside_the_code(tree: Path, build: Build) -> None:
+    assert build("build_py", "--build-lib", "installed").returncode == 0
+    shipped = (ROOT / "src/collbench/kernels/kernels.ptx").read_bytes()
+    assert (tree / "installed/collbench/kernels/kernels.ptx").read_bytes() == shipped
+
+
+def script(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def wrapped_nvcc(tmp_path: Path) -> Path:
+    """A toolkit whose nvcc writes its arguments into its output, and a wrapper of it in a folder for PATH."""
+    toolkit = tmp_path / "toolkit"
+    answers = f"*--dryrun*) echo '#$ TOP={toolkit}/bin/..' >&2;; *--list-gpu-arch*) echo compute_75 compute_90;;"
+    real = toolkit / "bin" / "nvcc"
+    script(real, f'case "$*" in {answers} *) for last; do :; done; echo "$0 $@" >"$last";; esac')
+    script(tmp_path / "path" / "nvcc", f'exec {real} "$@"')
+    return tmp_path / "path"
+
+
+def fatbin(tree: Path) -> Path | None:
+    return next(tree.glob("build/lib.*/collbench/kernels/kernels.fatbin"), None)
+
+
+def test_the_toolkit_behind_an_nvcc_wrapper_builds_for_what_it_lists(
+    tree: Path, build: Build, wrapped_nvcc: Path
+) -> None:
+    assert build("build", PATH=f"{wrapped_nvcc}:{os.environ['PATH']}").returncode == 0
+    made = fatbin(tree)
+    assert made is not None
+    called = made.read_text(encoding="utf-8").split()
+    codes = [word.split(",code=")[1] for word in called if word.startswith("-gencode")]
+    assert called[0] == str(wrapped_nvcc.parent / "toolkit" / "bin" / "nvcc")
+    assert codes == ["sm_75", "sm_90", "compute_90"]
+    assert not list((tree / "src").rglob("*.fatbin"))
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "said"),
+    [
+        ("fails at once", "echo 'no host compiler'; exit 1", "no host compiler"),
+        ("names no toolkit", "exit 0", "names no TOP"),
+    ],
+)
+def test_an_nvcc_that(what: str, body: str, said: str, tree: Path, build: Build, tmp_path: Path) -> None:
+    script(tmp_path / "path" / "nvcc", body)
+    built = build("build", PATH=f"{tmp_path}/path:{os.environ['PATH']}")
+    lines = [line for line in (built.stdout + built.stderr).splitlines() if "no fatbin" in line]
+    assert (built.returncode, len(lines), fatbin(tree)) == (0, 1, None), what
+    assert said in lines[0]
+
+
+def test_a_toolkit_that_cannot_compile_leaves_the_ptx_alone_in_the_build(
+    tree: Path, build: Build, wrapped_nvcc: Path
+) -> None:
+    path = f"{wrapped_nvcc}:{os.environ['PATH']}"
+    assert build("build", PATH=path).returncode == 0
+    assert fatbin(tree) is not None
+    real = wrapped_nvcc.parent / "toolkit" / "bin" / "nvcc"
+    script(real, real.read_text(encoding="utf-8").replace("for last", "exit 1; for last"))
+    (tree / "csrc" / "kernels.cu").write_text("// changed\n")
+    again = build("build", PATH=path)
+    assert (again.returncode, fatbin(tree)) == (0, None)
+    assert "cannot compile csrc/kernels.cu" in again.stderr
+
+
+def test_collbench_no_nvcc_keeps_nvcc_out(tree: Path, build: Build, wrapped_nvcc: Path) -> None:
+    built = build("build", PATH=f"{wrapped_nvcc}:{os.environ['PATH']}", COLLBENCH_NO_NVCC="1")
+    assert (built.returncode, fatbin(tree)) == (0, None)
+
+
+def test_an_nvcc_that_lists_only_other_architectures_is_refused(tmp_path: Path) -> None:
+    script(tmp_path / "nvcc", "echo compute_50 compute_210")
+    with pytest.raises(setup.NvccError, match="lists none of the architectures"):
+        setup.gencode_flags(tmp_path / "nvcc")

@@ -1,0 +1,192 @@
+"""The walls between the rooms of the house (DESIGN.md), read from the sources: who may import whom, what stays pure."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "collbench"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+NATIVE = sorted(path for path in (ROOT / "csrc").iterdir() if path.suffix in {".cpp", ".hpp", ".cu"})
+
+# What a room may import of collbench, besides itself. `cli` may import everything and nobody but __main__ imports it.
+NOUNS = {"model", "units", "errors", "dtypes", "stats"}
+MAY_IMPORT = {
+    "errors": set(),
+    "units": {"errors"},
+    "model": set(),
+    "dtypes": {"errors"},
+    "stats": {"model", "units"},
+    "machine": NOUNS,
+    "backends": NOUNS | {"machine", "_native"},
+    "measure": NOUNS | {"backends.protocol"},
+    "affinity": NOUNS | {"machine.labels"},  # pure: the order of the labels
+    "launch": NOUNS,
+    "report": NOUNS | {"machine.labels", "affinity"},  # and their legend
+    "runfile": NOUNS,
+    "session": NOUNS | {"backends", "measure", "runfile"},  # one measurement, from the request to the saved run
+    "__main__": {"cli"},
+}
+
+# Rooms and files that only compute: Run in, answers or text out.
+PURE = (*(f"{noun}.py" for noun in NOUNS), "machine/labels.py", "affinity/", "report/", "launch/")
+MAY_ACT = {"launch/torchrun.py", "launch/pin.py"}  # they replace the process by torchrun
+IMPURE_MODULES = {"os", "time", "subprocess", "socket", "signal", "threading", "random", "torch", "pynvml"}
+IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}
+IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
+
+# Torch takes seconds to load, so only what runs in the worker processes loads it at once.
+LOADS_TORCH = {"backends/gloo_worker.py", "backends/gloo_rank.py", "backends/gloo_data.py"}
+
+
+def place(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the full dotted name of everything imported anywhere in a tree, relative imports as '.…'."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def strangers(source: str, home: str) -> list[str]:
+    """Return the imports of collbench's own modules that a room's source is not allowed."""
+    allowed = {f"collbench.{name}" for name in MAY_IMPORT[home] | {home}}
+    ours = [name for name in imports(ast.parse(source)) if name.startswith((".", "collbench."))]
+    return [name for name in ours if not any(f"{name}.".startswith(f"{prefix}.") for prefix in allowed)]
+
+
+def impurities(source: str) -> list[str]:
+    """Return what a source imports or calls that reaches outside the program."""
+    tree = ast.parse(source)
+    called = [ast.unparse(node.func).split(".")[-1] for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    modules = [name for name in imports(tree) if name.split(".")[0] in IMPURE_MODULES]
+    return modules + [name for name in called if name in IMPURE_CALLS]
+
+
+def loads_torch(source: str) -> bool:
+    """True when importing a module with this source imports torch: functions and TYPE_CHECKING blocks do not count."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom) and "torch" in {name.split(".")[0] for name in imports(node)}:
+            return True
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not typing_only and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += ast.iter_child_nodes(node)
+    return False
+
+
+def long_functions(source: str, limit: int) -> list[str]:
+    """Return "name (lines)" of the functions longer than `limit` lines, docstring included."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions}
+    return [f"{name} ({lines})" for name, lines in lengths.items() if lines > limit]
+
+
+# Which algorithm NCCL takes is the user's business: what we time must be what the training job will get.
+TOUCHES_NCCL = re.compile(
+    r"""["']NCCL_\w+["']\s*\]\s*=(?!=)       # environ["NCCL_X"] = …
+      | ["']NCCL_\w+["']\s*:               # {"NCCL_X": …}
+      | (?:setdefault|pop|setenv|unsetenv|putenv)\(\s*["']NCCL_
+      | \bdel\b.*["']NCCL_""",
+    re.VERBOSE,
+)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if room(path) not in {"cli", "__init__"}], ids=place)
+def test_a_room_imports_only_what_lies_upstream(path: Path) -> None:
+    assert room(path) in MAY_IMPORT, "a new room: say in MAY_IMPORT what it may import"
+    assert strangers(path.read_text(encoding="utf-8"), room(path)) == []
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if place(path).startswith(PURE)], ids=place)
+def test_a_pure_room_reaches_nothing_outside(path: Path) -> None:
+    assert impurities(path.read_text(encoding="utf-8")) == [] or place(path) in MAY_ACT
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=place)
+def test_torch_is_loaded_late(path: Path) -> None:
+    assert not loads_torch(path.read_text(encoding="utf-8")) or place(path) in LOADS_TORCH
+
+
+@pytest.mark.parametrize("module", ["collbench.cli", "collbench.backends.host"])
+def test_what_is_slow_or_may_be_missing_is_not_loaded_with(module: str) -> None:
+    code = f"import sys, {module}; print({{'torch', 'collbench._native', 'pynvml'}} & set(sys.modules) or 'none')"
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert started.stdout == "none\n"
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *NATIVE, ROOT / "setup.py", ROOT / "csrc" / "ptx.py"], ids=lambda p: p.name)
+def test_files_stay_under_300_lines_and_python_functions_under_41(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 300
+    assert path.suffix != ".py" or long_functions(source, limit=40) == []
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *NATIVE], ids=lambda path: path.name)
+def test_no_source_sets_or_hides_what_nccl_reads_nor_uses_multicast(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert TOUCHES_NCCL.findall(source) == []
+    assert "cuMulticast" not in source
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name)
+def test_the_native_side_neither_prints_nor_reads_the_environment(path: Path) -> None:
+    assert (
+        re.findall(r"\bgetenv\b|\b(?:f|v)?printf\(|\bputs\(|std::c(?:out|err|log)\b", path.read_text(encoding="utf-8"))
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("a plain import of another room", strangers("import collbench.report.table", "measure")),
+        ("an import from another room", strangers("from collbench.cli import main", "report")),
+        ("a module taken from the package", strangers("from collbench import runfile", "affinity")),
+        ("a name that only starts like an allowed one", strangers("from collbench.models import x", "measure")),
+        ("a relative import", strangers("from ..cli import main", "report")),
+        ("an import inside a function", strangers("def f():\n    import collbench.cli", "machine")),
+        ("a clock", impurities("from time import monotonic")),
+        ("a file", impurities("def f(p): return p.read_text()")),
+        ("torch under a condition", [loads_torch("if True:\n    from torch import cuda")]),
+        ("a long function", long_functions("def f():\n" + "    pass\n" * 40, limit=40)),
+        ("a variable set", TOUCHES_NCCL.findall("os.environ['NCCL_ALGO'] = 'Ring'")),
+        ("a variable added", TOUCHES_NCCL.findall('{**env, "NCCL_P2P_DISABLE": "1"}')),
+        ("a variable hidden", TOUCHES_NCCL.findall('env.pop("NCCL_DEBUG", None)')),
+        ("a variable set in C++", TOUCHES_NCCL.findall('setenv("NCCL_ALGO", "Ring", 1)')),
+    ],
+)
+def test_these_checks_see(what: str, found: list[object]) -> None:
+    assert any(found), what
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("the room itself", strangers("from collbench.measure import plan", "measure")),
+        ("an allowed noun", strangers("from collbench.errors import UsageError", "measure")),
+        ("an allowed module of a room", strangers("from collbench.backends import protocol", "measure")),
+        ("the world outside", strangers("import collections", "model")),
+        ("torch inside a function", [loads_torch("def f():\n    import torch")]),
+        ("torch for types alone", [loads_torch("if TYPE_CHECKING:\n    import torch")]),
+        ("a function of 40 lines", long_functions("def f():\n" + "    pass\n" * 39, limit=40)),
+        ("a variable read", TOUCHES_NCCL.findall("os.environ['NCCL_ALGO'] == 'Ring'")),
+        ("advice in a message", TOUCHES_NCCL.findall('"compare with NCCL_P2P_DISABLE=1"')),
+    ],
+)
+def test_these_checks_let_pass(what: str, found: list[object]) -> None:
+    assert not any(found), what
