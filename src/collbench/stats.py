@@ -1,0 +1,86 @@
+"""Statistics of raw times: medians, distribution-free intervals, and one summary of a measured cell (METHOD.md §2, §4).
+
+All bandwidths that collbench prints, ranks or compares are computed here, from seconds, by `summarize`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from collbench.model import Measurement
+from collbench.units import algbw, busbw_factor
+
+# Fewer values have no 95 % order-statistic interval of the median: 2 · 0.5^6 = 3.1 % is the first below 5 %.
+FEWEST_BLOCKS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One cell in a person's units: seconds and GB/s medians over all blocks, busbw's 95 % interval (None: too few).
+
+    `visits` are the busbw medians of each visit, GB/s, in the order they were made.
+    """
+
+    seconds: float
+    algbw: float
+    busbw: float
+    interval: tuple[float, float] | None
+    visits: tuple[float, ...]
+    launch_seconds: float | None
+    concurrent: bool
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the order-statistic interval that covers the median with at least 95 %, None below six values.
+
+    Source: the binomial argument in Hahn & Meeker, Statistical Intervals, §5.2.
+    """
+    n = len(values)
+    if n < FEWEST_BLOCKS:
+        return None
+    ordered = sorted(values)
+    tail, rank = 0.5**n, 0
+    while tail + math.comb(n, rank + 1) * 0.5**n <= 0.025:
+        rank += 1
+        tail += math.comb(n, rank) * 0.5**n
+    return ordered[rank], ordered[n - 1 - rank]
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of the median's 95 % interval over the median, a ratio; infinite below six values."""
+    interval = median_interval(values)
+    if interval is None:
+        return math.inf
+    return (interval[1] - interval[0]) / 2 / float(np.median(values))
+
+
+def block_seconds(measurement: Measurement) -> list[float]:
+    """Return every timed block's seconds per iteration, in the order taken."""
+    return [seconds for sample in measurement.samples for seconds in sample.seconds]
+
+
+def summarize(measurement: Measurement) -> Summary:
+    """Return the cell's medians and interval. The measurement must hold at least one sample."""
+    cell = measurement.cell
+    factor = 1.0 if cell.operation.is_copy else busbw_factor(cell.operation, len(cell.members))
+    seconds = block_seconds(measurement)
+    middle = float(np.median(seconds))
+    interval = median_interval(seconds)
+    launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
+    return Summary(
+        seconds=middle,
+        algbw=algbw(cell.size_bytes, middle),
+        busbw=algbw(cell.size_bytes, middle) * factor,
+        # The slowest time is the lowest bandwidth.
+        interval=interval
+        and (algbw(cell.size_bytes, interval[1]) * factor, algbw(cell.size_bytes, interval[0]) * factor),
+        visits=tuple(
+            algbw(cell.size_bytes, float(np.median(sample.seconds))) * factor for sample in measurement.samples
+        ),
+        launch_seconds=float(np.median(launches)) if launches else None,
+        concurrent=any(sample.concurrent for sample in measurement.samples),
+    )
