@@ -1,0 +1,53 @@
+#include "driver.hpp"
+
+#include <dlfcn.h>
+
+#include "library.hpp"
+
+namespace collbench {
+namespace {
+
+constexpr const char* kLibrary = "libcuda.so.1";
+
+// The library stays open for the life of the process: the driver does not survive being unloaded.
+Driver open_driver() {
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) throw LibraryError("no NVIDIA driver: " + open_failure());
+  Driver table;
+#define COLLBENCH_LOAD(name, signature) table.name = symbol<CUresult(*) signature>(library, kLibrary, #name);
+  COLLBENCH_DRIVER_FUNCTIONS(COLLBENCH_LOAD)
+#undef COLLBENCH_LOAD
+  return table;
+}
+
+std::string describe(const Driver& table, CUresult result) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (table.cuGetErrorName(result, &name) != kCudaSuccess || name == nullptr) name = "unknown error";
+  if (table.cuGetErrorString(result, &text) != kCudaSuccess || text == nullptr) text = "no description";
+  return std::string(name) + " (" + text + ")";
+}
+
+Driver initialise() {
+  const Driver table = open_driver();
+  const CUresult result = table.cuInit(0);
+  if (result != kCudaSuccess)
+    throw CudaError(result, "the NVIDIA driver does not start: cuInit(0): " + describe(table, result));
+  return table;
+}
+
+}  // namespace
+
+const Driver& driver() {
+  // Constant once made; a failed attempt throws and the next call tries again.
+  static const Driver table = initialise();
+  return table;
+}
+
+void throw_cuda(CUresult result, const char* call, const char* file, int line) {
+  const std::string path(file);
+  throw CudaError(result, std::string(call) + ": " + describe(driver(), result) + " at " +
+                              path.substr(path.find_last_of('/') + 1) + ":" + std::to_string(line));
+}
+
+}  // namespace collbench

@@ -1,0 +1,102 @@
+// The CUDA driver API, opened at run time so that the extension builds and imports without CUDA.
+// Types and constants as cuda.h 12.0 declares them; only what collbench calls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "errors.hpp"
+
+namespace collbench {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct CUctx_st*;
+using CUstream = struct CUstream_st*;
+using CUevent = struct CUevent_st*;
+using CUmodule = struct CUmod_st*;
+using CUfunction = struct CUfunc_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphExec = struct CUgraphExec_st*;
+struct CUuuid {
+  unsigned char bytes[16];
+};
+
+constexpr CUresult kCudaSuccess = 0;
+constexpr CUresult kCudaOutOfMemory = 2;
+constexpr CUresult kCudaNotReady = 600;
+constexpr CUresult kCudaPeerAccessAlreadyEnabled = 704;
+constexpr unsigned kStreamNonBlocking = 1;         // CU_STREAM_NON_BLOCKING
+constexpr unsigned kHostAllocPortableMapped = 3;   // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+constexpr int kCaptureThreadLocal = 1;             // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+constexpr int kAttributeMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+// name of the exported symbol, result-returning signature. A _v2 is what cuda.h maps the plain name to.
+#define COLLBENCH_DRIVER_FUNCTIONS(X)                                                                             \
+  X(cuInit, (unsigned))                                                                                           \
+  X(cuDriverGetVersion, (int*))                                                                                   \
+  X(cuGetErrorName, (CUresult, const char**))                                                                     \
+  X(cuGetErrorString, (CUresult, const char**))                                                                   \
+  X(cuDeviceGetCount, (int*))                                                                                     \
+  X(cuDeviceGet, (CUdevice*, int))                                                                                \
+  X(cuDeviceGetName, (char*, int, CUdevice))                                                                      \
+  X(cuDeviceGetUuid, (CUuuid*, CUdevice))                                                                         \
+  X(cuDeviceGetPCIBusId, (char*, int, CUdevice))                                                                  \
+  X(cuDeviceTotalMem_v2, (std::size_t*, CUdevice))                                                                \
+  X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                                  \
+  X(cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                                                            \
+  X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                                                             \
+  X(cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                                     \
+  X(cuCtxSetCurrent, (CUcontext))                                                                                 \
+  X(cuCtxEnablePeerAccess, (CUcontext, unsigned))                                                                 \
+  X(cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                                                \
+  X(cuMemAlloc_v2, (CUdeviceptr*, std::size_t))                                                                   \
+  X(cuMemFree_v2, (CUdeviceptr))                                                                                  \
+  X(cuMemHostAlloc, (void**, std::size_t, unsigned))                                                              \
+  X(cuMemFreeHost, (void*))                                                                                       \
+  X(cuMemsetD8Async, (CUdeviceptr, unsigned char, std::size_t, CUstream))                                         \
+  X(cuMemcpyPeerAsync, (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream))                   \
+  X(cuStreamCreate, (CUstream*, unsigned))                                                                        \
+  X(cuStreamDestroy_v2, (CUstream))                                                                               \
+  X(cuStreamQuery, (CUstream))                                                                                    \
+  X(cuEventCreate, (CUevent*, unsigned))                                                                          \
+  X(cuEventDestroy_v2, (CUevent))                                                                                 \
+  X(cuEventRecord, (CUevent, CUstream))                                                                           \
+  X(cuEventElapsedTime, (float*, CUevent, CUevent))                                                               \
+  X(cuModuleLoadData, (CUmodule*, const void*))                                                                   \
+  X(cuModuleUnload, (CUmodule))                                                                                   \
+  X(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                                                    \
+  X(cuLaunchKernel,                                                                                               \
+    (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**)) \
+  X(cuStreamBeginCapture_v2, (CUstream, int))                                                                     \
+  X(cuStreamEndCapture, (CUstream, CUgraph*))                                                                     \
+  X(cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long))                                     \
+  X(cuGraphUpload, (CUgraphExec, CUstream))                                                                       \
+  X(cuGraphLaunch, (CUgraphExec, CUstream))                                                                       \
+  X(cuGraphExecDestroy, (CUgraphExec))                                                                            \
+  X(cuGraphDestroy, (CUgraph))
+
+// The function table of one opened libcuda.so.1.
+struct Driver {
+#define COLLBENCH_DECLARE(name, signature) CUresult(*name) signature = nullptr;
+  COLLBENCH_DRIVER_FUNCTIONS(COLLBENCH_DECLARE)
+#undef COLLBENCH_DECLARE
+};
+
+// Returns the process's driver, opened and initialised on the first call. Throws LibraryError where there is none.
+const Driver& driver();
+
+[[noreturn]] void throw_cuda(CUresult result, const char* call, const char* file, int line);
+
+}  // namespace collbench
+
+// Calls a driver function and turns anything but success into a CudaError that names the call and its place.
+#define CUDA_CHECK(function, ...)                                                           \
+  do {                                                                                      \
+    const ::collbench::CUresult result_ = ::collbench::driver().function(__VA_ARGS__);      \
+    if (result_ != ::collbench::kCudaSuccess)                                               \
+      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__); \
+  } while (0)

@@ -1,0 +1,188 @@
+#include "gpus.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <stdexcept>
+
+namespace collbench {
+namespace {
+
+constexpr std::array<const char*, kKernels> kKernelNames = {"gate", "fill",          "verify",
+                                                            "copy", "fill_elements", "verify_elements"};
+constexpr std::uint64_t kSlotAlignment = 256;  // a memory transaction never spans two slots
+constexpr std::uint64_t kShiftRoom = 256;      // how far `shift` may move a slot
+
+std::string format_uuid(const CUuuid& uuid) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char hex[3];
+    std::snprintf(hex, sizeof hex, "%02x", uuid.bytes[i]);
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += hex;
+  }
+  return text;
+}
+
+GpuIdentity identify(int ordinal) {
+  CUdevice device = 0;
+  CUuuid uuid{};
+  char name[256] = {}, bus[32] = {};
+  GpuIdentity found{ordinal, "", "", "", 0};
+  CUDA_CHECK(cuDeviceGet, &device, ordinal);
+  CUDA_CHECK(cuDeviceGetUuid, &uuid, device);
+  CUDA_CHECK(cuDeviceGetName, name, static_cast<int>(sizeof name), device);
+  CUDA_CHECK(cuDeviceGetPCIBusId, bus, static_cast<int>(sizeof bus), device);
+  CUDA_CHECK(cuDeviceTotalMem_v2, &found.memory_bytes, device);
+  found.uuid = format_uuid(uuid);
+  found.pci_bus_id = bus;
+  found.name = name;
+  return found;
+}
+
+CUdevice device_of(int ordinal) {
+  CUdevice device = 0;
+  CUDA_CHECK(cuDeviceGet, &device, ordinal);
+  return device;
+}
+
+// Loads one image on one GPU, with every kernel, before any timing: loading behind a closed gate would deadlock.
+void load_kernels(Gpu& gpu, const std::string& image) {
+  CUmodule module = nullptr;
+  gpu.context.make_current();
+  CUDA_CHECK(cuModuleLoadData, &module, image.data());
+  gpu.module = Module(gpu.context.get(), module);
+  for (std::size_t i = 0; i < kKernels; ++i) CUDA_CHECK(cuModuleGetFunction, &gpu.kernels[i], module, kKernelNames[i]);
+}
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace
+
+std::vector<GpuIdentity> list_gpus() {
+  int count = 0;
+  CUDA_CHECK(cuDeviceGetCount, &count);
+  std::vector<GpuIdentity> gpus;
+  for (int ordinal = 0; ordinal < count; ++ordinal) gpus.push_back(identify(ordinal));
+  return gpus;
+}
+
+Gpu::Gpu(int ordinal, CUdevice device)
+    : ordinal(ordinal),
+      context(device),
+      stream(make_stream(context.get())),
+      start(make_event(context.get())),
+      end(make_event(context.get())),
+      report(make_pinned(context.get(), sizeof(Report))),
+      // Any distinct constants do: seeds only have to differ between GPUs.
+      seed(0x636f6c6c62656e63ull * (static_cast<std::uint64_t>(ordinal) + 1)) {
+  int count = 0;
+  CUDA_CHECK(cuDeviceGetAttribute, &count, kAttributeMultiprocessorCount, device);
+  multiprocessors = static_cast<unsigned>(count);
+}
+
+Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images) {
+  gpus_.reserve(ordinals.size());
+  for (const int ordinal : ordinals) gpus_.emplace_back(ordinal, device_of(ordinal));
+  latch_ = make_pinned(gpus_.at(0).context.get(), 2 * sizeof(std::uint32_t));
+  latch()[0] = latch()[1] = 0;
+  load(images);
+  enable_peers();
+}
+
+void Gpus::load(const std::vector<std::string>& images) {
+  std::string failures;
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    try {
+      for (Gpu& gpu : gpus_) load_kernels(gpu, images[i]);
+      image_ = static_cast<int>(i);
+      return;
+    } catch (const CudaError& error) {
+      failures += std::string(failures.empty() ? "" : "; ") + error.what();
+    }
+  }
+  throw LibraryError("the driver loads none of collbench's kernels: " + failures);
+}
+
+void Gpus::enable_peers() {
+  peer_access_.assign(size(), std::vector<bool>(size(), false));
+  for (std::size_t i = 0; i < size(); ++i) {
+    for (std::size_t j = 0; j < size(); ++j) {
+      int possible = 0;
+      if (i == j) continue;
+      CUDA_CHECK(cuDeviceCanAccessPeer, &possible, device_of(gpus_[i].ordinal), device_of(gpus_[j].ordinal));
+      if (!possible) continue;
+      gpus_[i].context.make_current();
+      const CUresult result = driver().cuCtxEnablePeerAccess(gpus_[j].context.get(), 0);
+      // Beyond eight peers without NVSwitch the driver refuses: that link then copies through host memory.
+      peer_access_[i][j] = result == kCudaSuccess || result == kCudaPeerAccessAlreadyEnabled;
+    }
+  }
+}
+
+std::vector<std::size_t> Gpus::free_bytes() {
+  std::vector<std::size_t> all;
+  for (Gpu& gpu : gpus_) {
+    std::size_t free = 0, total = 0;
+    gpu.context.make_current();
+    CUDA_CHECK(cuMemGetInfo_v2, &free, &total);
+    all.push_back(free);
+  }
+  return all;
+}
+
+void Gpus::allocate(std::size_t bytes) {
+  const std::size_t rounded = round_up(bytes, kSlotAlignment) + kShiftRoom;
+  // Captured chains hold the buffers' addresses, so these stay where they are.
+  if (buffer_bytes_ != 0) throw std::logic_error("the buffers are allocated once a session");
+  for (Gpu& gpu : gpus_) {
+    gpu.source = make_memory(gpu.context.get(), rounded);
+    gpu.send = make_memory(gpu.context.get(), rounded);
+    gpu.target = make_memory(gpu.context.get(), rounded);
+    CUdeviceptr source = gpu.source.get();
+    std::uint64_t base = 0, stride = 0, length = rounded;
+    std::uint32_t invert = 0;
+    void* arguments[] = {&source, &base, &stride, &length, &gpu.seed, &invert};
+    launch(gpu, Kernel::fill, grid(gpu, rounded / 8), 1, arguments);
+  }
+  for (Gpu& gpu : gpus_) wait(gpu, kDeadlineSeconds);
+  buffer_bytes_ = rounded;
+}
+
+Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift) {
+  if (bytes == 0 || shift >= kShiftRoom || bytes + kShiftRoom > buffer_bytes_)
+    throw std::invalid_argument("message does not fit the buffers: allocate() more first");
+  const std::uint64_t room = buffer_bytes_ - kShiftRoom, stride = round_up(bytes, kSlotAlignment);
+  const std::uint64_t fitting = room / stride;
+  const auto count = static_cast<unsigned>(fitting < static_cast<unsigned>(iterations) ? fitting : iterations);
+  if (cursor_ + count * stride > room) cursor_ = 0;
+  const Slots slots{cursor_ + shift, stride, bytes, count};
+  cursor_ += count * stride;
+  return slots;
+}
+
+void Gpus::launch(Gpu& gpu, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) {
+  const unsigned threads = kernel == Kernel::gate ? 1 : kThreads;
+  gpu.context.make_current();
+  CUDA_CHECK(cuLaunchKernel, gpu.kernels[static_cast<std::size_t>(kernel)], blocks, slots, 1u, threads, 1u, 1u, 0u,
+             gpu.stream.get(), arguments, nullptr);
+}
+
+unsigned Gpus::grid(const Gpu& gpu, std::uint64_t work) const {
+  const std::uint64_t blocks = (work + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < gpu.multiprocessors ? (blocks == 0 ? 1 : blocks) : gpu.multiprocessors);
+}
+
+void Gpus::wait(Gpu& gpu, double deadline_seconds) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (;;) {
+    const CUresult result = driver().cuStreamQuery(gpu.stream.get());
+    if (result == kCudaSuccess) return;
+    if (result != kCudaNotReady) throw_cuda(result, "cuStreamQuery(stream)", __FILE__, __LINE__);
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    if (waited.count() > deadline_seconds)
+      throw HangError("GPU " + std::to_string(gpu.ordinal) + " did not finish its work in " +
+                      std::to_string(static_cast<int>(deadline_seconds)) + " s");
+  }
+}
+
+}  // namespace collbench

@@ -1,0 +1,63 @@
+// NCCL, opened at run time from the path that the caller names: the very library that the training job will load.
+// Prototypes and values as nccl.h 2.18.1 declares them, the first with ncclCommSplit; only what collbench calls.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "driver.hpp"
+#include "errors.hpp"
+
+namespace collbench {
+
+using ncclComm_t = struct ncclComm*;
+using ncclResult_t = int;
+constexpr ncclResult_t kNcclSuccess = 0;
+constexpr ncclResult_t kNcclInProgress = 7;
+constexpr int kSplitNoColor = -1;          // NCCL_SPLIT_NOCOLOR
+constexpr int kOldestNcclVersion = 21800;  // 2.18.0
+
+#define COLLBENCH_NCCL_FUNCTIONS(X)                                                                 \
+  X(ncclGetVersion, ncclResult_t, (int*))                                                           \
+  X(ncclGetErrorString, const char*, (ncclResult_t))                                                \
+  X(ncclGetLastError, const char*, (ncclComm_t))                                                    \
+  X(ncclCommInitAll, ncclResult_t, (ncclComm_t*, int, const int*))                                  \
+  X(ncclCommSplit, ncclResult_t, (ncclComm_t, int, int, ncclComm_t*, void*))                        \
+  X(ncclCommAbort, ncclResult_t, (ncclComm_t))                                                      \
+  X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t, ncclResult_t*))                               \
+  X(ncclAllReduce, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
+  X(ncclBroadcast, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
+  X(ncclGroupStart, ncclResult_t, ())                                                               \
+  X(ncclGroupEnd, ncclResult_t, ())
+
+// One opened libnccl.so.2; it stays open for the life of the process, because its threads do.
+class Nccl {
+ public:
+  // Opens the library at `path`; an empty path takes the one already in the process. Throws LibraryError, also for a
+  // version older than 2.18.
+  explicit Nccl(const std::string& path);
+
+#define COLLBENCH_DECLARE(name, result, signature) result(*name) signature = nullptr;
+  COLLBENCH_NCCL_FUNCTIONS(COLLBENCH_DECLARE)
+#undef COLLBENCH_DECLARE
+
+  // As NCCL numbers it: 2.28.9 is 22809.
+  int version() const { return version_; }
+  // The file that the functions come from.
+  const std::string& path() const { return path_; }
+  [[noreturn]] void fail(ncclResult_t result, const char* call, const char* file, int line) const;
+
+ private:
+  std::string path_;
+  int version_ = 0;
+};
+
+}  // namespace collbench
+
+// Calls an NCCL function of `nccl` and turns failure into an NcclError that names the call and its place.
+#define NCCL_CHECK(nccl, function, ...)                                                  \
+  do {                                                                                   \
+    const ::collbench::ncclResult_t result_ = (nccl).function(__VA_ARGS__);              \
+    if (result_ != ::collbench::kNcclSuccess && result_ != ::collbench::kNcclInProgress) \
+      (nccl).fail(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);          \
+  } while (0)
