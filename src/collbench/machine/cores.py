@@ -1,0 +1,141 @@
+"""Which CPU cores stand for devices on the host backend, and what the NUMA layout says of the paths between them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import socket
+import uuid
+from collections.abc import Collection
+from itertools import combinations
+
+from collbench.errors import MachineError
+from collbench.model import Device, Path
+
+# Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
+MOST_DEVICES = 8
+
+# An arbitrary constant (uuid4, drawn once): it keeps our uuid5 names apart from everybody else's.
+_NAMESPACE = uuid.UUID("6d2f0c1e-8f0b-4b43-9a53-2f7c9be1a0d4")
+
+
+def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | None = None) -> tuple[Device, ...]:
+    """Return two to eight cores that stand for devices: one per NUMA node, else one per physical core.
+
+    `allowed` defaults to this process's affinity mask, which already obeys cgroup cpusets and taskset.
+    `root` holds sys/, proc/ and etc/. Raises MachineError where fewer than two cores are in reach.
+    """
+    reach = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
+    if len(reach) < 2:
+        named = ", ".join(map(str, reach)) or "none"
+        raise MachineError(
+            f"the host backend copies between CPU cores and needs two, but this process may use {len(reach)} "
+            f"(core: {named}): widen its taskset mask or the container's CPU set"
+        )
+    nodes = _nodes_in_reach(root, reach)
+    identity, name = _machine_identity(root), cpu_model(root)
+    if len(nodes) > 1:
+        # Between nodes lies the interconnect, the slowest and most telling wire of a host: one core each shows it.
+        chosen = {_physical_cores(root, cores)[0]: _format_cores(cores) for cores in nodes.values()}
+    else:
+        chosen = {core: str(core) for core in _physical_or_all(root, reach)}
+    node_of = {core: node for node, cores in nodes.items() for core in cores}
+    return tuple(
+        Device(
+            index=core,
+            uuid=f"CPU-{uuid.uuid5(_NAMESPACE, f'{identity}/{core}')}",
+            name=name,
+            numa_node=node_of.get(core),
+            cpu_affinity=chosen[core],
+        )
+        for core in _spread(sorted(chosen))
+    )
+
+
+def paths(chosen: Collection[Device]) -> tuple[Path, ...]:
+    """Return the path of every pair of positions: NODE within a NUMA node, SYS between two. No theory is known.
+
+    The words are nvidia-smi's. Cores of a kernel that knows no NUMA nodes all count as one node.
+    """
+    nodes = [device.numa_node for device in chosen]
+    pairs = combinations(range(len(nodes)), 2)
+    return tuple(Path(devices=(i, j), label="NODE" if nodes[i] == nodes[j] else "SYS") for i, j in pairs)
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Return the cores of a kernel list such as "0-3,8"; an empty text gives none."""
+    cores: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores.extend(range(int(first), int(last or first) + 1))
+    return tuple(cores)
+
+
+def _format_cores(cores: Collection[int]) -> str:
+    """Return the shortest kernel list of ascending cores: (0, 1, 2, 8) → "0-2,8"."""
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def _nodes_in_reach(root: pathlib.Path, reach: Collection[int]) -> dict[int, list[int]]:
+    """Return the usable cores of each NUMA node, ascending; nodes with memory alone are left out."""
+    nodes: dict[int, list[int]] = {}
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        cores = sorted(set(parse_cores(_read(folder / "cpulist"))) & set(reach))
+        if cores:
+            nodes[int(folder.name.removeprefix("node"))] = cores
+    return dict(sorted(nodes.items()))
+
+
+def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
+    """Return the lowest usable hyper-thread of each physical core: two siblings share one path to memory."""
+    seen: set[int] = set()
+    firsts = []
+    for core in cores:
+        if core not in seen:
+            firsts.append(core)
+            siblings = _read(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+            seen.update(parse_cores(siblings))
+    return firsts
+
+
+def _physical_or_all(root: pathlib.Path, cores: Collection[int]) -> list[int]:
+    """Return one thread per physical core, or all threads where that would leave fewer than two."""
+    physical = _physical_cores(root, cores)
+    return physical if len(physical) >= 2 else list(cores)
+
+
+def _spread(cores: list[int]) -> list[int]:
+    """Return at most MOST_DEVICES of `cores`, evenly spaced.
+
+    Neighbours share a cache slice or a die, so the first eight would show one corner of the machine.
+    """
+    count = min(len(cores), MOST_DEVICES)
+    return [cores[i * len(cores) // count] for i in range(count)]
+
+
+def _machine_identity(root: pathlib.Path) -> str:
+    return _read(root / "etc/machine-id").strip() or socket.gethostname()
+
+
+def cpu_model(root: pathlib.Path = pathlib.Path("/")) -> str:
+    """Return the kernel's model name; ARM kernels print none, so there it is the architecture."""
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.machine()
+
+
+def _read(file: pathlib.Path) -> str:
+    """Return a file's text, or "" where the kernel does not offer it."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,81 @@
+"""The words of `nvidia-smi topo`: path labels, their order and meaning, and the peer-access states.
+
+Order, best first: NV# (more links are better), PIX, PXB, PHB, NODE, SYS (METHOD.md §5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+SELF = "X"
+UNKNOWN = "N/A"
+
+_NVLINK = re.compile(r"NV([1-9]\d*)")
+_PCIE_BEST_FIRST = ("PIX", "PXB", "PHB", "NODE", "SYS")
+# Drivers before r396 call SYS "SOC"; dual-GPU boards such as K80 had "PSB" for their own on-board bridge.
+_OLD_NAMES = {"SOC": "SYS", "PSB": "PIX"}
+
+# The command's own legend [nvidia-smi 580.159.04, topo -m], in its order: self, then worst to best.
+_LEGEND = {
+    SELF: "Self",
+    "SYS": "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)",
+    "NODE": "Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node",
+    "PHB": "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
+    "PXB": "Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)",
+    "PIX": "Connection traversing at most a single PCIe bridge",
+    "NV#": "Connection traversing a bonded set of # NVLinks",
+    UNKNOWN: "Not told by the driver",
+}
+
+# The states of `nvidia-smi topo -p2p` and what they mean, from the same legend; DR appears in newer drivers.
+PEER_STATES = {
+    "OK": "status OK",
+    "CNS": "chipset not supported",
+    "GNS": "GPU not supported",
+    "TNS": "topology not supported",
+    "NS": "not supported",
+    "DR": "disabled by registry key",
+    "U": "unknown",
+}
+
+
+def nvlink_count(label: str) -> int:
+    """Return the number of NVLinks that a label names: 18 for "NV18", 0 for "PIX"."""
+    match = _NVLINK.fullmatch(label)
+    return int(match[1]) if match else 0
+
+
+def is_nvlink(label: str) -> bool:
+    """Return whether a label is NV#."""
+    return nvlink_count(label) > 0
+
+
+def is_label(text: str) -> bool:
+    """Return whether a word can stand between two different GPUs in the label matrix."""
+    return is_nvlink(text) or text in _PCIE_BEST_FIRST or text == UNKNOWN
+
+
+def canonical(text: str) -> str:
+    """Return today's name of a label that an older driver wrote; any other text as it is."""
+    return _OLD_NAMES.get(text, text)
+
+
+def rank_key(label: str) -> tuple[int, int]:
+    """Return a sort key, best label first: NV18 < NV1 < PIX < … < SYS < anything unknown."""
+    if is_nvlink(label):
+        return (0, -nvlink_count(label))
+    if label in _PCIE_BEST_FIRST:
+        return (1 + _PCIE_BEST_FIRST.index(label), 0)
+    return (1 + len(_PCIE_BEST_FIRST), 0)
+
+
+def meaning(label: str) -> str:
+    """Return nvidia-smi's legend text of a label; raises KeyError for a word that is none."""
+    return _LEGEND["NV#" if is_nvlink(label) else label]
+
+
+def legend(occurring: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return (label, text) of X and of each label that occurs, in nvidia-smi's order; all NV# share one entry."""
+    wanted = {SELF} | {"NV#" if is_nvlink(label) else label for label in occurring}
+    return tuple((label, text) for label, text in _LEGEND.items() if label in wanted)

@@ -1,0 +1,227 @@
+"""Saved or live text of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, as facts.
+
+The text varies: underline codes around the header, tabs or (once pasted) runs of spaces, columns and rows of
+network cards, affinity columns that older drivers lack, comments and other output around it. Only the rows of
+GPUs count.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from collbench.errors import UsageError
+from collbench.machine import labels
+from collbench.model import Device, Path
+
+_TOPOLOGY_COMMAND = "nvidia-smi topo -m"
+_PEER_COMMAND = "nvidia-smi topo -p2p r"
+_MOST_BYTES = 2**20  # a matrix of 16 GPUs takes 4 KB; more than this is another file
+
+_GPU = re.compile(r"GPU\d+")
+# Escape codes as the terminal gets them, and as a web page or `cat -v` leaves them.
+_UNDERLINE = re.compile(r"\x1b\[[\d;]*[A-Za-z]|(?:\^\[)?\[[\d;]+m")
+_AFFINITY = re.compile(r"(?:CPU|NUMA)\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
+_COLUMN = re.compile(rf"{_AFFINITY.pattern}|\S+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What `topo -m` shows of the GPUs: names, labels[row][column] with X on the diagonal, and affinity texts.
+
+    An affinity is "" where the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A".
+    """
+
+    gpus: tuple[str, ...]
+    labels: tuple[tuple[str, ...], ...]
+    cpu_affinity: tuple[str, ...]
+    numa_affinity: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAccess:
+    """What `topo -p2p r` shows: GPU names and states[row][column], words of labels.PEER_STATES or "X"."""
+
+    gpus: tuple[str, ...]
+    states: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the text came from, for messages: its name and the command that would write it."""
+
+    name: str
+    command: str
+
+    def wrong(self, number: int, what: str) -> UsageError:
+        return UsageError(
+            f"cannot read {self.name}, line {number}: {what}; it should be what `{self.command}` prints, unedited"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One GPU's line: its cells in the GPU columns, and what follows the last device column."""
+
+    number: int
+    cells: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    number: int
+    devices: tuple[str, ...]
+    affinities: tuple[str, ...]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(name for name in self.devices if _GPU.fullmatch(name))
+
+
+def read_topology(file: str | pathlib.Path) -> Topology:
+    """Return the matrix saved in a file. Raises UsageError for a file that cannot be read or holds something else."""
+    return parse_topology(_read_text(pathlib.Path(file)), str(file))
+
+
+def parse_topology(text: str, name: str = "the topology") -> Topology:
+    """Return the matrix in the text of `nvidia-smi topo -m`; `name` stands in messages. Raises UsageError."""
+    source = _Source(name, _TOPOLOGY_COMMAND)
+    header, rows = _matrix(text, source)
+    cells = _checked(header, rows, source, labels.is_label)
+    _check_symmetry(header, rows, cells, source)
+    return Topology(header.gpus, cells, _affinity("CPU", header, rows), _affinity("NUMA", header, rows))
+
+
+def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
+    """Return the matrix in the text of `nvidia-smi topo -p2p r` (or w, n, a, p). Raises UsageError."""
+    source = _Source(name, _PEER_COMMAND)
+    header, rows = _matrix(text, source)
+    return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in labels.PEER_STATES))
+
+
+def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
+    """Return a topology in the program's nouns. No theory: a label alone does not name the GPU and its links' rate."""
+    devices = tuple(
+        Device(
+            index=int(gpu.removeprefix("GPU")),
+            uuid="",
+            name="",
+            numa_node=int(numa) if numa.isdecimal() else None,
+            cpu_affinity="" if cpus == labels.UNKNOWN else cpus,
+        )
+        for gpu, cpus, numa in zip(topology.gpus, topology.cpu_affinity, topology.numa_affinity, strict=True)
+    )
+    pairs = combinations(range(len(devices)), 2)
+    return devices, tuple(_path((i, j), topology.labels[i][j]) for i, j in pairs)
+
+
+def _path(positions: tuple[int, int], label: str) -> Path:
+    links = labels.nvlink_count(label)
+    ancestor = None if links or label == labels.UNKNOWN else label
+    return Path(devices=positions, label=label, ancestor=ancestor, nvlinks=links)
+
+
+def _read_text(file: pathlib.Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"cannot read topology file {file}: {reason}; save one with: {_TOPOLOGY_COMMAND} > FILE"
+        ) from error
+    try:
+        if b"\0" in content or len(content) > _MOST_BYTES:
+            raise ValueError("binary, or far too long")
+        return content.decode("utf-8-sig")
+    except ValueError as error:
+        raise UsageError(
+            f"cannot read topology file {file}: it is not plain text of a few lines; "
+            f"save one with: {_TOPOLOGY_COMMAND} > FILE"
+        ) from error
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, line) without escape codes and comments; carriage returns are white space anyway."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.lstrip().startswith("#"):
+            yield number, _UNDERLINE.sub("", line).rstrip("\r")
+
+
+def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
+    """Return the header and one row for each of its GPUs, in its order."""
+    lines = _lines(text)
+    header = _header(lines, source)
+    rows: dict[str, _Row] = {}
+    for number, line in lines:
+        name = line.split(maxsplit=1)[0] if line.strip() else ""
+        if not _GPU.fullmatch(name):
+            continue
+        if name not in header.gpus or name in rows:
+            raise source.wrong(number, f"a second row of {name}" if name in rows else f"{name} has no column")
+        rows[name] = _row(number, line, header, source)
+        if len(rows) == len(header.gpus):
+            return header, [rows[gpu] for gpu in header.gpus]
+    missing = next(gpu for gpu in header.gpus if gpu not in rows)
+    raise source.wrong(header.number, f"{missing} has a column but no row")
+
+
+def _header(lines: Iterator[tuple[int, str]], source: _Source) -> _Header:
+    """Return the first line that begins with a GPU's name and is no row (every row has its X)."""
+    for number, line in lines:
+        columns = _COLUMN.findall(line)
+        if columns and _GPU.fullmatch(columns[0]) and labels.SELF not in columns:
+            affinities = tuple(" ".join(column.split()).upper() for column in columns if _AFFINITY.fullmatch(column))
+            header = _Header(number, tuple(c for c in columns if not _AFFINITY.fullmatch(c)), affinities)
+            if len(set(header.devices)) < len(header.devices):
+                raise source.wrong(number, "two columns have the same name")
+            return header
+    raise UsageError(
+        f"cannot read {source.name}: no line names the columns GPU0, GPU1, …; save one with: {source.command} > FILE"
+    )
+
+
+def _row(number: int, line: str, header: _Header, source: _Source) -> _Row:
+    """Return a GPU's cells. Tabs keep empty cells apart; pasted text has lost them, and its cells hold no spaces."""
+    width = 1 + len(header.devices)
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) < width or not all(fields[:width]):
+        fields = line.split()
+    if len(fields) < width:
+        raise source.wrong(number, f"{fields[0]} has {len(fields) - 1} of {width - 1} columns")
+    cells = zip(header.devices, fields[1:width], strict=True)
+    return _Row(number, tuple(cell for name, cell in cells if name in header.gpus), tuple(fields[width:]))
+
+
+def _checked(
+    header: _Header, rows: list[_Row], source: _Source, is_known: Callable[[str], bool]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the cells under today's names; raises UsageError for a word that does not belong where it stands."""
+    for i, row in enumerate(rows):
+        for j, cell in enumerate(row.cells):
+            known = cell == labels.SELF if i == j else is_known(labels.canonical(cell))
+            if not known:
+                where = f"between {header.gpus[i]} and {header.gpus[j]}"
+                raise source.wrong(row.number, f"'{cell}' {where} is not a word of its legend")
+    return tuple(tuple(labels.canonical(cell) for cell in row.cells) for row in rows)
+
+
+def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, ...], ...], source: _Source) -> None:
+    """Raise UsageError where a pair has two labels: one of them is wrong, and we cannot tell which."""
+    for j, i in combinations(range(len(rows)), 2):
+        if cells[i][j] != cells[j][i]:
+            pair = f"{header.gpus[j]} and {header.gpus[i]}"
+            raise source.wrong(rows[i].number, f"{pair} have two labels, {cells[j][i]} and {cells[i][j]}")
+
+
+def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
+    """Return each GPU's text in the affinity column of that kind, "" where the column or the cell is missing."""
+    column = f"{kind} AFFINITY"
+    if column not in header.affinities:
+        return ("",) * len(rows)
+    place = header.affinities.index(column)
+    return tuple(row.rest[place] if place < len(row.rest) else "" for row in rows)

@@ -1,0 +1,78 @@
+"""What a path can carry in one direction, in GB/s (1e9 B/s), with the source of every constant (METHOD.md §5).
+
+NVLink limits are links × *data* rate. NVML reports the *line* rate, which on newer links includes the line code:
+an H200 says 26.5625 GB/s, of which 16/17 is data: 25 GB/s, the figure NVIDIA publishes (18 links, 900 GB/s both
+ways). The line rate would put the limit of NV18 at 478 GB/s, which no byte of a user's can reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# NVML's line rate in MB/s → data rate in GB/s. Raw values as `nvidia-smi nvlink -s` prints them.
+_DATA_RATE_GBS = {
+    20000: 20.0,  # P100
+    25000: 25.0,  # A100
+    25781: 25.0,  # V100, TITAN RTX: 25 × 66/64, the line code's overhead
+    26562: 25.0,  # H100, H200: 25 × 17/16 [H200x4]
+    53125: 50.0,  # B200, B300: 50 × 17/16
+    14062: 14.0625,  # GA102 (RTX 3090, A6000, A40): published as 56.25 GB/s each way over 4 links
+}
+
+# Data rate in GB/s per NVLink by CUDA compute capability, for drivers that report no rate [METHOD.md §5, but for
+# 7.5: TITAN RTX's product page, 100 GB/s both ways over 2 links; 10.3 (B300) reports the same rate as B200].
+_RATE_BY_CAPABILITY = {
+    (6, 0): 20.0,
+    (7, 0): 25.0,
+    (7, 5): 25.0,
+    (8, 0): 25.0,
+    (8, 6): 14.0625,
+    (9, 0): 25.0,
+    (10, 0): 50.0,
+    (10, 3): 50.0,
+}
+
+# GB/s one way of a ×16 slot by generation: 8, 16, 32 GT/s × 16 lanes × 128/130 (line code) / 8 bit [METHOD.md §5].
+_PCIE_X16_GBS = {3: 15.75, 4: 31.5, 5: 63.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Theory:
+    """A one-way limit in GB/s and, in words, where it comes from."""
+
+    gbs: float
+    source: str
+
+
+def nvlink(
+    links: int, *, capability: tuple[int, int] | None, line_mbps: int | None, through_switch: bool = False
+) -> Theory | None:
+    """Return the one-way limit of `links` NVLinks in GB/s; None where neither rate nor GPU is known.
+
+    `line_mbps` is the rate per link that NVML reports, in MB/s; `capability` decides where NVML is silent.
+    """
+    rate, origin = _nvlink_rate(capability, line_mbps)
+    if links < 1 or rate is None:
+        return None
+    switch = " through an NVSwitch" if through_switch else ""
+    return Theory(links * rate, f"{links} × {rate:g} GB/s{switch}; {origin}")
+
+
+def _nvlink_rate(capability: tuple[int, int] | None, line_mbps: int | None) -> tuple[float | None, str]:
+    """Return GB/s of data per link and its origin. An unknown line rate stands for itself: it is still a limit."""
+    if line_mbps is not None and line_mbps > 0:
+        # Drivers round the fraction either way (26562.5), hence ± 1 MB/s.
+        near = (line_mbps, line_mbps - 1, line_mbps + 1)
+        rate = next((_DATA_RATE_GBS[mbps] for mbps in near if mbps in _DATA_RATE_GBS), line_mbps / 1000)
+        return rate, f"line rate {line_mbps / 1000:g} GB/s, as NVML reports"
+    if capability is None:
+        return None, ""
+    major, minor = capability
+    return _RATE_BY_CAPABILITY.get(capability), f"known rate of compute capability {major}.{minor}, NVML reports none"
+
+
+def pcie(generation: int | None, width: int | None) -> Theory | None:
+    """Return the one-way limit in GB/s of a PCIe link of `width` lanes; None where the generation is not known."""
+    if generation not in _PCIE_X16_GBS or not width:
+        return None
+    return Theory(_PCIE_X16_GBS[generation] * width / 16, f"PCIe gen {generation} ×{width}")

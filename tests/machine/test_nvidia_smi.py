@@ -1,0 +1,226 @@
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.errors import UsageError
+from collbench.machine import labels
+from collbench.machine.nvidia_smi import Topology, facts, parse_p2p, parse_topology, read_topology
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+
+# Layouts as they come in bug reports, shrunk to a few GPUs.
+OLD_NETWORK_COLUMNS = """\
+    GPU0    GPU1    mlx5_0  mlx5_10 mlx5_11 CPU Affinity   NUMA Affinity
+GPU0     X      NV12    NODE    PXB     SYS     0-47,96-143    0
+GPU1    NV12     X      PXB     NODE    SYS     48-95,144-191  1
+mlx5_0  NODE    PXB      X      NODE    SYS
+mlx5_10 PXB     NODE    NODE     X      SYS
+mlx5_11 SYS     SYS     SYS     SYS      X
+"""
+PASTED_WITH_NICS = """\
+$ nvidia-smi topo -m
+        [4mGPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID[0m
+GPU0     X      NV4     PXB     0       0-1             N/A
+GPU1    NV4      X      SYS     1       2               N/A
+NIC0    PXB     SYS      X
+
+Legend:
+
+  X    = Self
+NIC Legend:
+
+  NIC0: mlx5_0
+GPU0 is fine.
+"""
+BEFORE_R396 = (
+    "\tGPU0\tGPU1\tGPU2\tCPU Affinity\r\n"
+    "GPU0\t X \tPSB\tSOC\t0-7\r\n"
+    "GPU1\tPSB\t X \tSOC\t0-7\r\n"
+    "GPU2\tSOC\tSOC\t X \t\r\n"
+)
+ONE_GPU = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-63\t0\t\tN/A\n"
+NO_AFFINITY_AND_GAPS = "\n# saved by hand\n\tGPU0\tGPU3\n\nGPU0\t X \tNODE\n# between\nGPU3\tNODE\t X \n"
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (
+            "h200x4/nvidia-smi-topo-m.txt",
+            Topology(
+                gpus=("GPU0", "GPU1", "GPU2", "GPU3"),
+                labels=tuple(tuple("X" if i == j else "NV18" for j in range(4)) for i in range(4)),
+                cpu_affinity=("0-63",) * 4,
+                numa_affinity=("0",) * 4,
+            ),
+        ),
+        (
+            "topologies/titan-rtx-nv2.txt",
+            Topology(("GPU0", "GPU1"), (("X", "NV2"), ("NV2", "X")), ("0-23",) * 2, ("N/A",) * 2),
+        ),
+        (
+            "topologies/two-gpu-phb.txt",
+            Topology(("GPU0", "GPU1"), (("X", "PHB"), ("PHB", "X")), ("0-11",) * 2, ("N/A",) * 2),
+        ),
+    ],
+)
+def test_recorded_matrices(file: str, expected: Topology) -> None:
+    assert read_topology(DATA / file) == expected
+
+
+def test_the_dgx1v_matrix_has_the_pairs_that_method_section_6_names() -> None:
+    topology = read_topology(DATA / "topologies" / "dgx-1v.txt")
+    assert [topology.labels[i][j] for i, j in ((0, 3), (0, 4), (1, 2))] == ["NV2"] * 3
+    assert [topology.labels[i][j] for i, j in ((0, 5), (2, 4))] == ["SYS"] * 2
+    assert topology.cpu_affinity == ("",) * 8
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "expected"),
+    [
+        (
+            "network cards by device name, one space between columns",
+            OLD_NETWORK_COLUMNS,
+            Topology(("GPU0", "GPU1"), (("X", "NV12"), ("NV12", "X")), ("0-47,96-143", "48-95,144-191"), ("0", "1")),
+        ),
+        (
+            "a prompt before, escape codes that lost their escape, a legend and prose after",
+            PASTED_WITH_NICS,
+            Topology(("GPU0", "GPU1"), (("X", "NV4"), ("NV4", "X")), ("0", "1"), ("0-1", "2")),
+        ),
+        (
+            "labels of an old driver, CRLF, no NUMA column, an empty affinity cell",
+            BEFORE_R396,
+            Topology(
+                ("GPU0", "GPU1", "GPU2"),
+                (("X", "PIX", "SYS"), ("PIX", "X", "SYS"), ("SYS", "SYS", "X")),
+                ("0-7", "0-7", ""),
+                ("", "", ""),
+            ),
+        ),
+        ("a single GPU", ONE_GPU, Topology(("GPU0",), (("X",),), ("0-63",), ("0",))),
+        (
+            "comments and blank lines between, GPU numbers with a hole, no affinity at all",
+            NO_AFFINITY_AND_GAPS,
+            Topology(("GPU0", "GPU3"), (("X", "NODE"), ("NODE", "X")), ("", ""), ("", "")),
+        ),
+    ],
+)
+def test_layouts_from_the_field(title: str, text: str, expected: Topology) -> None:
+    assert parse_topology(text) == expected, title
+
+
+HEAD = "\tGPU0\tGPU1\n"
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "words"),
+    [
+        ("empty", "", "no line names the columns GPU0"),
+        ("another command's output", "Sat Nov 21 01:37:56 2026\n| GPU  Name |\n", "no line names the columns GPU0"),
+        ("rows without a header", "GPU0\t X \tNV1\nGPU1\tNV1\t X \n", "no line names the columns GPU0"),
+        ("cut off", HEAD + "GPU0\t X \tNV1\n", "line 1: GPU1 has a column but no row"),
+        ("a short row", HEAD + "GPU0\t X \tNV1\nGPU1\tNV1\n", "line 3: GPU1 has 1 of 2 columns"),
+        ("an unknown label", HEAD + "GPU0\t X \tFOO\nGPU1\tFOO\t X \n", "line 2: 'FOO' between GPU0 and GPU1"),
+        ("an X off the diagonal", HEAD + "GPU0\t X \tX\nGPU1\tX\t X \n", "line 2: 'X' between GPU0 and GPU1"),
+        ("a label on the diagonal", HEAD + "GPU0\tNV1\tNV1\nGPU1\tNV1\t X \n", "line 2: 'NV1' between GPU0 and GPU0"),
+        ("two labels for one pair", HEAD + "GPU0\t X \tNV1\nGPU1\tSYS\t X \n", "line 3: GPU0 and GPU1 have two labels"),
+        ("a row twice", HEAD + "GPU0\t X \tNV1\nGPU0\t X \tNV1\n", "line 3: a second row of GPU0"),
+        ("a row without a column", HEAD + "GPU0\t X \tNV1\nGPU2\tNV1\t X \n", "line 3: GPU2 has no column"),
+        ("a column twice", "\tGPU0\tGPU0\nGPU0\t X \tX\n", "line 1: two columns have the same name"),
+        ("peer states, not labels", HEAD + "GPU0\tX\tOK\nGPU1\tOK\tX\n", "line 2: 'OK' between GPU0 and GPU1"),
+    ],
+)
+def test_malformed_text_names_the_line_and_the_command(title: str, text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_topology(text, "saved.txt")
+    message = str(caught.value)
+    assert words in message, title
+    assert message.startswith("cannot read saved.txt")
+    assert "nvidia-smi topo -m" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("title", "content"),
+    [
+        ("binary", b"\x7fELF\x00\x00"),
+        ("another encoding", "\tGPU0\tGPU1\n".encode("utf-16")),
+        ("bytes that are no text", b"\xff\xfe\xfa"),
+        ("far too long", b"GPU0 " * 2**18),
+    ],
+)
+def test_a_file_of_another_kind_is_one_clear_line(tmp_path: pathlib.Path, title: str, content: bytes) -> None:
+    file = tmp_path / "topo.txt"
+    file.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        read_topology(file)
+    assert str(file) in str(caught.value), title
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_a_folder_is_one_clear_line(tmp_path: pathlib.Path) -> None:
+    for file in (tmp_path / "absent.txt", tmp_path):
+        with pytest.raises(UsageError, match=r"cannot read topology file .*; save one with: nvidia-smi topo -m > FILE"):
+            read_topology(file)
+
+
+def test_a_byte_order_mark_is_no_hindrance(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "topo.txt"
+    file.write_text(ONE_GPU, encoding="utf-8-sig")
+    assert read_topology(file).gpus == ("GPU0",)
+
+
+def test_recorded_peer_access() -> None:
+    peers = parse_p2p((DATA / "h200x4" / "nvidia-smi-topo-p2p-r.txt").read_text())
+    assert peers.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
+    assert peers.states == tuple(tuple("X" if i == j else "OK" for j in range(4)) for i in range(4))
+
+
+def test_peer_access_that_is_refused_one_way() -> None:
+    assert parse_p2p(" \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tOK\tX\t\n").states == (("X", "GNS"), ("OK", "X"))
+
+
+def test_peer_access_of_labels_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"line 2: 'NV1' .*topo -p2p r"):
+        parse_p2p(HEAD + "GPU0\t X \tNV1\nGPU1\tNV1\t X \n")
+
+
+def test_facts_use_the_programs_nouns() -> None:
+    devices, paths = facts(parse_topology(PASTED_WITH_NICS))
+    assert [(device.index, device.numa_node, device.cpu_affinity) for device in devices] == [
+        (0, None, "0"),
+        (1, 2, "1"),
+    ]
+    assert [(path.devices, path.label, path.nvlinks, path.ancestor) for path in paths] == [((0, 1), "NV4", 4, None)]
+    assert paths[0].theory_gbs is None
+
+
+LABELS = st.sampled_from(["NV1", "NV2", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"])
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> list[list[str]]:
+    """Symmetric matrices of one to six GPUs."""
+    count = draw(st.integers(1, 6))
+    cells = [[labels.SELF] * count for _ in range(count)]
+    for i in range(count):
+        for j in range(i):
+            cells[i][j] = cells[j][i] = draw(LABELS)
+    return cells
+
+
+@given(matrices(), st.integers(0, 3), st.booleans(), st.booleans())
+def test_any_matrix_survives_nvidia_smis_layout(cells: list[list[str]], nics: int, tabs: bool, crlf: bool) -> None:
+    """What nvidia-smi would write, with network cards, or what is left of it once a terminal has expanded the tabs."""
+    gpus = [f"GPU{i}" for i in range(len(cells))]
+    head = ["", "\x1b[4mGPU0", *gpus[1:], *(f"NIC{i}" for i in range(nics)), "CPU Affinity", "NUMA Affinity\x1b[0m"]
+    rows = [[gpu, *row, *["SYS"] * nics, "0-23,48-71", "1"] for gpu, row in zip(gpus, cells, strict=True)]
+    lines = ["\t".join(line) for line in [head, *rows]]
+    text = ("\r\n" if crlf else "\n").join(lines if tabs else [line.expandtabs(16) for line in lines])
+    parsed = parse_topology(text)
+    assert parsed.labels == tuple(map(tuple, cells))
+    assert set(parsed.cpu_affinity) == {"0-23,48-71"}
+    assert set(parsed.numa_affinity) == {"1"}
