@@ -1,0 +1,223 @@
+"""Gloo collectives between real processes. Two ranks and a bystander, or three, share whatever cores there are."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from collbench.backends import gloo, gloo_data
+from collbench.backends.gloo import GlooWorld
+from collbench.backends.gloo_messages import DTYPE_BYTES, Reply, Task
+from collbench.backends.protocol import Step
+from collbench.errors import BackendError, DataCorruption, MachineError, UsageError
+from collbench.model import Operation
+
+ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
+REACH = sorted(os.sched_getaffinity(0))
+CORES = tuple(REACH[rank % len(REACH)] for rank in range(3))  # more ranks than cores is slow but correct
+
+
+def step(operation: Operation, groups: tuple[tuple[int, ...], ...], size: int, **other: Any) -> Step:
+    return Step(operation, groups, size, **({"iterations": 3, "blocks": 2, "warmup": 1} | other))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[GlooWorld]:
+    gloo_world = GlooWorld(CORES)
+    yield gloo_world
+    gloo_world.close()
+
+
+@pytest.fixture
+def scratch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An empty folder that holds every temporary file of the test, so that leftovers show."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_allreduce_of_every_dtype_and_reduction_is_exact(world: GlooWorld, dtype: str, redop: str) -> None:
+    size = 4097 * DTYPE_BYTES[dtype]
+    timing = world.time_collective(step(ALLREDUCE, ((0, 1, 2),), size, dtype=dtype, redop=redop))
+    assert len(timing.seconds[0]) == 2
+    assert all(seconds > 0 for seconds in timing.seconds[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("root", [0, 1])
+def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtype: str, root: int) -> None:
+    size = 7 * DTYPE_BYTES[dtype]
+    timing = world.time_collective(step(BROADCAST, ((2, 0),), size, dtype=dtype, root=root))
+    assert len(timing.seconds[0]) == 2
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 4097, 2**20 + 1])
+def test_odd_sizes_are_exact(world: GlooWorld, size: int) -> None:
+    for operation in (ALLREDUCE, BROADCAST):
+        assert world.time_collective(step(operation, ((0, 1),), size, dtype="uint8")).launch_seconds == ()
+
+
+def test_several_groups_give_a_row_each_and_bystanders_none() -> None:
+    four = GlooWorld((*CORES, CORES[0]))
+    try:
+        both = four.time_collective(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, blocks=4))
+        one = four.time_collective(step(ALLREDUCE, ((3, 1),), 4096, blocks=1))
+    finally:
+        four.close()
+    assert [len(row) for row in both.seconds] == [4, 4]
+    assert [len(row) for row in one.seconds] == [1]
+
+
+@pytest.mark.parametrize(
+    ("title", "bad", "words"),
+    [
+        ("a copy", step(Operation.CPU_WRITE, ((0, 1),), 8), "not cpu-write"),
+        ("a dtype that gloo lacks", step(ALLREDUCE, ((0, 1),), 8, dtype="int16"), "no int16: choose one of float32"),
+        ("an average", step(ALLREDUCE, ((0, 1),), 8, redop="avg"), "by avg: choose one of sum, prod, min, max"),
+        ("half an element", step(ALLREDUCE, ((0, 1),), 6), "6 B is no whole number of float32"),
+        ("less than an element", step(BROADCAST, ((0, 1),), 1, dtype="float64"), "multiple of 8 B"),
+    ],
+)
+def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, bad: Step, words: str) -> None:
+    idle = GlooWorld(CORES)
+    with pytest.raises(UsageError, match=words):
+        idle.time_collective(bad)
+    assert idle._workers == [], title
+
+
+def test_without_torch_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match="pip install torch"):
+        GlooWorld(CORES).time_collective(step(ALLREDUCE, ((0, 1),), 8))
+
+
+def processes(started: GlooWorld) -> list[int]:
+    return [worker.process.pid for worker in started._workers]
+
+
+def test_a_killed_worker_is_named_and_nothing_is_left_behind(scratch: pathlib.Path) -> None:
+    fragile = GlooWorld(CORES[:2], patience_s=30)
+    fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    victims = processes(fragile)
+    os.kill(victims[1], signal.SIGKILL)
+    with pytest.raises(BackendError, match=rf"core {CORES[1]} died \(killed by signal 9\)"):
+        fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    for pid in victims:
+        with pytest.raises(ProcessLookupError):  # reaped too: a zombie could still be signalled
+            os.kill(pid, 0)
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_hung_worker_is_an_error_and_the_next_call_starts_afresh(scratch: pathlib.Path) -> None:
+    stopped = GlooWorld(CORES[:2])
+    stopped.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    stopped._patience_s = 0.5
+    os.kill(processes(stopped)[0], signal.SIGSTOP)
+    with pytest.raises(BackendError, match=rf"no answer within .* on cores {CORES[0]}"):
+        stopped.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    assert list(scratch.iterdir()) == []
+    stopped._patience_s = 60
+    assert stopped.time_collective(step(BROADCAST, ((0, 1),), 8)).seconds
+    stopped.close()
+    stopped.close()
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_worker_that_cannot_start_says_why(scratch: pathlib.Path) -> None:
+    with pytest.raises(BackendError, match=r"core 1023 died \(exit status 1\): OSError"):
+        GlooWorld((CORES[0], 1023)).time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    assert list(scratch.iterdir()) == []
+
+
+def test_workers_leave_when_their_parent_closes_the_pipe_and_clean_up(scratch: pathlib.Path) -> None:
+    orphans = GlooWorld(CORES[:2])
+    orphans.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    workers = list(orphans._workers)
+    for worker in workers:
+        worker.process.send_signal(signal.SIGINT)  # ignored: it is the parent's to handle
+        worker.pipe.close()  # as the kernel does for a parent that was killed
+    assert [worker.process.wait(timeout=30) for worker in workers] == [0, 0]
+    assert list(scratch.iterdir()) == []
+    orphans.close()
+
+
+def test_a_wrong_element_is_named_and_fatal() -> None:
+    right = Reply(seconds=[1.0, 2.0], wrong=None)
+    wrong = Reply(seconds=[1.0, 2.0], wrong=(12, 5.0, 7.5))
+    with pytest.raises(
+        DataCorruption, match=r"allreduce of 16 B float32 among cores 4, 6: .* byte 12 on core 6 is 7.5, not 5"
+    ):
+        gloo._timing(step(ALLREDUCE, ((0, 1),), 16), [right, wrong], [4, 6])
+
+
+def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
+    replies = [
+        Reply(seconds=[1.0, 5.0], wrong=None),
+        Reply(seconds=[], wrong=None),
+        Reply(seconds=[3.0, 2.0], wrong=None),
+    ]
+    assert gloo._timing(step(ALLREDUCE, ((2, 0),), 16), replies, [4, 6, 8]).seconds == ((3.0, 5.0),)
+
+
+def task(operation: Operation, dtype: str, redop: str, count: int) -> Task:
+    return Task(
+        operation=operation.value, groups=((0, 1, 2),), count=count, iterations=1, blocks=1, warmup=0,
+        dtype=dtype, redop=redop, root=1,
+    )  # fmt: skip
+
+
+def reduced(parts: torch.Tensor, redop: str) -> torch.Tensor:
+    """Reduce along ranks in float64, where all of this is exact, by torch's own axis reductions."""
+    return {"sum": parts.sum(0), "prod": parts.prod(0), "min": parts.amin(0), "max": parts.amax(0)}[redop]
+
+
+@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("count", [1, 4097, gloo_data._WINDOW + 3])
+def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(dtype: str, redop: str, count: int) -> None:
+    ranks = [gloo_data.Message(task(ALLREDUCE, dtype, redop, count), rank, 3) for rank in range(3)]
+    parts = torch.empty((3, count), dtype=getattr(torch, dtype))
+    for message, part in zip(ranks, parts, strict=True):
+        message.fill(part, steady=False)
+    result = reduced(parts.double(), redop).to(parts.dtype)
+    assert all(message.first_wrong(result, steady=False) is None for message in ranks)
+    right = float(result[-1])
+    result[-1] += 1
+    assert ranks[0].first_wrong(result, steady=False) == ((count - 1) * DTYPE_BYTES[dtype], right, right + 1)
+
+
+@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
+def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
+    ranks = [gloo_data.Message(task(ALLREDUCE, "float16", redop, 100), rank, 3) for rank in range(3)]
+    parts = torch.empty((3, 100), dtype=torch.float16)
+    for message, part in zip(ranks, parts, strict=True):
+        message.fill(part, steady=True)
+    for _ in range(50):
+        parts[:] = reduced(parts, redop)
+    assert ranks[2].first_wrong(parts[2], steady=True) is None
+
+
+def test_swapped_and_missing_data_are_seen() -> None:
+    root, other = (gloo_data.Message(task(BROADCAST, "uint8", "sum", 2**16), rank, 3) for rank in (1, 0))
+    sent, kept = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
+    root.fill(sent, steady=False)
+    other.fill(kept, steady=False)
+    assert other.first_wrong(sent, steady=False) is None
+    assert other.first_wrong(kept, steady=False) is not None, "nothing arrived"
+    assert other.first_wrong(sent.roll(4096), steady=False) is not None, "pages swapped"
+    assert other.first_wrong(torch.zeros_like(sent), steady=False) is not None, "zeros arrived"
+
+
+def test_the_user_keeps_the_interface_they_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert gloo._worker_environment()["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert gloo._worker_environment()["GLOO_SOCKET_IFNAME"] == "eth7"
