@@ -1,0 +1,90 @@
+"""May disjoint pairs be measured at the same time? Compare some alone and together first (METHOD.md §3)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from collbench.backends.protocol import Backend, Step
+from collbench.measure.plan import Members, Plan
+from collbench.model import Audit, Operation, Path
+from collbench.units import algbw
+
+_VISITS = 3
+_PAIRS_A_LABEL = 2
+# METHOD.md §4: δ = max(2 %, 3σ̂).
+_SMALLEST_DELTA = 0.02
+# 1.4826 · MAD estimates a normal σ; √(R/(R−1)) corrects for few values.
+_MAD_TO_SIGMA = 1.4826
+
+
+def run_step(backend: Backend, step: Step) -> tuple[tuple[float, ...], ...]:
+    """Return the step's raw seconds, [group][block]."""
+    timing = backend.time_copies(step) if step.operation.is_copy else backend.time_collective(step)
+    return timing.seconds
+
+
+def audit(backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random) -> list[Audit]:
+    """Return one comparison for up to two pairs of each label and operation, at the largest size."""
+    findings = []
+    for operation in plan.groups:
+        seen: dict[str, int] = {}
+        for together in plan.rounds(operation, rng):
+            if len(together) < 2:
+                continue
+            for members in together:
+                label = _label(paths, members)
+                if seen.get(label, 0) < _PAIRS_A_LABEL:
+                    seen[label] = seen.get(label, 0) + 1
+                    findings.append(_compare(backend, plan, operation, together, members, label))
+    return findings
+
+
+def distrusted(plan: Plan, findings: list[Audit], paths: Mapping[frozenset[int], Path]) -> Plan:
+    """Return the plan with every label class that failed its audit measured alone."""
+    failed = {(found.operation, found.label) for found in findings if not found.trusted}
+    isolated = {
+        (operation, members)
+        for operation, groups in plan.groups.items()
+        for members in groups
+        if (operation, _label(paths, members)) in failed
+    }
+    return replace(plan, isolated=frozenset(isolated))
+
+
+def _label(paths: Mapping[frozenset[int], Path], members: Members) -> str:
+    path = paths.get(frozenset(members))
+    return path.label if path else "?"
+
+
+def _compare(
+    backend: Backend, plan: Plan, operation: Operation, together: list[Members], members: Members, label: str
+) -> Audit:
+    size = plan.sizes[operation][-1]
+    place = together.index(members)
+    alone: list[float] = []
+    beside: list[float] = []
+    for _ in range(_VISITS):  # in turn, so that a drift of the clocks meets both alike
+        beside.append(float(np.median(run_step(backend, plan.step(operation, together, size))[place])))
+        alone.append(float(np.median(run_step(backend, plan.step(operation, [members], size))[0])))
+    delta = max(_SMALLEST_DELTA, 3 * max(_sigma(alone), _sigma(beside)))
+    ratio = float(np.median(alone) / np.median(beside))
+    return Audit(
+        operation=operation,
+        members=members,
+        label=label,
+        isolated_gbs=algbw(size, float(np.median(alone))),
+        concurrent_gbs=algbw(size, float(np.median(beside))),
+        ratio=ratio,
+        delta=delta,
+        trusted=abs(1 - ratio) <= delta,
+    )
+
+
+def _sigma(seconds: list[float]) -> float:
+    logs = np.log(seconds)
+    mad = float(np.median(np.abs(logs - np.median(logs))))
+    return _MAD_TO_SIGMA * mad * float(np.sqrt(len(logs) / (len(logs) - 1)))

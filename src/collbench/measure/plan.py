@@ -1,0 +1,106 @@
+"""What to measure, as steps for a backend: every cell once a pass, disjoint pairs together where that is trusted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from collbench.backends.protocol import Step
+from collbench.dtypes import whole_elements
+from collbench.measure.rounds import pair_rounds, relabelled
+from collbench.model import Cell, Operation
+
+Members = tuple[int, ...]
+
+# From this size on one message is long enough for the clocks to have settled within it: no untimed block before it.
+_SELF_WARMING = 16 * 2**20
+# METHOD.md §2.2: the gated queue stays shallow.
+_MOST_ITERATIONS = 24
+# METHOD.md §2.6: replicate by visits; two blocks a visit and five visits give ten blocks.
+BLOCKS_A_VISIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cells of a sweep. `groups` are what each operation runs on: directed links, pairs, or one whole set.
+
+    `block_bytes` is how much a timed block moves: enough for the clock, little enough for many blocks. `isolated`
+    lists (operation, members) that must never run beside others (the audit decides).
+    """
+
+    devices: int
+    groups: dict[Operation, tuple[Members, ...]]
+    sizes: dict[Operation, tuple[int, ...]]
+    dtype: str
+    redop: str
+    block_bytes: int
+    root: int = 0
+    isolated: frozenset[tuple[Operation, Members]] = frozenset()
+
+    def cells(self) -> Iterable[Cell]:
+        """Return every cell, in a stable order."""
+        for operation, groups in self.groups.items():
+            for members in groups:
+                for size in self.sizes[operation]:
+                    yield Cell(operation, members, size)
+
+    def step(self, operation: Operation, groups: Sequence[Members], size: int, *, launch_loop: bool = False) -> Step:
+        """Return the step that visits these cells together."""
+        iterations = max(1, min(_MOST_ITERATIONS, -(-self.block_bytes // size)))
+        return Step(
+            operation,
+            tuple(groups),
+            size,
+            iterations,
+            BLOCKS_A_VISIT,
+            warmup=int(size < _SELF_WARMING),
+            dtype=self.dtype,
+            redop=self.redop,
+            root=self.root,
+            launch_loop=launch_loop,
+        )
+
+    def passes(self, rng: random.Random, wanted: set[Cell], *, launch_loop: bool = False) -> list[Step]:
+        """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan."""
+        steps = []
+        for operation in self.groups:
+            for together in self.rounds(operation, rng):
+                for size in self.sizes[operation]:
+                    groups = [m for m in together if Cell(operation, m, size) in wanted]
+                    if groups:
+                        loop = launch_loop and not operation.is_copy
+                        steps.append(self.step(operation, groups, size, launch_loop=loop))
+        rng.shuffle(steps)
+        return steps
+
+    def rounds(self, operation: Operation, rng: random.Random) -> list[list[Members]]:
+        """Return the operation's groups, disjoint ones together; isolated ones alone."""
+        planned = set(self.groups[operation])
+        rounds: list[list[Members]] = []
+        for pairs in relabelled(pair_rounds(self.devices), self.devices, rng):
+            rounds.append([pair for pair in pairs if pair in planned])
+            rounds.append([(b, a) for a, b in pairs if (b, a) in planned])
+        rounds.extend([members] for members in planned if len(members) > 2)
+        return [part for together in rounds for part in self._split(operation, together)]
+
+    def _split(self, operation: Operation, together: list[Members]) -> list[list[Members]]:
+        alone = [members for members in together if (operation, members) in self.isolated]
+        rest = [members for members in together if (operation, members) not in self.isolated]
+        return [[members] for members in alone] + ([rest] if rest else [])
+
+
+def collective_sizes(sizes: Iterable[int], dtype: str) -> tuple[int, ...]:
+    """Return the sizes that hold at least one element, rounded down to whole ones, distinct and ascending."""
+    rounded = {whole_elements(size, dtype) for size in sizes}
+    return tuple(sorted(rounded - {0}))
+
+
+def directed_links(devices: int) -> tuple[Members, ...]:
+    """Return every (src, dst) of `devices` positions."""
+    return tuple((a, b) for a in range(devices) for b in range(devices) if a != b)
+
+
+def unordered_pairs(devices: int) -> tuple[Members, ...]:
+    """Return every (low, high) of `devices` positions."""
+    return tuple((a, b) for a in range(devices) for b in range(a + 1, devices))

@@ -1,0 +1,132 @@
+"""One sweep: warm up, audit, then visit every cell in random order until it is settled or the time is up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from collbench.backends.protocol import Backend, Step, Timing
+from collbench.measure.audit import audit, distrusted, run_step
+from collbench.measure.plan import Plan
+from collbench.measure.stopping import stop_reason
+from collbench.model import Cell, Measurement, Run, Sample, StopReason
+
+# METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 20 tries bound a clock that never settles.
+_DRIFT, _WARM_TRIES = 0.01, 20
+_WARM_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure: visits for every cell, and seconds after which none gets more than it needs to be screened.
+
+    `block_bytes` is how much one timed block moves.
+    """
+
+    visits: int
+    budget_seconds: float
+    block_bytes: int
+
+
+# METHOD.md §4: three visits screen.
+_SCREENING_VISITS = 3
+# GPUs: 128 MiB takes 0.3 ms at 400 GB/s, long against the event clock's 0.5 µs. Cores are fifty times slower.
+EFFORTS = {
+    "cuda": Effort(visits=5, budget_seconds=5.0, block_bytes=128 * 2**20),
+    "host": Effort(visits=5, budget_seconds=10.0, block_bytes=8 * 2**20),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Whom to tell. `progress(done, total)` counts steps of the present plan; `finished_round` may save the run."""
+
+    progress: Callable[[int, int], None]
+    finished_round: Callable[[], None]
+
+
+def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher) -> None:
+    """Measure the plan into `run`, which holds all finished visits at any moment, also when this is interrupted."""
+    begin = time.monotonic()
+    paths = {frozenset(path.devices): path for path in run.paths}
+    try:
+        warm_up(backend, plan)
+        run.audits.extend(audit(backend, plan, paths, rng))
+        plan = distrusted(plan, run.audits, paths)
+        _visit(backend, plan, run, effort, rng, watcher, deadline=begin + effort.budget_seconds)
+        run.complete = True
+    finally:
+        place = {cell: number for number, cell in enumerate(plan.cells())}
+        run.measurements.sort(key=lambda found: place[found.cell])
+        for found in run.measurements:
+            found.stop = found.stop or stop_reason(found) or StopReason.INTERRUPTED
+        run.seconds = time.monotonic() - begin
+
+
+def warm_up(backend: Backend, plan: Plan) -> None:
+    """Repeat each operation on its first groups until three visits in a row agree within 1 %."""
+    for operation, groups in plan.groups.items():
+        size = max((s for s in plan.sizes[operation] if s <= _WARM_BYTES), default=plan.sizes[operation][0])
+        recent: list[float] = []
+        for _ in range(_WARM_TRIES):
+            recent = [*recent[-2:], float(np.median(run_step(backend, plan.step(operation, groups[:1], size))[0]))]
+            if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
+                break
+
+
+def _visit(
+    backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher, deadline: float
+) -> None:
+    """Give every cell its visits, then go on with the unsettled ones until the deadline."""
+    results: dict[Cell, Measurement] = {}
+    wanted, done, total, passes = set(plan.cells()), 0, 0, 0
+    while wanted:
+        steps = plan.passes(rng, wanted, launch_loop=passes == 0)
+        total = max(total, len(steps) * effort.visits)
+        for step in steps:
+            if passes >= _SCREENING_VISITS and time.monotonic() > deadline:
+                return _give_up(results)
+            _record(results, run, step, _time(backend, step))
+            done += 1
+            watcher.progress(min(done, total), total)
+            watcher.finished_round()
+        passes += 1
+        if passes >= effort.visits:
+            wanted = _settle(results)
+    return None
+
+
+def _time(backend: Backend, step: Step) -> Timing:
+    return backend.time_copies(step) if step.operation.is_copy else backend.time_collective(step)
+
+
+def _record(results: dict[Cell, Measurement], run: Run, step: Step, timing: Timing) -> None:
+    """Add the visit's samples; a cell enters the run with its first one."""
+    for place, members in enumerate(step.groups):
+        cell = Cell(step.operation, members, step.size_bytes)
+        if cell not in results:
+            results[cell] = Measurement(cell)
+            run.measurements.append(results[cell])
+        sample = Sample(
+            seconds=timing.seconds[place],
+            iterations=step.iterations,
+            concurrent=len(step.groups) > 1,
+            launch_seconds=timing.launch_seconds[place] if timing.launch_seconds else None,
+        )
+        results[cell].samples.append(sample)
+
+
+def _settle(results: Mapping[Cell, Measurement]) -> set[Cell]:
+    """Mark what is settled; return the cells that are not."""
+    for found in results.values():
+        found.stop = found.stop or stop_reason(found)
+    return {cell for cell, found in results.items() if found.stop is None}
+
+
+def _give_up(results: Mapping[Cell, Measurement]) -> None:
+    for found in results.values():
+        found.stop = found.stop or stop_reason(found) or StopReason.BUDGET
