@@ -1,0 +1,150 @@
+"""Which pairs differ and which tie: estimates, tiers and words (METHOD.md §4)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from collbench.affinity.normal import median_deviation, range_quantile
+from collbench.model import Measurement, Operation, Run
+from collbench.stats import summarize
+
+# METHOD.md §4: differences below 2 % do not change what a user should do.
+_SMALLEST_DELTA = 0.02
+_MAD_TO_SIGMA = 1.4826
+_FEWEST_VISITS_FOR_TIERS = 3
+_Z_90_PERCENT = 1.645
+
+
+class Relation(StrEnum):
+    """How a pair stands to the best of its tier."""
+
+    TIED = "tied"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One unordered pair: bandwidth in GB/s with its 95 % interval, tier (1 is best), relation to the tier's top.
+
+    For copies the bandwidth is that of the slower direction: a ring needs both.
+    """
+
+    pair: tuple[int, int]
+    label: str
+    gbs: float
+    interval: tuple[float, float] | None
+    tier: int
+    relation: Relation
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """All pairs of one operation and size, best first. `spread` is (best − worst) / best; `delta` the tie threshold."""
+
+    operation: Operation
+    size_bytes: int
+    standings: tuple[Standing, ...]
+    delta: float
+    spread: float
+
+    @property
+    def one_tier(self) -> bool:
+        """True where no pair is distinguishable from the best: the choice does not affect bandwidth."""
+        return all(standing.tier == 1 for standing in self.standings)
+
+
+def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | None:
+    """Return the pairs of a run in tiers, None where this cell family was not measured on any pair."""
+    found = _slower_direction(run, operation, size_bytes)
+    if not found:
+        return None
+    labels = {tuple(sorted(path.devices)): path.label for path in run.paths}
+    logs = {pair: _log_visits(measurement) for pair, measurement in found.items()}
+    sigmas = _pooled_sigma(logs, {pair: labels.get(pair, "?") for pair in logs})
+    ordered = sorted(logs, key=lambda pair: (-_middle(logs[pair]), pair))
+    delta = max(_SMALLEST_DELTA, 3 * max(sigmas.values()))
+    tiers = _tiers(ordered, logs, sigmas, delta)
+    tops = {tier: next(pair for pair in ordered if tiers[pair] == tier) for tier in set(tiers.values())}
+    standings = tuple(
+        Standing(
+            pair=pair,
+            label=labels.get(pair, "?"),
+            gbs=summarize(found[pair]).busbw,
+            interval=summarize(found[pair]).interval,
+            tier=tiers[pair],
+            relation=_relation(logs[tops[tiers[pair]]], logs[pair], sigmas[pair], delta),
+        )
+        for pair in ordered
+    )
+    spread = 1 - math.exp(_middle(logs[ordered[-1]]) - _middle(logs[ordered[0]]))
+    return Ranking(operation, size_bytes, standings, delta, spread)
+
+
+def _slower_direction(run: Run, operation: Operation, size_bytes: int) -> dict[tuple[int, int], Measurement]:
+    found: dict[tuple[int, int], Measurement] = {}
+    for measurement in run.measurements:
+        cell = measurement.cell
+        if cell.operation is not operation or cell.size_bytes != size_bytes or len(cell.members) != 2:
+            continue
+        low, high = sorted(cell.members)
+        other = found.get((low, high))
+        if other is None or _middle(_log_visits(measurement)) < _middle(_log_visits(other)):
+            found[low, high] = measurement
+    return found
+
+
+def _log_visits(measurement: Measurement) -> list[float]:
+    return [math.log(gbs) for gbs in summarize(measurement).visits]
+
+
+def _middle(logs: Sequence[float]) -> float:
+    return float(np.median(logs))
+
+
+def _pooled_sigma(
+    logs: dict[tuple[int, int], list[float]], labels: dict[tuple[int, int], str]
+) -> dict[tuple[int, int], float]:
+    """Return σ̂ of one visit's log bandwidth, pooled over the pairs of a label: 1.4826 · MAD · √(R/(R−1))."""
+    pools: dict[str, list[float]] = defaultdict(list)
+    for pair, values in logs.items():
+        if len(values) > 1:
+            widen = math.sqrt(len(values) / (len(values) - 1))
+            pools[labels[pair]].extend(abs(value - _middle(values)) * widen for value in values)
+    sigma = {label: _MAD_TO_SIGMA * float(np.median(parts)) for label, parts in pools.items()}
+    return {pair: sigma.get(labels[pair], 0.0) for pair in logs}
+
+
+def _tiers(
+    ordered: list[tuple[int, int]],
+    logs: dict[tuple[int, int], list[float]],
+    sigmas: dict[tuple[int, int], float],
+    delta: float,
+) -> dict[tuple[int, int], int]:
+    """Open a new tier at a pair that falls below its tier's *top* by more than δ and noise: no chaining."""
+    tiers, tier, top = {}, 1, ordered[0]
+    quantile = range_quantile(len(ordered)) if len(ordered) > 1 else 0.0
+    for pair in ordered:
+        visits = min(len(logs[pair]), len(logs[top]))
+        noise = quantile * max(sigmas[pair], sigmas[top]) * median_deviation(visits)
+        if visits >= _FEWEST_VISITS_FOR_TIERS and _middle(logs[top]) - _middle(logs[pair]) - noise > delta:
+            tier, top = tier + 1, pair
+        tiers[pair] = tier
+    return tiers
+
+
+def _relation(top: list[float], other: list[float], sigma: float, delta: float) -> Relation:
+    """Compare with the tier's top: tied where the 90 % interval of the difference lies inside ±δ."""
+    if top is other:
+        return Relation.TIED
+    difference = _middle(top) - _middle(other)
+    error = _Z_90_PERCENT * sigma * math.hypot(median_deviation(len(top)), median_deviation(len(other)))
+    if abs(difference) + error <= delta:
+        return Relation.TIED
+    return Relation.DIFFERENT if abs(difference) - error > delta else Relation.UNDECIDED

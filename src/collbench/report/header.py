@@ -1,0 +1,51 @@
+"""The first lines of every page: where the numbers come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from collbench.model import Run
+from collbench.units import format_size
+
+
+def header(run: Run) -> str:
+    """Return the run's origin: backend first, then machine, devices, versions, and what was measured when."""
+    machine = run.machine
+    kinds = Counter(device.name for device in run.devices)
+    devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
+    lines = [
+        f"backend   {run.backend}{_backend_note(run.backend)}",
+        f"machine   {machine.hostname}: {devices}; {machine.system}{_virtual(machine.virtualization)}",
+    ]
+    if machine.driver:
+        lines.append(f"driver    {machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}")
+    if machine.nccl:
+        lines.append(f"NCCL      {machine.nccl}, {machine.nccl_path}{_settings(run.settings.environment)}")
+    lines.append(
+        f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
+    )
+    return "\n".join(lines)
+
+
+def _backend_note(backend: str) -> str:
+    return {
+        "host": ": memory copies between CPU cores and gloo collectives, no GPU",
+        "cuda": ": copies by the driver API, collectives by NCCL",
+    }.get(backend, "")
+
+
+def _virtual(word: str) -> str:
+    return "" if word in ("", "none") else f", GPU {word} to a virtual machine"
+
+
+def _settings(environment: dict[str, str]) -> str:
+    """Name the variables that were set: they change what NCCL does."""
+    return "".join(f", {name}={value}" for name, value in sorted(environment.items()))
+
+
+def _sizes(run: Run) -> str:
+    sizes = run.settings.sizes
+    if not sizes:
+        return ""
+    span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+    return f", {span}, seed {run.settings.seed}"

@@ -1,0 +1,16 @@
+"""The page that belongs to a run: the one that the command which measured it printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from collbench.model import Run
+from collbench.report import collective, pairs
+
+
+def page(run: Run) -> Iterator[RenderableType]:
+    """Yield the page's blocks, top to bottom."""
+    command = run.settings.command[0] if run.settings.command else "pairs"
+    return pairs.page(run) if command == "pairs" else collective.page(run)
