@@ -1,0 +1,42 @@
+"""Run by torchrun once per rank on the host backend: pin this process to its core, then become the program.
+
+    python -m collbench.launch.pin --cores 2,3 -- PROGRAM ARGUMENT…
+
+Imports nothing but os and sys: it stands between torchrun and every rank's start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+
+def core_and_program(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Return this rank's core number and the program's words. Raises SystemExit with one line."""
+    if len(words) < 4 or words[0] != "--cores" or words[2] != "--":
+        raise SystemExit("collbench: cannot pin a rank: usage: pin --cores 2,3 -- PROGRAM ARGUMENT…")
+    cores, rank = words[1].split(","), environment.get("LOCAL_RANK", "")
+    if not rank.isdecimal() or int(rank) >= len(cores):
+        raise SystemExit(
+            f"collbench: cannot pin local rank '{rank}' to one of the cores {words[1]}: "
+            "torchrun sets LOCAL_RANK, and --nproc-per-node must not exceed the number of cores"
+        )
+    return int(cores[int(rank)]), list(words[3:])
+
+
+def main(words: Sequence[str]) -> None:
+    """Pin and exec; returns never. A core or program that is not there raises SystemExit with one line."""
+    core, program = core_and_program(words, os.environ)
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError as error:
+        raise SystemExit(f"collbench: cannot pin to core {core}: {error.strerror}: choose other --devices") from None
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        raise SystemExit(f"collbench: cannot start '{program[0]}': {error.strerror}: check its path") from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,114 @@
+"""Where the script begins, and to whom each word before it belongs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.errors import UsageError
+from collbench.launch import options
+from collbench.launch.arguments import TrainArguments, split
+
+TWO = TrainArguments(auto_select=2, program=("train.py",))
+
+OWN_OPTIONS = {
+    "the shortest form": ("--auto-select 2 train.py", TWO),
+    "a value after an equals sign": ("--auto-select=2 train.py", TWO),
+    "devices by hand": ("--devices 0,3 train.py", replace(TWO, auto_select=None, devices="0,3")),
+    "every own option": (
+        "--auto-select 2 --run r.json --max-age 12h --backend host --nccl /n.so --dry-run train.py",
+        replace(TWO, run="r.json", max_age="12h", backend="host", nccl="/n.so", dry_run=True),
+    ),
+    "fresh": ("--fresh --auto-select 2 train.py", replace(TWO, fresh=True)),
+    "the last of two wins, as in torchrun": ("--auto-select 3 --auto-select 2 train.py", TWO),
+    "a double dash before the script is dropped": ("--auto-select 2 -- train.py", TWO),
+    "a script that looks like an option, after a double dash": (
+        "--auto-select 2 -- --fresh",
+        replace(TWO, program=("--fresh",)),
+    ),
+    "own options after the script are the script's": (
+        "--auto-select 2 train.py --devices 9 -- -h --nnodes 4 --fresh",
+        replace(TWO, program=("train.py", "--devices", "9", "--", "-h", "--nnodes", "4", "--fresh")),
+    ),
+    "help, whatever follows": ("--auto-select 2 -h --no-such", TrainArguments(help=True)),
+    "help in long form": ("--help", TrainArguments(help=True)),
+    "an option whose value looks like a script": (
+        "--run train.py --auto-select 2 train.py",
+        replace(TWO, run="train.py"),
+    ),
+}
+
+TORCHRUN_OPTIONS = {
+    "a value in the next word": ("--max-restarts 3", [("--max-restarts", "3")]),
+    "a value after an equals sign": ("--max-restarts=3", [("--max-restarts", "3")]),
+    "an equals sign inside a value": ("--rdzv-conf=timeout=9", [("--rdzv-conf", "timeout=9")]),
+    "an empty value": ("--log-dir=", [("--log-dir", "")]),
+    "a negative value": ("--monitor-interval -1", [("--monitor-interval", "-1")]),
+    "underscores": ("--nproc_per_node 2 --no_python", [("--nproc-per-node", "2"), ("--no-python", None)]),
+    "short options, apart and glued": ("-t 3 -r1 -m", [("--tee", "3"), ("--redirects", "1"), ("--module", None)]),
+    "a short option with an equals sign": ("-t=0:1,1:2", [("--tee", "0:1,1:2")]),
+    "flags take no word": ("--standalone", [("--standalone", None)]),
+}
+
+REFUSED = {
+    "nothing at all": ("", "no script"),
+    "no script": ("--auto-select 2", "no script"),
+    "no script after torchrun's options": ("--auto-select 2 --max-restarts 3", "no script"),
+    "neither a number nor devices": ("train.py", "no GPUs asked for"),
+    "both a number and devices": ("--auto-select 2 --devices 0,1 train.py", "leave one out"),
+    "zero GPUs": ("--auto-select 0 train.py", "1 or more"),
+    "fewer than zero": ("--auto-select -1 train.py", "1 or more"),
+    "a word for a number": ("--auto-select two train.py", "'two' is not a number"),
+    "a value missing at the end": ("--auto-select", "needs a value"),
+    "an option where a value belongs": ("--run --fresh train.py", "'--run' needs a value"),
+    "an option where torchrun's value belongs": ("--auto-select 2 -r -t 3 train.py", "'-r' needs a value"),
+    "a value for a flag": ("--auto-select 2 --standalone=1 train.py", "write --standalone"),
+    "a script's option before the script": ("--auto-select 2 --lr 0.1 train.py", "after the script"),
+    "an abbreviation torchrun would take": ("--auto-select 2 --max-r 3 train.py", "write --max-restarts in full"),
+    "a misspelt own option": ("--auto_select 2 train.py", "write --auto-select"),
+    "dashes and underscores mixed, as torchrun refuses them": ("--nproc-per_node 2 x.py", "write --nproc-per-node"),
+    "an unknown backend": ("--auto-select 2 --backend tpu train.py", "auto, cuda, host"),
+    "a run to use and to ignore": ("--auto-select 2 --run r.json --fresh train.py", "leave one out"),
+    "a module that is no Python": ("--auto-select 2 -m --no-python train", "leave one out"),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), OWN_OPTIONS.values(), ids=OWN_OPTIONS)
+def test_own_options_are_read_up_to_the_script(line: str, expected: TrainArguments) -> None:
+    assert split(line.split()) == expected
+
+
+@pytest.mark.parametrize(("line", "expected"), TORCHRUN_OPTIONS.values(), ids=TORCHRUN_OPTIONS)
+def test_torchrun_options_are_named_and_kept_as_written(line: str, expected: list[tuple[str, str | None]]) -> None:
+    arguments = split(["--auto-select", "2", *line.split(), "train.py"])
+    assert [(option.name, option.value) for option in arguments.torchrun_options] == expected
+    assert [token for option in arguments.torchrun_options for token in option.tokens] == line.split()
+    assert arguments.program == ("train.py",)
+
+
+@pytest.mark.parametrize(("line", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_lines_get_one_clear_line(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        split(line.split())
+    assert "\n" not in str(caught.value)
+
+
+@given(st.lists(st.text()))
+def test_whatever_follows_the_script_is_untouched(words: list[str]) -> None:
+    assert split(["--auto-select", "2", "train.py", *words]).program == ("train.py", *words)
+
+
+def test_the_table_is_torchruns_own_parser() -> None:
+    """New options of torch must be added to the table, or a script could be taken for a value."""
+    torchrun = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
+    flags, values = set(options.TORCHRUN_FLAGS | {"--help"}), set(options.TORCHRUN_VALUES)
+    for action in torchrun.get_args_parser()._actions:
+        for spelling in action.option_strings:
+            name = options.SHORT.get(spelling, spelling.replace("_", "-"))
+            table = options.TORCHRUN_FLAGS | {"--help"} if action.nargs == 0 else options.TORCHRUN_VALUES
+            assert name in table, f"{spelling} takes {'no' if action.nargs == 0 else 'a'} value in torch"
+            (flags if action.nargs == 0 else values).discard(name)
+    assert not flags | values, "options that torch does not know"

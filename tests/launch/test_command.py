@@ -1,0 +1,173 @@
+"""The torchrun command and environment, as words; torch's own parser is the judge of them."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.errors import MachineError, UsageError
+from collbench.launch import torchrun
+from collbench.launch.arguments import split
+from collbench.launch.environment import for_devices
+from collbench.launch.reason import QUICK_PROBE, choice, saved_run, shell_line
+from collbench.model import Device
+
+GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
+CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
+PIN = ["--no-python", "--", "py", "-P", "-m", "collbench.launch.pin", "--cores", "2,5", "--"]
+AGENT = ["py", "-P", "-m", "torch.distributed.run"]
+
+
+def command(line: str, backend: str = "cuda", inherited: dict[str, str] | None = None) -> list[str]:
+    devices = CORES if backend == "host" else GPUS
+    arguments = split(["--auto-select", "2", *shlex.split(line)])
+    return torchrun.command(arguments, devices, inherited or {}, backend=backend, python="py")
+
+
+CUDA_COMMANDS = {
+    "a script alone": ("a.py --x", "--standalone --nproc-per-node 2 -- a.py --x"),
+    "torchrun's options stay as written": (
+        "-t3 --log_dir d a.py",
+        "--standalone --nproc-per-node 2 -t3 --log_dir d -- a.py",
+    ),
+    "the right number of processes by hand": ("--nproc_per_node=2 a.py", "--standalone --nproc_per_node=2 -- a.py"),
+    "standalone by hand": ("--standalone a.py", "--nproc-per-node 2 --standalone -- a.py"),
+    "a rendezvous by hand": ("--rdzv_endpoint h:1 a.py", "--nproc-per-node 2 --rdzv_endpoint h:1 -- a.py"),
+    "several nodes": ("--nnodes 2 a.py", "--nproc-per-node 2 --nnodes 2 -- a.py"),
+    "a module": ("-m pkg.a -m", "--standalone --nproc-per-node 2 -m -- pkg.a -m"),
+}
+
+HOST_PROGRAMS = {
+    "a script": ("a.py --x", "py -u a.py --x"),
+    "a module": ("-m pkg.a -m", "py -u -m pkg.a -m"),
+    "a program of its own": ("--no_python ./a.sh --no-python", "./a.sh --no-python"),
+}
+
+REFUSED = {
+    "another number of processes": ("--nproc-per-node 3 a.py", "cuda", "--nproc-per-node 3 contradicts"),
+    "a number that torchrun would find itself": ("--nproc-per-node gpu a.py", "cuda", "leave it out"),
+    "a run path, which leaves no process to pin": ("--run-path /a.py", "host", "--run-path"),
+    "one rank everywhere, so one core for all": ("--virtual-local-rank a.py", "host", "--virtual-local-rank"),
+    "binding that would undo the pinning": ("--numa-binding node a.py", "host", "--numa-binding"),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), CUDA_COMMANDS.values(), ids=CUDA_COMMANDS)
+def test_gpu_commands(line: str, expected: str) -> None:
+    assert command(line) == [*AGENT, *expected.split()]
+
+
+@pytest.mark.parametrize(("line", "expected"), HOST_PROGRAMS.values(), ids=HOST_PROGRAMS)
+def test_host_programs_run_behind_the_pin(line: str, expected: str) -> None:
+    words = command(line, backend="host")
+    assert words == [*AGENT, "--standalone", "--nproc-per-node", "2", *PIN, *expected.split()]
+
+
+@pytest.mark.parametrize(("line", "backend", "message"), REFUSED.values(), ids=REFUSED)
+def test_contradictions_get_one_clear_line(line: str, backend: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        command(line, backend=backend)
+
+
+def test_a_rendezvous_in_the_environment_is_not_overridden() -> None:
+    assert "--standalone" not in command("a.py", inherited={"PET_RDZV_ENDPOINT": "h:1"})
+
+
+def test_host_ranks_use_the_python_that_torchrun_was_told() -> None:
+    assert command("a.py", backend="host", inherited={"PYTHON_EXEC": "py3"})[-3:] == ["py3", "-u", "a.py"]
+
+
+AWKWARD = st.sampled_from(
+    ["--", "-h", "--r", "--n=1", "-m", "$$", "${local_rank}", "$local_rank", "", "a b", "--x=$HOME"]
+)
+
+
+@given(
+    program=st.lists(AWKWARD | st.text()),
+    kind=st.sampled_from(["", "--no-python"]),
+    backend=st.sampled_from(["cuda", "host"]),
+)
+def test_torch_hands_the_program_on_byte_for_byte(program: list[str], kind: str, backend: str) -> None:
+    """Through torch's parser and its macros, which would eat `--`, expand `$` and trip over `--r`."""
+    run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
+    words = command(shlex.join([*kind.split(), "a$$.py", *program]), backend=backend)
+    parsed = run.get_args_parser().parse_args(words[len(AGENT) :])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # else torch sets it, here and in every later test
+        _, executable, arguments = run.config_from_args(parsed)
+    received = [executable, *run.macros.substitute(arguments, "1")]
+    assert received[-len(program) - 1 :] == ["a$$.py", *program]
+
+
+ENVIRONMENTS = {
+    "GPUs by UUID, in the order of ranks": (GPUS, "cuda", {}, {"CUDA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb"}),
+    "another choice is replaced": (
+        GPUS,
+        "cuda",
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb"},
+    ),
+    "what already fits is no change": (GPUS, "cuda", {"CUDA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb"}, {}),
+    "the host backend hides all GPUs": (CORES, "host", {"NCCL_DEBUG": "INFO"}, {"CUDA_VISIBLE_DEVICES": ""}),
+    "GPUs hidden already": (CORES, "host", {"CUDA_VISIBLE_DEVICES": ""}, {}),
+}
+
+
+@pytest.mark.parametrize(("devices", "backend", "inherited", "expected"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_environment_changes(
+    devices: tuple[Device, ...], backend: str, inherited: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert for_devices(devices, inherited, backend=backend) == expected
+
+
+def test_the_choice_is_one_line_with_names_and_evidence() -> None:
+    source = saved_run("2026-11-21T02:00:31+00:00", "/r.json")
+    assert choice(GPUS, "all pairs tie within 0.4 %", source, backend="cuda") == (
+        "collbench: using GPU3, GPU0 (GPU-aaaa, GPU-bbbb): all pairs tie within 0.4 % "
+        "(run of 2026-11-21 02:00, saved at /r.json)"
+    )
+    assert choice(CORES, "fastest", QUICK_PROBE, backend="host") == (
+        "collbench: using core 2, core 5 (host backend): fastest (quick probe)"
+    )
+
+
+def test_a_dry_run_line_means_the_same_to_a_shell() -> None:
+    words = ["printf", "%s\n", "a b", "$HOME", "it's", "--", "*"]
+    line = shell_line({"CUDA_VISIBLE_DEVICES": "", "X": "a;b"}, [sys.executable, "-c", SHOW, *words])
+    shown = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
+    assert shown == f"{['', 'a;b']}{words}\n"
+
+
+SHOW = "import os,sys; print([os.environ['CUDA_VISIBLE_DEVICES'], os.environ['X']], sys.argv[1:], sep='')"
+
+
+def test_a_missing_script_is_named_but_modules_and_programs_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"script 'x\.py' does not exist in .*check its path"):
+        torchrun.check_script(split(["--devices", "0", "x.py"]))
+    torchrun.check_script(split(["--devices", "0", "-m", "x"]))
+    torchrun.check_script(split(["--devices", "0", "--no-python", "x"]))
+    (tmp_path / "x.py").touch()
+    torchrun.check_script(split(["--devices", "0", "x.py"]))
+
+
+def test_a_machine_without_torch_is_told_how_to_install_it(tmp_path: Path) -> None:
+    code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.launch.torchrun import find_torch\n"
+    bare = f"{code}sys.path[:] = [{str(tmp_path)!r}]\nimport collbench.errors\n"
+    bare += "try: find_torch()\nexcept collbench.errors.MachineError as error: print(error)"
+    shown = subprocess.run([sys.executable, "-S", "-c", bare], capture_output=True, text=True, check=True).stdout
+    assert "torch is not installed" in shown
+    assert "-m pip install torch" in shown
+
+
+def test_a_command_that_cannot_start_is_one_line() -> None:
+    with pytest.raises(MachineError, match="cannot start '/no/such/python': No such file or directory"):
+        torchrun.execute(["/no/such/python"], {})

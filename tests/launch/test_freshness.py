@@ -1,0 +1,127 @@
+"""When a saved run may choose for this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from collbench.errors import UsageError
+from collbench.launch.freshness import Here, parse_duration, refusal
+from collbench.model import Cell, Device, Machine, Measurement, Operation, Run, Sample, Settings
+
+NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
+GPUS = tuple(Device(index, f"GPU-{index}", "H200") for index in range(3))
+SAMPLE = Sample((1e-3,), 1, concurrent=False)
+
+
+def a_run(**changes: Any) -> Run:
+    """Return a complete run of yesterday on the three GPUs, changed as told."""
+    machine = Machine("node1", "Linux", "Xeon", driver="580.159.04", nccl="2.28.9")
+    settings = Settings((Operation.ALLREDUCE,), (8, 2**26), "float32", "sum", 3, 1, (), {})
+    fields: dict[str, Any] = {"complete": True, "started": "2026-11-20T02:00:00+00:00", "backend": "cuda"}
+    return Run(version="1", machine=machine, devices=GPUS, paths=(), settings=settings, **{**fields, **changes})
+
+
+def timed(operation: Operation, size_bytes: int, *links: tuple[int, ...]) -> list[Measurement]:
+    return [Measurement(Cell(operation, link, size_bytes), [SAMPLE]) for link in links]
+
+
+def judged(run: Run, **changes: Any) -> str | None:
+    """Judge `run` on the machine that measured it, changed as told."""
+    here = Here("cuda", GPUS, driver="580.159.04", nccl="2.28.9")
+    return refusal(run, replace(here, **changes), NOW, timedelta(days=7))
+
+
+USED = {
+    "yesterday's, on these very GPUs": a_run(),
+    "exactly as old as allowed": a_run(started="2026-11-14T02:00:00+00:00"),
+    "written in another time zone": a_run(started="2026-11-21T03:59:00+02:00"),
+    "written without a time zone": a_run(started="2026-11-20T02:00:00"),
+    "interrupted, but every pair has its all-reduce": a_run(
+        complete=False, measurements=timed(Operation.ALLREDUCE, 2**26, (0, 1), (2, 0), (1, 2))
+    ),
+    "interrupted, but every direction was copied": a_run(
+        complete=False,
+        measurements=timed(Operation.CE_WRITE, 2**20, (0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)),
+    ),
+}
+
+REFUSED = {
+    "the host backend's": (a_run(backend="host"), "host backend, not cuda"),
+    "a simulation": (a_run(backend="sim"), "sim backend, not cuda"),
+    "too old": (a_run(started="2026-11-12T02:00:00+00:00"), "it is 9d old, more than --max-age 7d"),
+    "a second too old": (a_run(started="2026-11-14T01:59:59+00:00"), "more than --max-age 7d"),
+    "from the future": (a_run(started="2026-11-21T02:00:01+00:00"), "lies in the future"),
+    "without a date": (a_run(started="yesterday"), "'yesterday' cannot be read"),
+    "interrupted before anything": (a_run(complete=False), "before any pair was timed"),
+    "interrupted with small messages only": (
+        a_run(complete=False, measurements=timed(Operation.ALLREDUCE, 8, (0, 1), (0, 2), (1, 2))),
+        "before any pair was timed at a size",
+    ),
+    "interrupted with one pair to go": (
+        a_run(complete=False, measurements=timed(Operation.ALLREDUCE, 2**26, (0, 1), (0, 2))),
+        "with 1 of its links still to time",
+    ),
+    "interrupted with one direction copied": (
+        a_run(complete=False, measurements=timed(Operation.CE_WRITE, 2**26, (0, 1), (0, 2), (1, 2))),
+        "with 3 of its links still to time",
+    ),
+    "interrupted with the pairs spread over two sizes": (
+        a_run(
+            complete=False,
+            measurements=timed(Operation.ALLREDUCE, 2**25, (0, 1), (0, 2)) + timed(Operation.ALLREDUCE, 2**26, (1, 2)),
+        ),
+        "with 1 of its links still to time",
+    ),
+    "interrupted in the middle of a cell": (
+        a_run(complete=False, measurements=[Measurement(Cell(Operation.ALLREDUCE, (0, 1), 2**26))]),
+        "before any pair was timed",
+    ),
+}
+
+
+@pytest.mark.parametrize("run", USED.values(), ids=USED)
+def test_runs_that_may_choose(run: Run) -> None:
+    assert judged(run) is None
+
+
+@pytest.mark.parametrize(("run", "reason"), REFUSED.values(), ids=REFUSED)
+def test_runs_that_may_not(run: Run, reason: str) -> None:
+    assert reason in str(judged(run))
+
+
+def test_the_order_of_the_gpus_does_not_matter() -> None:
+    assert judged(a_run(), devices=GPUS[::-1]) is None
+
+
+def test_a_gpu_that_is_gone_or_new_is_named() -> None:
+    other = Device(1, "GPU-9", "H200")
+    assert "measured on GPU-1, not among" in str(judged(a_run(), devices=(GPUS[0], other, GPUS[2])))
+    assert "did not measure GPU-9" in str(judged(a_run(), devices=(*GPUS, other)))
+
+
+def test_a_changed_driver_or_nccl_is_named_from_and_to() -> None:
+    assert judged(a_run(), driver="590.1") == "its driver was 580.159.04 and is 590.1 now"
+    assert judged(a_run(), nccl="") == "its NCCL was 2.28.9 and is absent now"
+
+
+def test_the_host_backend_asks_for_neither_driver_nor_nccl() -> None:
+    assert judged(a_run(backend="host"), driver="", nccl="", backend="host") is None
+    assert "cuda backend, not host" in str(judged(a_run(), backend="host"))
+
+
+DURATIONS = {"7d": 604_800, "12h": 43_200, "30m": 1_800, "90s": 90, " 1d ": 86_400, "999999d": 86_399_913_600}
+
+
+@pytest.mark.parametrize(("text", "seconds"), DURATIONS.items())
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration(text).total_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "1.5h", "7 d", "1w", "7D", "0d", "9999999d", "\u0667d"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write"):
+        parse_duration(text)
