@@ -1,0 +1,110 @@
+"""Options that several commands share, parsed once, and the request that they make."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from collbench.backends import opening
+from collbench.cli.terminal import say
+from collbench.dtypes import REDOPS, parse_dtype
+from collbench.errors import UsageError
+from collbench.model import Operation
+from collbench.session import Request
+from collbench.units import parse_sizes
+
+Command = Callable[..., Any]
+
+devices = click.option("--devices", metavar="LIST", help="Only these: nvidia-smi indices or UUIDs, e.g. 0,2,3.")
+sizes = click.option(
+    "--sizes",
+    metavar="SIZES",
+    help="MIN:MAX, MIN:MAX:FACTOR, a list or one size; default 8:1G (host: 8:64M).",
+)
+backend = click.option(
+    "--backend",
+    type=click.Choice(opening.NAMES),
+    default="auto",
+    show_default=True,
+    help="cuda: GPUs; host: CPU cores; auto: cuda where a GPU answers.",
+)
+output = click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Save the run here.")
+nccl = click.option(
+    "--nccl", metavar="PATH", envvar="COLLBENCH_NCCL", help="Time this libnccl.so.2 [env: COLLBENCH_NCCL]."
+)
+seed = click.option("--seed", type=click.IntRange(min=0), help="Order of visits; chosen at random and printed.")
+dtype = click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Element type.")
+redop = click.option("--op", "redop", type=click.Choice(REDOPS), default="sum", show_default=True, help="Reduction.")
+
+
+def apply(*options: Command) -> Callable[[Command], Command]:
+    """Return a decorator that adds these options, in this order, to a command's help."""
+
+    def decorate(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def measuring(*own: Command) -> Callable[[Command], Command]:
+    """Return the options of every command that measures, with the command's own after the sizes."""
+    return apply(devices, sizes, *own, dtype, backend, output, nccl, seed)
+
+
+def make_request(
+    command: str, given: Mapping[str, Any], *, copies: bool, collectives: tuple[Operation, ...], pairs: bool
+) -> tuple[Request, Path]:
+    """Return what click's options ask for, and where to save it. Raises UsageError.
+
+    Auto falling back to the host backend is said on stderr.
+    """
+    wanted = None if given["sizes"] is None else parse_sizes(given["sizes"])
+    element = parse_dtype(given["dtype"])
+    name, reason = opening.resolve(given["backend"])
+    if reason is not None:
+        say(f"measuring CPU cores (host backend): {reason}")
+    request = Request(
+        backend=name,
+        devices=given["devices"],
+        sizes=wanted,
+        copies=copies,
+        collectives=collectives,
+        pairs=pairs,
+        dtype=element,
+        redop=given.get("redop", "sum"),
+        nccl=given["nccl"],
+        seed=_new_seed() if given["seed"] is None else given["seed"],
+        command=(command, *sys.argv[2:]),
+    )
+    return request, run_path(given["output"], command, name)
+
+
+def _new_seed() -> int:
+    """Return a seed that fits on a line."""
+    return random.SystemRandom().randrange(10**6)
+
+
+def run_path(given: Path | None, what: str, backend_name: str) -> Path:
+    """Return where to save: the user's file, else a new one in the folder that `train` searches."""
+    if given is not None:
+        return given
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return runs_folder() / f"{stamp}-{backend_name}-{what}.json"
+
+
+def runs_folder() -> Path:
+    """Return the folder of saved runs: $XDG_STATE_HOME/collbench/runs. Raises UsageError without a home."""
+    state = os.environ.get("XDG_STATE_HOME")
+    try:
+        return Path(state) / "collbench" / "runs" if state else Path.home() / ".local" / "state" / "collbench" / "runs"
+    except RuntimeError as error:
+        raise UsageError("there is no home folder to save the run in: name a file with -o") from error

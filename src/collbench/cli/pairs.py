@@ -1,0 +1,75 @@
+"""`collbench pairs` and `collbench show`: every link and pair, measured or read back, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from collbench import runfile
+from collbench.cli import options
+from collbench.cli.measuring import measure_and_show
+from collbench.cli.terminal import show_page
+from collbench.errors import UsageError
+from collbench.model import Operation
+from collbench.report.page import page
+
+_COPY = "copy"
+_COLLECTIVES = {operation.value: operation for operation in Operation if not operation.is_copy}
+_EVERYTHING = ",".join((_COPY, *_COLLECTIVES))
+
+
+_operations = click.option(
+    "--operations",
+    default=_EVERYTHING,
+    show_default=True,
+    metavar="LIST",
+    help="What to time: copy (copy engine and SM, written and read), allreduce, broadcast.",
+)
+
+
+@click.command()
+@options.measuring(_operations, options.redop)
+def pairs(**given: Any) -> None:
+    """Measure every link and pair of GPUs; rank the pairs; recommend devices.
+
+    Raw copies on every directed link (copy engine and SM kernel, written and read) and NCCL all-reduce and broadcast
+    on every pair, at every size. Prints the labels, the measured matrix, the pairs in order and whether they tie, the
+    best 2, 4, … devices, and where the run was saved. All data is verified.
+
+    \b
+    Examples:
+      collbench pairs
+      collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
+      collbench pairs --operations allreduce --backend host
+    """
+    asked = _parse_operations(given["operations"])
+    request, path = options.make_request(
+        "pairs",
+        given,
+        copies=_COPY in asked,
+        collectives=tuple(_COLLECTIVES[word] for word in asked if word != _COPY),
+        pairs=True,
+    )
+    measure_and_show(request, path)
+
+
+@click.command()
+@click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
+def show(run_file: Path) -> None:
+    """Print a saved run again: everything that the command which measured it printed.
+
+    \b
+    Example:
+      collbench show run.json
+    """
+    show_page(page(runfile.load(run_file)))
+
+
+def _parse_operations(text: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in words:
+        if word != _COPY and word not in _COLLECTIVES:
+            raise UsageError(f"operation '{word}' is unknown: choose from {_EVERYTHING}")
+    return words

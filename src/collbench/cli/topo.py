@@ -1,0 +1,53 @@
+"""`collbench topo`: what the machine's own labels say, live or from a saved file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collbench.errors import UsageError
+from collbench.machine import nvidia_smi, selection
+from collbench.machine.nvml import Nvml
+from collbench.model import Device
+from collbench.model import Path as LinkPath
+from collbench.report.topology import explain_pair, render_topology
+
+
+@click.command()
+@click.argument("pair", nargs=-1, metavar="[GPU GPU]")
+@click.option("--from", "file", metavar="FILE", help="Read saved 'nvidia-smi topo -m' text instead of this machine.")
+def topo(pair: tuple[str, ...], file: str | None) -> None:
+    """Print the label matrix with legend, affinities and theory; or explain one pair.
+
+    Labels are what the driver says of the paths, not what they carry: 'collbench pairs' measures that.
+
+    \b
+    Examples:
+      collbench topo
+      collbench topo 0 1
+      collbench topo --from topo.txt
+    """
+    if len(pair) not in (0, 2):
+        raise UsageError(
+            f"topo explains two devices or shows all, and {len(pair)} was given: write 'collbench topo 0 1'"
+        )
+    devices, paths = _facts(file)
+    if pair:
+        chosen = selection.select(devices, ",".join(pair))
+        click.echo(explain_pair(devices, _between(devices, paths, chosen)))
+    else:
+        click.echo(render_topology(devices, paths), nl=False)
+
+
+def _facts(file: str | None) -> tuple[tuple[Device, ...], tuple[LinkPath, ...]]:
+    if file is not None:
+        return nvidia_smi.facts(nvidia_smi.read_topology(Path(file)))
+    with Nvml() as nvml:
+        devices = nvml.devices()
+        return devices, nvml.paths(devices)
+
+
+def _between(devices: tuple[Device, ...], paths: tuple[LinkPath, ...], chosen: tuple[Device, ...]) -> LinkPath:
+    wanted = {devices.index(device) for device in chosen}
+    return next(path for path in paths if set(path.devices) == wanted)
