@@ -88,14 +88,19 @@ CollectiveTimer::Chain CollectiveTimer::capture(const CollectiveRound& round, co
     CUDA_CHECK(cuStreamBeginCapture_v2, gpus_[member].stream.get(), kCaptureThreadLocal);
   }
   for (int i = 0; i < round.iterations; ++i) enqueue_all(round, group, chain.slots.offset(i));
+  // Every capture ends before the first graph is instantiated: the driver refuses that while this thread captures.
+  std::vector<Graph> graphs;
   for (const int member : group) {
-    Gpu& gpu = gpus_[member];
     CUgraph graph = nullptr;
+    gpus_[member].context.make_current();
+    CUDA_CHECK(cuStreamEndCapture, gpus_[member].stream.get(), &graph);
+    graphs.emplace_back(gpus_[member].context.get(), graph);
+  }
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    Gpu& gpu = gpus_[group[rank]];
     CUgraphExec executable = nullptr;
     gpu.context.make_current();
-    CUDA_CHECK(cuStreamEndCapture, gpu.stream.get(), &graph);
-    const Graph owner(gpu.context.get(), graph);
-    CUDA_CHECK(cuGraphInstantiateWithFlags, &executable, graph, 0ull);
+    CUDA_CHECK(cuGraphInstantiateWithFlags, &executable, graphs[rank].get(), 0ull);
     chain.graphs.emplace_back(gpu.context.get(), executable);
     CUDA_CHECK(cuGraphUpload, executable, gpu.stream.get());
   }
