@@ -1,0 +1,43 @@
+"""The GPUs that these tests run on, or the reason why they are skipped."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+
+import pytest
+
+from collbench import _native
+from collbench.backends.nccl_library import find_nccl
+from collbench.errors import MachineError
+
+
+def need_gpus(count: int) -> list[int]:
+    """Return the ordinals of all GPUs, or skip the calling module where fewer than `count` answer."""
+    try:
+        found = [gpu.ordinal for gpu in _native.list_gpus()]
+    except (_native.LibraryError, _native.CudaError) as error:
+        pytest.skip(f"needs {count} GPUs: {error}", allow_module_level=True)
+    if len(found) < count:
+        pytest.skip(f"needs {count} GPUs: this machine shows {len(found)}", allow_module_level=True)
+    return found
+
+
+def need_nccl() -> _native.Nccl:
+    """Return the NCCL of COLLBENCH_NCCL, of the wheel or of the system, or skip the calling module."""
+    try:
+        return find_nccl(os.environ.get("COLLBENCH_NCCL"))
+    except MachineError as error:
+        pytest.skip(f"needs NCCL: {error}", allow_module_level=True)
+
+
+def shipped_ptx() -> bytes:
+    """Return the device code that every installation has."""
+    return (resources.files("collbench") / "kernels" / "kernels.ptx").read_bytes()
+
+
+def open_gpus(ordinals: list[int], buffer_bytes: int, image: bytes | None = None) -> _native.Gpus:
+    """Return GPUs with the given device code (default: the shipped one) and buffers for such messages."""
+    gpus = _native.Gpus(ordinals, [shipped_ptx() if image is None else image])
+    gpus.allocate(buffer_bytes)
+    return gpus

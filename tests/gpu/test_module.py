@@ -1,0 +1,56 @@
+"""The shipped PTX on real GPUs, and the primary context that collbench shares with torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from collbench import _native
+from tests.gpu.machine import need_gpus, open_gpus, shipped_ptx
+
+ORDINALS = need_gpus(2)
+
+
+def _copy(gpus: _native.Gpus) -> float:
+    (seconds,) = gpus.time_copies(
+        links=[(0, 1)],
+        multiprocessors=gpus.peer_access()[0][1],
+        pull=False,
+        bytes=65537,
+        shift=1,
+        iterations=4,
+        blocks=1,
+        warmup=1,
+    )
+    return seconds[0]
+
+
+def test_the_shipped_ptx_loads_and_copies() -> None:
+    gpus = open_gpus(ORDINALS, 2**20)
+    assert gpus.image == 0
+    assert _copy(gpus) > 0
+
+
+def test_an_image_for_no_gpu_gives_way_to_the_ptx() -> None:
+    gpus = _native.Gpus(ORDINALS, [b"no device code", shipped_ptx()])
+    gpus.allocate(2**20)
+    assert gpus.image == 1
+    assert _copy(gpus) > 0
+
+
+def test_buffers_larger_than_the_memory_are_refused_by_name() -> None:
+    gpus = _native.Gpus(ORDINALS, [shipped_ptx()])
+    with pytest.raises(_native.CudaError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        gpus.allocate(max(gpus.free_bytes()))
+
+
+def test_torch_keeps_its_tensors_in_the_same_context() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch, to share its context")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a torch with CUDA")
+    before = [torch.arange(1000, device=f"cuda:{i}") for i in range(2)]
+    gpus = open_gpus([0, 1], 2**20)
+    after = [torch.arange(1000, device=f"cuda:{i}") for i in range(2)]
+    assert _copy(gpus) > 0
+    del gpus
+    for tensor in (*before, *after):
+        assert int(tensor.sum()) == 499500  # 0 + 1 + … + 999

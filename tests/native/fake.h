@@ -1,0 +1,40 @@
+// Simulated hardware for tests without a GPU: what the fake libcuda, libnccl and libnvidia-ml share.
+//
+// Settings are environment variables; a list such as "100,0-1=50,2>3=40" is a default and exceptions, by GPU ("2"),
+// by pair ("0-1", both ways) or by direction ("0>1"). GPUs are numbered as NVML does. Times are virtual: each stream
+// has a clock that every operation moves by a duration from the tables below, so that all results are exact.
+//   FAKE_GPUS=4                 FAKE_MEMORY=1073741824 (bytes, by GPU)   FAKE_FREE (bytes, by GPU)
+//   FAKE_RATE=100 (GB/s, by pair)   FAKE_SM_SHARE=0.9 (of it that kernels reach)   FAKE_STAGED=10 (GB/s, no peer
+//   access) FAKE_LATENCY=1e-6 (s a copy, by pair)   FAKE_COLLECTIVE_LATENCY=5e-6 (s)   FAKE_LAG=0 (s a collective, by
+//   GPU) FAKE_NO_PEER=0 (1: no peer access, by pair)   FAKE_CUDA=13000   FAKE_NCCL=22809   FAKE_DRIVER=580.159.04
+//   FAKE_NVLINKS=18 (to a switch)   FAKE_DIRECT=0 (NVLinks of a pair, without a switch)   FAKE_ANCESTOR=30 (by pair)
+//   FAKE_PROCESS=0 (pid of a process that holds what is not free, by GPU)   FAKE_NCCL_STATE=0 (async error, by rank)
+//   FAKE_FAIL=function:code:nth,…   FAKE_HANG=operation (its name)   FAKE_GATE_EXPIRES=1   FAKE_LOG=file
+//   FAKE_INTERRUPT=function=nth (that call sends SIGINT)
+//   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to   FAKE_LOSE_COPY=nth
+//   FAKE_CORRUPT_COLLECTIVE=nth:element:rank
+// A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+enum { kMostGpus = 16 };
+
+int count_gpus(void);
+double by_gpu(const char* setting, int gpu, double fallback);
+double by_pair(const char* setting, int from, int to, double fallback);
+const char* text_setting(const char* setting, const char* fallback);
+uint64_t memory_of(int gpu);
+uint64_t free_of(int gpu);
+bool peers(int from, int to);
+void uuid_of(int gpu, unsigned char bytes[16]);
+
+// The code that FAKE_FAIL asks for at this call of `function`, else 0. Sends FAKE_INTERRUPT's signal.
+int injected(const char* function);
+// A line in FAKE_LOG.
+void note(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// A use that real hardware punishes (a deadlock, say): a line on stderr, which fails the test.
+void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));

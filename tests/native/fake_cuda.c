@@ -1,0 +1,231 @@
+// Fake libcuda.so.1, first half: devices, contexts, memory and modules.
+#include "fake_cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static Context contexts[kMostGpus];
+static _Thread_local Context* current;
+
+Context* current_context(void) { return current; }
+int current_gpu(void) { return current == NULL ? kHost : current->gpu; }
+
+// Fills `gpus` with what CUDA_VISIBLE_DEVICES (numbers or UUIDs) leaves, in its order; returns how many.
+static int visible(int gpus[kMostGpus]) {
+  const char* at = getenv("CUDA_VISIBLE_DEVICES");
+  int count = 0;
+  for (int gpu = 0; at == NULL && gpu < count_gpus(); ++gpu) gpus[count++] = gpu;
+  while (at != NULL && *at != '\0' && count < kMostGpus) {
+    char* end = NULL;
+    const bool uuid = strncmp(at, "GPU-", 4) == 0;
+    // All digits but the last two are the same for every fake UUID.
+    const int gpu = (int)(uuid ? strtol(at + 4 + 34, &end, 16) : strtol(at, &end, 10));
+    if (gpu >= count_gpus() || end == at) break;
+    gpus[count++] = gpu;
+    at = *end == ',' ? end + 1 : NULL;
+  }
+  return count;
+}
+
+EXPORT int cuInit(unsigned flags) {
+  (void)flags;
+  CALLED;
+  return kSuccess;
+}
+
+EXPORT int cuDriverGetVersion(int* version) {
+  CALLED;
+  *version = (int)by_gpu("FAKE_CUDA", -1, 13000);
+  return kSuccess;
+}
+
+static const char* const errors[][3] = {{"1", "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+                                        {"2", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+                                        {"100", "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+                                        {"200", "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+                                        {"201", "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+                                        {"400", "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+                                        {"500", "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+                                        {"700", "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access"},
+                                        {"719", "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+                                        {"900", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not while capturing"}};
+
+static int describe(int error, const char** text, int column) {
+  *text = NULL;
+  for (size_t i = 0; i < sizeof errors / sizeof *errors; ++i)
+    if (atoi(errors[i][0]) == error) *text = errors[i][column];
+  return *text == NULL ? kInvalidValue : kSuccess;
+}
+
+EXPORT int cuGetErrorName(int error, const char** text) { return describe(error, text, 1); }
+
+EXPORT int cuGetErrorString(int error, const char** text) { return describe(error, text, 2); }
+
+EXPORT int cuDeviceGetCount(int* count) {
+  CALLED;
+  int gpus[kMostGpus];
+  *count = visible(gpus);
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGet(int* device, int ordinal) {
+  CALLED;
+  int gpus[kMostGpus];
+  if (ordinal < 0 || ordinal >= visible(gpus)) return kInvalidValue;
+  *device = gpus[ordinal];
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGetName(char* name, int length, int device) {
+  (void)device;
+  CALLED;
+  snprintf(name, (size_t)length, "Fake GPU (sim)");
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGetUuid(unsigned char uuid[16], int device) {
+  CALLED;
+  uuid_of(device, uuid);
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGetPCIBusId(char* text, int length, int device) {
+  CALLED;
+  snprintf(text, (size_t)length, "0000:%02X:00.0", device + 1);
+  return kSuccess;
+}
+
+EXPORT int cuDeviceTotalMem_v2(size_t* bytes, int device) {
+  CALLED;
+  *bytes = memory_of(device);
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  (void)device;
+  CALLED;
+  if (attribute != 16) return kInvalidValue;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+  *value = 132;
+  return kSuccess;
+}
+
+EXPORT int cuDeviceCanAccessPeer(int* possible, int device, int peer) {
+  CALLED;
+  *possible = peers(device, peer);
+  return kSuccess;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  CALLED;
+  *context = &contexts[device];
+  (*context)->gpu = device;
+  ++(*context)->uses;
+  note("+context %d", device);
+  return kSuccess;
+}
+
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
+  CALLED;
+  if (--contexts[device].uses < 0) fault("context of GPU %d is released too often", device);
+  note("-context %d", device);
+  return kSuccess;
+}
+
+EXPORT int cuCtxSetCurrent(Context* context) {
+  LOCKED;  // not logged: it stands before almost every other call
+  RETURN_IF(injected(__func__));
+  current = context;
+  return kSuccess;
+}
+
+EXPORT int cuCtxEnablePeerAccess(Context* peer, unsigned flags) {
+  (void)flags;
+  CALLED_ON_GPU;
+  if (!peers(current->gpu, peer->gpu)) return kNoPeerSupport;
+  enable_peer(current->gpu, peer->gpu);
+  return kSuccess;
+}
+
+EXPORT int cuMemGetInfo_v2(size_t* free, size_t* total) {
+  CALLED_ON_GPU;
+  *free = free_of(current->gpu) - memory_in_use(current->gpu);
+  *total = memory_of(current->gpu);
+  return kSuccess;
+}
+
+// Memory starts out dirty, as the real one does.
+static int make_memory(void** at, size_t bytes, int gpu, const char* kind) {
+  *at = malloc(bytes);
+  if (*at == NULL) return kOutOfMemory;
+  memset(*at, 0x5a, bytes);
+  add_memory(*at, bytes, gpu);
+  note("+%s %p", kind, *at);
+  return kSuccess;
+}
+
+static int release_memory(void* at, const char* kind) {
+  run_ready();  // the driver waits for the device before it frees
+  if (!remove_memory(at)) return kInvalidValue;
+  note("-%s %p", kind, at);
+  free(at);
+  return kSuccess;
+}
+
+EXPORT int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
+  CALLED_ON_GPU;
+  RETURN_IF(blocking(__func__));
+  if (bytes + memory_in_use(current->gpu) > free_of(current->gpu)) return kOutOfMemory;
+  void* memory = NULL;
+  RETURN_IF(make_memory(&memory, bytes, current->gpu, "memory"));
+  *at = (uint64_t)(uintptr_t)memory;
+  return kSuccess;
+}
+
+EXPORT int cuMemFree_v2(uint64_t at) {
+  CALLED_ON_GPU;
+  return release_memory((void*)(uintptr_t)at, "memory");
+}
+
+EXPORT int cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
+  CALLED_ON_GPU;
+  RETURN_IF(blocking(__func__));
+  if (flags != 3) return kInvalidValue;  // portable and mapped: the only kind that every GPU may write
+  return make_memory(at, bytes, kHost, "pinned");
+}
+
+EXPORT int cuMemFreeHost(void* at) {
+  CALLED_ON_GPU;
+  return release_memory(at, "pinned");
+}
+
+// Takes PTX alone, which is text that names its kernels.
+EXPORT int cuModuleLoadData(Module** module, const char* image) {
+  CALLED_ON_GPU;
+  RETURN_IF(blocking(__func__));
+  if (strstr(image, ".version") == NULL) return kInvalidImage;
+  *module = malloc(sizeof **module);
+  **module = (Module){current->gpu, strdup(image)};
+  note("+module %p", (void*)*module);
+  return kSuccess;
+}
+
+EXPORT int cuModuleUnload(Module* module) {
+  CALLED_ON_GPU;
+  note("-module %p", (void*)module);
+  free(module->image);
+  free(module);
+  return kSuccess;
+}
+
+EXPORT int cuModuleGetFunction(Function* function, Module* module, const char* name) {
+  static const char* const names[] = {"gate", "fill", "verify", "copy", "fill_elements", "verify_elements"};
+  char entry[64];
+  CALLED_ON_GPU;
+  RETURN_IF(blocking(__func__));
+  snprintf(entry, sizeof entry, ".entry %s(", name);
+  if (strstr(module->image, entry) == NULL) return kNotFound;
+  for (size_t i = 0; i < sizeof names / sizeof *names; ++i)
+    if (strcmp(names[i], name) == 0) *function = &names[i];
+  return kernel_widths(name) == NULL ? kNotFound : kSuccess;
+}

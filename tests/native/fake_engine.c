@@ -1,0 +1,222 @@
+// Runs queued operations in stream order, on virtual time; gates and collectives hold their streams back.
+#include "fake_engine.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static Stream* streams;
+static uint32_t opened_ticket;  // the gate that opened last, and when
+static double opened_time;
+static int copies, copies_tried, collectives;
+
+void lock_simulation(void) { pthread_mutex_lock(&mutex); }
+void unlock_simulation(bool* unused) {
+  (void)unused;
+  pthread_mutex_unlock(&mutex);
+}
+
+void add_stream(Stream* stream) {
+  stream->next = streams;
+  streams = stream;
+}
+
+void remove_stream(Stream* stream) {
+  for (Stream** place = &streams; *place != NULL; place = &(*place)->next)
+    if (*place == stream) {
+      *place = stream->next;
+      return;
+    }
+}
+
+bool any_gate_closed(void) {
+  run_ready();
+  for (const Stream* stream = streams; stream != NULL; stream = stream->next)
+    if (stream->gates > 0) return true;
+  return false;
+}
+
+bool any_capture(void) {
+  for (const Stream* stream = streams; stream != NULL; stream = stream->next)
+    if (stream->capturing) return true;
+  return false;
+}
+
+int blocking(const char* function) {
+  if (any_gate_closed()) fault("%s waits for a GPU behind a closed gate: a deadlock", function);
+  return any_capture() ? kCaptureUnsupported : kSuccess;
+}
+
+void queue_op(Stream* stream, const Op* op) {
+  Op* copy = malloc(sizeof *copy);
+  *copy = *op;
+  copy->next = NULL;
+  if (stream->first == NULL)
+    stream->first = copy;
+  else
+    stream->last->next = copy;
+  stream->last = copy;
+  if (stream->capturing || strcmp(op->name, "gate") != 0) return;
+  ++stream->gates;
+  stream->behind = 0;
+}
+
+void count_behind(Stream* stream) {
+  if (stream->gates > 0 && ++stream->behind == kDeepestQueue + 1) fault("more than 32 operations behind a gate");
+}
+
+static void pop(Stream* stream) {
+  Op* op = stream->first;
+  stream->first = op->next;
+  free(op);
+}
+
+static int waiting_behind(const Stream* stream) {
+  int count = 0;
+  for (const Op* op = stream->first->next; op != NULL; op = op->next) ++count;
+  return count;
+}
+
+// True once the host has raised the latch. All streams leave one gate at the same moment: the latest of them all.
+static bool pass_gate(Stream* stream) {
+  const uint64_t* arguments = stream->first->arguments;
+  const uint32_t ticket = (uint32_t)arguments[1];
+  const volatile uint32_t* latch = (const volatile uint32_t*)touch(arguments[0], 4, stream->gpu);
+  volatile uint32_t* expired = (volatile uint32_t*)touch(arguments[3], 4, stream->gpu);
+  if (latch == NULL || expired == NULL) return true;
+  const bool open = (int32_t)(*latch - ticket) >= 0;
+  if (!open && stream->queries < 10000) return false;
+  if (!open) fault("GPU %d is waited for behind a closed gate", stream->gpu);
+  if (!open || text_setting("FAKE_GATE_EXPIRES", NULL) != NULL) *expired = 1;
+  if (opened_ticket != ticket)
+    for (const Stream* other = streams; other != NULL; other = other->next)
+      if (other->now > opened_time) opened_time = other->now;
+  opened_ticket = ticket;
+  stream->now = opened_time;
+  --stream->gates;
+  note("open gate %u gpu %d behind %d", ticket, stream->gpu, waiting_behind(stream));
+  return true;
+}
+
+static double rate(int user, int from, int to) {
+  const double wire = by_pair("FAKE_RATE", from, to, 100) * 1e9;
+  const double staged = by_pair("FAKE_STAGED", from, to, 10) * 1e9;
+  return peers(user, user == from ? to : from) ? wire : staged;
+}
+
+// Flips one byte where FAKE_CORRUPT_COPY says so.
+static void corrupt_copy(unsigned char* target, int from, int to) {
+  int nth = 0, byte = 0, only_from = from, only_to = to;
+  const char* wish = text_setting("FAKE_CORRUPT_COPY", NULL);
+  if (wish == NULL || sscanf(wish, "%d:%d:%d>%d", &nth, &byte, &only_from, &only_to) < 2) return;
+  if (from == only_from && to == only_to && ++copies == nth) target[byte] ^= 0xff;
+}
+
+static double run_copy(const Op* op, int user) {
+  const uint64_t bytes = op->arguments[kBytes];
+  const int from = owner_of(op->arguments[kSource]), to = owner_of(op->arguments[kTarget]);
+  const bool kernel = strcmp(op->name, "copy") == 0;
+  // The copy engine needs no peer access: the driver stages then.
+  unsigned char* target = touch(op->arguments[kTarget], bytes, kernel ? user : to);
+  const unsigned char* source = touch(op->arguments[kSource], bytes, kernel ? user : from);
+  if (target == NULL || source == NULL) return 0;
+  if (++copies_tried != (int)by_gpu("FAKE_LOSE_COPY", -1, 0)) memcpy(target, source, bytes);
+  corrupt_copy(target, from, to);
+  note("copy %s by %d from %d to %d bytes %llu align %d %d", op->name, user, from, to, (unsigned long long)bytes,
+       (int)(op->arguments[kSource] % 16), (int)(op->arguments[kTarget] % 16));
+  const double share = kernel ? by_pair("FAKE_SM_SHARE", from, to, 0.9) : 1;
+  return by_pair("FAKE_LATENCY", from, to, 1e-6) + (double)bytes / (rate(user, from, to) * share);
+}
+
+// Seconds of a ring over the ranks in order: the slowest wire decides.
+static double ring_time(const Op* op, uint64_t bytes) {
+  const Clique* clique = op->clique;
+  double slowest = 1e30;
+  for (int i = 0; i < clique->ranks; ++i) {
+    const double wire = rate(clique->gpus[i], clique->gpus[i], clique->gpus[(i + 1) % clique->ranks]);
+    if (wire < slowest) slowest = wire;
+  }
+  const double traffic = strcmp(op->name, "allreduce") == 0 ? 2.0 * (clique->ranks - 1) / clique->ranks : 1;
+  return by_gpu("FAKE_COLLECTIVE_LATENCY", -1, 5e-6) + traffic * (double)bytes / slowest;
+}
+
+static int width(uint64_t dtype) { return (int[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2}[dtype]; }
+
+static void corrupt_collective(Op* const ranks[]) {
+  int nth = 0, element = 0, rank = 0;
+  const char* wish = text_setting("FAKE_CORRUPT_COLLECTIVE", NULL);
+  if (wish == NULL || sscanf(wish, "%d:%d:%d", &nth, &element, &rank) != 3 || ++collectives != nth) return;
+  const uint64_t* arguments = ranks[rank]->arguments;
+  // The lowest byte of a whole number, the sign and exponent of a floating one: wrong by more than any tolerance.
+  const int size = width(arguments[kDtype]), byte = arguments[kDtype] < 6 ? 0 : size - 1;
+  ((unsigned char*)(uintptr_t)arguments[kReceive])[element * size + byte] ^= 0x40;
+}
+
+static bool agree(const Op* one, const Op* other) {
+  return strcmp(one->name, other->name) == 0 && one->arguments[kCount] == other->arguments[kCount] &&
+         one->arguments[kDtype] == other->arguments[kDtype] &&
+         one->arguments[kReductionOrRoot] == other->arguments[kReductionOrRoot];
+}
+
+// Runs a collective once it is the next operation of every rank's stream.
+static bool run_collective(const Clique* clique) {
+  Stream* members[kMostRanks] = {NULL};
+  Op* ranks[kMostRanks];
+  double begin = 0;
+  for (Stream* stream = streams; stream != NULL; stream = stream->next) {
+    Op* op = stream->first;
+    if (op == NULL || stream->capturing || op->clique != clique) continue;
+    members[op->rank] = stream;
+    ranks[op->rank] = op;
+    if (stream->now > begin) begin = stream->now;
+  }
+  for (int i = 0; i < clique->ranks; ++i)
+    if (members[i] == NULL) return false;
+  for (int i = 1; i < clique->ranks; ++i)
+    if (!agree(ranks[0], ranks[i])) fault("rank %d calls another collective than rank 0", i);
+  const uint64_t bytes = ranks[0]->arguments[kCount] * (uint64_t)width(ranks[0]->arguments[kDtype]);
+  for (int i = 0; i < clique->ranks; ++i)
+    if (touch(ranks[i]->arguments[kSend], bytes, clique->gpus[i]) == NULL ||
+        touch(ranks[i]->arguments[kReceive], bytes, clique->gpus[i]) == NULL)
+      return true;
+  ranks[0]->reduce(ranks, clique->ranks);
+  corrupt_collective(ranks);
+  const double end = begin + ring_time(ranks[0], bytes);
+  note("collective %s ranks %d bytes %llu", ranks[0]->name, clique->ranks, (unsigned long long)bytes);
+  for (int i = 0; i < clique->ranks; ++i) {
+    members[i]->now = end + by_gpu("FAKE_LAG", members[i]->gpu, 0);
+    pop(members[i]);
+  }
+  return true;
+}
+
+// Runs a stream's next operation; false where it has to wait.
+static bool step(Stream* stream) {
+  const Op* op = stream->first;
+  if (op == NULL || stream->capturing || sticky_error(stream->gpu) != kSuccess) return false;
+  if (strcmp(op->name, text_setting("FAKE_HANG", "")) == 0) return false;
+  if (op->clique != NULL) return run_collective(op->clique) && sticky_error(stream->gpu) == kSuccess;
+  if (strcmp(op->name, "gate") == 0) {
+    if (!pass_gate(stream)) return false;
+  } else if (strcmp(op->name, "memcpy") == 0 || strcmp(op->name, "copy") == 0) {
+    stream->now += run_copy(op, stream->gpu);
+  } else if (op->event != NULL) {
+    op->event->time = stream->now;
+    op->event->done = true;
+  } else {
+    run_kernel(op, stream->gpu);
+    stream->now += 1e-6;  // checking and filling are not measured: any time will do
+  }
+  pop(stream);
+  return true;
+}
+
+void run_ready(void) {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (Stream* stream = streams; stream != NULL; stream = stream->next)
+      while (step(stream)) moved = true;
+  }
+}

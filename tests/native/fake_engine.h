@@ -1,0 +1,93 @@
+// The simulated GPU: streams are queues of operations that run when somebody asks whether they are done.
+// Lives in the fake libcuda; the fake libnccl adds collectives to its streams through what is EXPORTed.
+#pragma once
+
+#include "fake.h"
+
+enum {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kInvalidImage = 200,
+  kInvalidContext = 201,
+  kNoPeerSupport = 217,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600,
+  kIllegalAddress = 700,
+  kPeerAlreadyEnabled = 704,
+  kCaptureUnsupported = 900
+};
+enum { kMostRanks = kMostGpus, kMostArguments = 11, kDeepestQueue = 32 };
+
+typedef struct Event {
+  int gpu;
+  bool done;
+  double time;
+} Event;
+
+// One communicator's members, shared by all its ranks.
+typedef struct Clique {
+  int ranks;
+  int gpus[kMostRanks];
+  bool connected[kMostRanks];
+} Clique;
+
+typedef struct Op Op;
+struct Op {
+  Op* next;
+  const char* name;  // a kernel's name, or memcpy, memset, event, allreduce, broadcast
+  uint64_t arguments[kMostArguments];
+  unsigned slots;  // gridDim.y
+  Event* event;
+  Clique* clique;
+  int rank;
+  // Collectives: moves the data of all ranks, whose operations it gets in rank order.
+  void (*reduce)(Op* const ranks[], int count);
+};
+// Where memcpy, copy and the collectives keep their arguments.
+enum { kTarget, kSource, kBytes };
+enum { kSend, kReceive, kCount, kDtype, kReductionOrRoot };
+
+typedef struct Stream {
+  struct Stream* next;
+  int gpu;
+  double now;  // seconds
+  Op *first, *last;
+  bool capturing;
+  int gates;   // in the queue
+  int behind;  // operations since the last gate, events aside
+  int queries;
+} Stream;
+
+EXPORT void lock_simulation(void);
+EXPORT void unlock_simulation(bool* unused);
+// Holds the simulation's one lock until the end of the block.
+#define LOCKED __attribute__((cleanup(unlock_simulation), unused)) bool locked_ = (lock_simulation(), true)
+
+EXPORT void queue_op(Stream* stream, const Op* op);
+// For each operation (a whole graph is one) that is queued while a gate may be closed.
+EXPORT void count_behind(Stream* stream);
+void run_ready(void);
+void add_stream(Stream* stream);
+void remove_stream(Stream* stream);
+bool any_gate_closed(void);
+bool any_capture(void);
+// For calls that wait for the device, or would: deadlocks behind a gate, forbidden while a stream is captured.
+EXPORT int blocking(const char* function);
+
+// Memory on a GPU (or on the host, kHost), which kernels on `user` may touch; NULL where they may not.
+enum { kHost = -1 };
+void add_memory(void* at, uint64_t bytes, int gpu);
+bool remove_memory(const void* at);
+uint64_t memory_in_use(int gpu);
+EXPORT int owner_of(uint64_t at);
+void* touch(uint64_t at, uint64_t bytes, int user);
+void enable_peer(int user, int owner);
+
+// The error that a GPU repeats at every query from now on.
+int sticky_error(int gpu);
+void set_error(int gpu, int error);
+
+const char* kernel_widths(const char* name);  // bytes of each argument as characters, NULL for an unknown kernel
+void run_kernel(const Op* op, int gpu);

@@ -1,0 +1,127 @@
+// What kernels.cu's functions promise, written again for one thread: same arguments, other patterns.
+#include <math.h>
+#include <string.h>
+
+#include "fake_engine.h"
+#include "fake_numbers.h"
+
+enum { kPiece = 4096 };  // bytes that are checked at once
+
+typedef struct Report {
+  uint64_t wrong, first;
+  double expected, found;
+} Report;
+
+static const char* const kernels[][2] = {{"gate", "\10\4\10\10"},
+                                         {"fill", "\10\10\10\10\10\4"},
+                                         {"verify", "\10\10\10\10\10\10"},
+                                         {"copy", "\10\10\10"},
+                                         {"fill_elements", "\10\10\10\4\4\4\4\10"},
+                                         {"verify_elements", "\10\10\10\10\4\4\4\4\10\10\10"}};
+
+const char* kernel_widths(const char* name) {
+  for (size_t i = 0; i < sizeof kernels / sizeof *kernels; ++i)
+    if (strcmp(kernels[i][0], name) == 0) return kernels[i][1];
+  return NULL;
+}
+
+static uint64_t scramble(uint64_t x) {
+  x *= 0xd6e8feb86659fd93ull;
+  return (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
+}
+
+// Writes the pattern of bytes [at, at + count) of a buffer.
+static void write_pattern(unsigned char* to, uint64_t seed, uint64_t at, uint64_t count) {
+  uint64_t word = scramble(seed + (at >> 3)) >> (8 * (at & 7));
+  for (uint64_t i = 0; i < count; ++i, word >>= 8) {
+    if (((at + i) & 7) == 0) word = scramble(seed + ((at + i) >> 3));
+    to[i] = (unsigned char)word;
+  }
+}
+
+// expected and found count only where one unit was checked, so they are nonsense after a second wrong one.
+static void wrong(Report* report, uint64_t at, double expected, double found) {
+  const bool alone = ++report->wrong == 1;
+  report->first = at < report->first ? at : report->first;
+  report->expected = alone ? expected : NAN;
+  report->found = alone ? found : NAN;
+}
+
+static void fill(const uint64_t* a, unsigned slots, int gpu) {
+  for (unsigned slot = 0; slot < slots; ++slot) {
+    const uint64_t begin = a[1] + slot * a[2];
+    unsigned char* buffer = touch(a[0] + begin, a[3], gpu);
+    if (buffer == NULL) return;
+    write_pattern(buffer, a[4], begin, a[3]);
+    for (uint64_t i = 0; a[5] && i < a[3]; ++i) buffer[i] = (unsigned char)~buffer[i];
+  }
+}
+
+static void verify_piece(const unsigned char* found, uint64_t seed, uint64_t at, uint64_t count, Report* report) {
+  unsigned char expected[kPiece];
+  write_pattern(expected, seed, at, count);
+  if (memcmp(expected, found, count) == 0) return;
+  for (uint64_t i = 0; i < count; ++i)
+    if (found[i] != expected[i]) wrong(report, at + i, expected[i], found[i]);
+}
+
+static void verify(const uint64_t* a, unsigned slots, int gpu) {
+  Report* report = touch(a[5], sizeof *report, gpu);
+  for (unsigned slot = 0; slot < slots; ++slot) {
+    const uint64_t begin = a[1] + slot * a[2];
+    const unsigned char* buffer = touch(a[0] + begin, a[3], gpu);
+    if (report == NULL || buffer == NULL) return;
+    for (uint64_t at = 0; at < a[3]; at += kPiece)
+      verify_piece(buffer + at, a[4], begin + at, a[3] - at < kPiece ? a[3] - at : kPiece, report);
+  }
+}
+
+static unsigned contribution(uint64_t seed, uint64_t rank, uint64_t index, unsigned reduction) {
+  const unsigned noise = (unsigned)(scramble(seed + scramble(index * kMostRanks + rank)) >> 40);
+  if (reduction == kProduct) return rank < 6 ? 1 + noise % 2 : 1;
+  return noise % 8;
+}
+
+static double expected_element(const uint64_t* a, uint64_t index) {
+  const unsigned dtype = (unsigned)a[4], reduction = (unsigned)a[5], world = (unsigned)a[6];
+  double values[kMostRanks];
+  if (reduction == kCopyOfRoot) return contribution(a[8], a[7], index, kSum);
+  for (unsigned rank = 0; rank < world; ++rank) values[rank] = contribution(a[8], rank, index, reduction);
+  return reduce_numbers(values, (int)world, dtype, reduction);
+}
+
+static void fill_elements(const uint64_t* a, unsigned slots, int gpu) {
+  const unsigned dtype = (unsigned)a[3], size = number_width(dtype);
+  for (unsigned slot = 0; slot < slots; ++slot) {
+    unsigned char* message = touch(a[0] + slot * a[1], a[2] * size, gpu);
+    for (uint64_t i = 0; message != NULL && i < a[2]; ++i)
+      store_number(message + i * size, dtype, contribution(a[7], a[6], i, a[4] == kCopyOfRoot ? kSum : (unsigned)a[4]));
+  }
+}
+
+static void verify_elements(const uint64_t* a, unsigned slots, int gpu) {
+  const unsigned dtype = (unsigned)a[4], size = number_width(dtype);
+  Report* report = touch(a[10], sizeof *report, gpu);
+  double tolerance;
+  memcpy(&tolerance, &a[9], sizeof tolerance);
+  for (unsigned slot = 0; slot < slots; ++slot) {
+    const unsigned char* message = touch(a[0] + slot * a[1] + a[2] * size, a[3] * size, gpu);
+    for (uint64_t i = 0; report != NULL && message != NULL && i < a[3]; ++i) {
+      const double expected = expected_element(a, a[2] + i), found = load_number(message + i * size, dtype);
+      if (!(fabs(found - expected) <= tolerance)) wrong(report, slot * a[1] + (a[2] + i) * size, expected, found);
+    }
+  }
+}
+
+static void set(const uint64_t* a, int gpu) {
+  void* memory = touch(a[0], a[2], gpu);
+  if (memory != NULL) memset(memory, (int)a[1], a[2]);
+}
+
+void run_kernel(const Op* op, int gpu) {
+  if (strcmp(op->name, "fill") == 0) fill(op->arguments, op->slots, gpu);
+  if (strcmp(op->name, "verify") == 0) verify(op->arguments, op->slots, gpu);
+  if (strcmp(op->name, "fill_elements") == 0) fill_elements(op->arguments, op->slots, gpu);
+  if (strcmp(op->name, "verify_elements") == 0) verify_elements(op->arguments, op->slots, gpu);
+  if (strcmp(op->name, "memset") == 0) set(op->arguments, gpu);
+}

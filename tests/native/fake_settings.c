@@ -1,0 +1,121 @@
+// Reads the FAKE_* environment variables; linked into each fake library.
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+const char* text_setting(const char* setting, const char* fallback) {
+  const char* text = getenv(setting);
+  return text == NULL || *text == '\0' ? fallback : text;
+}
+
+// The value of `key=` in a list, NULL where it is not there.
+static const char* entry(const char* list, const char* key) {
+  const size_t length = strlen(key);
+  for (const char* at = list; at != NULL; at = strchr(at, ','), at = at == NULL ? NULL : at + 1)
+    if (strncmp(at, key, length) == 0 && at[length] == '=') return at + length + 1;
+  return NULL;
+}
+
+static double general(const char* list, double fallback) {
+  char* end = NULL;
+  const double value = strtod(list, &end);
+  return end != list && (*end == '\0' || *end == ',') ? value : fallback;
+}
+
+static double listed(const char* setting, const char* keys[], int count, double fallback) {
+  const char* list = text_setting(setting, "");
+  for (int i = 0; i < count; ++i) {
+    const char* found = entry(list, keys[i]);
+    if (found != NULL) return strtod(found, NULL);
+  }
+  return general(list, fallback);
+}
+
+double by_gpu(const char* setting, int gpu, double fallback) {
+  char key[16];
+  snprintf(key, sizeof key, "%d", gpu);
+  const char* keys[] = {key};
+  return listed(setting, keys, 1, fallback);
+}
+
+double by_pair(const char* setting, int from, int to, double fallback) {
+  char directed[32], forth[32], back[32];
+  snprintf(directed, sizeof directed, "%d>%d", from, to);
+  snprintf(forth, sizeof forth, "%d-%d", from, to);
+  snprintf(back, sizeof back, "%d-%d", to, from);
+  const char* keys[] = {directed, forth, back};
+  return listed(setting, keys, 3, fallback);
+}
+
+int count_gpus(void) {
+  const int count = (int)by_gpu("FAKE_GPUS", -1, 4);
+  return count > kMostGpus ? kMostGpus : count;
+}
+
+uint64_t memory_of(int gpu) { return (uint64_t)by_gpu("FAKE_MEMORY", gpu, 1 << 30); }
+
+uint64_t free_of(int gpu) { return (uint64_t)by_gpu("FAKE_FREE", gpu, (double)memory_of(gpu)); }
+
+bool peers(int from, int to) { return from != to && by_pair("FAKE_NO_PEER", from, to, 0) == 0; }
+
+void uuid_of(int gpu, unsigned char bytes[16]) {
+  memset(bytes, 0, 16);
+  bytes[0] = 0xfa;
+  bytes[1] = 0x4e;
+  bytes[15] = (unsigned char)gpu;
+}
+
+static void interrupt(const char* function) {
+  static int calls;
+  const char* nth = entry(text_setting("FAKE_INTERRUPT", ""), function);
+  if (nth != NULL && __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) == atoi(nth)) kill(getpid(), SIGINT);
+}
+
+int injected(const char* function) {
+  static int calls[8];  // by entry of the list
+  const size_t length = strlen(function);
+  interrupt(function);
+  int entry_index = 0;
+  for (const char* at = text_setting("FAKE_FAIL", NULL); at != NULL && entry_index < 8; ++entry_index) {
+    int code = 0, nth = 1;
+    if (strncmp(at, function, length) == 0 && sscanf(at + length, ":%d:%d", &code, &nth) >= 1 &&
+        __atomic_add_fetch(&calls[entry_index], 1, __ATOMIC_RELAXED) == nth)
+      return code;
+    at = strchr(at, ',');
+    if (at != NULL) ++at;
+  }
+  return 0;
+}
+
+static void append(const char* text) {
+  const char* path = text_setting("FAKE_LOG", NULL);
+  FILE* file = path == NULL ? NULL : fopen(path, "a");
+  if (file == NULL) return;
+  fprintf(file, "%s\n", text);  // one write at the close: lines of several threads and processes stay whole
+  fclose(file);
+}
+
+void note(const char* format, ...) {
+  char text[256];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  append(text);
+}
+
+void fault(const char* format, ...) {
+  char text[256];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  fprintf(stderr, "FAULT: %s\n", text);
+  append(text);
+}

@@ -1,0 +1,151 @@
+"""Builds the fake NVIDIA libraries and runs programs on them, always in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import collbench
+
+HERE = Path(__file__).parent
+_PACKAGES = Path(collbench.__file__).parents[1]
+SOURCES = {
+    "libcuda.so.1": ("cuda", "streams", "engine", "memory", "kernels", "numbers", "settings"),
+    "libnccl.so.2": ("nccl", "numbers", "settings"),
+    "libnvidia-ml.so.1": ("nvml", "settings"),
+    "libclock.so": ("clock",),
+}
+# What a test may not inherit from the machine that it runs on.
+_CLEARED = ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL", "LD_PRELOAD")
+
+# Names that every script may use. Two images stand in for a PTX that the driver takes and one that it does not.
+_PRELUDE = """
+import gc, importlib.resources, json, os, sys
+from collbench import _native as native
+PTX = importlib.resources.files("collbench").joinpath("kernels/kernels.ptx").read_text()
+BAD = "no image"
+def say(**values):
+    print(json.dumps(values))
+def failure(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return {"kind": type(error).__name__, "text": str(error), **vars(error)}
+    return {"kind": "none"}
+def open_gpus(count=4, buffer=65536, images=None):
+    gpus = native.Gpus(list(range(count)), images or [PTX])
+    gpus.allocate(buffer)
+    return gpus
+def copies(gpus, links, **changes):
+    plan = dict(multiprocessors=False, pull=False, bytes=1024, shift=0, iterations=4, blocks=1, warmup=0)
+    return gpus.time_copies(links=links, **(plan | changes))
+def session(gpus):
+    return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]))
+def collective(session, groups, **changes):
+    plan = dict(broadcast=False, dtype=7, reduction=0, root=0, count=256, width=4, iterations=4, blocks=1, warmup=0,
+                launch_iterations=0)
+    return session.time(groups=groups, **(plan | changes))
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program left: its exit code, its streams, and the fakes' log."""
+
+    code: int
+    stdout: str
+    stderr: str
+    log: tuple[str, ...]
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The last thing that a script said."""
+        said: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
+        return said
+
+    def lines(self, start: str) -> list[str]:
+        """Return the log's lines that begin with these words."""
+        return [line for line in self.log if line.startswith(start)]
+
+    def leaks(self) -> list[str]:
+        """Return what was made and never released, by the fakes' own names; communicators may outlive us."""
+        balance: Counter[str] = Counter()
+        for line in self.log:
+            if line[0] in "+-" and not line.startswith(("+comm ", "-comm ")):
+                balance[line[1:]] += 1 if line[0] == "+" else -1
+        return [name for name, count in balance.items() if count != 0]
+
+
+class Fakes:
+    """A folder of built fakes. Settings are the FAKE_* variables of fake.h, written without the prefix, or others."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def nccl(self) -> Path:
+        """The fake NCCL's path."""
+        return self.folder / "libnccl.so.2"
+
+    def environment(self, **settings: object) -> dict[str, str]:
+        """Return the variables under which a program finds these GPUs: `gpus=2` sets FAKE_GPUS."""
+        kept = {name: value for name, value in os.environ.items() if name not in _CLEARED and "FAKE_" not in name}
+        fakes = {f"FAKE_{name.upper()}": str(value) for name, value in settings.items()}
+        ours = {"LD_LIBRARY_PATH": str(self.folder), "NCCL": str(self.nccl), "PYTHONPATH": str(_PACKAGES)}
+        return kept | ours | fakes
+
+    def run(
+        self, command: Sequence[str], tmp_path: Path, extra: dict[str, str] | None = None, /, **settings: object
+    ) -> Outcome:
+        """Run a command on these GPUs. Fails the test where the fakes saw a use that hangs real ones."""
+        log = tmp_path / "fake.log"
+        log.unlink(missing_ok=True)
+        environment = self.environment(log=log, **settings) | (extra or {})
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert "FAULT" not in done.stderr, done.stderr
+        lines = tuple(log.read_text().splitlines()) if log.exists() else ()
+        return Outcome(done.returncode, done.stdout, done.stderr, lines)
+
+    def script(self, code: str, tmp_path: Path, extra: dict[str, str] | None = None, /, **settings: object) -> Outcome:
+        """Run Python code on these GPUs; it may use the prelude's names. Fails the test if the code does."""
+        program = _PRELUDE + textwrap.dedent(code)
+        done = self.run([sys.executable, "-c", program], tmp_path, extra, **settings)
+        assert done.code == 0, done.stderr
+        return done
+
+
+def build(folder: Path, without: Sequence[str] = ()) -> Fakes:
+    """Compile the fakes into a folder, leaving out the named functions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for library, parts in SOURCES.items():
+        compile_library(folder, library, parts, without)
+    return Fakes(folder)
+
+
+def compile_library(folder: Path, library: str, parts: Sequence[str], without: Sequence[str] = ()) -> None:
+    """Compile one fake; NCCL's finds the driver's beside it. A function is left out by giving it another name."""
+    renamed = [f"-D{name}=absent_{name}" for name in without]
+    sources = [str(HERE / f"fake_{part}.c") for part in parts]
+    driver = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"] if "nccl" in parts else []
+    flags = [
+        "-std=gnu17",
+        "-O3",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        f"-Wl,-soname,{library}",
+    ]
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, *flags, *renamed, *sources, "-o", str(folder / library), *driver, "-lm"], check=True)

@@ -1,0 +1,181 @@
+"""The whole command line on simulated GPUs: real extension, real NVML binding, no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.fakes import Fakes, Outcome
+
+_MIB = 2**20
+# Just over what CUDA's and NCCL's own needs on four GPUs leave of it: the buffers stay small and the tests quick.
+_FREE = 2306 * _MIB
+_QUICK = ("--sizes", "1K,16K", "-o", "run.json")
+
+
+def _collbench(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> Outcome:
+    plan = {"memory": 4096 * _MIB, "free": _FREE} | settings
+    command = [sys.executable, "-m", "collbench", *arguments]
+    return fakes.run(command, tmp_path, {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}, **plan)
+
+
+def _run_file(tmp_path: Path) -> dict[str, Any]:
+    run: dict[str, Any] = json.loads((tmp_path / "run.json").read_text())
+    return run
+
+
+def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int) -> set[float]:
+    """Return the distinct block times of one cell."""
+    for measurement in run["measurements"]:
+        if measurement["cell"] == {"operation": operation, "members": members, "size_bytes": size}:
+            return {round(s, 12) for sample in measurement["samples"] for s in sample["seconds"]}
+    raise AssertionError(f"{operation} on {members} at {size} was not measured")
+
+
+def test_pairs_measures_every_link_and_ranks_the_slow_pair_last(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, rate="100,1-3=10")
+
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith("backend   cuda")
+    assert "4 × Fake GPU (sim)" in done.stdout
+    assert "NCCL      2.28.9" in done.stdout
+    assert "GPU1  NV18  X     NV18  NV18" in done.stdout
+    order = [line.split()[1] for line in done.stdout.splitlines() if line[:1].isdigit() and "-" in line.split()[1]]
+    assert len(order) == 6
+    assert order[-1] == "GPU1-GPU3"
+    best = next(line for line in done.stdout.splitlines() if line.startswith("best 2"))
+    assert not ("GPU1" in best and "GPU3" in best)
+
+
+def test_the_run_file_holds_the_times_that_the_gpus_took(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, rate="100,1-3=10", lag="0,2=1e-6")
+    run = _run_file(tmp_path)
+
+    assert done.code == 0, done.stderr
+    assert (run["backend"], run["complete"], run["skipped"]) == ("cuda", True, [])
+    # 1 µs, and 16,384 bytes at 100 or 10 GB/s; kernels reach 0.9 of it.
+    assert _seconds(run, "ce-write", [0, 1], 16384) == {1.16384e-6}
+    assert _seconds(run, "ce-read", [3, 1], 16384) == {2.6384e-6}
+    assert _seconds(run, "sm-write", [1, 0], 16384) == {1.182044e-6}
+    # 5 µs, as much traffic for a pair's all-reduce, and 1 µs more where GPU 2 lags.
+    assert _seconds(run, "allreduce", [0, 1], 16384) == {5.16384e-6}
+    assert _seconds(run, "broadcast", [0, 2], 16384) == {6.16384e-6}
+
+
+def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp_path: Path) -> None:
+    plan = {"CUDA_VISIBLE_DEVICES": "2,1,0", "COLLBENCH_NCCL": str(fakes.nccl)}
+    command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--devices", "0,2", *_QUICK]
+    free = 1282 * _MIB  # two GPUs leave room for fewer communicators
+    done = fakes.run(command, tmp_path, plan, memory=4096 * _MIB, free=free, rate="100,0-2=50")
+    run = _run_file(tmp_path)
+
+    assert done.code == 0, done.stderr
+    assert [device["index"] for device in run["devices"]] == [0, 2]
+    # 16,384 bytes at 50 GB/s: only that pair is so slow.
+    assert _seconds(run, "ce-write", [0, 1], 16384) == {1.32768e-6}
+    assert done.lines("copy ") == [
+        line for line in done.lines("copy ") if " from 0 to 2 " in line or " 2 to 0 " in line
+    ]
+
+
+def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes, tmp_path: Path) -> None:
+    arguments = ("pairs", "--backend", "cuda", "--sizes", "1K,4M", "-o", "run.json")
+    done = _collbench(fakes, tmp_path, *arguments, free=f"{_FREE + 16 * _MIB},1={_FREE}", process="0,1=4242")
+
+    assert done.code == 0, done.stderr
+    skipped = _run_file(tmp_path)["skipped"]
+    assert len(skipped) == 1
+    assert "4M" in skipped[0]["what"]
+    assert "GPU1" in skipped[0]["reason"]
+    assert "GPU1" in done.stdout
+    assert "4M" in done.stdout
+
+
+def test_no_size_that_fits_is_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", "--sizes", "1G")
+
+    assert done.code == 2
+    assert done.stderr.startswith("collbench: ")
+    assert done.stderr.count("\n") == 1
+    assert "free" in done.stderr
+
+
+def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, corrupt_copy="1:17:2>1")
+
+    assert done.code == 4
+    assert "wrong data" in done.stderr
+    assert "GPU2 → GPU1" in done.stderr
+    assert "byte 17" in done.stderr
+    assert _run_file(tmp_path)["complete"] is False
+
+
+def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
+    arguments = ("allreduce", "--backend", "cuda", *_QUICK)
+    done = _collbench(fakes, tmp_path, *arguments, corrupt_collective="4:3:2")
+
+    assert done.code == 4
+    assert "wrong data: allreduce" in done.stderr
+    assert "GPU2 among GPU0, GPU1, GPU2, GPU3" in done.stderr
+
+
+def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_path: Path) -> None:
+    # Warming up and the audit launch some 200 graphs, each of at least three passes over all cells another 150.
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, interrupt="cuGraphLaunch=400")
+    run = _run_file(tmp_path)
+
+    assert done.code == 130
+    assert "Traceback" not in done.stderr
+    assert run["complete"] is False
+    assert any(measurement["samples"] for measurement in run["measurements"])
+    assert _collbench(fakes, tmp_path, "show", "run.json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "text"),
+    [
+        ("a failing call", {"fail": "cuMemcpyPeerAsync:719:9"}, "CUDA_ERROR_LAUNCH_FAILED"),
+        ("a failing NCCL", {"fail": "ncclCommSplit:2:1"}, "unhandled system error (the test wants this call to fail)"),
+    ],
+)
+def test_a_failing_library_is_one_line_and_exit_status_1(
+    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, str], text: str
+) -> None:
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, **settings)
+
+    assert done.code == 1, case
+    assert text in done.stderr, case
+    assert "Traceback" not in done.stderr, case
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "settings", "text"),
+    [
+        ("one GPU alone", (), {"gpus": 1}, "two"),
+        ("NCCL is too old", (), {"nccl": 21602}, "2.16.2: collbench needs 2.18 or newer"),
+        ("an unknown device", ("--devices", "0,7"), {}, "7"),
+        ("a driver without devices", (), {"fail": "cuDeviceGetCount:100:1"}, "NO_DEVICE"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_clear_line(
+    fakes: Fakes, tmp_path: Path, case: str, arguments: tuple[str, ...], settings: dict[str, object], text: str
+) -> None:
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, *arguments, **settings)
+
+    assert done.code in (1, 2), case
+    assert text in done.stderr, case
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "run.json").exists(), case
+
+
+def test_topo_shows_the_labels_of_the_simulated_machine(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "topo", nvlinks=0, direct="0,0-1=2", ancestor="50,2-3=20")
+
+    assert done.code == 0, done.stderr
+    assert "NV2" in done.stdout
+    assert "PXB" in done.stdout
+    assert "SYS" in done.stdout

@@ -1,0 +1,103 @@
+"""The GPU facts, read through the real nvidia-ml-py from a simulated NVML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.fakes import Fakes
+
+_FACTS = """
+    from dataclasses import asdict
+    from collbench.machine.nvml import Nvml
+    with Nvml() as nvml:
+        devices = nvml.devices()
+        say(devices=[asdict(d) for d in devices], paths=[asdict(p) for p in nvml.paths(devices)],
+            health=[asdict(nvml.health(d)) for d in devices], driver=nvml.driver_version(), cuda=nvml.cuda_version(),
+            virtualization=nvml.virtualization())
+"""
+
+
+def _facts(fakes: Fakes, tmp_path: Path, **settings: object) -> dict[str, Any]:
+    return fakes.script(_FACTS, tmp_path, **settings).said
+
+
+def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: Path) -> None:
+    facts = _facts(fakes, tmp_path)
+
+    assert (facts["driver"], facts["cuda"], facts["virtualization"]) == ("580.159.04", "13.0", "pass-through")
+    assert facts["devices"][1] == {
+        "index": 1,
+        "uuid": "GPU-fa4e0000-0000-0000-0000-000000000001",
+        "name": "Fake GPU (sim)",
+        "pci_bus_id": "00000000:02:00.0",
+        "memory_bytes": 1 << 30,
+        "numa_node": 0,
+        "cpu_affinity": "0-63",
+    }
+    assert len(facts["paths"]) == 6
+    # [METHOD.md §5]: NV18 by 18 links to a switch, HOSTBRIDGE as the common ancestor.
+    assert {(path["label"], path["ancestor"], path["peer_access"]) for path in facts["paths"]} == {
+        ("NV18", "PHB", "OK")
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "labels"),
+    [
+        ("direct links between some", {"direct": "0,0-1=2,1-2=1"}, ["NV2", "PHB", "NV1"]),
+        ("no NVLink, near and far", {"nvlinks": 0, "ancestor": "50,0-1=10"}, ["PIX", "SYS", "SYS"]),
+        ("a GPU with fewer links to the switch", {"nvlinks": "18,2=16"}, ["NV18", "NV16", "NV16"]),
+    ],
+)
+def test_labels(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object], labels: list[str]) -> None:
+    paths = _facts(fakes, tmp_path, gpus=3, **settings)["paths"]
+
+    assert [path["label"] for path in paths] == labels, case
+
+
+def test_missing_peer_access_is_told_for_its_pair(fakes: Fakes, tmp_path: Path) -> None:
+    paths = _facts(fakes, tmp_path, gpus=3, no_peer="0,0-2=1")["paths"]
+
+    assert [path["peer_access"] for path in paths] == ["OK", "TNS", "OK"]
+
+
+def test_another_process_shows_in_a_gpus_health(fakes: Fakes, tmp_path: Path) -> None:
+    health = _facts(fakes, tmp_path, process="0,1=4242", memory=1 << 30, free=f"{1 << 30},1={1 << 20}")["health"]
+
+    assert [state["processes"] for state in health] == [0, 1, 0, 0]
+    assert [state["utilization"] for state in health] == [0, 90, 0, 0]
+    # The fake has no nvmlDeviceGetMemoryInfo_v2, as old drivers do not.
+    assert health[1]["memory_used"] == (1 << 30) - (1 << 20)
+    assert health[0]["nvlink_errors"] == 0
+
+
+def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes, tmp_path: Path) -> None:
+    # nvml.h: NVML_ERROR_DRIVER_NOT_LOADED is 9.
+    said = fakes.script(
+        "from collbench.machine.nvml import Nvml\nsay(**failure(Nvml().__enter__))",
+        tmp_path,
+        fail="nvmlInitWithFlags:9:1",
+    ).said
+
+    assert said["kind"] == "MachineError"
+    assert said["text"].startswith("no NVIDIA driver")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetTopologyCommonAncestor",
+        "nvmlDeviceGetClockInfo",
+        "nvmlDeviceGetP2PStatus",
+    ],
+)
+def test_an_unsupported_question_never_stops_the_others(fakes: Fakes, tmp_path: Path, function: str) -> None:
+    # nvml.h: NVML_ERROR_NOT_SUPPORTED is 3.
+    facts = _facts(fakes, tmp_path, gpus=2, fail=f"{function}:3:1")
+
+    assert len(facts["devices"]) == 2
+    assert len(facts["paths"]) == 1

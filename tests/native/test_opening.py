@@ -1,0 +1,134 @@
+"""The extension finds, refuses and names the NVIDIA libraries that it opens at run time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.native.fakes import SOURCES, Fakes, compile_library
+
+_DRIVER_SYMBOLS = ("cuInit", "cuMemAlloc_v2", "cuMemcpyPeerAsync", "cuGraphInstantiateWithFlags", "cuGraphDestroy")
+_NCCL_SYMBOLS = ("ncclGetVersion", "ncclCommSplit", "ncclGroupEnd")
+
+
+def test_without_a_driver_the_import_works_and_the_first_call_says_what_is_missing(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    script = "say(**failure(native.list_gpus))"
+    said = fakes.script(script, tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}).said
+
+    assert said["kind"] == "LibraryError"
+    assert said["text"].startswith("no NVIDIA driver: libcuda.so.1")
+
+
+@pytest.mark.parametrize("symbol", _DRIVER_SYMBOLS)
+def test_an_old_driver_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
+    compile_library(tmp_path, "libcuda.so.1", SOURCES["libcuda.so.1"], without=[symbol])
+
+    said = fakes.script("say(**failure(native.list_gpus))", tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}).said
+
+    assert said["kind"] == "LibraryError"
+    assert f"libcuda.so.1 has no function {symbol}: it is too old" in said["text"]
+
+
+def test_a_driver_that_does_not_start_says_so_and_is_asked_again_at_the_next_call(fakes: Fakes, tmp_path: Path) -> None:
+    script = "say(first=failure(native.list_gpus), then=len(native.list_gpus()))"
+    said = fakes.script(script, tmp_path, fail="cuInit:100:1", gpus=3).said
+
+    assert said["first"]["kind"] == "CudaError"
+    assert said["first"]["text"] == (
+        "the NVIDIA driver does not start: cuInit(0): CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)"
+    )
+    assert said["then"] == 3
+
+
+def test_an_error_that_the_driver_cannot_name_still_shows_the_call(fakes: Fakes, tmp_path: Path) -> None:
+    said = fakes.script("say(**failure(native.list_gpus))", tmp_path, fail="cuDeviceGetCount:12345:1").said
+
+    assert said["text"].startswith("cuDeviceGetCount(&count): unknown error (no description) at gpus.cpp:")
+
+
+def test_gpus_are_listed_with_their_identity_in_cuda_order(fakes: Fakes, tmp_path: Path) -> None:
+    script = "say(found=[[g.ordinal, g.uuid, g.pci_bus_id, g.name, g.memory_bytes] for g in native.list_gpus()])"
+    visible = {"CUDA_VISIBLE_DEVICES": "2,GPU-fa4e0000-0000-0000-0000-000000000000"}
+    said = fakes.script(script, tmp_path, visible, memory="1000000,2=2000000").said
+
+    assert said["found"] == [
+        [0, "GPU-fa4e0000-0000-0000-0000-000000000002", "0000:03:00.0", "Fake GPU (sim)", 2000000],
+        [1, "GPU-fa4e0000-0000-0000-0000-000000000000", "0000:01:00.0", "Fake GPU (sim)", 1000000],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "images", "chosen"),
+    [
+        ("the first image that loads is taken", "[PTX, BAD]", 0),
+        ("an image that does not load gives way to the next", "[BAD, PTX]", 1),
+        ("an image without one of the kernels gives way to the next", "[PTX.replace('.entry verify(', '('), PTX]", 1),
+    ],
+)
+def test_images(fakes: Fakes, tmp_path: Path, case: str, images: str, chosen: int) -> None:
+    done = fakes.script(f"say(image=open_gpus(2, images={images}).image)", tmp_path)
+
+    assert done.said["image"] == chosen, case
+
+
+def test_an_image_must_load_on_every_gpu(fakes: Fakes, tmp_path: Path) -> None:
+    said = fakes.script(
+        "say(image=open_gpus(2, images=[PTX, PTX]).image)", tmp_path, fail="cuModuleLoadData:200:2"
+    ).said
+
+    assert said["image"] == 1
+
+
+def test_when_no_image_loads_each_failure_is_told(fakes: Fakes, tmp_path: Path) -> None:
+    script = "say(**failure(open_gpus, images=[BAD, PTX.replace('.entry gate(', '(')])); gc.collect()"
+    done = fakes.script(script, tmp_path)
+
+    assert done.said["kind"] == "LibraryError"
+    assert done.said["text"].startswith("the driver loads none of collbench's kernels: cuModuleLoadData(")
+    assert "CUDA_ERROR_INVALID_IMAGE" in done.said["text"]
+    assert "CUDA_ERROR_NOT_FOUND (named symbol not found)" in done.said["text"]
+    assert done.leaks() == []
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "path", "text"),
+    [
+        ("a path where nothing is", {}, "/nowhere/libnccl.so.2", "NCCL cannot be opened at /nowhere/libnccl.so.2: "),
+        ("no path, none loaded", {}, "", "no NCCL is loaded in this process"),
+        ("a version without split", {"nccl": 21703}, None, "is version 2.17.3: collbench needs 2.18 or newer"),
+        ("a version in the old form", {"nccl": 2804}, None, "is version 2804: collbench needs 2.18 or newer"),
+    ],
+)
+def test_an_nccl_that_cannot_be_used_is_refused(
+    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, int], path: str | None, text: str
+) -> None:
+    asked = str(fakes.nccl) if path is None else path
+    said = fakes.script(f"say(**failure(native.Nccl, {asked!r}))", tmp_path, **settings).said
+
+    assert said["kind"] == "LibraryError", case
+    assert text in said["text"], case
+
+
+@pytest.mark.parametrize("symbol", _NCCL_SYMBOLS)
+def test_an_nccl_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
+    compile_library(tmp_path, "libcuda.so.1", SOURCES["libcuda.so.1"])
+    compile_library(tmp_path, "libnccl.so.2", SOURCES["libnccl.so.2"], without=[symbol])
+
+    said = fakes.script(f"say(**failure(native.Nccl, {str(tmp_path / 'libnccl.so.2')!r}))", tmp_path).said
+
+    assert said["kind"] == "LibraryError"
+    assert f"libnccl.so.2 has no function {symbol}" in said["text"]
+
+
+def test_the_nccl_that_is_already_loaded_is_found_again(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        first = native.Nccl(os.environ["NCCL"])
+        again = native.Nccl("")
+        say(version=again.version, path=again.path)
+    """
+    said = fakes.script(script, tmp_path, nccl=22803).said
+
+    assert said == {"version": 22803, "path": str(fakes.nccl)}
