@@ -72,10 +72,9 @@ void CollectiveTimer::enqueue(const CollectiveRound& round, const Group& group, 
 }
 
 void CollectiveTimer::enqueue_all(const CollectiveRound& round, const Group& group, std::uint64_t offset) {
-  const Nccl& nccl = communicators_.nccl();
-  NCCL_CHECK(nccl, ncclGroupStart);
+  NcclGroup calls(communicators_.nccl());
   for (std::size_t rank = 0; rank < group.size(); ++rank) enqueue(round, group, rank, offset);
-  NCCL_CHECK(nccl, ncclGroupEnd);
+  calls.end();
 }
 
 CollectiveTimer::Chain CollectiveTimer::capture(const CollectiveRound& round, const Group& group) {
@@ -83,19 +82,12 @@ CollectiveTimer::Chain CollectiveTimer::capture(const CollectiveRound& round, co
   // Once without a graph: NCCL connects and loads its kernels on first use, which must not happen behind a gate.
   enqueue_all(round, group, chain.slots.offset(0));
   wait(group);
-  for (const int member : group) {
-    gpus_[member].context.make_current();
-    CUDA_CHECK(cuStreamBeginCapture_v2, gpus_[member].stream.get(), kCaptureThreadLocal);
-  }
-  for (int i = 0; i < round.iterations; ++i) enqueue_all(round, group, chain.slots.offset(i));
   // Every capture ends before the first graph is instantiated: the driver refuses that while this thread captures.
+  std::vector<Capture> captures;
+  for (const int member : group) captures.emplace_back(gpus_[member].context.get(), gpus_[member].stream.get());
+  for (int i = 0; i < round.iterations; ++i) enqueue_all(round, group, chain.slots.offset(i));
   std::vector<Graph> graphs;
-  for (const int member : group) {
-    CUgraph graph = nullptr;
-    gpus_[member].context.make_current();
-    CUDA_CHECK(cuStreamEndCapture, gpus_[member].stream.get(), &graph);
-    graphs.emplace_back(gpus_[member].context.get(), graph);
-  }
+  for (Capture& capture : captures) graphs.push_back(capture.end());
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     Gpu& gpu = gpus_[group[rank]];
     CUgraphExec executable = nullptr;

@@ -34,10 +34,10 @@ void Communicators::prepare(const std::vector<Group>& groups) {
   if (missing.empty()) return;
   const Communicator& world = made_.at(everyone());
   Communicator part(gpus_.size(), nullptr);
-  NCCL_CHECK(nccl_, ncclGroupStart);
+  NcclGroup calls(nccl_);
   for (std::size_t i = 0; i < world.size(); ++i)
     NCCL_CHECK(nccl_, ncclCommSplit, world[i], color[i], key[i], &part[i], nullptr);
-  NCCL_CHECK(nccl_, ncclGroupEnd);
+  calls.end();
   for (const Group& group : missing)
     for (const int position : group) made_[group].push_back(part[static_cast<std::size_t>(position)]);
 }

@@ -14,6 +14,25 @@ using Group = std::vector<int>;
 // One ncclComm_t a rank.
 using Communicator = std::vector<ncclComm_t>;
 
+// An open group of NCCL calls. Leaving its scope by an exception closes it, so that the thread can use NCCL again.
+class NcclGroup {
+ public:
+  explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { NCCL_CHECK(nccl_, ncclGroupStart); }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  ~NcclGroup() {
+    if (open_) nccl_.ncclGroupEnd();
+  }
+  void end() {
+    open_ = false;
+    NCCL_CHECK(nccl_, ncclGroupEnd);
+  }
+
+ private:
+  const Nccl& nccl_;
+  bool open_ = true;
+};
+
 // The world of all GPUs, and every group split from it. Tearing communicators down takes 0.5-1.0 s a round
 // [METHOD.md §3, 4×H200], so it happens in close() alone: a process that ends leaves them to the driver.
 class Communicators {

@@ -99,6 +99,36 @@ inline DeviceMemory make_memory(CUcontext context, std::size_t bytes) {
   return {context, memory};
 }
 
+// A stream that records what is queued on it instead of running it. Leaving its scope by an exception ends the
+// capture and drops the graph, so that the stream can be used again.
+class Capture {
+ public:
+  Capture(CUcontext context, CUstream stream) : context_(context), stream_(stream) {
+    CUDA_CHECK(cuCtxSetCurrent, context_);
+    CUDA_CHECK(cuStreamBeginCapture_v2, stream_, kCaptureThreadLocal);
+  }
+  Capture(Capture&& other) noexcept : context_(other.context_), stream_(std::exchange(other.stream_, nullptr)) {}
+  Capture& operator=(Capture&&) = delete;
+  ~Capture() {
+    if (stream_ == nullptr) return;
+    CUgraph dropped = nullptr;
+    driver().cuCtxSetCurrent(context_);
+    driver().cuStreamEndCapture(stream_, &dropped);
+    if (dropped != nullptr) driver().cuGraphDestroy(dropped);
+  }
+  Graph end() {
+    CUgraph graph = nullptr;
+    CUDA_CHECK(cuCtxSetCurrent, context_);
+    const CUstream stream = std::exchange(stream_, nullptr);
+    CUDA_CHECK(cuStreamEndCapture, stream, &graph);
+    return {context_, graph};
+  }
+
+ private:
+  CUcontext context_;
+  CUstream stream_;
+};
+
 // Host memory that every context can address.
 inline PinnedMemory make_pinned(CUcontext context, std::size_t bytes) {
   void* memory = nullptr;

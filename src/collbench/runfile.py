@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import json
+import math
 import os
 import tempfile
 import types
@@ -13,6 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from collbench.dtypes import DTYPE_BYTES
 from collbench.errors import RunFileError
 from collbench.model import Run
 
@@ -29,15 +31,17 @@ def save(run: Run, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
+        # A name from the system that is not UTF-8 holds lone surrogates: as \udcxx they are valid JSON.
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _cannot_save(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):  # gone already, unless something failed or was interrupted
+            temporary.unlink()
 
 
 def _cannot_save(path: Path, error: OSError) -> RunFileError:
@@ -46,9 +50,9 @@ def _cannot_save(path: Path, error: OSError) -> RunFileError:
 
 def check_writable(path: Path) -> None:
     """Raise RunFileError if a run could not be saved at `path`; an existing file there is left alone."""
-    if path.is_dir():
-        raise RunFileError(f"cannot save the run as {path}: it is a folder; choose another place with -o")
     try:
+        if path.is_dir():
+            raise RunFileError(f"cannot save the run as {path}: it is a folder; choose another place with -o FILE")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -78,7 +82,7 @@ def loads(text: str, name: str) -> Run:
     """Return the run in JSON text; `name` is the file's, for errors. Raises RunFileError."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
         raise RunFileError(f"{name} is not a run file: not JSON, or cut off ({error})") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RunFileError(f'{name} is JSON but not a collbench run: it has no "format": "{FORMAT}"')
@@ -89,9 +93,37 @@ def loads(text: str, name: str) -> Run:
         )
     try:
         run: Run = _build(Run, {key: data[key] for key in data if key not in ("format", "format_version")}, "run")
+        _check_meaning(run)
     except (TypeError, ValueError, KeyError) as error:
         raise RunFileError(f"{name} is a damaged run file: {error}") from error
     return run
+
+
+def _check_meaning(run: Run) -> None:
+    """Raise ValueError where fields of the right kind mean nothing: whoever judges the run would stumble over them."""
+    positions = range(len(run.devices))
+    if run.settings.dtype not in DTYPE_BYTES:
+        raise ValueError(f"run.settings.dtype is '{run.settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
+    for number, path in enumerate(run.paths):
+        _check_members(path.devices, positions, f"run.paths[{number}].devices")
+    for number, found in enumerate(run.measurements):
+        where = f"run.measurements[{number}]"
+        _check_members(found.cell.members, positions, f"{where}.cell.members")
+        if found.cell.size_bytes < 1:
+            raise ValueError(f"{where}.cell.size_bytes is {found.cell.size_bytes}, not 1 or more")
+        if found.cell.operation.is_copy and len(found.cell.members) != 2:
+            raise ValueError(
+                f"{where}.cell.members are {len(found.cell.members)}, but a copy has a source and a destination"
+            )
+        if not found.samples or not all(sample.seconds for sample in found.samples):
+            raise ValueError(f"{where} has no block times")
+        if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):
+            raise ValueError(f"{where} has a time that is not positive and finite")
+
+
+def _check_members(members: tuple[int, ...], positions: range, where: str) -> None:
+    if len(members) < 2 or len(set(members)) < len(members) or not set(members) <= set(positions):
+        raise ValueError(f"{where} is {list(members)}, not two or more distinct places in a list of {len(positions)}")
 
 
 def _plain(value: Any) -> Any:
@@ -122,13 +154,17 @@ def _build(kind: Any, data: Any, where: str) -> Any:
     if origin in (tuple, list):
         return _build_sequence(kind, data, where)
     if origin is dict:
-        return dict(_expect(data, dict, where))
+        inner = typing.get_args(kind)[1]
+        return {key: _build(inner, value, f"{where}.{key}") for key, value in _expect(data, dict, where).items()}
     return _build_scalar(kind, data, where)
 
 
 def _build_scalar(kind: Any, data: Any, where: str) -> Any:
     if issubclass(kind, enum.Enum):
-        return kind(_expect(data, str, where))
+        names = [member.value for member in kind]
+        if _expect(data, str, where) not in names:
+            raise ValueError(f"{where} is '{data}', not one of {', '.join(names)}")
+        return kind(data)
     if kind is float:
         return float(_expect(data, (int, float), where))
     return _expect(data, kind, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,7 +16,7 @@ from typing import Self
 from collbench import runfile
 from collbench.backends.opening import Opened, nccl_settings, open_backend
 from collbench.dtypes import DTYPE_BYTES
-from collbench.errors import RunFileError, UsageError
+from collbench.errors import CollbenchError, RunFileError, UsageError
 from collbench.measure.plan import Members, Plan, collective_sizes, directed_links, unordered_pairs
 from collbench.measure.sweep import EFFORTS, Watcher, sweep
 from collbench.model import Operation, Run, Settings, Skipped
@@ -84,7 +85,8 @@ class Session:
             sweep(backend, self._plan, self.run, effort, self._rng(), watcher)
         finally:
             if self.run.measurements:
-                self.run.health_after = self._opened.health()
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
+                    self.run.health_after = self._opened.health()
                 self._save()
 
     def _rng(self) -> random.Random:
@@ -175,7 +177,7 @@ def _empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipp
             sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
             dtype=request.dtype,
             redop=request.redop,
-            visits=EFFORTS[request.backend].visits,
+            visits=EFFORTS[request.backend].screening,
             seed=request.seed,
             command=request.command,
             environment=nccl_settings(),

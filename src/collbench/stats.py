@@ -20,9 +20,10 @@ FEWEST_BLOCKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One cell in a person's units: seconds and GB/s medians over all blocks, busbw's 95 % interval (None: too few).
+    """One cell in a person's units: the median visit's seconds and GB/s, and busbw's 95 % interval (None: too few).
 
-    `visits` are the busbw medians of each visit, GB/s, in the order they were made.
+    A visit counts as the median of its blocks, because blocks of one visit resemble each other. The interval is the
+    order-statistic one over all blocks. `visits` are the busbw of each visit, GB/s, in the order they were made.
     """
 
     seconds: float
@@ -68,7 +69,7 @@ def summarize(measurement: Measurement) -> Summary:
     cell = measurement.cell
     factor = 1.0 if cell.operation.is_copy else busbw_factor(cell.operation, len(cell.members))
     seconds = block_seconds(measurement)
-    middle = float(np.median(seconds))
+    middle = float(np.median([np.median(sample.seconds) for sample in measurement.samples]))
     interval = median_interval(seconds)
     launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
     return Summary(

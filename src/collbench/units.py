@@ -63,7 +63,7 @@ def _parse_range(text: str) -> tuple[int, ...]:
 
 
 def _parse_factor(text: str) -> int:
-    if not text.strip().lstrip("+-").isdigit():
+    if not text.strip().lstrip("+-").isdecimal():
         raise UsageError(f"factor '{text}' is not a whole number: write 2, 4, …")
     factor = int(text)
     if factor <= 1:

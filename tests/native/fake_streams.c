@@ -151,6 +151,7 @@ EXPORT int cuStreamEndCapture(Stream* stream, Graph** graph) {
 
 EXPORT int cuGraphInstantiateWithFlags(Graph** executable, const Graph* graph, unsigned long long flags) {
   CALLED;
+  if (any_capture()) return kCaptureUnsupported;  // seen on H200, driver 580.159.04: this thread still captures
   if (flags != 0) return kInvalidValue;
   Op* first = NULL;
   Op** last = &first;

@@ -181,3 +181,25 @@ def test_a_rank_that_failed_in_the_background_is_told(fakes: Fakes, tmp_path: Pa
 
     assert said["kind"] == "NcclError"
     assert said["text"].startswith("ncclCommGetAsyncError(communicator): remote process exited or network error")
+
+
+@pytest.mark.parametrize(
+    ("case", "fail"),
+    [
+        ("the collective refuses to be captured", "ncclAllReduce:2:3"),
+        ("a group does not end", "ncclGroupEnd:2:2"),
+        ("a capture does not begin", "cuStreamBeginCapture_v2:1:2"),
+    ],
+)
+def test_a_failure_inside_a_capture_leaves_streams_and_thread_usable(
+    fakes: Fakes, tmp_path: Path, case: str, fail: str
+) -> None:
+    script = """
+    held = session(open_gpus(2))
+    first = failure(collective, held, [[0, 1]])["kind"]
+    say(first=first, then=failure(collective, held, [[0, 1]]))
+    """
+    said = fakes.script(script, tmp_path, fail=fail).said
+
+    assert said["first"] in {"NcclError", "CudaError"}, case
+    assert said["then"] == {"kind": "none"}, case

@@ -95,7 +95,7 @@ def test_a_failing_nccl_call_is_named_with_its_last_error_and_leaks_nothing(
 
     assert done.said["kind"] == "NcclError"
     assert re.fullmatch(
-        rf"{function}(\(.*\))?: unhandled system error \(the test wants this call to fail\) at \w+\.cpp:\d+",
+        rf"{function}(\(.*\))?: unhandled system error \(the test wants this call to fail\) at \w+\.[ch]pp:\d+",
         done.said["text"],
     )
     assert done.leaks() == []

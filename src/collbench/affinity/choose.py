@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 
 from collbench.affinity.rings import bottleneck_ring, ring_bound
 from collbench.affinity.tiers import Ranking, rank_pairs
@@ -38,13 +40,16 @@ class Choice:
 
 
 def evidence(run: Run) -> Ranking | None:
-    """Return the ranking that decides: the first operation with pairs, at its largest size. None without any."""
+    """Return the ranking that decides: the first operation with pairs, at its largest size. None without any.
+
+    An interrupted run may hold few pairs at the largest size; then the largest with the most pairs decides.
+    """
     for operation in _EVIDENCE:
-        sizes = [
+        pairs = Counter(
             m.cell.size_bytes for m in run.measurements if m.cell.operation is operation and len(m.cell.members) == 2
-        ]
-        if sizes:
-            return rank_pairs(run, operation, max(sizes))
+        )
+        if pairs:
+            return rank_pairs(run, operation, max(pairs, key=lambda size: (pairs[size], size)))
     return None
 
 
@@ -58,7 +63,8 @@ def choose(run: Run, k: int) -> Choice:
         return Choice(tuple(range(n)), f"all {n} devices", ranking.standings[-1].gbs if ranking else 0.0)
     if ranking is None:
         raise UsageError("the run holds no pair: measure with 'collbench pairs' first")
-    if k == 1 or ranking.one_tier:
+    every_pair = len(ranking.standings) == comb(n, 2)  # an interrupted run may lack some: they are not known to tie
+    if k == 1 or (ranking.all_tied and every_pair):
         return _tie_break(run, k, ranking)
     return _best_ring(run, k, ranking)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 
 Rate = Callable[[int, int], float]
@@ -10,7 +11,7 @@ Rate = Callable[[int, int], float]
 def bottleneck_ring(members: Sequence[int], rate: Rate) -> float:
     """Return the slowest edge of the ring that makes it fastest, in `rate`'s unit; two members are their pair.
 
-    `rate(a, b)` is symmetric. Exact; time grows with the number of distinct rates that lie between the bounds.
+    `rate(a, b)` is symmetric. Exact; time grows with 2^members.
     """
     if len(members) < 2:
         raise ValueError("a ring needs two members")
@@ -20,8 +21,9 @@ def bottleneck_ring(members: Sequence[int], rate: Rate) -> float:
     # Every member needs two edges, so no ring beats the worst member's second-best edge.
     bound = min(sorted((rates[a, b] for b in members if b != a), reverse=True)[1] for a in members)
     thresholds = sorted({value for value in rates.values() if value <= bound}, reverse=True)
-    # The complete graph has a ring, so the lowest threshold always does.
-    return next(limit for limit in thresholds if _has_ring(members, {edge for edge in rates if rates[edge] >= limit}))
+    # The complete graph has a ring, so the lowest threshold always does; what has one keeps it below.
+    place = bisect_left(thresholds, True, key=lambda limit: _has_ring(members, {e for e in rates if rates[e] >= limit}))
+    return thresholds[place]
 
 
 def ring_bound(members: Sequence[int], rate: Rate) -> float:
@@ -32,12 +34,18 @@ def ring_bound(members: Sequence[int], rate: Rate) -> float:
 
 
 def _has_ring(members: Sequence[int], edges: Collection[tuple[int, int]]) -> bool:
-    """Tell whether a Hamiltonian cycle uses only these edges: depth first, back to the first member."""
-    first, rest = members[0], frozenset(members[1:])
+    """Tell whether a Hamiltonian cycle uses only these edges, in 2^members steps.
 
-    def extend(last: int, left: frozenset[int]) -> bool:
-        if not left:
-            return (last, first) in edges
-        return any((last, following) in edges and extend(following, left - {following}) for following in left)
-
-    return extend(first, rest)
+    Bit sets of the members but the first: `ends[visited]` holds where a path from the first through `visited` can end.
+    """
+    first, *rest = members
+    near = [sum(1 << j for j, b in enumerate(rest) if (a, b) in edges) for a in rest]
+    home = sum(1 << j for j, b in enumerate(rest) if (first, b) in edges)
+    ends = [0] * (1 << len(rest))
+    for j in range(len(rest)):
+        ends[1 << j] = home & 1 << j
+    for visited, reached in enumerate(ends):
+        for j, neighbours in enumerate(near):
+            if neighbours & reached and not visited >> j & 1:
+                ends[visited | 1 << j] |= 1 << j
+    return bool(ends[-1] & home)

@@ -56,8 +56,13 @@ class Ranking:
 
     @property
     def one_tier(self) -> bool:
-        """True where no pair is distinguishable from the best: the choice does not affect bandwidth."""
+        """True where no pair is distinguishable from the best; that may also mean that too little was measured."""
         return all(standing.tier == 1 for standing in self.standings)
+
+    @property
+    def all_tied(self) -> bool:
+        """True where every pair equals the best within `delta`: the choice does not affect bandwidth."""
+        return self.one_tier and all(standing.relation is Relation.TIED for standing in self.standings)
 
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | None:
@@ -143,6 +148,8 @@ def _relation(top: list[float], other: list[float], sigma: float, delta: float) 
     """Compare with the tier's top: tied where the 90 % interval of the difference lies inside ±δ."""
     if top is other:
         return Relation.TIED
+    if min(len(top), len(other)) < _FEWEST_VISITS_FOR_TIERS:
+        return Relation.UNDECIDED  # a single visit shows no noise, so everything would look certain
     difference = _middle(top) - _middle(other)
     error = _Z_90_PERCENT * sigma * math.hypot(median_deviation(len(top)), median_deviation(len(other)))
     if abs(difference) + error <= delta:

@@ -33,7 +33,6 @@ _SMALLEST_BUFFER = 256 * _MIB
 _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
-_LAUNCH_LOOP = 20  # as nccl-tests' default -n
 
 
 class CudaBackend:
@@ -120,10 +119,10 @@ class CudaBackend:
                 root=step.root,
                 count=step.size_bytes // DTYPE_BYTES[step.dtype],
                 width=DTYPE_BYTES[step.dtype],
-                iterations=min(step.iterations, 20),
+                iterations=step.iterations,
                 blocks=step.blocks,
                 warmup=step.warmup,
-                launch_iterations=_LAUNCH_LOOP if step.launch_loop else 0,
+                launch_iterations=step.iterations if step.launch_loop else 0,
             )
         return Timing(tuple(tuple(blocks) for blocks in seconds), tuple(launches))
 

@@ -22,9 +22,9 @@ def say(text: str) -> None:
 def show_page(blocks: Iterable[RenderableType]) -> None:
     """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR."""
     console = (
-        Console(highlight=False, soft_wrap=True)
+        Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         if sys.stdout.isatty()
-        else Console(highlight=False, soft_wrap=True, width=_PIPED_WIDTH)
+        else Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PIPED_WIDTH)
     )
     for block in blocks:
         console.print(block)

@@ -15,10 +15,14 @@ Members = tuple[int, ...]
 
 # From this size on one message is long enough for the clocks to have settled within it: no untimed block before it.
 _SELF_WARMING = 16 * 2**20
-# METHOD.md §2.2: the gated queue stays shallow.
-_MOST_ITERATIONS = 24
-# METHOD.md §2.6: replicate by visits; two blocks a visit and five visits give ten blocks.
+# METHOD.md §2.2: the gated queue stays shallow. 20 is also what nccl-tests takes by default (-n).
+_MOST_ITERATIONS = 20
+# METHOD.md §2.6: replicate by visits; two blocks in each of three visits give the six that an interval needs.
 BLOCKS_A_VISIT = 2
+# A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
+# 4 × H200 that drain was 15 % of the time, so chains are longer than blocks of copies, and never single collectives.
+_CHAIN_BLOCKS = 8
+_SHORTEST_CHAIN, _SHORTEST_LONG_CHAIN = 2, 4  # of a pair; of more ranks, whose pipeline drains longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Plan:
 
     def step(self, operation: Operation, groups: Sequence[Members], size: int, *, launch_loop: bool = False) -> Step:
         """Return the step that visits these cells together."""
-        iterations = max(1, min(_MOST_ITERATIONS, -(-self.block_bytes // size)))
+        iterations = self._iterations(operation, len(groups[0]), size)
         return Step(
             operation,
             tuple(groups),
@@ -60,6 +64,18 @@ class Plan:
             root=self.root,
             launch_loop=launch_loop,
         )
+
+    def _iterations(self, operation: Operation, world_size: int, size: int) -> int:
+        if operation.is_copy:
+            fewest, volume = 1, self.block_bytes
+        else:
+            fewest = _SHORTEST_CHAIN if world_size == 2 else _SHORTEST_LONG_CHAIN
+            volume = _CHAIN_BLOCKS * self.block_bytes
+        return max(fewest, min(_MOST_ITERATIONS, -(-volume // size)))
+
+    def decides(self, cell: Cell) -> bool:
+        """Return whether tiers and choices rest on the cell: the largest size of its operation."""
+        return cell.size_bytes == self.sizes[cell.operation][-1]
 
     def passes(self, rng: random.Random, wanted: set[Cell], *, launch_loop: bool = False) -> list[Step]:
         """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan."""

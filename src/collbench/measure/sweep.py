@@ -17,27 +17,28 @@ from collbench.model import Cell, Measurement, Run, Sample, StopReason
 
 # METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 20 tries bound a clock that never settles.
 _DRIFT, _WARM_TRIES = 0.01, 20
-_WARM_BYTES = 64 * 2**20
+_WARM_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: visits for every cell, and seconds after which none gets more than it needs to be screened.
+    """How long to measure: visits for every cell, more for those that decide, and seconds for all of it.
 
-    `block_bytes` is how much one timed block moves.
+    A cell that is unsettled after its visits gets more until the time is up; `screening` visits are always made.
+    `block_bytes` is how much one timed block of copies moves.
     """
 
-    visits: int
+    screening: int
+    deciding: int
     budget_seconds: float
     block_bytes: int
 
 
-# METHOD.md §4: three visits screen.
-_SCREENING_VISITS = 3
-# GPUs: 128 MiB takes 0.3 ms at 400 GB/s, long against the event clock's 0.5 µs. Cores are fifty times slower.
+# METHOD.md §4: three visits screen, five publish a tier. Blocks: on GPUs 128 MiB takes 0.3 ms at 400 GB/s, long against
+# the event clock's 0.5 µs; cores are fifty times slower.
 EFFORTS = {
-    "cuda": Effort(visits=5, budget_seconds=5.0, block_bytes=128 * 2**20),
-    "host": Effort(visits=5, budget_seconds=10.0, block_bytes=8 * 2**20),
+    "cuda": Effort(screening=3, deciding=5, budget_seconds=5.0, block_bytes=128 * 2**20),
+    "host": Effort(screening=3, deciding=5, budget_seconds=10.0, block_bytes=8 * 2**20),
 }
 
 
@@ -54,7 +55,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
     begin = time.monotonic()
     paths = {frozenset(path.devices): path for path in run.paths}
     try:
-        warm_up(backend, plan)
+        warm_up(backend, plan, rng)
         run.audits.extend(audit(backend, plan, paths, rng))
         plan = distrusted(plan, run.audits, paths)
         _visit(backend, plan, run, effort, rng, watcher, deadline=begin + effort.budget_seconds)
@@ -67,15 +68,16 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         run.seconds = time.monotonic() - begin
 
 
-def warm_up(backend: Backend, plan: Plan) -> None:
-    """Repeat each operation on its first groups until three visits in a row agree within 1 %."""
-    for operation, groups in plan.groups.items():
+def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
+    """Repeat each operation in each of its rounds until three visits in a row agree within 1 %."""
+    for operation in plan.groups:
         size = max((s for s in plan.sizes[operation] if s <= _WARM_BYTES), default=plan.sizes[operation][0])
-        recent: list[float] = []
-        for _ in range(_WARM_TRIES):
-            recent = [*recent[-2:], float(np.median(run_step(backend, plan.step(operation, groups[:1], size))[0]))]
-            if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
-                break
+        for together in plan.rounds(operation, rng):
+            recent: list[float] = []
+            for _ in range(_WARM_TRIES):
+                recent = [*recent[-2:], float(np.median(run_step(backend, plan.step(operation, together, size))))]
+                if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
+                    break
 
 
 def _visit(
@@ -86,18 +88,24 @@ def _visit(
     wanted, done, total, passes = set(plan.cells()), 0, 0, 0
     while wanted:
         steps = plan.passes(rng, wanted, launch_loop=passes == 0)
-        total = max(total, len(steps) * effort.visits)
+        total = max(total, done + len(steps) * max(1, effort.screening - passes))
         for step in steps:
-            if passes >= _SCREENING_VISITS and time.monotonic() > deadline:
+            if passes >= effort.screening and time.monotonic() > deadline:
                 return _give_up(results)
             _record(results, run, step, _time(backend, step))
             done += 1
-            watcher.progress(min(done, total), total)
+            watcher.progress(done, total)
             watcher.finished_round()
         passes += 1
-        if passes >= effort.visits:
-            wanted = _settle(results)
+        wanted = {cell for cell in wanted if not _settled(plan, results[cell], effort)}
     return None
+
+
+def _settled(plan: Plan, found: Measurement, effort: Effort) -> bool:
+    """Mark the cell with the reason once it has its visits and needs no more."""
+    if len(found.samples) >= (effort.deciding if plan.decides(found.cell) else effort.screening):
+        found.stop = stop_reason(found)
+    return found.stop is not None
 
 
 def _time(backend: Backend, step: Step) -> Timing:
@@ -118,13 +126,6 @@ def _record(results: dict[Cell, Measurement], run: Run, step: Step, timing: Timi
             launch_seconds=timing.launch_seconds[place] if timing.launch_seconds else None,
         )
         results[cell].samples.append(sample)
-
-
-def _settle(results: Mapping[Cell, Measurement]) -> set[Cell]:
-    """Mark what is settled; return the cells that are not."""
-    for found in results.values():
-        found.stop = found.stop or stop_reason(found)
-    return {cell for cell, found in results.items() if found.stop is None}
 
 
 def _give_up(results: Mapping[Cell, Measurement]) -> None:

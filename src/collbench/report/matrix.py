@@ -58,8 +58,8 @@ def _cell(value: float, width: int) -> str:
     if np.isnan(value):
         return f"{'-':>{width}}"
     decimals = 1 if width == 7 else 0
-    # Three digits are always there: 0.123 must not print as 0.1.
-    return f"{value:>{width}.{decimals}f}" if value >= 10 else f"{value:>{width}.{2 if width == 7 else 1}f}"
+    # Small rates get a digit more, so that 0.12 does not print as 0.1; 9.96 rounds up to a number without it.
+    return f"{value:>{width}.{decimals if value >= 9.95 else decimals + 1}f}"
 
 
 def _style(value: float, best: float) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from collbench.affinity.choose import choose, evidence
 from collbench.affinity.tiers import Ranking, rank_pairs
+from collbench.errors import UsageError
 from collbench.model import Operation, Run
 from collbench.report.header import header
 from collbench.report.matrix import render_bandwidths
@@ -103,8 +104,10 @@ def _row(
 def _verdict(ranking: Ranking) -> str:
     if len(ranking.standings) == 1:
         return "There is one pair, so there is nothing to choose."
-    if ranking.one_tier:
+    if ranking.all_tied:
         return f"All pairs tie within {ranking.spread:.1%}: the choice does not affect bandwidth."
+    if ranking.one_tier:
+        return f"Undecided: the worst pair looks {ranking.spread:.1%} slower than the best, but not for certain."
     last = ranking.standings[-1].tier
     return f"{last} tiers: the worst pair is {ranking.spread:.0%} slower than the best."
 
@@ -113,8 +116,11 @@ def _recommendations(run: Run) -> Iterator[str]:
     """Yield a line for 2, 4, 8, … devices, each with the reason."""
     count = 2
     while count <= len(run.devices):
-        chosen = choose(run, count)
-        yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}"
+        try:
+            chosen = choose(run, count)
+            yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}"
+        except UsageError as error:  # too many devices to search: the rest of the page is still worth reading
+            yield f"best {count:<3} {error}"
         count *= 2
 
 
