@@ -105,7 +105,7 @@ def test_no_size_that_fits_is_one_clear_line(fakes: Fakes, tmp_path: Path) -> No
 
 
 def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, corrupt_copy="1:17:2>1")
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, corrupt_copy="1500:17:2>1")
 
     assert done.code == 4
     assert "wrong data" in done.stderr
@@ -124,8 +124,8 @@ def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fake
 
 
 def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_path: Path) -> None:
-    # Warming up and the audit launch some 200 graphs, each of at least three passes over all cells another 150.
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, interrupt="cuGraphLaunch=400")
+    # Warming up and the audit launch 432 graphs, the three passes over all cells that follow another 432.
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, interrupt="cuGraphLaunch=600")
     run = _run_file(tmp_path)
 
     assert done.code == 130
