@@ -1,6 +1,6 @@
 """A small DistributedDataParallel job whose ranks say which device they got. Start it by collbench train.
 
-    collbench train --auto-select 2 benchmarks/ddp_ranks.py
+collbench train --auto-select 2 benchmarks/ddp_ranks.py
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from collbench.measure.plan import Plan
 from collbench.measure.stopping import stop_reason
 from collbench.model import Cell, Measurement, Run, Sample, StopReason
 
-# METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 20 tries bound a clock that never settles.
-_DRIFT, _WARM_TRIES = 0.01, 20
+# METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.
+_DRIFT, _WARM_TRIES = 0.01, 8
 _WARM_BYTES = 16 * 2**20
 
 
@@ -34,11 +34,11 @@ class Effort:
     block_bytes: int
 
 
-# METHOD.md §4: three visits screen, five publish a tier. Blocks: on GPUs 128 MiB takes 0.3 ms at 400 GB/s, long against
+# METHOD.md §4: three visits screen, five publish a tier. Blocks: on GPUs 256 MiB takes 0.7 ms at 400 GB/s, long against
 # the event clock's 0.5 µs; cores are fifty times slower.
 EFFORTS = {
-    "cuda": Effort(screening=3, deciding=5, budget_seconds=5.0, block_bytes=128 * 2**20),
-    "host": Effort(screening=3, deciding=5, budget_seconds=10.0, block_bytes=8 * 2**20),
+    "cuda": Effort(screening=3, deciding=5, budget_seconds=5.0, block_bytes=256 * 2**20),
+    "host": Effort(screening=3, deciding=5, budget_seconds=8.0, block_bytes=4 * 2**20),
 }
 
 
