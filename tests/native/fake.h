@@ -31,6 +31,7 @@ uint64_t memory_of(int gpu);
 uint64_t free_of(int gpu);
 bool peers(int from, int to);
 void uuid_of(int gpu, unsigned char bytes[16]);
+void write_uuid(int gpu, char* text, size_t length);
 
 // The code that FAKE_FAIL asks for at this call of `function`, else 0. Sends FAKE_INTERRUPT's signal.
 int injected(const char* function);

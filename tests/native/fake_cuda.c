@@ -11,19 +11,36 @@ static _Thread_local Context* current;
 Context* current_context(void) { return current; }
 int current_gpu(void) { return current == NULL ? kHost : current->gpu; }
 
-// Fills `gpus` with what CUDA_VISIBLE_DEVICES (numbers or UUIDs) leaves, in its order; returns how many.
+// The one GPU whose UUID begins with these characters, -1 where there is none or more than one.
+static int by_uuid(const char* start, size_t length) {
+  int found = -1;
+  for (int gpu = 0; gpu < count_gpus(); ++gpu) {
+    char uuid[64];
+    write_uuid(gpu, uuid, sizeof uuid);
+    if (strncmp(uuid, start, length) != 0) continue;
+    if (found != -1) return -1;
+    found = gpu;
+  }
+  return found;
+}
+
+// Fills `gpus` with what CUDA_VISIBLE_DEVICES (numbers, UUIDs or their beginnings) leaves, in its order; returns how
+// many. As in CUDA, the list ends at the first entry that names no GPU.
 static int visible(int gpus[kMostGpus]) {
   const char* at = getenv("CUDA_VISIBLE_DEVICES");
   int count = 0;
   for (int gpu = 0; at == NULL && gpu < count_gpus(); ++gpu) gpus[count++] = gpu;
   while (at != NULL && *at != '\0' && count < kMostGpus) {
+    const size_t length = strcspn(at, ",");
     char* end = NULL;
-    const bool uuid = strncmp(at, "GPU-", 4) == 0;
-    // All digits but the last two are the same for every fake UUID.
-    const int gpu = (int)(uuid ? strtol(at + 4 + 34, &end, 16) : strtol(at, &end, 10));
-    if (gpu >= count_gpus() || end == at) break;
+    int gpu = (int)strtol(at, &end, 10);
+    if (strncmp(at, "GPU-", 4) == 0)
+      gpu = by_uuid(at, length);
+    else if (end != at + length)
+      gpu = -1;
+    if (gpu < 0 || gpu >= count_gpus()) break;
     gpus[count++] = gpu;
-    at = *end == ',' ? end + 1 : NULL;
+    at = at[length] == ',' ? at + length + 1 : NULL;
   }
   return count;
 }

@@ -85,15 +85,6 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle* handle) {
   return kSuccess;
 }
 
-static void write_uuid(int gpu, char* text, size_t length) {
-  unsigned char bytes[16];
-  uuid_of(gpu, bytes);
-  size_t at = (size_t)snprintf(text, length, "GPU-");
-  for (int i = 0; i < 16; ++i)
-    at +=
-        (size_t)snprintf(text + at, length - at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
-}
-
 EXPORT int nvmlDeviceGetUUID(Handle handle, char* text, unsigned length) {
   CALLED;
   write_uuid(gpu_of(handle), text, length);

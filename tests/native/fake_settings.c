@@ -68,7 +68,16 @@ void uuid_of(int gpu, unsigned char bytes[16]) {
   memset(bytes, 0, 16);
   bytes[0] = 0xfa;
   bytes[1] = 0x4e;
-  bytes[15] = (unsigned char)gpu;
+  bytes[2] = bytes[15] = (unsigned char)gpu;  // early, so that a UUID can be shortened
+}
+
+void write_uuid(int gpu, char* text, size_t length) {
+  unsigned char bytes[16];
+  uuid_of(gpu, bytes);
+  size_t at = (size_t)snprintf(text, length, "GPU-");
+  for (int i = 0; i < 16; ++i)
+    at +=
+        (size_t)snprintf(text + at, length - at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
 }
 
 static void interrupt(const char* function) {

@@ -30,7 +30,7 @@ def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: P
     assert (facts["driver"], facts["cuda"], facts["virtualization"]) == ("580.159.04", "13.0", "pass-through")
     assert facts["devices"][1] == {
         "index": 1,
-        "uuid": "GPU-fa4e0000-0000-0000-0000-000000000001",
+        "uuid": "GPU-fa4e0100-0000-0000-0000-000000000001",
         "name": "Fake GPU (sim)",
         "pci_bus_id": "00000000:02:00.0",
         "memory_bytes": 1 << 30,

@@ -1,0 +1,91 @@
+"""Small machines, measurements and runs for tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+
+from collbench.model import Cell, Device, Machine, Measurement, Operation, Path, Run, Sample, Settings, StopReason
+
+GIB = 2**30
+Pair = tuple[int, int]
+
+
+def gpus(count: int, name: str = "NVIDIA H200") -> tuple[Device, ...]:
+    return tuple(
+        Device(i, f"GPU-{i}", name, pci_bus_id=f"00000000:{i + 1:02X}:00.0", numa_node=0, cpu_affinity="0-63")
+        for i in range(count)
+    )
+
+
+def paths(count: int, label: str = "NV18", but: Mapping[Pair, str] | None = None) -> tuple[Path, ...]:
+    """Return every pair's path with one label, `but` for some."""
+    return tuple(Path(pair, (but or {}).get(pair, label)) for pair in combinations(range(count), 2))
+
+
+def measured(
+    operation: Operation,
+    members: Sequence[int],
+    gbs: float | Iterable[float],
+    size: int = GIB,
+    visits: int = 5,
+    launch: float | None = None,
+) -> Measurement:
+    """Return a cell whose algbw in GB/s is `gbs` in every visit, or that of each visit in turn; two blocks a visit."""
+    rates = [gbs] * visits if isinstance(gbs, float | int) else list(gbs)
+    samples = [Sample((size / rate / 1e9,) * 2, 1, concurrent=False, launch_seconds=launch) for rate in rates]
+    return Measurement(Cell(operation, tuple(members), size), samples, StopReason.PRECISION)
+
+
+def noisy(gbs: float, sigma: float, seed: int, visits: int = 5) -> list[float]:
+    """Return one rate a visit, log-normal around `gbs`."""
+    rng = random.Random(seed)
+    return [gbs * rng.lognormvariate(0, sigma) for _ in range(visits)]
+
+
+def run_of(
+    devices: Sequence[Device],
+    measurements: Iterable[Measurement],
+    links: Sequence[Path] | None = None,
+    *,
+    backend: str = "cuda",
+    command: tuple[str, ...] = ("pairs",),
+    machine: Machine | None = None,
+) -> Run:
+    """Return a finished run; its operations and sizes are those of the measurements."""
+    found = list(measurements)
+    return Run(
+        backend=backend,
+        version="0.1.0",
+        started="2026-01-02T03:04:05Z",
+        machine=machine
+        or Machine("box", "Linux 6.8 x86_64", "AMD EPYC", "580.159.04", "13.0", "2.28.9", "libnccl.so.2"),
+        devices=tuple(devices),
+        paths=paths(len(devices)) if links is None else tuple(links),
+        settings=Settings(
+            operations=tuple(dict.fromkeys(m.cell.operation for m in found)),
+            sizes=tuple(sorted({m.cell.size_bytes for m in found})),
+            dtype="float32",
+            redop="sum",
+            visits=5,
+            seed=7,
+            command=command,
+            environment={},
+        ),
+        measurements=found,
+        seconds=1.5,
+        complete=True,
+    )
+
+
+def pair_run(
+    count: int,
+    rate: Callable[[int, int], float | Iterable[float]],
+    links: Sequence[Path] | None = None,
+    operation: Operation = Operation.ALLREDUCE,
+    visits: int = 5,
+) -> Run:
+    """Return a run of one operation on every pair (a, b), a < b, at the rate in GB/s that `rate` gives."""
+    pairs = combinations(range(count), 2)
+    return run_of(gpus(count), [measured(operation, pair, rate(*pair), visits=visits) for pair in pairs], links)

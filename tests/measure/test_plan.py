@@ -1,0 +1,148 @@
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.measure.plan import BLOCKS_A_VISIT, Plan, collective_sizes, directed_links, unordered_pairs
+from collbench.model import Cell, Operation
+
+MIB = 2**20
+SIZES = (8, MIB, 64 * MIB)
+
+
+def plan_for(n: int, *, whole: bool = False) -> Plan:
+    return Plan(
+        devices=n,
+        groups={
+            Operation.CE_WRITE: directed_links(n),
+            Operation.ALLREDUCE: (tuple(range(n)),) if whole else unordered_pairs(n),
+        },
+        sizes={Operation.CE_WRITE: SIZES, Operation.ALLREDUCE: SIZES[1:]},
+        dtype="float32",
+        redop="sum",
+        block_bytes=128 * MIB,
+    )
+
+
+def visited(plan: Plan, seed: int, wanted: set[Cell] | None = None) -> Counter[Cell]:
+    steps = plan.passes(random.Random(seed), set(plan.cells()) if wanted is None else wanted)
+    return Counter(Cell(step.operation, members, step.size_bytes) for step in steps for members in step.groups)
+
+
+@given(st.integers(2, 9), st.integers(), st.booleans())
+def test_a_pass_visits_every_cell_exactly_once(n: int, seed: int, whole: bool) -> None:
+    plan = plan_for(n, whole=whole)
+    assert visited(plan, seed) == Counter(plan.cells())
+
+
+@given(st.integers(2, 7), st.integers(), st.data())
+def test_a_pass_visits_only_what_is_wanted(n: int, seed: int, data: st.DataObject) -> None:
+    plan = plan_for(n)
+    cells = list(plan.cells())
+    wanted = data.draw(st.sets(st.sampled_from(cells), max_size=len(cells)))
+    assert visited(plan, seed, wanted) == Counter(wanted)
+
+
+@given(st.integers(2, 9), st.integers())
+def test_groups_of_a_step_are_disjoint_and_copies_go_both_ways(n: int, seed: int) -> None:
+    plan = plan_for(n)
+    for step in plan.passes(random.Random(seed), set(plan.cells())):
+        members = [member for group in step.groups for member in group]
+        assert len(members) == len(set(members))
+    assert {cell.members for cell in plan.cells() if cell.operation is Operation.CE_WRITE} == {
+        (a, b) for a in range(n) for b in range(n) if a != b
+    }
+
+
+@given(st.integers(4, 9), st.integers(), st.data())
+def test_isolated_cells_run_alone_and_only_they(n: int, seed: int, data: st.DataObject) -> None:
+    links = data.draw(st.sets(st.sampled_from(directed_links(n)), max_size=6))
+    isolated = frozenset((Operation.CE_WRITE, link) for link in links)
+    plan = replace(plan_for(n), isolated=isolated)
+    steps = plan.passes(random.Random(seed), set(plan.cells()))
+    assert visited(plan, seed) == Counter(plan.cells())
+    for step in steps:
+        assert len(step.groups) == 1 or not any((step.operation, group) in isolated for group in step.groups)
+    # Nothing else is serialised: a round that loses k links to isolation becomes at most k + 1 steps.
+    rounds = len(plan_for(n).rounds(Operation.CE_WRITE, random.Random(seed)))
+    assert len(plan.rounds(Operation.CE_WRITE, random.Random(seed))) <= rounds + len(links)
+
+
+def test_the_whole_set_is_one_group() -> None:
+    steps = plan_for(4, whole=True).passes(random.Random(3), set(plan_for(4, whole=True).cells()))
+    assert [step.groups for step in steps if step.operation is Operation.ALLREDUCE] == [((0, 1, 2, 3),)] * 2
+
+
+def test_steps_come_in_random_order_over_the_whole_plan() -> None:
+    plan = plan_for(6)
+    cells = set(plan.cells())
+    first, again, other = (plan.passes(random.Random(seed), cells) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    in_plan_order = sorted(first, key=lambda step: (step.operation, step.size_bytes))
+    assert [s.size_bytes for s in first] != [s.size_bytes for s in in_plan_order]
+
+
+COPY, SUM = Operation.CE_WRITE, Operation.ALLREDUCE
+PAIR, FOUR = (0, 1), (0, 1, 2, 3)
+
+
+@given(st.integers(0, 34).map(lambda power: 2**power), st.sampled_from([COPY, SUM]), st.sampled_from([PAIR, FOUR]))
+def test_a_block_is_long_enough_and_its_queue_shallow(
+    size: int, operation: Operation, members: tuple[int, ...]
+) -> None:
+    plan = plan_for(4)
+    step = plan.step(operation, [members if operation is SUM else PAIR], size)
+    assert 2 <= step.iterations <= 20  # a first message starts late: alone it would look slow
+    assert step.iterations * size >= plan.block_bytes or step.iterations == 20
+    assert step.iterations >= plan.step(COPY, [PAIR], size).iterations  # a chain's end is late, too
+    assert step.blocks == BLOCKS_A_VISIT
+    assert (step.dtype, step.redop, step.launch_loop) == ("float32", "sum", False)
+
+
+@pytest.mark.parametrize(
+    ("title", "operation", "members", "size", "iterations", "warmup"),
+    [
+        ("small messages fill the queue, not the block", COPY, PAIR, 8, 20, 1),
+        ("a copy's block has block_bytes", COPY, PAIR, 32 * MIB, 4, 0),
+        ("rounded up to whole messages", COPY, PAIR, 50 * MIB, 3, 0),
+        ("short messages are preceded by an untimed block", COPY, PAIR, 15 * MIB, 9, 1),
+        ("long ones warm up by themselves", COPY, PAIR, 16 * MIB, 8, 0),
+        ("the largest messages of a pair", SUM, PAIR, 4096 * MIB, 2, 0),
+        ("and of more ranks, whose pipeline drains longer", SUM, FOUR, 4096 * MIB, 4, 0),
+    ],
+)
+def test_a_visits_work(
+    title: str, operation: Operation, members: tuple[int, ...], size: int, iterations: int, warmup: int
+) -> None:
+    step = plan_for(4).step(operation, [members], size)
+    assert (step.iterations, step.warmup) == (iterations, warmup)
+
+
+def test_the_largest_size_of_each_operation_decides() -> None:
+    plan = plan_for(2)
+    deciding = {(cell.operation, cell.size_bytes) for cell in plan.cells() if plan.decides(cell)}
+    assert deciding == {(COPY, 64 * MIB), (SUM, 64 * MIB)}
+
+
+def test_only_collectives_have_a_launch_loop() -> None:
+    plan = plan_for(3)
+    steps = plan.passes(random.Random(0), set(plan.cells()), launch_loop=True)
+    assert {(step.operation.is_copy, step.launch_loop) for step in steps} == {(True, False), (False, True)}
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "dtype", "kept"),
+    [
+        ("whole elements stay", (8, 16), "float32", (8, 16)),
+        ("odd sizes round down", (9, 15), "int64", (8,)),
+        ("sizes that meet are merged", (8, 9, 10), "float32", (8,)),
+        ("less than one element is dropped", (1, 2, 4), "float32", (4,)),
+        ("nothing may be left", (1, 2), "float64", ()),
+    ],
+)
+def test_sizes_of_collectives(title: str, sizes: tuple[int, ...], dtype: str, kept: tuple[int, ...]) -> None:
+    assert collective_sizes(sizes, dtype) == kept

@@ -1,0 +1,174 @@
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from collbench.backends.protocol import Step
+from collbench.errors import BackendError
+from collbench.measure.audit import audit
+from collbench.measure.plan import Plan, directed_links, unordered_pairs
+from collbench.measure.sweep import Effort, Watcher, sweep, warm_up
+from collbench.model import Operation, Path, Run, StopReason
+from collbench.stats import summarize
+from tests.builders import gpus, paths, run_of
+from tests.measure.fakes import FakeBackend
+
+MIB = 2**20
+SIZES = (MIB, 64 * MIB)
+# No test waits: the deadline is an hour away, or it has passed before the sweep begins.
+PATIENT = Effort(screening=3, deciding=5, budget_seconds=3600, block_bytes=64 * MIB)
+HURRIED = Effort(screening=3, deciding=5, budget_seconds=-1, block_bytes=64 * MIB)
+
+
+def plan_for(n: int) -> Plan:
+    groups = {Operation.CE_WRITE: directed_links(n), Operation.ALLREDUCE: unordered_pairs(n)}
+    return Plan(n, groups, dict.fromkeys(groups, SIZES), "float32", "sum", PATIENT.block_bytes)
+
+
+def swept(
+    backend: FakeBackend,
+    plan: Plan,
+    effort: Effort = PATIENT,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    links: Sequence[Path] | None = None,
+) -> Run:
+    run = empty(len(backend.devices()), links)
+    sweep(backend, plan, run, effort, random.Random(11), Watcher(progress, lambda: None))
+    return run
+
+
+def empty(count: int, links: Sequence[Path] | None = None) -> Run:
+    run = run_of(gpus(count), [], links)
+    run.complete = False
+    return run
+
+
+def test_a_steady_machine_is_settled_after_the_planned_visits() -> None:
+    run = swept(FakeBackend(4), plan_for(4))
+    assert run.complete
+    assert [found.cell for found in run.measurements] == list(plan_for(4).cells())  # in the plan's order
+    visits = {(found.cell.size_bytes, len(found.samples)) for found in run.measurements}
+    assert visits == {(MIB, 3), (64 * MIB, 5)}  # what decides is visited more
+    assert {found.stop for found in run.measurements} == {StopReason.PRECISION}
+    assert {round(summarize(found).algbw, 6) for found in run.measurements} == {100.0}
+
+
+def test_the_launch_loop_is_timed_once_and_for_collectives_alone() -> None:
+    for found in swept(FakeBackend(3), plan_for(3)).measurements:
+        launches = [sample.launch_seconds for sample in found.samples]
+        assert launches[0] == (None if found.cell.operation.is_copy else 1e-5)
+        assert set(launches[1:]) == {None}
+
+
+def test_what_is_recorded_is_what_was_done() -> None:
+    backend = FakeBackend(4)
+    run = swept(backend, plan_for(4))
+    done = {(step.operation, step.size_bytes): step.iterations for step in backend.steps}
+    assert len(set(done.values())) > 1
+    for found in run.measurements:
+        for sample in found.samples:
+            assert sample.iterations == done[found.cell.operation, found.cell.size_bytes]
+            assert sample.concurrent is True  # of four devices two pairs are always busy
+    assert all(len(step.groups) == 2 for step in backend.steps[-10:])
+
+
+def test_a_noisy_cell_is_visited_until_its_noise_is_known() -> None:
+    # Six factors in turn: neither within 1 % nor changing their spread once they have come round.
+    run = swept(FakeBackend(2, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(2))
+    assert run.complete
+    assert {found.stop for found in run.measurements} <= {StopReason.NOISE, StopReason.PRECISION}
+    assert any(found.stop is StopReason.NOISE and len(found.samples) > PATIENT.deciding for found in run.measurements)
+
+
+def test_past_the_budget_every_cell_is_still_screened_by_three_visits() -> None:
+    run = swept(FakeBackend(4, jitter=(1.0, 1.5, 2.0)), plan_for(4), HURRIED)
+    assert run.complete
+    assert len(run.measurements) == len(list(plan_for(4).cells()))
+    assert {len(found.samples) for found in run.measurements} == {3}
+    assert {found.stop for found in run.measurements} == {StopReason.BUDGET}
+
+
+def test_progress_never_passes_its_total() -> None:
+    seen: list[tuple[int, int]] = []
+    swept(FakeBackend(3, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(3), progress=lambda *now: seen.append(now))
+    assert seen[0][0] == 1
+    assert all(done <= total for done, total in seen)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("failure", [BackendError("GPU1 fell off the bus"), KeyboardInterrupt()])
+@pytest.mark.parametrize("at", [0, 1, 17, 60])
+def test_whatever_ends_it_the_finished_visits_are_in_the_run(failure: BaseException, at: int) -> None:
+    seen: list[int] = []
+
+    def on_step(number: int, step: Step) -> None:
+        if number == started + at:
+            raise failure
+
+    started = 0
+    probe = FakeBackend(3)
+    warm_up(probe, plan_for(3), random.Random(11))
+    started = len(probe.steps)  # with three devices there is nothing to audit, so the visits begin here
+    run = empty(3)
+    watcher = Watcher(lambda done, _total: seen.append(done), lambda: None)
+    with pytest.raises(type(failure)):
+        sweep(FakeBackend(3, on_step=on_step), plan_for(3), run, PATIENT, random.Random(11), watcher)
+    assert run.complete is False
+    assert sum(len(found.samples) for found in run.measurements) == len(seen) == at
+    for found in run.measurements:  # three steady visits of two blocks are settled, whatever came later
+        assert found.stop is (StopReason.PRECISION if len(found.samples) >= 3 else StopReason.INTERRUPTED)
+    assert run.seconds >= 0
+
+
+def test_warming_up_stops_when_three_visits_agree_and_gives_up_on_a_clock_that_never_settles() -> None:
+    plan = plan_for(4)
+    calm, wild = FakeBackend(4), FakeBackend(4, jitter=(1.0, 1.5, 2.2, 0.7))
+    warm_up(calm, plan, random.Random(1))
+    warm_up(wild, plan, random.Random(1))
+    rounds = 3 * 2 + 3  # of copies one way and the other, and of all-reduce: every communicator is made in one of them
+    assert len(calm.steps) == 3 * rounds
+    assert 5 * rounds <= len(wild.steps) <= 20 * rounds
+    assert {group for step in calm.steps for group in step.groups} == {*directed_links(4), *unordered_pairs(4)}
+
+
+MIXED = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "NV2"})
+
+
+def sharing(pair: frozenset[int]) -> float:
+    """Concurrency halves what crosses the CPUs, and leaves the NVLink pairs alone."""
+    return 1.0 if pair in ({0, 1}, {2, 3}) else 0.5
+
+
+def test_the_audit_finds_the_label_that_suffers_and_the_sweep_measures_it_alone() -> None:
+    run = swept(FakeBackend(4, concurrency=sharing), plan_for(4), links=MIXED)
+    verdicts = {(found.operation, found.label): (found.trusted, round(found.ratio, 6)) for found in run.audits}
+    for operation in plan_for(4).groups:
+        assert verdicts[operation, "NV2"] == (True, 1.0)
+        assert verdicts[operation, "SYS"] == (False, 0.5)
+    assert {found.operation for found in run.audits} == set(plan_for(4).groups)
+    for found in run.measurements:
+        nvlink = set(found.cell.members) in ({0, 1}, {2, 3})
+        assert {sample.concurrent for sample in found.samples} == {nvlink}
+        assert summarize(found).algbw == pytest.approx(100.0)  # never the halved rate
+
+
+def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
+    found = audit(FakeBackend(4), plan_for(4), {frozenset(path.devices): path for path in MIXED}, random.Random(1))
+    assert all(one.trusted for one in found)
+    assert [rate for one in found for rate in (one.isolated_gbs, one.concurrent_gbs)] == pytest.approx([100] * 16)
+    assert {one.delta for one in found} == {0.02}
+    labels = [(one.operation, one.label) for one in found]
+    assert all(labels.count(label) == 2 for label in labels)  # two pairs of each label and operation
+
+
+@pytest.mark.parametrize(("loss", "trusted"), [(0.985, True), (0.975, False)])
+def test_the_audit_forgives_two_percent(loss: float, trusted: bool) -> None:
+    backend = FakeBackend(4, concurrency=lambda _pair: loss)
+    assert {found.trusted for found in audit(backend, plan_for(4), {}, random.Random(1))} == {trusted}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_too_few_devices_for_two_pairs_need_no_audit(count: int) -> None:
+    backend = FakeBackend(count)
+    assert audit(backend, plan_for(count), {}, random.Random(1)) == []
+    assert backend.steps == []
