@@ -1,9 +1,9 @@
-"""Ratios of a run to what nccl-tests and nvbandwidth once gave on the same kind of machine (4 × H200, tests/data/h200x4).
+"""Ratios of a run to what nccl-tests and nvbandwidth gave on the same kind of machine (4 × H200, tests/data/h200x4).
 
     python benchmarks/against_reference.py pairs.json allreduce.json > ratios.txt
 
-Another sitting on another machine of the kind: bars are 1 % for copies, 3 % for all-reduce from 16 MiB. Exits 1 when one
-is missed. benchmarks/README.md keeps the figures.
+Another sitting on another machine of the kind: bars are 1 % for copies, 3 % for all-reduce from 16 MiB. Exits 1 when
+one is missed. benchmarks/README.md keeps the figures.
 """
 
 from __future__ import annotations

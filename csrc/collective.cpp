@@ -120,7 +120,7 @@ void CollectiveTimer::fill(const CollectiveRound& round, const Group& group) {
     Gpu& gpu = gpus_[group[rank]];
     CUdeviceptr send = gpu.send.get() + slots.base;
     void* arguments[] = {&send, &stride, &count, &dtype, &reduction, &world, &rank, &seed};
-    gpus_.launch(gpu, Kernel::fill_elements, gpus_.grid(gpu, count), slots.count, arguments);
+    gpus_.launch(gpu, Kernel::fill_elements, gpus_.grid(gpu, Kernel::fill_elements, count), slots.count, arguments);
   }
 }
 
@@ -145,7 +145,7 @@ void CollectiveTimer::verify(const CollectiveRound& round, const Group& group, i
     Report* report = gpu.clear_report();
     void* arguments[] = {&target, &stride, &first, &count,     &dtype, &reduction,
                          &world,  &root,   &seed,  &tolerance, &report};
-    gpus_.launch(gpu, Kernel::verify_elements, gpus_.grid(gpu, count), slot_count, arguments);
+    gpus_.launch(gpu, Kernel::verify_elements, gpus_.grid(gpu, Kernel::verify_elements, count), slot_count, arguments);
   };
   for (const int member : group) queue(gpus_[member], 0, slots.count, 0, round.count);
   wait(group);
@@ -163,8 +163,6 @@ void CollectiveTimer::verify(const CollectiveRound& round, const Group& group, i
 }
 
 std::vector<double> CollectiveTimer::time_block(const CollectiveRound& round) {
-  for (const Group& group : round.groups) poison(round, group);
-  for (const Group& group : round.groups) wait(group);
   Gate gate(gpus_);
   for (const Group& group : round.groups)
     for (std::size_t rank = 0; rank < group.size(); ++rank) {
@@ -214,7 +212,10 @@ CollectiveTimes CollectiveTimer::time(const CollectiveRound& round) {
   CollectiveTimes times;
   times.seconds.resize(round.groups.size());
   for (const Group& group : round.groups) fill(round, group);
+  for (const Group& group : round.groups) wait(group);
   for (int block = -round.warmup; block < round.blocks; ++block) {
+    for (const Group& group : round.groups) poison(round, group);
+    for (const Group& group : round.groups) wait(group);
     const std::vector<double> seconds = time_block(round);
     for (std::size_t i = 0; i < round.groups.size(); ++i) {
       verify(round, round.groups[i], static_cast<int>(i));

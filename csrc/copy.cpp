@@ -24,7 +24,7 @@ void issue(Gpus& gpus, const CopyRound& round, const Link& link, std::uint64_t o
   }
   std::uint64_t bytes = round.bytes;
   void* arguments[] = {&target, &source, &bytes};
-  gpus.launch(by, Kernel::copy, gpus.grid(by, bytes / 16), 1, arguments);
+  gpus.launch(by, Kernel::copy, gpus.grid(by, Kernel::copy, bytes / 16), 1, arguments);
 }
 
 // Makes every byte that the block will write wrong.
@@ -34,7 +34,7 @@ void poison(Gpus& gpus, const Link& link, const Slots& slots) {
   std::uint64_t base = slots.base, stride = slots.stride, bytes = slots.bytes, seed = gpus[link.first].seed;
   std::uint32_t invert = 1;
   void* arguments[] = {&target, &base, &stride, &bytes, &seed, &invert};
-  gpus.launch(to, Kernel::fill, gpus.grid(to, bytes / 8), slots.count, arguments);
+  gpus.launch(to, Kernel::fill, gpus.grid(to, Kernel::fill, bytes / 8), slots.count, arguments);
 }
 
 void queue_verify(Gpus& gpus, const Link& link, const Slots& slots) {
@@ -43,7 +43,7 @@ void queue_verify(Gpus& gpus, const Link& link, const Slots& slots) {
   Report* report = to.clear_report();
   std::uint64_t base = slots.base, stride = slots.stride, bytes = slots.bytes, seed = gpus[link.first].seed;
   void* arguments[] = {&target, &base, &stride, &bytes, &seed, &report};
-  gpus.launch(to, Kernel::verify, gpus.grid(to, bytes / 8), slots.count, arguments);
+  gpus.launch(to, Kernel::verify, gpus.grid(to, Kernel::verify, bytes / 8), slots.count, arguments);
 }
 
 // Throws DataError where the block's data is wrong.
@@ -67,8 +67,6 @@ void wait_all(Gpus& gpus, const CopyRound& round) {
 
 // Times one block on every link; returns seconds per message, by link.
 std::vector<double> time_block(Gpus& gpus, const CopyRound& round, const Slots& slots) {
-  for (const Link& link : round.links) poison(gpus, link, slots);
-  wait_all(gpus, round);
   Gate gate(gpus);
   for (const Link& link : round.links) {
     Gpu& by = issuer(gpus, round, link);
@@ -107,6 +105,8 @@ std::vector<std::vector<double>> time_copies(Gpus& gpus, const CopyRound& round)
   std::vector<std::vector<double>> seconds(round.links.size());
   for (int block = -round.warmup; block < round.blocks; ++block) {
     const Slots slots = gpus.next_slots(round.bytes, round.iterations, round.shift);
+    for (const Link& link : round.links) poison(gpus, link, slots);
+    wait_all(gpus, round);
     const std::vector<double> times = time_block(gpus, round, slots);
     for (const Link& link : round.links) queue_verify(gpus, link, slots);
     for (std::size_t i = 0; i < round.links.size(); ++i) {

@@ -1,5 +1,6 @@
 #include "gpus.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <stdexcept>
@@ -9,8 +10,9 @@ namespace {
 
 constexpr std::array<const char*, kKernels> kKernelNames = {"gate", "fill",          "verify",
                                                             "copy", "fill_elements", "verify_elements"};
-constexpr std::uint64_t kSlotAlignment = 256;  // a memory transaction never spans two slots
-constexpr std::uint64_t kShiftRoom = 256;      // how far `shift` may move a slot
+constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
+constexpr std::uint64_t kFullMultiprocessor = 4;  // blocks: 2048 threads
+constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
 
 std::string format_uuid(const CUuuid& uuid) {
   std::string text = "GPU-";
@@ -142,7 +144,7 @@ void Gpus::allocate(std::size_t bytes) {
     std::uint64_t base = 0, stride = 0, length = rounded;
     std::uint32_t invert = 0;
     void* arguments[] = {&source, &base, &stride, &length, &gpu.seed, &invert};
-    launch(gpu, Kernel::fill, grid(gpu, rounded / 8), 1, arguments);
+    launch(gpu, Kernel::fill, grid(gpu, Kernel::fill, rounded / 8), 1, arguments);
   }
   for (Gpu& gpu : gpus_) wait(gpu, kDeadlineSeconds);
   buffer_bytes_ = rounded;
@@ -167,9 +169,10 @@ void Gpus::launch(Gpu& gpu, Kernel kernel, unsigned blocks, unsigned slots, void
              gpu.stream.get(), arguments, nullptr);
 }
 
-unsigned Gpus::grid(const Gpu& gpu, std::uint64_t work) const {
+unsigned Gpus::grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) const {
+  const std::uint64_t most = gpu.multiprocessors * (kernel == Kernel::copy ? 1 : kFullMultiprocessor);
   const std::uint64_t blocks = (work + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(blocks < gpu.multiprocessors ? (blocks == 0 ? 1 : blocks) : gpu.multiprocessors);
+  return static_cast<unsigned>(std::clamp<std::uint64_t>(blocks, 1, most));
 }
 
 void Gpus::wait(Gpu& gpu, double deadline_seconds) {

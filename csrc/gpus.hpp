@@ -87,8 +87,9 @@ class Gpus {
   Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift);
 
   void launch(Gpu& gpu, Kernel kernel, unsigned blocks, unsigned slots, void** arguments);
-  // A grid that covers `work` items of one thread each, at most one block a multiprocessor.
-  unsigned grid(const Gpu& gpu, std::uint64_t work) const;
+  // A grid that covers `work` items of one thread each: at most one block a multiprocessor for the timed copy, as
+  // nvbandwidth has it, and full multiprocessors for filling and verifying.
+  unsigned grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) const;
   // Waits for all work on the GPU's stream. Throws HangError past the deadline.
   void wait(Gpu& gpu, double deadline_seconds);
 

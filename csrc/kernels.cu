@@ -47,10 +47,11 @@ extern "C" __global__ void gate(const volatile u32* latch, u32 ticket, u64 timeo
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------------------------
-// A byte's value depends on its place in the buffer and on the seed of the device it came from, nothing else.
+// A byte's value depends on its place in the buffer and on the seed of the device it came from, nothing else; seeds lie
+// further apart than any buffer is long.
 // gridDim.y counts slots: messages of `bytes` bytes, `stride` apart, the first at `base`.
 
-__device__ __forceinline__ u64 pattern(u64 seed, u64 word) { return mix(seed ^ mix(word)); }
+__device__ __forceinline__ u64 pattern(u64 seed, u64 word) { return mix(seed + word); }
 
 // Writes the pattern, or with `invert` its complement: a destination where every byte is wrong until it is written.
 extern "C" __global__ void fill(u8* buffer, u64 base, u64 stride, u64 bytes, u64 seed, u32 invert) {

@@ -136,6 +136,7 @@ def make_plan(request: Request, opened: Opened) -> tuple[Plan, list[Skipped]]:
         dtype=request.dtype,
         redop=request.redop,
         block_bytes=EFFORTS[request.backend].block_bytes,
+        launch_loop=not request.copies,  # the page that shows copies has no column for it
     ), skipped
 
 

@@ -71,8 +71,7 @@ def choose(run: Run, k: int) -> Choice:
 
 def _tie_break(run: Run, k: int, ranking: Ranking) -> Choice:
     members = min(combinations(range(len(run.devices)), k), key=lambda some: preference(run, some))
-    pairs = "the only pair" if len(ranking.standings) == 1 else f"all pairs tie within {ranking.spread:.1%}"
-    word = "one device has no pair to compare" if k == 1 else f"{pairs}: the choice does not affect bandwidth"
+    word = "one device has no pair to compare" if k == 1 else ranking.verdict
     return Choice(members, word, ranking.standings[-1].gbs)
 
 
@@ -103,7 +102,8 @@ def _best_ring(run: Run, k: int, ranking: Ranking) -> Choice:
     richest = [(ring, some) for ring, some in equal if inside[some] >= most * (1 - ranking.delta)]
     ring, members = min(richest, key=lambda item: preference(run, item[1]))
     worst = min(rates.values())
-    return Choice(members, f"its slowest ring edge carries {ring:.0f} GB/s, the machine's worst pair {worst:.0f}", ring)
+    better = f"its slowest ring edge carries {ring:.0f} GB/s, the machine's worst pair {worst:.0f}"
+    return Choice(members, ranking.verdict if ranking.one_tier else better, ring)
 
 
 def preference(run: Run, members: Iterable[int]) -> tuple[int, int, int, tuple[int, ...]]:

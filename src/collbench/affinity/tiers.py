@@ -64,6 +64,17 @@ class Ranking:
         """True where every pair equals the best within `delta`: the choice does not affect bandwidth."""
         return self.one_tier and all(standing.relation is Relation.TIED for standing in self.standings)
 
+    @property
+    def verdict(self) -> str:
+        """Return in half a sentence whether the pairs differ."""
+        if len(self.standings) == 1:
+            return "there is one pair, so there is nothing to choose"
+        if self.all_tied:
+            return f"all pairs tie within {self.spread:.1%}: the choice does not affect bandwidth"
+        if self.one_tier:
+            return f"no pair differs for certain: the worst looks {self.spread:.1%} slower than the best"
+        return f"{self.standings[-1].tier} tiers: the worst pair is {self.spread:.0%} slower than the best"
+
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | None:
     """Return the pairs of a run in tiers, None where this cell family was not measured on any pair."""

@@ -16,7 +16,7 @@ from collbench.units import algbw
 _VISITS = 3
 _PAIRS_A_LABEL = 2
 # Large enough that a shared wire would show; larger sizes only take longer.
-_LARGEST = 256 * 2**20
+_LARGEST = 64 * 2**20
 # METHOD.md §4: δ = max(2 %, 3σ̂).
 _SMALLEST_DELTA = 0.02
 # 1.4826 · MAD estimates a normal σ; √(R/(R−1)) corrects for few values.

@@ -30,8 +30,8 @@ _FEWEST_OF_MANY_RANKS = 4  # their pipeline drains longer than a pair's
 class Plan:
     """The cells of a sweep. `groups` are what each operation runs on: directed links, pairs, or one whole set.
 
-    `block_bytes` is how much a timed block moves: enough for the clock, little enough for many blocks. `isolated`
-    lists (operation, members) that must never run beside others (the audit decides).
+    `block_bytes` is how much a timed block moves: enough for the clock, little enough for many blocks. `launch_loop`
+    also times the ungraphed launches. `isolated` lists (operation, members) that must never run beside others.
     """
 
     devices: int
@@ -40,6 +40,7 @@ class Plan:
     dtype: str
     redop: str
     block_bytes: int
+    launch_loop: bool = False
     root: int = 0
     isolated: frozenset[tuple[Operation, Members]] = frozenset()
 
@@ -72,8 +73,9 @@ class Plan:
         return max(fewest, min(_MOST_ITERATIONS, -(-volume // size)))
 
     def decides(self, cell: Cell) -> bool:
-        """Return whether tiers and choices rest on the cell: the largest size of its operation."""
-        return cell.size_bytes == self.sizes[cell.operation][-1]
+        """Return whether the choice of devices rests on it: the largest all-reduce, or without any the largest copy."""
+        deciding = Operation.ALLREDUCE if Operation.ALLREDUCE in self.groups else next(iter(self.groups))
+        return cell.operation is deciding and cell.size_bytes == self.sizes[deciding][-1]
 
     def passes(self, rng: random.Random, wanted: set[Cell], *, launch_loop: bool = False) -> list[Step]:
         """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan."""

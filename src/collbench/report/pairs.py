@@ -74,7 +74,7 @@ def _pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
     for place in _places(ranking):
         table.add_row(*(("…", "more") if place is None else _row(run, ranking, place, others)))
     yield table
-    yield Text(_verdict(ranking))
+    yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
 
 
 def _places(ranking: Ranking) -> list[int | None]:
@@ -99,17 +99,6 @@ def _row(
     interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
     names = f"{run.devices[low].tag}-{run.devices[high].tag}"
     return str(standing.tier), names, standing.label, *rates, interval, standing.relation.value
-
-
-def _verdict(ranking: Ranking) -> str:
-    if len(ranking.standings) == 1:
-        return "There is one pair, so there is nothing to choose."
-    if ranking.all_tied:
-        return f"All pairs tie within {ranking.spread:.1%}: the choice does not affect bandwidth."
-    if ranking.one_tier:
-        return f"Undecided: the worst pair looks {ranking.spread:.1%} slower than the best, but not for certain."
-    last = ranking.standings[-1].tier
-    return f"{last} tiers: the worst pair is {ranking.spread:.0%} slower than the best."
 
 
 def _recommendations(run: Run) -> Iterator[str]:
