@@ -134,31 +134,38 @@ void CollectiveTimer::poison(const CollectiveRound& round, const Group& group) {
   }
 }
 
-void CollectiveTimer::verify(const CollectiveRound& round, const Group& group, int index) {
-  const Slots slots = chain(round, group).slots;
-  std::uint64_t stride = slots.stride, seed = seed_of(round);
+void CollectiveTimer::verify_elements(const CollectiveRound& round, const Group& group, std::size_t rank,
+                                      std::uint64_t first, std::uint64_t count, unsigned slot, unsigned slots) {
+  const Slots places = chain(round, group).slots;
+  Gpu& gpu = gpus_[group[rank]];
+  CUdeviceptr target = gpu.target.get() + places.base + slot * places.stride;
+  std::uint64_t stride = places.stride, seed = seed_of(round);
   std::uint32_t dtype = static_cast<std::uint32_t>(round.dtype), reduction = reduction_of(round),
                 world = static_cast<std::uint32_t>(group.size()), root = static_cast<std::uint32_t>(round.root);
   double tolerance = tolerance_of(round, group.size());
-  const auto queue = [&](Gpu& gpu, unsigned slot, unsigned slot_count, std::uint64_t first, std::uint64_t count) {
-    CUdeviceptr target = gpu.target.get() + slots.base + slot * slots.stride;
-    Report* report = gpu.clear_report();
-    void* arguments[] = {&target, &stride, &first, &count,     &dtype, &reduction,
-                         &world,  &root,   &seed,  &tolerance, &report};
-    gpus_.launch(gpu, Kernel::verify_elements, gpus_.grid(gpu, Kernel::verify_elements, count), slot_count, arguments);
-  };
-  for (const int member : group) queue(gpus_[member], 0, slots.count, 0, round.count);
+  Report* report = gpu.clear_report();
+  void* arguments[] = {&target, &stride, &first, &count, &dtype, &reduction, &world, &root, &seed, &tolerance, &report};
+  gpus_.launch(gpu, Kernel::verify_elements, gpus_.grid(gpu, Kernel::verify_elements, count), slots, arguments);
+}
+
+void CollectiveTimer::queue_verify(const CollectiveRound& round, const Group& group) {
+  const unsigned slots = chain(round, group).slots.count;
+  for (std::size_t rank = 0; rank < group.size(); ++rank) verify_elements(round, group, rank, 0, round.count, 0, slots);
+}
+
+void CollectiveTimer::finish_verify(const CollectiveRound& round, const Group& group, int index) {
   wait(group);
+  const std::uint64_t stride = chain(round, group).slots.stride;
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     Gpu& gpu = gpus_[group[rank]];
     const Report all = gpu.read_report();
     if (all.wrong == 0) continue;
     // That element alone: expected and found belong to it.
     const std::uint64_t offset = all.first % stride;
-    queue(gpu, static_cast<unsigned>(all.first / stride), 1, offset / round.width, 1);
+    verify_elements(round, group, rank, offset / round.width, 1, static_cast<unsigned>(all.first / stride), 1);
     gpus_.wait(gpu, kDeadlineSeconds);
-    throw DataError(index, static_cast<int>(rank), offset, all.wrong, gpu.read_report().expected,
-                    gpu.read_report().found);
+    const Report one = gpu.read_report();
+    throw DataError(index, static_cast<int>(rank), offset, all.wrong, one.expected, one.found);
   }
 }
 
@@ -217,8 +224,9 @@ CollectiveTimes CollectiveTimer::time(const CollectiveRound& round) {
     for (const Group& group : round.groups) poison(round, group);
     for (const Group& group : round.groups) wait(group);
     const std::vector<double> seconds = time_block(round);
+    for (const Group& group : round.groups) queue_verify(round, group);
     for (std::size_t i = 0; i < round.groups.size(); ++i) {
-      verify(round, round.groups[i], static_cast<int>(i));
+      finish_verify(round, round.groups[i], static_cast<int>(i));
       if (block >= 0) times.seconds[i].push_back(seconds[i]);
     }
   }

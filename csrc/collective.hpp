@@ -60,7 +60,10 @@ class CollectiveTimer {
   void wait(const Group& group);
   void fill(const CollectiveRound& round, const Group& group);
   void poison(const CollectiveRound& round, const Group& group);
-  void verify(const CollectiveRound& round, const Group& group, int index);
+  void queue_verify(const CollectiveRound& round, const Group& group);
+  void finish_verify(const CollectiveRound& round, const Group& group, int index);
+  void verify_elements(const CollectiveRound& round, const Group& group, std::size_t rank, std::uint64_t first,
+                       std::uint64_t count, unsigned slot, unsigned slots);
 
   Communicators& communicators_;
   Gpus& gpus_;

@@ -115,7 +115,7 @@ extern "C" __global__ void copy(u8* target, const u8* source, u64 bytes) {
 // range, and bfloat16's 8 bits), and only the first six ranks contribute factors of two to a product.
 
 __device__ __forceinline__ u32 contribution(u64 seed, u32 rank, u64 index, u32 reduction, u32 world) {
-  const u32 noise = (u32)(mix(seed ^ mix(index * 64 + rank)) >> 32);
+  const u32 noise = (u32)(mix(seed + index * 64 + rank) >> 32);
   if (reduction == kProd) return rank < 6 ? 1 + (noise & 1) : 1;
   return noise & (world <= 16 ? 7 : 1);
 }

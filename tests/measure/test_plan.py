@@ -129,9 +129,17 @@ def test_the_largest_allreduce_decides() -> None:
 
 
 def test_only_collectives_have_a_launch_loop() -> None:
-    plan = plan_for(3)
-    steps = plan.passes(random.Random(0), set(plan.cells()), launch_loop=True)
+    plan = replace(plan_for(3), launch_loop=True)
+    steps = plan.passes(random.Random(0), set(plan.cells()))
     assert {(step.operation.is_copy, step.launch_loop) for step in steps} == {(True, False), (False, True)}
+
+
+def test_only_the_first_pass_warms_up_and_times_launches() -> None:
+    plan = replace(plan_for(3), launch_loop=True)
+    first = plan.passes(random.Random(0), set(plan.cells()))
+    later = plan.passes(random.Random(0), set(plan.cells()), first=False)
+    assert {(step.size_bytes, step.warmup) for step in first} == {(8, 1), (MIB, 1), (64 * MIB, 0)}
+    assert {(step.warmup, step.launch_loop) for step in later} == {(0, False)}
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,17 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All pairs of one operation and size, best first. `spread` is (best − worst) / best; `delta` the tie threshold."""
+    """All pairs of one operation and size, best first.
+
+    `spread` is (best − worst) / best, `delta` the tie threshold, `visits` the fewest that any pair got.
+    """
 
     operation: Operation
     size_bytes: int
     standings: tuple[Standing, ...]
     delta: float
     spread: float
+    visits: int
 
     @property
     def one_tier(self) -> bool:
@@ -61,8 +65,12 @@ class Ranking:
 
     @property
     def all_tied(self) -> bool:
-        """True where every pair equals the best within `delta`: the choice does not affect bandwidth."""
-        return self.one_tier and all(standing.relation is Relation.TIED for standing in self.standings)
+        """True where enough visits put every pair within `delta` of the best: the choice does not affect bandwidth.
+
+        It asks for the spread of all pairs at once. Single pairs may still be undecided against the best, which was
+        picked for being the highest of many noisy figures.
+        """
+        return self.one_tier and self.visits >= _FEWEST_VISITS_FOR_TIERS and self.spread <= self.delta
 
     @property
     def verdict(self) -> str:
@@ -100,7 +108,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | Non
         for pair in ordered
     )
     spread = 1 - math.exp(_middle(logs[ordered[-1]]) - _middle(logs[ordered[0]]))
-    return Ranking(operation, size_bytes, standings, delta, spread)
+    return Ranking(operation, size_bytes, standings, delta, spread, visits=min(map(len, logs.values())))
 
 
 def _slower_direction(run: Run, operation: Operation, size_bytes: int) -> dict[tuple[int, int], Measurement]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collbench.backends.protocol import Step
 from collbench.dtypes import whole_elements
@@ -13,7 +13,7 @@ from collbench.model import Cell, Operation
 
 Members = tuple[int, ...]
 
-# From this size on one message is long enough for the clocks to have settled within it: no untimed block before it.
+# From this size on a block is long enough to warm itself: no untimed block before it. Smaller ones get one at first.
 _SELF_WARMING = 16 * 2**20
 # METHOD.md §2.2: the gated queue stays shallow. 20 is also what nccl-tests takes by default (-n).
 _MOST_ITERATIONS = 20
@@ -51,7 +51,7 @@ class Plan:
                 for size in self.sizes[operation]:
                     yield Cell(operation, members, size)
 
-    def step(self, operation: Operation, groups: Sequence[Members], size: int, *, launch_loop: bool = False) -> Step:
+    def step(self, operation: Operation, groups: Sequence[Members], size: int) -> Step:
         """Return the step that visits these cells together."""
         iterations = self._iterations(operation, len(groups[0]), size)
         return Step(
@@ -64,7 +64,6 @@ class Plan:
             dtype=self.dtype,
             redop=self.redop,
             root=self.root,
-            launch_loop=launch_loop,
         )
 
     def _iterations(self, operation: Operation, world_size: int, size: int) -> int:
@@ -77,16 +76,20 @@ class Plan:
         deciding = Operation.ALLREDUCE if Operation.ALLREDUCE in self.groups else next(iter(self.groups))
         return cell.operation is deciding and cell.size_bytes == self.sizes[deciding][-1]
 
-    def passes(self, rng: random.Random, wanted: set[Cell], *, launch_loop: bool = False) -> list[Step]:
-        """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan."""
+    def passes(self, rng: random.Random, wanted: set[Cell], *, first: bool = True) -> list[Step]:
+        """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan.
+
+        The first pass alone has untimed blocks, which warm a cell up, and launch loops.
+        """
         steps = []
         for operation in self.groups:
+            loop = self.launch_loop and not operation.is_copy
             for together in self.rounds(operation, rng):
                 for size in self.sizes[operation]:
                     groups = [m for m in together if Cell(operation, m, size) in wanted]
                     if groups:
-                        loop = launch_loop and not operation.is_copy
-                        steps.append(self.step(operation, groups, size, launch_loop=loop))
+                        step = self.step(operation, groups, size)
+                        steps.append(replace(step, launch_loop=loop) if first else replace(step, warmup=0))
         rng.shuffle(steps)
         return steps
 
