@@ -19,7 +19,7 @@ struct CopyRound {
   bool pull;            // true: the destination reads; false: the source writes
   std::size_t bytes;    // one message
   std::uint64_t shift;  // bytes by which source and destination miss their natural alignment
-  int iterations;       // messages in a block, at most 32 (the gated queue is kept shallow)
+  int iterations;       // messages in a block, at most 31 (the gated queue is kept shallow)
   int blocks;
   int warmup;  // blocks before the timed ones
 };

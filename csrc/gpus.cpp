@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <future>
 #include <stdexcept>
 
 namespace collbench {
@@ -13,6 +14,7 @@ constexpr std::array<const char*, kKernels> kKernelNames = {"gate", "fill",     
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
 constexpr std::uint64_t kFullMultiprocessor = 4;  // blocks: 2048 threads
 constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
+constexpr std::uint64_t kSpare = 256;  // behind all slots, see spare_offset
 
 std::string format_uuid(const CUuuid& uuid) {
   std::string text = "GPU-";
@@ -68,9 +70,9 @@ std::vector<GpuIdentity> list_gpus() {
   return gpus;
 }
 
-Gpu::Gpu(int ordinal, CUdevice device)
+Gpu::Gpu(int ordinal, PrimaryContext opened)
     : ordinal(ordinal),
-      context(device),
+      context(std::move(opened)),
       stream(make_stream(context.get())),
       start(make_event(context.get())),
       end(make_event(context.get())),
@@ -78,13 +80,17 @@ Gpu::Gpu(int ordinal, CUdevice device)
       // Any distinct constants do: seeds only have to differ between GPUs.
       seed(0x636f6c6c62656e63ull * (static_cast<std::uint64_t>(ordinal) + 1)) {
   int count = 0;
-  CUDA_CHECK(cuDeviceGetAttribute, &count, kAttributeMultiprocessorCount, device);
+  CUDA_CHECK(cuDeviceGetAttribute, &count, kAttributeMultiprocessorCount, device_of(ordinal));
   multiprocessors = static_cast<unsigned>(count);
 }
 
 Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images) {
   gpus_.reserve(ordinals.size());
-  for (const int ordinal : ordinals) gpus_.emplace_back(ordinal, device_of(ordinal));
+  // All at once: a context takes 0.1 s.
+  std::vector<std::future<PrimaryContext>> contexts;
+  for (const int ordinal : ordinals)
+    contexts.push_back(std::async(std::launch::async, [ordinal] { return PrimaryContext(device_of(ordinal)); }));
+  for (std::size_t i = 0; i < ordinals.size(); ++i) gpus_.emplace_back(ordinals[i], contexts[i].get());
   latch_ = make_pinned(gpus_.at(0).context.get(), 2 * sizeof(std::uint32_t));
   latch()[0] = latch()[1] = 0;
   load(images);
@@ -133,7 +139,7 @@ std::vector<std::size_t> Gpus::free_bytes() {
 }
 
 void Gpus::allocate(std::size_t bytes) {
-  const std::size_t rounded = round_up(bytes, kSlotAlignment) + kShiftRoom;
+  const std::size_t rounded = round_up(bytes, kSlotAlignment) + kShiftRoom + kSpare;
   // Captured chains hold the buffers' addresses, so these stay where they are.
   if (buffer_bytes_ != 0) throw std::logic_error("the buffers are allocated once a session");
   for (Gpu& gpu : gpus_) {
@@ -150,10 +156,13 @@ void Gpus::allocate(std::size_t bytes) {
   buffer_bytes_ = rounded;
 }
 
+std::uint64_t Gpus::spare_offset() const { return buffer_bytes_ - kSpare; }
+
 Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift) {
-  if (bytes == 0 || shift >= kShiftRoom || bytes + kShiftRoom > buffer_bytes_)
+  const std::uint64_t reserved = kShiftRoom + kSpare;
+  if (bytes == 0 || shift >= kShiftRoom || bytes + reserved > buffer_bytes_)
     throw std::invalid_argument("message does not fit the buffers: allocate() more first");
-  const std::uint64_t room = buffer_bytes_ - kShiftRoom, stride = round_up(bytes, kSlotAlignment);
+  const std::uint64_t room = buffer_bytes_ - reserved, stride = round_up(bytes, kSlotAlignment);
   const std::uint64_t fitting = room / stride;
   const auto count = static_cast<unsigned>(fitting < static_cast<unsigned>(iterations) ? fitting : iterations);
   if (cursor_ + count * stride > room) cursor_ = 0;

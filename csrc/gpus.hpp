@@ -36,7 +36,7 @@ struct Report {
 // One GPU's share of the session. `source` holds the copy pattern and never changes; `send` is refilled for each
 // collective; `target` receives both. `report` is host memory that the kernels write.
 struct Gpu {
-  Gpu(int ordinal, CUdevice device);
+  Gpu(int ordinal, PrimaryContext context);
   // The report's address, one for host and device, after setting it to "nothing wrong".
   Report* clear_report() { return &(*static_cast<Report*>(report.get()) = Report{0, ~0ull, 0, 0}); }
   Report read_report() const { return *static_cast<const Report*>(report.get()); }
@@ -83,6 +83,8 @@ class Gpus {
   // peer_access()[i][j]: kernels on i may address memory of j.
   const std::vector<std::vector<bool>>& peer_access() const { return peer_access_; }
 
+  // A place behind all slots, of 256 bytes in every buffer: for what is copied but not measured.
+  std::uint64_t spare_offset() const;
   // Chooses slots for `iterations` messages, moving on through the buffer from call to call. `shift` misaligns them.
   Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift);
 

@@ -33,7 +33,7 @@ ALL = Request(
 
 def opened(backend: FakeBackend, health: Callable[[], tuple[Health, ...]] = tuple) -> Opened:
     machine = Machine("box", "Linux", "CPU")
-    return Opened(backend, machine, paths(len(backend.devices())), health)
+    return Opened(backend, machine, paths(len(backend.devices())), health, close=backend.close)
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ class Session:
             self._plan, skipped = make_plan(request, self._opened)
             self.run = _empty_run(request, self._opened, self._plan, skipped)
         except BaseException:
-            self._opened.backend.close()
+            self._opened.close()
             raise
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._opened.backend.close()
+        self._opened.close()
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. However this ends, what was measured is saved. Raises BackendError, DataCorruption."""

@@ -96,7 +96,7 @@ def test_a_block_is_long_enough_and_its_queue_shallow(
 ) -> None:
     plan = plan_for(4)
     step = plan.step(operation, [members if operation is SUM else PAIR], size)
-    assert 2 <= step.iterations <= 20  # a first message starts late: alone it would look slow
+    assert (1 if operation is COPY else 2) <= step.iterations <= 20  # a chain ends late: alone it would look slow
     assert step.iterations * size >= plan.block_bytes or step.iterations == 20
     assert step.iterations >= plan.step(COPY, [PAIR], size).iterations  # a chain's end is late, too
     assert step.blocks == BLOCKS_A_VISIT

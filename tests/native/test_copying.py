@@ -51,7 +51,7 @@ def test_times_are_what_the_gpus_clock_says(
 def test_the_right_gpu_moves_the_bytes(fakes: Fakes, tmp_path: Path, case: str, arguments: str, line: str) -> None:
     done = fakes.script(f"copies(open_gpus(2), [(0, 1)], {arguments})", tmp_path)
 
-    assert len(done.lines("copy ")) == 4, case
+    assert len(done.lines("copy ")) == 5, case  # four messages, and the copy that wakes the engine
     assert done.lines("copy ") == done.lines(line), case
 
 
@@ -66,22 +66,23 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fak
     """
     lines = fakes.script(script, tmp_path).lines("copy ")
 
-    assert len(lines) == 6 * 6 * 2 * 2 * 4
+    assert len(lines) == 6 * 6 * 2 * 2 * (4 + 1)  # a waking copy before each block
     for bytes_ in (1, 3, 7, 255, 4097, 65537):
         aligned = {line.split(" align ")[1].split()[0] for line in lines if f" bytes {bytes_} " in line}
         assert len(aligned) >= 5  # 0 and 16 fall on the same place of sixteen, the other shifts on four others
 
 
 @pytest.mark.parametrize(
+    # The first copy of a block wakes the engine; the second is the first message.
     ("case", "call", "corrupt", "found"),
     [
-        ("a byte of the first message", "[(0, 1)]", "1:17", {"group": 0, "offset": 17}),
-        ("the last byte of the last message", "[(0, 1)]", "4:1023", {"group": 0, "offset": 1023}),
+        ("a byte of the first message", "[(0, 1)]", "2:17", {"group": 0, "offset": 17}),
+        ("the last byte of the last message", "[(0, 1)]", "5:1023", {"group": 0, "offset": 1023}),
         ("the second link", "[(0, 1), (3, 2)]", "2:5:3>2", {"group": 1, "offset": 5}),
         ("a copy by kernel", "[(0, 1)], multiprocessors=True", "3:0", {"group": 0, "offset": 0}),
         ("a shifted message", "[(0, 1)], shift=3", "2:1", {"group": 0, "offset": 1}),
-        ("a warm-up block", "[(0, 1)], warmup=1", "1:9", {"group": 0, "offset": 9}),
-        ("the second block, in other memory", "[(0, 1)], blocks=2", "6:9", {"group": 0, "offset": 9}),
+        ("a warm-up block", "[(0, 1)], warmup=1", "2:9", {"group": 0, "offset": 9}),
+        ("the second block, in other memory", "[(0, 1)], blocks=2", "7:9", {"group": 0, "offset": 9}),
     ],
 )
 def test_one_wrong_byte_fails_the_link_and_is_named(
@@ -100,17 +101,17 @@ def test_one_wrong_byte_fails_the_link_and_is_named(
 def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes, tmp_path: Path) -> None:
     # A tiny buffer: both blocks use the same memory, which the first one has filled correctly.
     script = "say(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, blocks=2))"
-    said = fakes.script(script, tmp_path, lose_copy=2).said
+    said = fakes.script(script, tmp_path, lose_copy=4).said
 
     assert said["kind"] == "DataError"
     assert (said["offset"], said["wrong"]) == (0, 256)
 
 
 def test_the_gate_opens_after_all_is_queued_and_the_queue_is_never_deeper_than_32(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=32)", tmp_path)
+    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=31)", tmp_path)
     opened = done.lines("open gate")
 
-    # 32 copies between two events on each of the two streams.
+    # A waking copy, then 31 messages between two events, on each of the two streams.
     assert sorted(line.split(" gpu ")[1] for line in opened) == ["0 behind 34", "2 behind 34"]
     assert done.log.index(opened[0]) > max(i for i, line in enumerate(done.log) if line == "cuMemcpyPeerAsync")
     assert done.log.index(opened[0]) < done.log.index("copy memcpy by 0 from 0 to 1 bytes 1024 align 0 0")
@@ -119,8 +120,8 @@ def test_the_gate_opens_after_all_is_queued_and_the_queue_is_never_deeper_than_3
 @pytest.mark.parametrize(
     ("case", "call", "text"),
     [
-        ("33 messages are too deep a queue", "[(0, 1)], iterations=33", "1 to 32 messages"),
-        ("no message", "[(0, 1)], iterations=0", "1 to 32 messages"),
+        ("32 messages are too deep a queue", "[(0, 1)], iterations=32", "1 to 31 messages"),
+        ("no message", "[(0, 1)], iterations=0", "1 to 31 messages"),
         ("two links to one GPU", "[(0, 1), (2, 1)]", "share a GPU"),
         ("one GPU in two roles", "[(0, 1), (1, 2)]", "share a GPU"),
         ("a message larger than the buffers", "[(0, 1)], bytes=70000", "does not fit the buffers"),

@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from collbench.backends.protocol import Backend
@@ -19,12 +20,16 @@ NAMES = ("auto", "cuda", "host")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open backend and what is known of its machine. `health` reads the devices' state now, by position."""
+    """An open backend and what is known of its machine. `health` reads the devices' state now, by position.
+
+    `close` releases all of it.
+    """
 
     backend: Backend
     machine: Machine
     paths: tuple[Path, ...]
     health: Callable[[], tuple[Health, ...]]
+    close: Callable[[], None]
 
 
 def resolve(name: str) -> tuple[str, str | None]:
@@ -45,18 +50,13 @@ def present_devices(name: str) -> tuple[Device, ...]:
     """Return the devices that the backend may use here, in nvidia-smi's order; CUDA_VISIBLE_DEVICES is obeyed."""
     if name == "host":
         return cores.devices()
-    from collbench.backends.cuda import list_gpus
-
-    visible = {gpu.uuid for gpu in list_gpus()}
     with Nvml() as nvml:
-        return tuple(device for device in nvml.devices() if device.uuid in visible)
+        return _visible(nvml)
 
 
 def open_backend(name: str, wanted: str | None, nccl_path: str | None, *, collectives: bool) -> Opened:
     """Open the cuda or host backend on the devices that `wanted` names. Raises UsageError, MachineError."""
-    devices = selection.select(present_devices(name), wanted)
-    selection.at_least_two(devices)
-    return _open_host(devices) if name == "host" else _open_cuda(devices, nccl_path, collectives=collectives)
+    return _open_host(wanted) if name == "host" else _open_cuda(wanted, nccl_path, collectives=collectives)
 
 
 def driver_version() -> str:
@@ -75,21 +75,38 @@ def _here() -> Machine:
     return Machine(hostname=socket.gethostname(), system=system, cpu=cores.cpu_model())
 
 
-def _open_host(devices: tuple[Device, ...]) -> Opened:
+def _chosen(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
+    devices = selection.select(present, wanted)
+    selection.at_least_two(devices)
+    return devices
+
+
+def _visible(nvml: Nvml) -> tuple[Device, ...]:
+    from collbench.backends.cuda import list_gpus
+
+    visible = {gpu.uuid for gpu in list_gpus()}
+    return tuple(device for device in nvml.devices() if device.uuid in visible)
+
+
+def _open_host(wanted: str | None) -> Opened:
     from collbench.backends.host import HostBackend
 
-    return Opened(HostBackend(devices), _here(), cores.paths(devices), health=tuple)
+    devices = _chosen(cores.devices(), wanted)
+    backend = HostBackend(devices)
+    return Opened(backend, _here(), cores.paths(devices), health=tuple, close=backend.close)
 
 
-def _open_cuda(devices: tuple[Device, ...], nccl_path: str | None, *, collectives: bool) -> Opened:
+def _open_cuda(wanted: str | None, nccl_path: str | None, *, collectives: bool) -> Opened:
     # Late: the host backend and --help need neither the extension nor a driver.
     from collbench.backends.cuda import CudaBackend
     from collbench.backends.nccl_library import find_nccl, format_version
 
-    nccl = find_nccl(nccl_path) if collectives else None
-    backend = CudaBackend(devices, nccl)
-    with Nvml() as nvml:
-        paths = nvml.paths(devices)
+    with ExitStack() as stack:
+        nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
+        devices = _chosen(_visible(nvml), wanted)
+        nccl = find_nccl(nccl_path) if collectives else None
+        backend = CudaBackend(devices, nccl)
+        stack.callback(backend.close)
         machine = replace(
             _here(),
             driver=nvml.driver_version(),
@@ -99,9 +116,11 @@ def _open_cuda(devices: tuple[Device, ...], nccl_path: str | None, *, collective
             kernel_image=backend.kernel_image,
             virtualization=nvml.virtualization(),
         )
-    return Opened(backend, machine, paths, health=lambda: _health(devices))
-
-
-def _health(devices: tuple[Device, ...]) -> tuple[Health, ...]:
-    with Nvml() as nvml:
-        return tuple(nvml.health(device) for device in devices)
+        paths = nvml.paths(devices)
+        return Opened(
+            backend,
+            machine,
+            paths,
+            health=lambda: tuple(nvml.health(device) for device in devices),
+            close=stack.pop_all().close,
+        )

@@ -22,7 +22,7 @@ BLOCKS_A_VISIT = 2
 # A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
 # 4 × H200 that drain was 15 % of the time, so chains are longer than blocks of copies, and never single collectives.
 _CHAIN_BLOCKS = 4
-_FEWEST = 2  # a first copy starts 3-8 us late [4 × H200]: alone it would make 512 MiB look 0.6 % slow
+_FEWEST_IN_CHAIN = 2
 _FEWEST_OF_MANY_RANKS = 4  # their pipeline drains longer than a pair's
 
 
@@ -67,8 +67,10 @@ class Plan:
         )
 
     def _iterations(self, operation: Operation, world_size: int, size: int) -> int:
-        volume = self.block_bytes * (1 if operation.is_copy else _CHAIN_BLOCKS)
-        fewest = _FEWEST if world_size == 2 else _FEWEST_OF_MANY_RANKS
+        if operation.is_copy:
+            return max(1, min(_MOST_ITERATIONS, -(-self.block_bytes // size)))
+        volume = self.block_bytes * _CHAIN_BLOCKS
+        fewest = _FEWEST_IN_CHAIN if world_size == 2 else _FEWEST_OF_MANY_RANKS
         return max(fewest, min(_MOST_ITERATIONS, -(-volume // size)))
 
     def decides(self, cell: Cell) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,29 +84,27 @@ def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
 def _visit(
     backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher, deadline: float
 ) -> None:
-    """Give every cell its visits, then go on with the unsettled ones until the deadline."""
+    """Give every cell the visits that it is owed, and until the deadline the unsettled ones more."""
     results: dict[Cell, Measurement] = {}
-    wanted, done, total, passes = set(plan.cells()), 0, 0, 0
+    owed = {cell: effort.deciding if plan.decides(cell) else effort.screening for cell in plan.cells()}
+    wanted, done, total = set(owed), 0, 0
     while wanted:
-        steps = plan.passes(rng, wanted, first=passes == 0)
-        total = max(total, done + len(steps) * max(1, effort.screening - passes))
+        steps = plan.passes(rng, wanted, first=not results)
+        total = max(total, done + len(steps) * (1 if results else effort.screening))
         for step in steps:
-            if passes >= effort.screening and time.monotonic() > deadline:
-                return _give_up(results)
+            cells = [Cell(step.operation, members, step.size_bytes) for members in step.groups]
+            if time.monotonic() > deadline and not any(owed[cell] > 0 for cell in cells):
+                continue
             _record(results, run, step, _time(backend, step))
             done += 1
-            watcher.progress(done, total)
+            for cell in cells:
+                owed[cell] -= 1
+            watcher.progress(done, max(done, total))
             watcher.finished_round()
-        passes += 1
-        wanted = {cell for cell in wanted if not _settled(plan, results[cell], effort)}
-    return None
-
-
-def _settled(plan: Plan, found: Measurement, effort: Effort) -> bool:
-    """Mark the cell with the reason once it has its visits and needs no more."""
-    if len(found.samples) >= (effort.deciding if plan.decides(found.cell) else effort.screening):
-        found.stop = stop_reason(found)
-    return found.stop is not None
+        late = time.monotonic() > deadline
+        wanted = {cell for cell in wanted if owed[cell] > 0 or not (late or stop_reason(results[cell]))}
+    for found in results.values():
+        found.stop = stop_reason(found) or StopReason.BUDGET
 
 
 def _time(backend: Backend, step: Step) -> Timing:
@@ -127,8 +125,3 @@ def _record(results: dict[Cell, Measurement], run: Run, step: Step, timing: Timi
             launch_seconds=timing.launch_seconds[place] if timing.launch_seconds else None,
         )
         results[cell].samples.append(sample)
-
-
-def _give_up(results: Mapping[Cell, Measurement]) -> None:
-    for found in results.values():
-        found.stop = found.stop or stop_reason(found) or StopReason.BUDGET
