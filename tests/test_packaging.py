@@ -50,7 +50,7 @@ def test_the_version_and_the_command_are_those_of_pyproject() -> None:
     installed = importlib.metadata.distribution("collbench")
     commands = {entry.name: entry.value for entry in installed.entry_points if entry.group == "console_scripts"}
     assert installed.version == PROJECT["project"]["version"]
-    assert commands == {"collbench": "collbench.cli:main"}
+    assert commands == {"collbench": "collbench.cli:entry"}
 
 
 def test_the_extension_needs_no_cuda_nccl_mpi_or_torch_library() -> None:

@@ -1,8 +1,6 @@
 """`python -m collbench` is the same program as `collbench`."""
 
-import sys
-
-from collbench.cli import main
+from collbench.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -10,16 +10,16 @@ from collbench.cli import options
 from collbench.cli.measuring import measure_and_show
 from collbench.model import Operation
 
-_EACH_PAIR = click.option("--pairs", is_flag=True, help="Each pair alone instead of all devices together.")
+_EACH_PAIR = click.option("--pairs", is_flag=True, help="Time each pair instead of all devices together.")
 
 
-@click.command()
+@click.command(short_help="Time all-reduce over all GPUs, or over each pair.")
 @options.measuring(_EACH_PAIR, options.redop)
 def allreduce(**given: Any) -> None:
     """Time all-reduce over all chosen GPUs as one communicator, or over each pair.
 
-    Columns as nccl-tests prints them: size, count, type, redop, time, algbw, busbw, wrong; and the 95 % interval of
-    busbw. "time" is device time (graph replay, slowest rank), "launch" one call of an ungraphed loop.
+    Prints nccl-tests' columns (size, count, type, redop, time, algbw, busbw, wrong) and the 95 % interval of busbw.
+    "time" is device time (graph replay, slowest rank), "launch" one call of an ungraphed loop.
 
     \b
     Examples:
@@ -29,12 +29,13 @@ def allreduce(**given: Any) -> None:
     _measure(Operation.ALLREDUCE, given)
 
 
-@click.command()
+@click.command(short_help="Time broadcast over all GPUs, or over each pair.")
 @options.measuring(_EACH_PAIR)
 def broadcast(**given: Any) -> None:
     """Time broadcast from the first chosen GPU to the others, or within each pair.
 
-    Columns as nccl-tests prints them: size, count, type, time, algbw, busbw, wrong; and the 95 % interval of busbw.
+    Prints nccl-tests' columns (size, count, type, redop, time, algbw, busbw, wrong) and the 95 % interval of busbw.
+    "time" is device time (graph replay, slowest rank), "launch" one call of an ungraphed loop.
 
     \b
     Examples:

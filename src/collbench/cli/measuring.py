@@ -2,27 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from collbench.cli.leaving import Interrupted
 from collbench.cli.terminal import progress_bar, say, show_page
 from collbench.errors import CollbenchError
+from collbench.model import Run
 from collbench.report.page import page
 from collbench.session import Request, Session
 
 
 def measure_and_show(request: Request, path: Path) -> None:
     """Run the measurement to its end and print it. Whatever interrupts it, what was measured is saved and said."""
-    with Session(request, path, say) as session:
+    try:
+        session = Session(request, path, say)
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted: nothing was measured, nothing is saved") from error
+    with session:
         try:
-            with progress_bar(f"measuring {request.command[0]}") as progress:
-                session.measure(progress)
-        except (CollbenchError, KeyboardInterrupt) as error:
-            cells = len(session.run.measurements)
-            if cells and session.failure is None:
-                cause = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-                say(f"{cause}: {cells} cells measured so far are saved as {path}")
+            _measure(session, request)
+            _keep_what_is_saved(session.run)
+            show_page(page(session.run))
+        except KeyboardInterrupt as error:
+            raise Interrupted(f"interrupted: {_saved(session, path)}") from error
+        except CollbenchError:
+            if session.run.measurements and session.failure is None:
+                say(f"stopped: {_saved(session, path)}")
             raise
-        show_page(page(session.run))
         if session.failure is not None:
             raise session.failure
         show_page([f"\nsaved     {path}"])
+
+
+def _measure(session: Session, request: Request) -> None:
+    with progress_bar(f"measuring {request.command[0]}") as progress:
+        session.measure(progress)
+
+
+def _keep_what_is_saved(run: Run) -> None:
+    """Cut times to the digits that the run file keeps, or `show` would round a few numbers to another last digit."""
+    run.seconds = _cut(run.seconds)
+    for measurement in run.measurements:
+        measurement.samples[:] = [
+            replace(
+                sample,
+                seconds=tuple(map(_cut, sample.seconds)),
+                launch_seconds=None if sample.launch_seconds is None else _cut(sample.launch_seconds),
+            )
+            for sample in measurement.samples
+        ]
+
+
+def _cut(seconds: float) -> float:
+    return float(f"{seconds:.7g}")  # 7 digits, as runfile writes
+
+
+def _saved(session: Session, path: Path) -> str:
+    """Return what became of what was measured."""
+    cells = len(session.run.measurements)
+    if cells == 0:
+        return "nothing was measured, nothing is saved"
+    what = f"{cells} cells measured so far are"
+    if session.failure is not None:
+        return f"{what} lost: {session.failure}"
+    return f"{what} saved as {path}: 'collbench show {path}' prints them"

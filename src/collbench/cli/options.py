@@ -14,7 +14,7 @@ import click
 
 from collbench.backends import opening
 from collbench.cli.terminal import say
-from collbench.dtypes import REDOPS, parse_dtype
+from collbench.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.errors import UsageError
 from collbench.model import Operation
 from collbench.session import Request
@@ -22,26 +22,60 @@ from collbench.units import parse_sizes
 
 Command = Callable[..., Any]
 
-devices = click.option("--devices", metavar="LIST", help="Only these: nvidia-smi indices or UUIDs, e.g. 0,2,3.")
+devices = click.option(
+    "--devices", metavar="LIST", help="Measure only these GPUs: nvidia-smi indices or UUIDs.  [default: all]"
+)
 sizes = click.option(
     "--sizes",
     metavar="SIZES",
-    help="MIN:MAX, MIN:MAX:FACTOR, a list or one size; default 8:1G (host: 8:64M).",
+    help="Message sizes: MIN:MAX (doubling), MIN:MAX:FACTOR, one size, or a list of these.  "
+    "[default: 8:1G; host: 8:64M]",
 )
 backend = click.option(
     "--backend",
+    metavar="NAME",
     type=click.Choice(opening.NAMES),
     default="auto",
     show_default=True,
-    help="cuda: GPUs; host: CPU cores; auto: cuda where a GPU answers.",
+    help="cuda (GPUs), host (CPU cores), or auto: cuda where a GPU answers, else host.",
 )
-output = click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Save the run here.")
+output = click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs, where train finds it]",
+)
 nccl = click.option(
-    "--nccl", metavar="PATH", envvar="COLLBENCH_NCCL", help="Time this libnccl.so.2 [env: COLLBENCH_NCCL]."
+    "--nccl",
+    metavar="PATH",
+    envvar="COLLBENCH_NCCL",
+    show_envvar=True,
+    help="Time this libnccl.so.2 instead of torch's or the system's.",
 )
-seed = click.option("--seed", type=click.IntRange(min=0), help="Order of visits; chosen at random and printed.")
-dtype = click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Element type.")
-redop = click.option("--op", "redop", type=click.Choice(REDOPS), default="sum", show_default=True, help="Reduction.")
+seed = click.option(
+    "--seed",
+    metavar="N",
+    type=int,
+    callback=lambda _ctx, _option, value: _checked_seed(value),
+    help="Order the visits by this seed.  [default: a random one, which is printed]",
+)
+dtype = click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    metavar="TYPE",
+    help=f"Element type of collectives: {', '.join(DTYPE_BYTES)}.",
+)
+redop = click.option(
+    "--op",
+    "redop",
+    metavar="OP",
+    type=click.Choice(REDOPS),
+    default="sum",
+    show_default=True,
+    help=f"Reduction of all-reduce: {', '.join(REDOPS)}.",
+)
 
 
 def apply(*options: Command) -> Callable[[Command], Command]:
@@ -82,15 +116,19 @@ def make_request(
         dtype=element,
         redop=given.get("redop", "sum"),
         nccl=given["nccl"],
-        seed=_new_seed() if given["seed"] is None else given["seed"],
+        seed=given["seed"],
         command=(command, *sys.argv[2:]),
     )
     return request, run_path(given["output"], command, name)
 
 
-def _new_seed() -> int:
-    """Return a seed that fits on a line."""
-    return random.SystemRandom().randrange(10**6)
+def _checked_seed(given: int | None) -> int:
+    """Return the seed, or where none is given a random one that fits on a line. Raises UsageError."""
+    if given is None:
+        return random.SystemRandom().randrange(10**6)
+    if given < 0:
+        raise UsageError(f"--seed {given} is negative: write a whole number from 0")
+    return given
 
 
 def run_path(given: Path | None, what: str, backend_name: str) -> Path:

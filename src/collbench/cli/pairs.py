@@ -25,18 +25,18 @@ _operations = click.option(
     default=_EVERYTHING,
     show_default=True,
     metavar="LIST",
-    help="What to time: copy (copy engine and SM, written and read), allreduce, broadcast.",
+    help="What to time.",
 )
 
 
-@click.command()
+@click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
 @options.measuring(_operations, options.redop)
 def pairs(**given: Any) -> None:
-    """Measure every link and pair of GPUs; rank the pairs; recommend devices.
+    """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
-    Raw copies on every directed link (copy engine and SM kernel, written and read) and NCCL all-reduce and broadcast
-    on every pair, at every size. Prints the labels, the measured matrix, the pairs in order and whether they tie, the
-    best 2, 4, … devices, and where the run was saved. All data is verified.
+    Times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
+    and broadcast on every pair, at every size. Prints the labels, the measured matrix, the pairs in order and whether
+    they tie, the best 2, 4, … devices, and where the run was saved. All data is verified.
 
     \b
     Examples:
@@ -55,10 +55,12 @@ def pairs(**given: Any) -> None:
     measure_and_show(request, path)
 
 
-@click.command()
+@click.command(short_help="Print a saved run again.")
 @click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
 def show(run_file: Path) -> None:
-    """Print a saved run again: everything that the command which measured it printed.
+    """Print a saved run again, as the command that measured it did.
+
+    Any machine's run will do; the page names the machine that it came from.
 
     \b
     Example:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,9 +11,12 @@ from contextlib import contextmanager
 import click
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-# Piped pages are not cut at 80 columns: the reader is a program, or a pager that can scroll.
-_PIPED_WIDTH = 240
+from collbench.cli.folding import fold
+
+# rich shortens cells to fit its width, so it is told one that fits every page; what a terminal lacks is folded.
+_PAGE_WIDTH = 240
 
 
 def say(text: str) -> None:
@@ -20,14 +25,16 @@ def say(text: str) -> None:
 
 
 def show_page(blocks: Iterable[RenderableType]) -> None:
-    """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR."""
-    console = (
-        Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        if sys.stdout.isatty()
-        else Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PIPED_WIDTH)
-    )
+    """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PAGE_WIDTH
     for block in blocks:
-        console.print(block)
+        parts = fold(block, width) if isinstance(block, Table) else [block]
+        for number, part in enumerate(parts):
+            with console.capture() as captured:
+                console.print(part)
+            # rich pads the last column; whoever saves or compares pages wants no blanks at the end of lines.
+            click.echo("\n" * (number > 0) + re.sub(r" +\n", "\n", captured.get()), nl=False, color=True)
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from collbench.errors import UsageError
+from collbench.backends import opening
+from collbench.cli.terminal import say
+from collbench.errors import MachineError, UsageError
 from collbench.machine import nvidia_smi, selection
 from collbench.machine.nvml import Nvml
 from collbench.model import Device
@@ -14,13 +17,14 @@ from collbench.model import Path as LinkPath
 from collbench.report.topology import explain_pair, render_topology
 
 
-@click.command()
+@click.command(short_help="Print the labels of all paths, or explain one pair.")
 @click.argument("pair", nargs=-1, metavar="[GPU GPU]")
 @click.option("--from", "file", metavar="FILE", help="Read saved 'nvidia-smi topo -m' text instead of this machine.")
 def topo(pair: tuple[str, ...], file: str | None) -> None:
-    """Print the label matrix with legend, affinities and theory; or explain one pair.
+    """Print the label matrix with its legend, CPU and NUMA affinity, and the theoretical rate of each label.
 
-    Labels are what the driver says of the paths, not what they carry: 'collbench pairs' measures that.
+    Given two GPUs, explain the path between them in one sentence. Labels are what the driver says of the paths, not
+    what they carry: 'collbench pairs' measures that.
 
     \b
     Examples:
@@ -44,8 +48,21 @@ def _facts(file: str | None) -> tuple[tuple[Device, ...], tuple[LinkPath, ...]]:
     if file is not None:
         return nvidia_smi.facts(nvidia_smi.read_topology(Path(file)))
     with Nvml() as nvml:
-        devices = nvml.devices()
+        devices = _in_sight(nvml.devices())
         return devices, nvml.paths(devices)
+
+
+def _in_sight(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, and say on stderr if it hides any. Raises MachineError."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return devices  # CUDA need not be asked: NVML alone gives the labels
+    left = opening.present_devices("cuda")
+    if not left:
+        raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
+    if len(left) < len(devices):
+        say(f"{len(left)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
+    return left
 
 
 def _between(devices: tuple[Device, ...], paths: tuple[LinkPath, ...], chosen: tuple[Device, ...]) -> LinkPath:

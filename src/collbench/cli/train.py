@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -14,6 +14,7 @@ from collbench import runfile
 from collbench.affinity.choose import choose
 from collbench.backends import opening
 from collbench.cli import options
+from collbench.cli.leaving import Interrupted
 from collbench.cli.terminal import say
 from collbench.errors import BackendError, MachineError, RunFileError, UsageError
 from collbench.launch import environment, freshness, reason, torchrun
@@ -38,42 +39,52 @@ class _Train(click.Command):
         return []
 
 
+# For --help alone: launch.options holds the table that arguments are read by, and a test compares the two.
+_options_in_help = options.apply(
+    click.option("--auto-select", metavar="K", help="Choose the best K devices."),
+    click.option("--devices", metavar="LIST", help="Take these devices instead: nvidia-smi indices or UUIDs."),
+    click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
+    click.option("--max-age", metavar="AGE", help="Oldest saved run to believe: 7d, 12h, 30m or 90s.  [default: 7d]"),
+    click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
+    click.option("--backend", metavar="NAME", help="cuda (GPUs), host (CPU cores, gloo) or auto.  [default: auto]"),
+    click.option(
+        "--nccl",
+        metavar="PATH",
+        help="Compare saved runs with this libnccl.so.2, and probe with it.  [env var: COLLBENCH_NCCL]",
+    ),
+    click.option("--dry-run", is_flag=True, help="Print the environment and the command, and start nothing."),
+)
+
+
 @click.command(
     cls=_Train,
-    options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS]",
+    short_help="Start a training script by torchrun on the best GPUs.",
+    options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
     epilog="Inside the job devices count from 0, whatever their numbers outside: use LOCAL_RANK.",
 )
+@_options_in_help
 def train(arguments: TrainArguments) -> None:
-    """SCRIPT [ARGS]...
-
-    Start SCRIPT by torchrun on the best K devices of this machine.
+    """Start SCRIPT by torchrun on the best K devices of this machine.
 
     Chooses from a saved run of this very machine (same GPUs, driver and NCCL), else from a probe of a few seconds; says
-    on stderr which and why; sets CUDA_VISIBLE_DEVICES by UUID; and replaces itself by torchrun, whose exit status and
-    signals are the job's. Torchrun's options pass through; everything after SCRIPT reaches it untouched.
+    on stderr which devices and why; sets CUDA_VISIBLE_DEVICES by UUID; and replaces itself by torchrun, whose exit
+    status and signals are the job's. Torchrun's options pass through; everything after SCRIPT reaches it untouched.
 
     \b
     Examples:
       collbench train --auto-select 2 train.py --epochs 3
       collbench train --devices 0,3 --max-restarts 1 -m mypackage.train
       collbench train --auto-select 4 --dry-run train.py
-
-    \b
-    Options:
-      --auto-select K     choose the best K devices
-      --devices LIST      these devices instead: indices or UUIDs
-      --run FILE          choose from this run file
-      --max-age DURATION  oldest saved run to believe: 7d, 12h, 30m  [default: 7d]
-      --fresh             measure now, whatever is saved
-      --backend NAME      auto, cuda or host (CPU cores, gloo)       [default: auto]
-      --nccl PATH         compare and measure with this libnccl.so.2 [env: COLLBENCH_NCCL]
-      --dry-run           print the environment and the command, start nothing
     """
     torchrun.check_script(arguments)
     torchrun.find_torch()
+    max_age = freshness.parse_duration(arguments.max_age)
     backend = _backend(arguments)
     present = opening.present_devices(backend)
-    chosen, why, source = _by_hand(arguments, present) if arguments.devices else _chosen(arguments, backend, present)
+    if arguments.devices is not None:
+        chosen, why, source = selection.select(present, arguments.devices), "chosen by hand", "--devices"
+    else:
+        chosen, why, source = _chosen(arguments, backend, present, max_age)
     changes = environment.for_devices(chosen, os.environ, backend=backend)
     command = torchrun.command(arguments, chosen, os.environ, backend=backend, python=sys.executable)
     say(reason.choice(chosen, why, source, backend=backend).removeprefix("collbench: "))
@@ -90,29 +101,29 @@ def _backend(arguments: TrainArguments) -> str:
     return name
 
 
-def _by_hand(arguments: TrainArguments, present: tuple[Device, ...]) -> tuple[tuple[Device, ...], str, str]:
-    return selection.select(present, arguments.devices), "chosen by hand", "--devices"
-
-
 def _chosen(
-    arguments: TrainArguments, backend: str, present: tuple[Device, ...]
+    arguments: TrainArguments, backend: str, present: tuple[Device, ...], max_age: timedelta
 ) -> tuple[tuple[Device, ...], str, str]:
     """Return the chosen devices, the reason, and the source of the evidence."""
     k = arguments.auto_select or 0
     if k > len(present):
         tags = ", ".join(device.tag for device in present) or "none"
-        raise UsageError(f"--auto-select {k}: this process may use {len(present)} devices ({tags})")
+        raise UsageError(
+            f"--auto-select {k} is more than the {len(present)} that this process may use ({tags}): ask for fewer"
+        )
     if k == len(present):
         return present, "all there are", "no choice to make"
-    run, source = _evidence(arguments, backend, present)
+    run, source = _evidence(arguments, backend, present, max_age)
     choice = choose(run, k)
     return tuple(run.devices[member] for member in choice.members), choice.reason, source
 
 
-def _evidence(arguments: TrainArguments, backend: str, present: tuple[Device, ...]) -> tuple[Run, str]:
+def _evidence(
+    arguments: TrainArguments, backend: str, present: tuple[Device, ...], max_age: timedelta
+) -> tuple[Run, str]:
     """Return the run to choose from and the words for it: the named one, the newest that fits, or a probe."""
     here = _here(arguments, backend, present)
-    max_age, now = freshness.parse_duration(arguments.max_age), datetime.now(UTC)
+    now = datetime.now(UTC)
     if arguments.run is not None:
         run = runfile.load(Path(arguments.run))
         refusal = freshness.refusal(run, here, now, max_age)
@@ -130,7 +141,10 @@ def _evidence(arguments: TrainArguments, backend: str, present: tuple[Device, ..
 
 
 def _ranks_pairs(run: Run) -> bool:
-    return any(len(found.cell.members) == 2 for found in run.measurements)
+    """Return whether pairs were timed at a size that shows bandwidth: whoever timed 8 bytes did not mean to choose."""
+    return any(
+        len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measurements
+    )
 
 
 def _here(arguments: TrainArguments, backend: str, present: tuple[Device, ...]) -> freshness.Here:
@@ -148,9 +162,11 @@ def _probe(arguments: TrainArguments, backend: str) -> Run:
     words = [*(_HOST_PROBE if backend == "host" else _PROBE), "--backend", backend, "-o", str(path)]
     words += ["--nccl", arguments.nccl] if arguments.nccl else []
     say("no saved run fits: probing for a few seconds" if not arguments.fresh else "probing for a few seconds")
-    status = subprocess.run(
-        [sys.executable, "-P", "-m", "collbench", *words], stdout=subprocess.DEVNULL, check=False
-    ).returncode
+    command = [sys.executable, "-P", "-m", "collbench", *words]
+    try:
+        status = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted in the probe: nothing was started") from error
     if status != 0:
         raise BackendError(f"the probe failed (exit status {status}, see above): nothing was started")
     return runfile.load(path)

@@ -15,7 +15,7 @@ _UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minute
 # Six digits stay far inside timedelta's range of 999,999,999 days.
 _DURATION = re.compile(r"([0-9]{1,6})([dhms])")
 # Below 1 MiB a collective's time is latency, which says little about the wires (METHOD.md §2.7).
-_TELLING_BYTES = 2**20
+TELLING_BYTES = 2**20
 
 
 def parse_duration(text: str) -> timedelta:
@@ -57,7 +57,7 @@ def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> str | No
 def _other_devices(measured: Sequence[Device], present: Sequence[Device]) -> str | None:
     gone = _only_in(measured, present)
     if gone:
-        return f"it was measured on {gone}, not among this machine's devices"
+        return f"it was measured on {gone}, not among the devices that this process may use"
     new = _only_in(present, measured)
     return f"it did not measure {new}" if new else None
 
@@ -94,7 +94,7 @@ def _too_incomplete(run: Run) -> str | None:
     """An interrupted run is enough once one operation was timed on every pair at one telling size."""
     if run.complete:
         return None
-    telling = min(_TELLING_BYTES, max(run.settings.sizes, default=0))
+    telling = min(TELLING_BYTES, max(run.settings.sizes, default=0))
     timed: dict[tuple[Operation, int], set[tuple[int, ...]]] = {}
     for measurement in run.measurements:
         cell = measurement.cell

@@ -82,13 +82,17 @@ def _pinned(arguments: TrainArguments, devices: Sequence[Device], python: str, w
 
 
 def check_script(arguments: TrainArguments) -> None:
-    """Raise UsageError if the script does not exist. Modules and --no-python programs are left to torchrun."""
-    script = arguments.program[0]
-    if not arguments.has("--module", "--no-python") and not Path(script).exists():
+    """Raise UsageError if Python cannot run the script. Modules and --no-python programs are left to torchrun."""
+    script = Path(arguments.program[0])
+    if arguments.has("--module", "--no-python"):
+        return
+    if not script.exists():
         raise UsageError(
             f"script '{script}' does not exist in {Path.cwd()}: check its path, and that it is the first word "
             "after torchrun's options"
         )
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise UsageError(f"script '{script}' is a folder without __main__.py: name the file to train with")
 
 
 def find_torch() -> str:

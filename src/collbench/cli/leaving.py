@@ -1,0 +1,57 @@
+"""How the program ends other than well: at most one line on stderr, and an exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import click
+
+from collbench.errors import CollbenchError
+
+# What writing to a full disk, quota or file-size limit gives.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Interrupted(CollbenchError):
+    """Ctrl-C. The text says what became of what was measured."""
+
+    exit_code = 130  # 128 + SIGINT, as shells have it
+
+
+def failed(error: CollbenchError | KeyboardInterrupt) -> int:
+    """Print the error's line, and return its status."""
+    told = error if isinstance(error, CollbenchError) else Interrupted("interrupted before anything was measured")
+    if isinstance(told, Interrupted) and sys.stderr.isatty():
+        click.echo(err=True)  # the terminal has just shown "^C"
+    return _say(str(told), told.exit_code)
+
+
+def misused(error: click.UsageError) -> int:
+    """Print click's complaint, with its suggestion, as one line that names the help; return the status."""
+    message = error.format_message()
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(message, err=True)  # it is the whole help: no word was wrong, there was none
+        return error.exit_code
+    command = error.ctx.command_path if error.ctx else "collbench"
+    separator = " See" if "?" in message else "; see"
+    return _say(f"{message[:1].lower()}{message[1:].rstrip('.')}{separator} '{command} --help'", error.exit_code)
+
+
+def unwritten(error: OSError) -> int:
+    """Return the status after stdout failed: quiet for a closed pipe, a line for a full disk. Raises any other error.
+
+    What is still buffered goes nowhere, else Python would fail on it again at exit.
+    """
+    if not isinstance(error, BrokenPipeError) and error.errno not in _FULL:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 0  # `head` has read enough
+    return _say(f"cannot write the output: {error.strerror}: send it to another place", 1)
+
+
+def _say(message: str, status: int) -> int:
+    click.echo(f"collbench: {' '.join(message.split())}", err=True)
+    return status

@@ -1,0 +1,61 @@
+"""The program `collbench`: its commands, and the one place where errors become a line and an exit status."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import click
+
+from collbench.cli import leaving
+from collbench.cli.collectives import allreduce, broadcast
+from collbench.cli.pairs import pairs, show
+from collbench.cli.topo import topo
+from collbench.cli.train import train
+from collbench.errors import CollbenchError
+
+
+class _Commands(click.Group):
+    """Commands in the order of a first session."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(package_name="collbench", message="%(prog)s %(version)s", help="Print the version and exit.")
+def cli() -> None:
+    """Measure what the wires between GPUs really carry, and train on the best ones.
+
+    \b
+    Examples:
+      collbench pairs                           # every link and pair, ranked
+      collbench allreduce --sizes 1M:1G         # one collective over all GPUs
+      collbench train --auto-select 2 train.py  # torchrun on the best two
+
+    Without a GPU the same commands run on CPU cores: --backend host.
+    """
+
+
+for command in (pairs, allreduce, broadcast, topo, show, train):
+    cli.add_command(command)
+
+
+def run() -> int:
+    """Run the program on sys.argv; return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
+    try:
+        # Not cli.main(): it would end a closed pipe with status 1 and Ctrl-C with an empty line.
+        with cli.make_context("collbench", sys.argv[1:]) as context:
+            cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.UsageError as error:
+        return leaving.misused(error)
+    except (CollbenchError, KeyboardInterrupt) as error:
+        return leaving.failed(error)
+    except OSError as error:
+        return leaving.unwritten(error)
+    return 0

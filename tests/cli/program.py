@@ -1,0 +1,121 @@
+"""Runs `collbench`: in this process where no device is touched, else on simulated GPUs; and reads what it says."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.cli import main
+from collbench.model import Device, Run
+from tests.builders import gpus, pair_run
+from tests.native.fakes import Fakes, Outcome
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the program left: its exit status and its streams."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """The one line that it said on stderr. Fails the test if that is not all."""
+        return one_line(self.err)
+
+
+class Program:
+    """`collbench` in this process, entered as its installed script does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *words: str) -> Said:
+        self._monkeypatch.setattr(sys, "argv", ["collbench", *words])
+        status = main()
+        out, err = self._capsys.readouterr()
+        return Said(status, out, err)
+
+
+def one_line(stderr: str) -> str:
+    """Return the only line of a stream. Fails the test where there are more, or where collbench does not speak."""
+    assert stderr.startswith("collbench: "), stderr
+    assert stderr.count("\n") == 1, stderr
+    assert stderr.endswith("\n"), stderr
+    return stderr.removeprefix("collbench: ").rstrip("\n")
+
+
+def collbench(*words: str) -> list[str]:
+    """Return the command that starts the program in another process."""
+    return [sys.executable, "-m", "collbench", *words]
+
+
+def environment(fakes: Fakes, tmp_path: Path) -> dict[str, str]:
+    """Return what runs of one test share: their NCCL, and where their runs are saved."""
+    return {"COLLBENCH_NCCL": str(fakes.nccl), "XDG_STATE_HOME": str(tmp_path / "state"), "NO_COLOR": "1"}
+
+
+def on_gpus(
+    fakes: Fakes, tmp_path: Path, words: Sequence[str], extra: dict[str, str] | None = None, /, **settings: object
+) -> Outcome:
+    """Run the program on simulated GPUs with so little free memory that its buffers are small and the test quick."""
+    count = int(str(settings.get("gpus", 4)))
+    # CUDA's and NCCL's own needs (256 MiB, and 512 MiB a communicator's GPU), and 2 MiB for three buffers.
+    plan = {"memory": 4096 * _MIB, "free": (256 + 512 * count + 2) * _MIB} | settings
+    return fakes.run(collbench(*words), tmp_path, environment(fakes, tmp_path) | (extra or {}), **plan)
+
+
+def fake_uuid(index: int) -> str:
+    """Return the UUID of one simulated GPU."""
+    return f"GPU-fa4e{index:02x}00-0000-0000-0000-{index:012x}"
+
+
+def fake_gpus(count: int = 4) -> tuple[Device, ...]:
+    """Return the simulated GPUs as a run names them."""
+    return tuple(replace(gpu, uuid=fake_uuid(gpu.index)) for gpu in gpus(count))
+
+
+def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(hours=1), **changes: object) -> Run:
+    """Save a run in which the pair 0-1 is slow and 2-3 the fastest, measured so long ago; return it."""
+    rates = {(0, 1): 10.0, (2, 3): 300.0}
+    run = pair_run(len(devices), lambda a, b: rates.get((a, b), 200.0))
+    started = (datetime.now(UTC) - age).strftime("%Y-%m-%dT%H:%M:%SZ")
+    run = replace(run, **{"devices": tuple(devices), "started": started} | changes)  # type: ignore[arg-type]
+    runfile.save(run, path)
+    return run
+
+
+def has_library(name: str) -> bool:
+    """Return whether this machine's loader finds a library."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def without_nccl(fakes: Fakes, folder: Path) -> Path:
+    """Return a copy of the simulated machine that lacks NCCL, and whose Python does not find NCCL's wheel."""
+    folder.mkdir()
+    for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        shutil.copy(fakes.folder / library, folder)
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'nvidia':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    return folder

@@ -1,0 +1,173 @@
+"""Bad input gets one clear line on stderr, exit status 2, and loses nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from pathlib import Path
+
+import pytest
+
+from collbench.backends import opening
+from tests.builders import gpus
+from tests.cli.program import Program, has_library
+
+# case, words, what the line names, what it says to do
+Row = tuple[str, str, str, str]
+
+SIZES: list[Row] = [
+    ("a range that runs downwards", "--sizes 1G:1M", "'1G:1M' starts above its end", "write 1M:1G"),
+    ("a size of nothing", "--sizes 0", "'0' is zero", "smallest message is 1 byte"),
+    ("a negative size", "--sizes -1", "'-1' is not a number of bytes", "write 8, 64K, 1M or 1G"),
+    ("a negative size behind =", "--sizes=-1", "'-1' is not a number of bytes", "write 8, 64K, 1M or 1G"),
+    ("an unknown suffix", "--sizes 1X", "'1X' is not a number of bytes", "write 8, 64K, 1M or 1G"),
+    ("no size", "--sizes ''", "--sizes is empty", "write one size"),
+    ("an empty place in a list", "--sizes 1K,,1M", "size ''", "write 8, 64K, 1M or 1G"),
+    ("four parts", "--sizes 1:2:3:4", "'1:2:3:4' has 4 parts", "write MIN:MAX"),
+    ("a factor of 1", "--sizes 8:64:1", "factor 1", "must be 2 or more"),
+    ("a factor of 0", "--sizes 8:64:0", "factor 0", "must be 2 or more"),
+    ("a negative factor", "--sizes 8:64:-2", "factor -2", "must be 2 or more"),
+    ("a factor in letters", "--sizes 8:64:x", "factor 'x'", "write 2, 4"),
+]
+OTHERS: list[Row] = [
+    ("an unknown operation", "--operations copy,scan", "'scan' is unknown", "copy,allreduce,broadcast"),
+    ("no operation", "--operations ''", "operation ''", "copy,allreduce,broadcast"),
+    ("an unknown type", "--dtype float12", "'float12' is unknown", "float16"),
+    ("an unknown reduction", "--op xor", "'xor' is not one of", "'sum'"),
+    ("an unknown backend", "--backend rocm", "'rocm' is not one of", "'host'"),
+    ("a seed in letters", "--seed x", "'--seed': 'x'", "see 'collbench pairs --help'"),
+    ("a negative seed", "--seed -1", "--seed -1", "whole number from 0"),
+    ("an option that is almost right", "--size 8", "no such option '--size'", "'--sizes'"),
+    ("an option without its value", "--sizes", "'--sizes' requires an argument", "see 'collbench --help'"),
+    ("a word too many", "now", "unexpected extra argument (now)", "see 'collbench pairs --help'"),
+]
+DEVICES: list[Row] = [
+    ("an index out of range", "0,7", "device 7 is not here", "0, 1, 2, 3"),
+    ("an index of 5000 digits", "9" * 5000, "is not here", "0, 1, 2, 3"),
+    ("a negative index", "=-1", "'-1' is no device index", "indices (0, 1, 2, 3)"),
+    ("an index in superscript", "0,³", "'³' is no device index", "indices (0, 1, 2, 3)"),
+    ("the same index twice", "0,2,0", "names GPU0 twice", "each device once"),
+    ("index and UUID of one GPU", "1,GPU-1", "names GPU1 twice", "each device once"),
+    ("an unknown UUID", "0,GPU-8932f937", "'GPU-8932f937'", "'nvidia-smi -L'"),
+    ("a UUID cut too short", "0,GPU-", "'GPU-' fits more than one", "'nvidia-smi -L'"),
+    ("none", "''", "'' names no device", "indices (0, 1, 2, 3)"),
+    ("commas alone", ",", "',' names no device", "indices (0, 1, 2, 3)"),
+    ("a comma at the end", "0,", "'0,' has an empty place", "indices (0, 1, 2, 3)"),
+]
+COMMANDS: list[Row] = [
+    ("an unknown command", "measure", "no such command 'measure'", "see 'collbench --help'"),
+    ("a command that is almost right", "pair", "no such command 'pair'", "Did you mean 'pairs'?"),
+    ("an unknown option before the command", "--fast pairs", "no such option '--fast'", "see 'collbench --help'"),
+    ("show without a file", "show", "missing argument 'RUN.JSON'", "see 'collbench show --help'"),
+    ("topo of one GPU", "topo 0", "1 was given", "write 'collbench topo 0 1'"),
+    ("topo of three GPUs", "topo 0 1 2", "3 was given", "write 'collbench topo 0 1'"),
+    ("topo of one GPU, twice", "topo --from topo.txt 0 0", "names GPU0 twice", "each device once"),
+    ("topo of a GPU that is not there", "topo --from topo.txt 0 99", "device 99", "0, 1"),
+    ("topo of no GPU", "topo --from topo.txt 0 ''", "empty place", "indices (0, 1)"),
+    ("topo from a missing file", "topo --from missing.txt", "missing.txt", "nvidia-smi topo -m > FILE"),
+    ("topo from a folder", "topo --from .", "Is a directory", "nvidia-smi topo -m > FILE"),
+]
+TRAIN: list[Row] = [
+    ("K of 0", "--auto-select 0 train.py", "--auto-select 0 leaves no GPU", "1 or more"),
+    ("a negative K", "--auto-select -1 train.py", "--auto-select -1 leaves no GPU", "1 or more"),
+    ("K above n", "--auto-select 5 train.py", "5 is more than the 4", "ask for fewer"),
+    ("K in letters", "--auto-select two train.py", "'two' is not a number", "write --auto-select 2"),
+    ("K forgotten", "--auto-select train.py", "'train.py' is not a number", "write --auto-select 2"),
+    ("neither K nor devices", "train.py", "no GPUs asked for", "--auto-select K"),
+    ("both K and devices", "--auto-select 2 --devices 0,1 train.py", "both say", "leave one out"),
+    ("no script", "--auto-select 2", "no script", "train.py"),
+    ("a missing script", "--auto-select 2 other.py", "'other.py' does not exist", "check its path"),
+    ("a script that is a folder", "--auto-select 2 .", "is a folder without __main__.py", "name the file"),
+    ("an option of the script before it", "--auto-select 2 --lr 1 train.py", "'--lr'", "after the script"),
+    ("no device", "--devices '' train.py", "'' names no device", "indices (0, 1, 2, 3)"),
+    ("a device that is not there", "--devices 0,9 train.py", "device 9", "0, 1, 2, 3"),
+    ("an age without a unit", "--auto-select 4 --max-age 7 train.py", "'7'", "write 7d"),
+    ("a backend that does not exist", "--auto-select 2 --backend rocm train.py", "'rocm'", "auto, cuda, host"),
+    ("a process count that contradicts", "--devices 0,1 --nproc-per-node 3 train.py", "contradicts", "leave it out"),
+]
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> None:
+    """A machine whose four GPUs are only listed, a script, and a saved label matrix."""
+    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
+    (tmp_path / "train.py").touch()
+    (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")
+
+
+def assert_refused(program: Program, words: str, named: str, advice: str) -> None:
+    said = program(*shlex.split(words))
+    assert said.status == 2
+    assert named in said.line
+    assert advice in said.line
+    assert said.out == ""
+    assert not Path("state").exists()  # no run was begun
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(("case", "words", "named", "advice"), SIZES + OTHERS)
+def test_options_of_pairs(program: Program, case: str, words: str, named: str, advice: str) -> None:
+    assert_refused(program, f"pairs {words}", named, advice)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize("command", ["allreduce", "broadcast"])
+@pytest.mark.parametrize(("case", "words", "named", "advice"), SIZES[:3])
+def test_sizes_of_collectives(program: Program, command: str, case: str, words: str, named: str, advice: str) -> None:
+    assert_refused(program, f"{command} {words}", named, advice)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(("case", "devices", "named", "advice"), DEVICES)
+def test_devices(program: Program, case: str, devices: str, named: str, advice: str) -> None:
+    words = devices if devices.startswith("=") else f" {devices}"
+    assert_refused(program, f"train --backend cuda --devices{words} --dry-run train.py", named, advice)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(("case", "words", "named", "advice"), COMMANDS)
+def test_commands(program: Program, case: str, words: str, named: str, advice: str) -> None:
+    assert_refused(program, words, named, advice)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(("case", "words", "named", "advice"), TRAIN)
+def test_train(program: Program, case: str, words: str, named: str, advice: str) -> None:
+    backend = "" if "--backend" in words else "--backend cuda "
+    assert_refused(program, f"train {backend}{words}", named, advice)
+
+
+def test_a_host_without_that_much_memory_says_how_much_there_is(program: Program) -> None:
+    said = program("pairs", "--backend", "host", "--sizes", "1048576T", "-o", "run.json")
+    assert said.status == 2
+    assert "size 1048576T does not fit" in said.line
+    assert "room for messages of" in said.line
+    assert "free memory" in said.line
+
+
+def test_training_without_torch_says_how_to_get_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("train.py").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert_refused(program, "train --auto-select 2 --backend cuda train.py", "torch is not installed", "pip install")
+
+
+@pytest.mark.skipif(has_library("libnvidia-ml.so.1"), reason="this machine has an NVIDIA driver")
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("topo", "topo --from FILE"),
+        ("train --auto-select 2 train.py", "--backend host"),
+        ("train --devices 0,1 train.py", "--backend host"),
+    ],
+)
+def test_without_a_driver(program: Program, words: str, advice: str) -> None:
+    Path("train.py").touch()
+    assert_refused(program, words, "no NVIDIA driver", advice)
+
+
+@pytest.mark.skipif(has_library("libnvidia-ml.so.1"), reason="this machine has an NVIDIA driver")
+def test_measuring_gpus_without_a_driver(program: Program) -> None:
+    said = program("pairs", "--backend", "cuda", "-o", "run.json")
+    assert said.status == 2
+    assert "no NVIDIA driver" in said.line
+    assert "--backend host" in said.line

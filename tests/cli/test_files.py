@@ -1,0 +1,169 @@
+"""Run files that cannot be read, written or used here: one clear line, exit status 2, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from collbench.backends import opening
+from collbench.cli import train
+from collbench.launch.freshness import Here
+from tests.builders import gpus
+from tests.cli.program import Program, collbench, environment, save_run
+from tests.native.fakes import Fakes
+
+DRIVER, NCCL = "580.159.04", "2.28.9"  # the builders' machine
+
+
+def _foreign(path: Path) -> None:
+    save_run(path, [replace(gpu, uuid=f"GPU-elsewhere-{gpu.index}") for gpu in gpus(4)])
+
+
+def _changed(path: Path, change: Callable[[str], str]) -> None:
+    save_run(path, gpus(4))
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+# case, how the file comes about, what the line says
+UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("a missing file", lambda path: None, "No such file"),
+    ("a folder", lambda path: path.mkdir(), "Is a directory"),
+    ("an empty file", lambda path: path.touch(), "not JSON, or cut off"),
+    ("a file cut in the middle", lambda path: _changed(path, lambda text: text[: len(text) // 2]), "or cut off"),
+    ("a file that is no text", lambda path: path.write_bytes(b"\xff\xfe\x00"), "not a run file"),
+    ("JSON of something else", lambda path: path.write_text("[1, 2]"), "not a collbench run"),
+    (
+        "a version of the future",
+        lambda path: _changed(path, lambda text: text.replace('"format_version": 1', '"format_version": 99')),
+        "version 99, this collbench reads version 1",
+    ),
+]
+UNUSABLE_HERE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("another machine's GPUs", _foreign, "GPU-elsewhere-0"),
+    ("fewer GPUs than there are", lambda path: save_run(path, gpus(3)), "did not measure GPU-3"),
+    ("more than --max-age old", lambda path: save_run(path, gpus(4), timedelta(days=8)), "8d old"),
+    ("measured on CPU cores", lambda path: save_run(path, gpus(4), backend="host"), "host backend, not cuda"),
+]
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose four GPUs are only listed, as the builders have them."""
+    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    monkeypatch.setattr(train, "_here", lambda arguments, backend, present: Here(backend, present, DRIVER, NCCL))
+
+
+@pytest.mark.parametrize(("case", "make", "text"), UNREADABLE)
+def test_show(program: Program, tmp_path: Path, case: str, make: Callable[[Path], object], text: str) -> None:
+    make(tmp_path / "run.json")
+    said = program("show", "run.json")
+    assert (said.status, said.out) == (2, "")
+    assert "run.json" in said.line
+    assert text in said.line
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(("case", "make", "text"), UNREADABLE + UNUSABLE_HERE)
+def test_train(program: Program, tmp_path: Path, case: str, make: Callable[[Path], object], text: str) -> None:
+    make(tmp_path / "run.json")
+    (tmp_path / "train.py").touch()
+    said = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
+    assert (said.status, said.out) == (2, "")
+    assert "run.json" in said.line
+    assert text in said.line
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("what", "now"),
+    [("driver", Here("cuda", gpus(4), "590.1", NCCL)), ("NCCL", Here("cuda", gpus(4), DRIVER, "2.30.1"))],
+)
+def test_train_after_an_update(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str, now: Here
+) -> None:
+    monkeypatch.setattr(train, "_here", lambda *_: now)
+    save_run(tmp_path / "run.json", gpus(4))
+    (tmp_path / "train.py").touch()
+    said = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
+    assert (said.status, said.out) == (2, "")
+    assert f"its {what} was" in said.line
+    assert "measure again or use --fresh" in said.line
+
+
+@pytest.mark.parametrize(
+    ("case", "target", "text"),
+    [
+        ("a folder", ".", "it is a folder"),
+        ("below a file", "train.py/run.json", ""),
+        ("in a folder that cannot be made", "/proc/collbench/run.json", "No such file"),
+        pytest.param(
+            *("in a folder without permission", "locked/run.json", "Permission denied"),
+            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere"),
+        ),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_measuring(
+    program: Program, tmp_path: Path, case: str, target: str, text: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "locked").mkdir(mode=0o500)
+    said = program("pairs", "--backend", "host", "--sizes", "8", "-o", target)
+    assert (said.status, said.out) == (2, "")
+    assert f"cannot save the run as {target}: " in said.line
+    assert text in said.line
+    assert "-o FILE" in said.line
+
+
+def _can_mount() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    mount = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=4k none /mnt"]
+    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _can_mount(), reason="this user may not mount a small disk of its own (unshare -m)")
+def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    words = collbench("allreduce", "--backend", "cuda", "--sizes", "1K", "-o", "disk/run.json")
+    small = 'mount -t tmpfs -o size=4k none disk && exec "$@"'
+    done = fakes.run(
+        ["unshare", "-m", "sh", "-c", small, "sh", *words],
+        tmp_path,
+        environment(fakes, tmp_path),
+        memory=2**32,
+        free=2306 * 2**20,
+    )
+    assert done.code == 2
+    assert "allreduce over GPU0, GPU1, GPU2, GPU3" in done.stdout
+    assert "saved" not in done.stdout
+    full = "collbench: cannot save the run as disk/run.json: No space left on device; choose another place with -o FILE"
+    assert done.stderr.splitlines()[-1] == full
+    assert all(line.startswith(full) for line in done.stderr.splitlines())
+
+
+def test_a_run_of_another_machine_can_be_shown(program: Program, tmp_path: Path) -> None:
+    _foreign(tmp_path / "run.json")
+    said = program("show", "run.json")
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("backend   cuda")
+    assert json.loads((tmp_path / "run.json").read_text())["machine"]["hostname"] in said.out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [("show", "run.json"), ("--help",)])
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    save_run(tmp_path / "run.json", gpus(4))
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            collbench(*words), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "collbench: cannot write the output: No space left on device: send it to another place\n"

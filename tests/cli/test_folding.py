@@ -1,0 +1,74 @@
+"""Tables on narrow terminals: folded between columns, none lost."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
+
+from collbench.cli.folding import fold
+
+WORDS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
+
+
+def table(*columns: tuple[str, ...], keys: int = 0) -> Table:
+    """Return a table of columns, each a header and its cells; the first `keys` are left-aligned."""
+    made = Table(box=None, pad_edge=False, header_style="")
+    for number, (header, *_) in enumerate(columns):
+        made.add_column(header, justify="left" if number < keys else "right")
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        made.add_row(*row)
+    return made
+
+
+def text(part: Table) -> str:
+    console = Console(file=io.StringIO(), width=1000)
+    with console.capture() as captured:
+        console.print(part)
+    return captured.get()
+
+
+def headers(part: Table) -> list[str]:
+    return [str(column.header) for column in part.columns]
+
+
+WIDE = table(("tier", "1"), ("pair", "GPU0-GPU1"), ("read", "1.5"), ("write", "2.5"), ("order", "3.5"), keys=2)
+
+
+@pytest.mark.parametrize(
+    ("case", "width", "parts"),
+    [
+        ("it fits exactly", 35, [["tier", "pair", "read", "write", "order"]]),
+        ("one column too many", 34, [["tier", "pair", "read", "write"], ["tier", "pair", "order"]]),
+        ("room for one", 22, [["tier", "pair", "read"], ["tier", "pair", "write"], ["tier", "pair", "order"]]),
+        ("room for none", 3, [["tier", "pair", "read"], ["tier", "pair", "write"], ["tier", "pair", "order"]]),
+    ],
+)
+def test_the_columns_that_name_the_rows_come_again(case: str, width: int, parts: list[list[str]]) -> None:
+    assert [headers(part) for part in fold(WIDE, width)] == parts
+
+
+def test_without_left_aligned_columns_the_first_names_the_rows() -> None:
+    sizes = table(("size", "1K"), ("time", "5.0"), ("busbw", "0.2"))
+    assert [headers(part) for part in fold(sizes, 12)] == [["size", "time"], ["size", "busbw"]]
+
+
+@given(
+    st.lists(st.lists(WORDS, min_size=3, max_size=3).map(tuple), min_size=2, max_size=8),
+    st.integers(0, 2),
+    st.integers(1, 100),
+)
+def test_every_cell_is_kept_and_every_line_that_can_fit_does(
+    columns: list[tuple[str, ...]], keys: int, width: int
+) -> None:
+    whole = table(*columns, keys=min(keys, len(columns) - 1))
+    parts = fold(whole, width)
+    names = max(1, min(keys, len(columns) - 1))
+    kept = [column for part in parts for column in part.columns[names:]]
+    assert [(str(column.header), *map(str, column.cells)) for column in kept] == columns[names:]
+    for part in parts:
+        assert len(part.columns) == names + 1 or max(map(len, text(part).splitlines())) <= width

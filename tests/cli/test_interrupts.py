@@ -1,0 +1,74 @@
+"""Ctrl-C at any moment: one line that says what is saved, and exit status 130."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.cli import program as loaded
+from tests.cli.program import Program, on_gpus, one_line
+from tests.native.fakes import Fakes
+
+# The seed fixes the order of visits, so that runs of these words make the same calls, more or less.
+WORDS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
+NOTHING = ("interrupted before anything was measured", "interrupted: nothing was measured, nothing is saved")
+
+
+@pytest.mark.parametrize(
+    ("case", "call"),
+    [
+        ("while looking for a GPU", "nvmlInitWithFlags=1"),
+        ("while listing the GPUs", "cuInit=1"),
+        ("while allocating", "cuMemAlloc_v2=1"),
+        ("while warming up", "cuGraphLaunch=2"),
+    ],
+)
+def test_before_the_first_visit(fakes: Fakes, tmp_path: Path, case: str, call: str) -> None:
+    done = on_gpus(fakes, tmp_path, WORDS, interrupt=call)
+    assert (done.code, done.stdout) == (130, "")
+    assert one_line(done.stderr) in NOTHING
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
+    fakes: Fakes, program: Program, tmp_path: Path
+) -> None:
+    whole = on_gpus(fakes, tmp_path, WORDS)
+    assert whole.code == 0, whole.stderr
+    late = len(whole.lines("cuGraphLaunch")) * 3 // 4
+    (tmp_path / "run.json").unlink()
+
+    done = on_gpus(fakes, tmp_path, WORDS, interrupt=f"cuGraphLaunch={late}")
+    assert (done.code, done.stdout) == (130, "")
+    run = runfile.load(tmp_path / "run.json")
+    assert not run.complete
+    assert one_line(done.stderr) == (
+        f"interrupted: {len(run.measurements)} cells measured so far are saved as run.json: "
+        "'collbench show run.json' prints them"
+    )
+    shown = program("show", "run.json")
+    assert (shown.status, shown.err) == (0, "")
+    assert "(interrupted)" in shown.out
+
+
+def test_in_the_probe_of_train_nothing_is_started(fakes: Fakes, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    words = ["train", "--auto-select", "2", "--fresh", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, interrupt="cuGraphLaunch=2")
+    # Only the probe is sent this signal, while a terminal sends it to both.
+    assert done.code == 1
+    assert done.stderr.splitlines()[-1] == (
+        "collbench: the probe failed (exit status 130, see above): nothing was started"
+    )
+
+
+def test_while_the_program_still_loads(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loaded, "run", interrupt)
+    said = program("pairs")
+    assert said.status == 130
+    assert said.line in NOTHING

@@ -1,0 +1,103 @@
+"""Machines that lack what a command needs, or have too little of it: one clear line, or smaller sizes by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from tests.cli.program import collbench, environment, fake_uuid, has_library, on_gpus, one_line, without_nccl
+from tests.native.fakes import Fakes
+
+_MIB = 2**20
+QUICK = ("--sizes", "1K", "-o", "run.json")
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "settings", "named", "advice"),
+    [
+        ("one GPU alone", ("pairs",), {"gpus": 1}, "would be 1 (GPU0)", "--backend host"),
+        ("no GPU", ("pairs", "--backend", "cuda"), {"gpus": 0}, "would be 0 (none)", "CUDA_VISIBLE_DEVICES"),
+        ("one GPU chosen", ("pairs", "--devices", "2"), {}, "would be 1 (GPU2)", "name more with --devices"),
+        ("a GPU that is not there", ("pairs", "--devices", "0,7"), {}, "device 7", "0, 1, 2, 3"),
+        ("index and UUID", ("pairs", "--devices", f"0,{fake_uuid(0)}"), {}, "names GPU0 twice", "once"),
+        ("no NCCL at this path", ("allreduce", "--nccl", "/nowhere/nccl.so"), {}, "/nowhere/nccl.so", "check --nccl"),
+        ("an old NCCL", ("broadcast",), {"nccl": 21602}, "2.16.2", "needs 2.18 or newer"),
+        ("full memory", ("pairs", "--sizes", "1G"), {"free": f"{2400 * _MIB},2={2312 * _MIB}"}, "1G", "GPU2 2.258 GiB"),
+        ("topo of a GPU that is not there", ("topo", "0", "99"), {}, "device 99", "0, 1, 2, 3"),
+        ("topo of one GPU, twice", ("topo", "1", fake_uuid(1)), {}, "names GPU1 twice", "once"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_one_clear_line(
+    fakes: Fakes,
+    tmp_path: Path,
+    case: str,
+    words: tuple[str, ...],
+    settings: dict[str, object],
+    named: str,
+    advice: str,
+) -> None:
+    measures = () if words[0] == "topo" or "--sizes" in words else QUICK
+    done = on_gpus(fakes, tmp_path, [*words, *measures], **settings)
+    assert (done.code, done.stdout) == (2, "")
+    assert named in one_line(done.stderr)
+    assert advice in one_line(done.stderr)
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+@pytest.mark.skipif(has_library("libnccl.so.2"), reason="this machine has an NCCL of its own")
+@pytest.mark.parametrize("words", [("pairs", *QUICK), ("train", "--auto-select", "2", "train.py")])
+def test_without_any_nccl(fakes: Fakes, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").touch()
+    folder = without_nccl(fakes, tmp_path / "machine")
+    path = f"{folder}:{fakes.environment()['PYTHONPATH']}"
+    extra = {"LD_LIBRARY_PATH": str(folder), "COLLBENCH_NCCL": "", "PYTHONPATH": path}
+    done = on_gpus(fakes, tmp_path, words, extra)
+    assert (done.code, done.stdout) == (2, "")
+    assert "NCCL cannot be opened" in one_line(done.stderr)
+    assert "--nccl PATH" in one_line(done.stderr)
+
+
+def test_a_gpu_that_another_process_fills_limits_the_sizes_by_name(fakes: Fakes, tmp_path: Path) -> None:
+    room = (256 + 4 * 512 + 2) * _MIB
+    words = ("allreduce", "--sizes", "1K,2M,4M", "-o", "run.json")
+    done = on_gpus(fakes, tmp_path, words, free=f"{room + 64 * _MIB},3={room}", process="0,3=4242")
+    assert (done.code, done.stderr) == (0, "")
+    run = runfile.load(tmp_path / "run.json")
+    assert {measurement.cell.size_bytes for measurement in run.measurements} == {1024}
+    skipped = next(line for line in done.stdout.splitlines() if line.startswith("skipped"))
+    assert "sizes 2M, 4M" in skipped
+    assert "GPU3 2.252 GiB" in skipped
+
+
+def test_auto_takes_the_gpus_that_answer(fakes: Fakes, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["allreduce", *QUICK])
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.startswith("backend   cuda")
+
+
+def test_auto_without_a_gpu_falls_back_to_the_host_and_says_so(fakes: Fakes, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["pairs", "--operations", "copy", *QUICK], gpus=0)
+    assert done.code == 0
+    assert done.stdout.startswith("backend   host")
+    assert one_line(done.stderr).startswith("measuring CPU cores (host backend): ")
+
+
+def test_training_is_not_moved_to_the_host_by_itself(fakes: Fakes, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--backend", "auto", "train.py"], gpus=0)
+    assert done.code == 2
+    assert "no GPU to train on" in one_line(done.stderr)
+    assert "--backend host" in one_line(done.stderr)
+
+
+def test_measuring_needs_only_one_word(fakes: Fakes, tmp_path: Path) -> None:
+    """`collbench pairs` alone: sizes that do not fit are left out, and the run is saved where train looks."""
+    done = fakes.run(
+        collbench("allreduce"), tmp_path, environment(fakes, tmp_path), gpus=2, memory=2**32, free=1281 * _MIB
+    )
+    assert (done.code, done.stderr) == (0, "")
+    saved = Path(done.stdout.rpartition("saved     ")[2].rstrip("\n"))
+    assert saved.parent == tmp_path / "state" / "collbench" / "runs"
+    assert runfile.load(saved).complete

@@ -1,0 +1,141 @@
+"""Pages and progress in terminals, pipes and narrow windows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from tests.builders import gpus
+from tests.cli.program import Program, collbench, environment, on_gpus, save_run
+from tests.native.fakes import Fakes
+from tests.report.pages import pairs_run
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR = re.compile(r"\x1b\[[0-9;]*38;5;\d+m")
+_FREE = 2306 * 2**20
+
+
+def on_terminal(
+    command: list[str], environ: dict[str, str], cwd: Path, *, columns: int = 80, stdout: Path | None = None
+) -> str:
+    """Run a command whose stderr, and stdout unless that goes to a file, is a terminal; return what it shows there."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environ = {name: value for name, value in environ.items() if name not in ("COLUMNS", "FORCE_COLOR", "COLORTERM")}
+    out = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
+    running = subprocess.Popen(
+        command, cwd=cwd, env=environ | {"TERM": "xterm-256color"}, stdin=slave, stdout=out, stderr=slave
+    )
+    os.close(slave)
+    shown = b""
+    try:
+        while piece := os.read(master, 65536):
+            shown += piece
+    except OSError:
+        pass  # how Linux says that nobody writes to the terminal any more
+    finally:
+        running.wait()
+        os.close(master)
+    assert running.returncode == 0, shown
+    return shown.decode().replace("\r\n", "\n")
+
+
+def colourful() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with a saved run of four GPUs."""
+    save_run(tmp_path / "run.json", gpus(4))
+    return tmp_path
+
+
+def test_a_page_is_coloured_in_a_terminal_and_the_same_text_without(program: Program, saved: Path) -> None:
+    shown = on_terminal(collbench("show", "run.json"), colourful(), saved, columns=200)
+    assert COLOUR.search(shown)
+    assert ANSI.sub("", shown) == program("show", "run.json").out
+
+
+def test_no_color_is_obeyed_in_a_terminal(program: Program, saved: Path) -> None:
+    shown = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, saved, columns=200)
+    assert shown == program("show", "run.json").out
+
+
+def test_a_piped_page_is_plain_whole_and_has_no_blanks_at_line_ends(program: Program, tmp_path: Path) -> None:
+    runfile.save(pairs_run(4), tmp_path / "run.json")
+    out = program("show", "run.json").out
+    heads = next(line for line in out.splitlines() if line.startswith("tier"))
+    assert heads.split()[:8] == ["tier", "pair", "label", "ce-write", "ce-read", "sm-write", "sm-read", "allreduce"]
+    assert "interval" in heads
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path, columns: int) -> None:
+    runfile.save(pairs_run(4), tmp_path / "run.json")
+    wide = program("show", "run.json").out
+    narrow = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=columns)
+    assert set(wide.split()) == set(narrow.split())
+    rows = [line for line in narrow.splitlines() if re.match(r"tier |\d+ +GPU", line)]
+    assert len(rows) > 7  # so wide a table comes in parts
+    assert max(map(len, rows)) <= columns
+
+
+def test_a_progress_bar_is_drawn_on_a_terminal_and_gone_at_the_end(fakes: Fakes, tmp_path: Path) -> None:
+    environ = fakes.environment(memory=2**32, free=_FREE) | environment(fakes, tmp_path)
+    words = collbench("allreduce", "--sizes", "1K", "-o", "run.json")
+    shown = on_terminal(words, environ, tmp_path, stdout=tmp_path / "out")
+    assert "measuring allreduce" in shown
+    assert "100%" in shown
+    assert shown.rstrip("\n").endswith("\x1b[2K")  # the line is cleared
+    out = (tmp_path / "out").read_text(encoding="utf-8")
+    assert "\x1b" not in out
+    assert "measuring" not in out
+    assert out.endswith("\nsaved     run.json\n")
+
+
+def test_nothing_is_drawn_outside_a_terminal(fakes: Fakes, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["allreduce", "--sizes", "1K"], {"NO_COLOR": ""})
+    assert (done.code, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pairs", "--sizes", "1K", "--operations", "copy,broadcast"),
+        ("allreduce", "--sizes", "1K", "--pairs"),
+        ("broadcast", "--sizes", "1K,2K"),
+    ],
+)
+def test_show_prints_what_was_printed(fakes: Fakes, program: Program, tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = on_gpus(fakes, tmp_path, [*words, "-o", "run.json"])
+    assert done.code == 0, done.stderr
+    assert program("show", "run.json").out + "\nsaved     run.json\n" == done.stdout
+
+
+@pytest.mark.parametrize("words", [("show", "run.json"), ("--help",), ("train", "--help")])
+def test_a_reader_that_stops_reading_is_no_error(saved: Path, words: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `head` does when it has enough
+    done = subprocess.run(collbench(*words), cwd=saved, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_these_characters_shows_question_marks(saved: Path) -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": "iso8859-5"}
+    done = subprocess.run(collbench("show", "run.json"), cwd=saved, env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b": 4 ? NVIDIA H200" in done.stdout

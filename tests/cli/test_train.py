@@ -1,0 +1,206 @@
+"""`collbench train` on simulated GPUs: which evidence it takes, which devices it chooses, what the job gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from datetime import timedelta
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from collbench.backends import opening
+from collbench.cli import train
+from collbench.launch.freshness import Here
+from collbench.model import Device, Operation
+from tests.builders import gpus, measured
+from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
+from tests.native.fakes import Fakes
+
+# What a rank got goes to a file: ranks' prints interleave.
+SCRIPT = """
+import json, os, pathlib, sys
+got = {"visible": os.environ["CUDA_VISIBLE_DEVICES"], "argv": sys.argv[1:], "world": os.environ["WORLD_SIZE"]}
+pathlib.Path("rank" + os.environ["RANK"] + ".json").write_text(json.dumps(got))
+sys.exit(int(os.environ.get("FAIL_WITH", "0")))
+"""
+PROBED = "(quick probe)"
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path) -> None:
+    """A script that writes what it got."""
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+
+
+def saved_in(tmp_path: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> Path:
+    return tmp_path / "state" / "collbench" / "runs" / name
+
+
+def visible(*indices: int) -> str:
+    return ",".join(fake_uuid(index) for index in indices)
+
+
+def test_the_best_pair_of_a_saved_run_trains_and_the_line_names_the_run(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    given = ["train.py", "--auto-select", "9", "-h", "$HOME", ""]
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", *given])
+
+    assert done.code == 0, done.stderr
+    line = done.stderr.splitlines()[0]
+    assert line.startswith(f"collbench: using GPU2, GPU3 ({fake_uuid(2)}, {fake_uuid(3)}): ")
+    assert f"saved at {saved_in(tmp_path)})" in line
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
+    assert ranks == [{"visible": visible(2, 3), "argv": given[1:], "world": "2"}] * 2
+
+
+def test_the_exit_status_is_torchruns(fakes: Fakes, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["train", "--devices", "3", "train.py"], {"FAIL_WITH": "7"})
+    assert done.code == 1  # torchrun's own for any failure; it names the script's status
+    assert "exitcode  : 7" in done.stderr
+
+
+def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    words = ["train", "--auto-select", "2", "--max-restarts", "1", "--dry-run", "train.py", "a b"]
+    done = on_gpus(fakes, tmp_path, words)
+    assert done.code == 0
+    assert one_line(done.stderr).startswith("using GPU2, GPU3 ")
+    started, _, words_after = done.stdout.partition(" -P -m torch.distributed.run ")
+    assert started.startswith(f"CUDA_VISIBLE_DEVICES={visible(2, 3)} ")
+    assert words_after == "--standalone --nproc-per-node 2 --max-restarts 1 -- train.py 'a b'\n"
+    assert not (tmp_path / "rank0.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "indices", "why"),
+    [
+        ("by index, in this order", ["--devices", "3,0"], (3, 0), "chosen by hand (--devices)"),
+        ("by a shortened UUID", ["--devices", "GPU-fa4e02,1"], (2, 1), "chosen by hand (--devices)"),
+        ("as many as there are", ["--auto-select", "4"], (0, 1, 2, 3), "no choice to make"),
+    ],
+)
+def test_without_a_choice_nothing_is_measured(
+    fakes: Fakes, tmp_path: Path, case: str, words: list[str], indices: tuple[int, ...], why: str
+) -> None:
+    done = on_gpus(fakes, tmp_path, ["train", *words, "--dry-run", "train.py"])
+    assert done.code == 0, case
+    assert why in one_line(done.stderr), case
+    assert done.stdout.startswith(f"CUDA_VISIBLE_DEVICES={visible(*indices)} "), case
+    assert not (tmp_path / "state").exists(), case
+
+
+def test_fresh_probes_although_a_run_is_saved(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    words = ["train", "--auto-select", "2", "--fresh", "--dry-run", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, rate="100,0-1=10")
+    assert done.code == 0, done.stderr
+    assert done.stderr.startswith("collbench: probing for a few seconds\ncollbench: using ")
+    assert done.stderr.endswith(f"{PROBED}\n")
+    assert len(list(saved_in(tmp_path).parent.iterdir())) == 2  # the next start finds the probe's run
+
+
+def test_a_probe_that_fails_starts_nothing_and_keeps_its_line(fakes: Fakes, tmp_path: Path) -> None:
+    words = ["train", "--auto-select", "2", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, fail="ncclCommSplit:2:1")
+    assert done.code == 1
+    first, middle, last = done.stderr.splitlines()
+    assert first == "collbench: no saved run fits: probing for a few seconds"
+    assert "ncclCommSplit" in middle
+    assert last == "collbench: the probe failed (exit status 1, see above): nothing was started"
+    assert not (tmp_path / "rank0.json").exists()
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
+    """Four GPUs that are only listed, and a probe that finds a ready answer; returns one word for each probe."""
+    probed: list[str] = []
+
+    def probe(*_: object) -> object:
+        probed.append("probe")
+        return save_run(Path("probe.json"), gpus(4))
+
+    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    monkeypatch.setattr(
+        train, "_here", lambda arguments, backend, present: Here("cuda", present, "580.159.04", "2.28.9")
+    )
+    monkeypatch.setattr(train, "_probe", probe)
+    return probed
+
+
+def choose(program: Program, *words: str) -> str:
+    said = program("train", "--auto-select", "2", "--backend", "cuda", *words, "--dry-run", "train.py")
+    assert said.status == 0, said.err
+    return said.line
+
+
+SMALL = [measured(Operation.ALLREDUCE, pair, 100.0, size=8) for pair in combinations(range(4), 2)]
+
+
+@pytest.mark.parametrize(
+    ("case", "devices", "age", "changes", "words"),
+    [
+        ("older than a week", gpus(4), timedelta(days=8), {}, ()),
+        ("older than asked for", gpus(4), timedelta(seconds=5), {}, ("--max-age", "1s")),
+        ("from the future", gpus(4), -timedelta(hours=1), {}, ()),
+        ("of another machine", fake_gpus(4), timedelta(hours=1), {}, ()),
+        ("of the host backend", gpus(4), timedelta(hours=1), {"backend": "host"}, ()),
+        ("without a measurement", gpus(4), timedelta(hours=1), {"measurements": []}, ()),
+        ("of messages too small to show bandwidth", gpus(4), timedelta(hours=1), {"measurements": SMALL}, ()),
+    ],
+)
+def test_a_saved_run_that_does_not_speak_for_this_machine_is_passed_over(
+    program: Program,
+    listed: list[str],
+    case: str,
+    devices: tuple[Device, ...],
+    age: timedelta,
+    changes: dict[str, object],
+    words: tuple[str, ...],
+) -> None:
+    save_run(saved_in(Path()), devices, age, **changes)
+    assert choose(program, *words).endswith(PROBED), case
+    assert listed == ["probe"], case
+
+
+def test_the_newest_run_that_fits_is_taken_and_what_is_no_run_is_ignored(
+    program: Program, listed: list[str], tmp_path: Path
+) -> None:
+    older, newer, newest, note = (saved_in(tmp_path, f"2026112{day}T000000Z-cuda-pairs.json") for day in (1, 2, 3, 4))
+    save_run(older, gpus(4))
+    save_run(newer, gpus(4))
+    save_run(newest, fake_gpus())
+    note.write_text("no run", encoding="utf-8")
+    assert f"saved at {newer})" in choose(program)
+    assert listed == []
+
+
+def test_a_run_that_is_named_is_taken(program: Program, listed: list[str], tmp_path: Path) -> None:
+    save_run(tmp_path / "mine.json", gpus(4), timedelta(days=30))
+    assert "saved at mine.json)" in choose(program, "--run", "mine.json", "--max-age", "31d")
+    assert listed == []
+
+
+def test_ctrl_c_in_the_probe_starts_nothing(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    monkeypatch.setattr(train, "_here", lambda *_: Here("cuda", gpus(4)))
+    monkeypatch.setattr(subprocess, "run", interrupt)
+    said = program("train", "--auto-select", "2", "--backend", "cuda", "train.py")
+    assert said.status == 130
+    assert said.err.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
+def test_training_on_the_host_is_pinned_by_core(fakes: Fakes, tmp_path: Path) -> None:
+    words = ["train", "--auto-select", "2", "--backend", "host", "--dry-run", "train.py"]
+    low, high = sorted(os.sched_getaffinity(0))[:2]
+    done = fakes.run(["taskset", "-c", f"{low},{high}", *collbench(*words)], tmp_path, environment(fakes, tmp_path))
+    assert done.code == 0, done.stderr
+    assert f"core {low}, core {high} (host backend): all there are" in one_line(done.stderr)
+    assert done.stdout.startswith("CUDA_VISIBLE_DEVICES='' ")
+    assert f" --cores {low},{high} -- " in done.stdout

@@ -1,0 +1,92 @@
+"""A scheduler's CUDA_VISIBLE_DEVICES: collbench lists, measures and chooses inside it, by nvidia-smi's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from tests.cli.program import fake_uuid, on_gpus, one_line
+from tests.native.fakes import Fakes
+
+_MIB = 2**20
+FREE_FOR_TWO = (256 + 2 * 512 + 2) * _MIB
+
+
+@pytest.mark.parametrize(
+    ("case", "setting", "heads"),
+    [
+        ("indices", "0,3", "GPU0  GPU3"),
+        ("indices in another order", "3,1,0", "GPU0  GPU1  GPU3"),
+        ("UUIDs", f"{fake_uuid(2)},{fake_uuid(1)}", "GPU1  GPU2"),
+        ("shortened UUIDs and indices", "GPU-fa4e02,3", "GPU2  GPU3"),
+        ("all", "0,1,2,3", "GPU0  GPU1  GPU2  GPU3"),
+    ],
+)
+def test_topo_lists_only_these(fakes: Fakes, tmp_path: Path, case: str, setting: str, heads: str) -> None:
+    done = on_gpus(fakes, tmp_path, ["topo"], {"CUDA_VISIBLE_DEVICES": setting})
+    assert done.code == 0, case
+    assert done.stdout.splitlines()[0] == f"      {heads}  CPU Affinity  NUMA Affinity"
+    hidden = len(heads.split()) < 4
+    assert not hidden or f"{len(heads.split())} of 4 GPUs" in one_line(done.stderr)
+    assert hidden or done.stderr == ""
+
+
+def test_topo_explains_only_these(fakes: Fakes, tmp_path: Path) -> None:
+    seen = {"CUDA_VISIBLE_DEVICES": "0,3"}
+    assert on_gpus(fakes, tmp_path, ["topo", "3", "0"], seen).stdout.startswith("GPU0 and GPU3 are joined by")
+    outside = on_gpus(fakes, tmp_path, ["topo", "0", "1"], seen)
+    assert outside.code == 2
+    assert outside.stderr.endswith("device 1 is not here: this process may use 0, 3\n")
+
+
+def test_pairs_measures_only_these(fakes: Fakes, tmp_path: Path) -> None:
+    words = ["pairs", "--sizes", "1K", "--operations", "copy", "-o", "run.json"]
+    seen = {"CUDA_VISIBLE_DEVICES": f"{fake_uuid(3)},1"}
+    done = on_gpus(fakes, tmp_path, words, seen, free=FREE_FOR_TWO)
+    assert done.code == 0, done.stderr
+    assert [device.index for device in runfile.load(tmp_path / "run.json").devices] == [1, 3]
+    assert set(done.lines("+context")) == {"+context 1", "+context 3"}
+    assert "\n1     GPU1-GPU3  " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("case", "setting", "words", "chosen"),
+    [
+        ("all that it leaves", "3,1", ["--auto-select", "2"], (1, 3)),
+        ("one of them by its number outside", "3,1", ["--devices", "3"], (3,)),
+    ],
+)
+def test_train_chooses_only_from_these(
+    fakes: Fakes, tmp_path: Path, case: str, setting: str, words: list[str], chosen: tuple[int, ...]
+) -> None:
+    (tmp_path / "train.py").touch()
+    done = on_gpus(fakes, tmp_path, ["train", *words, "--dry-run", "train.py"], {"CUDA_VISIBLE_DEVICES": setting})
+    assert done.code == 0, done.stderr
+    uuids = ",".join(fake_uuid(index) for index in chosen)
+    assert done.stdout.startswith(f"CUDA_VISIBLE_DEVICES={uuids} "), case
+    assert ", ".join(f"GPU{index}" for index in chosen) in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "text"),
+    [
+        ("more than it leaves", ["train", "--auto-select", "3", "train.py"], "more than the 2"),
+        ("what it hides, by hand", ["train", "--devices", "0,1", "train.py"], "this process may use 1, 3"),
+        ("what it hides, to measure", ["pairs", "--devices", "0,1"], "this process may use 1, 3"),
+    ],
+)
+def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, words: list[str], text: str) -> None:
+    (tmp_path / "train.py").touch()
+    done = on_gpus(fakes, tmp_path, words, {"CUDA_VISIBLE_DEVICES": "3,1"})
+    assert (done.code, done.stdout) == (2, "")
+    assert text in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("command", ["topo", "pairs"])
+def test_when_it_hides_all_the_line_says_so(fakes: Fakes, tmp_path: Path, command: str) -> None:
+    backend = [] if command == "topo" else ["--backend", "cuda"]
+    done = on_gpus(fakes, tmp_path, [command, *backend], {"CUDA_VISIBLE_DEVICES": ""})
+    assert (done.code, done.stdout) == (2, "")
+    assert "CUDA_VISIBLE_DEVICES" in one_line(done.stderr)
