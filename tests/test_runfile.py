@@ -107,12 +107,6 @@ def test_a_file_survives_the_round_trip_in_a_folder_made_for_it(tmp_path: pathli
     assert names_in(path.parent) == ["run.json"]
 
 
-def test_times_keep_seven_digits() -> None:
-    run = pair_run(2, lambda a, b: 300.0)
-    run.measurements[0].samples = [Sample((1.23456789e-5,), 1, concurrent=False)]
-    assert runfile.loads(runfile.dumps(run), "x").measurements[0].samples[0].seconds == (1.234568e-5,)
-
-
 def test_each_list_item_has_its_line() -> None:
     lines = runfile.dumps(pair_run(3, lambda a, b: 300.0)).splitlines()
     assert lines[1:3] == ['"format": "collbench-run",', '"format_version": 1,']
@@ -239,7 +233,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: pathlib.Path, monkeypatch: 
     ("title", "place", "says"),
     [
         ("a folder", ".", "it is a folder"),
-        ("below a file", "file/run.json", "Not a directory|File exists"),
+        ("below a file", "file/run.json", "a part of that path is a file"),
         ("in no folder that can be made", "/proc/none/run.json", "No such file"),
         ("a name that is too long", "x" * 300, "File name too long"),
     ],

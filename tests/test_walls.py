@@ -122,7 +122,7 @@ def test_torch_is_loaded_late(path: Path) -> None:
     assert not loads_torch(path.read_text(encoding="utf-8")) or place(path) in LOADS_TORCH
 
 
-@pytest.mark.parametrize("module", ["collbench.cli", "collbench.backends.host"])
+@pytest.mark.parametrize("module", ["collbench.cli.program", "collbench.backends.host"])
 def test_what_is_slow_or_may_be_missing_is_not_loaded_with(module: str) -> None:
     code = f"import sys, {module}; print({{'torch', 'collbench._native', 'pynvml'}} & set(sys.modules) or 'none')"
     started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import json
 import math
 import os
@@ -45,7 +46,9 @@ def save(run: Run, path: Path) -> None:
 
 
 def _cannot_save(path: Path, error: OSError) -> RunFileError:
-    return RunFileError(f"cannot save the run as {path}: {error.strerror}; choose another place with -o FILE")
+    blocked = isinstance(error, FileExistsError | NotADirectoryError)
+    why = "a part of that path is a file, not a folder" if blocked else error.strerror
+    return RunFileError(f"cannot save the run as {path}: {why}; choose another place with -o FILE")
 
 
 def check_writable(path: Path) -> None:
@@ -127,14 +130,14 @@ def _check_members(members: tuple[int, ...], positions: range, where: str) -> No
 
 
 def _plain(value: Any) -> Any:
-    """Return dataclasses, enums and tuples as JSON's own types. Times keep 7 digits: the clocks have fewer."""
+    """Return dataclasses, enums and tuples as JSON's own types."""
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, enum.Enum):
         return value.value
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    return value
 
 
 def _lines(value: Any) -> str:
@@ -170,8 +173,14 @@ def _build_scalar(kind: Any, data: Any, where: str) -> Any:
     return _expect(data, kind, where)
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return a dataclass's annotations as types; evaluating them for each of thousands of samples takes a second."""
+    return typing.get_type_hints(kind)
+
+
 def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     _expect(data, dict, where)
     missing = [

@@ -87,7 +87,7 @@ class Session:
             if self.run.measurements:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
                     self.run.health_after = self._opened.health()
-                self._save()
+                self._save(last=True)
 
     def _rng(self) -> random.Random:
         return random.Random(self._request.seed)  # noqa: S311  # an order of visits, no secret
@@ -96,12 +96,12 @@ class Session:
         if time.monotonic() - self._saved_at >= _SECONDS_BETWEEN_SAVES:
             self._save()
 
-    def _save(self) -> None:
+    def _save(self, *, last: bool = False) -> None:
         try:
             runfile.save(self.run, self._path)
             self.failure = None
         except RunFileError as error:
-            if self.failure is None:
+            if self.failure is None and not last:  # the last failure is for the caller to raise
                 self._warn(f"{error} (measuring goes on)")
             self.failure = error
         self._saved_at = time.monotonic()

@@ -10,7 +10,9 @@ import re
 from collbench.errors import UsageError
 
 _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
+# 18 digits: no larger number is a size or a factor, and int() stays fast and allowed.
+_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 # busbw = algbw × factor(world_size) [nccl-tests doc/PERFORMANCE.md]
 _ALLREDUCE, _EACH_OTHER, _ONE_WAY = "allreduce", "each other", "one way"
@@ -63,8 +65,8 @@ def _parse_range(text: str) -> tuple[int, ...]:
 
 
 def _parse_factor(text: str) -> int:
-    if not text.strip().lstrip("+-").isdecimal():
-        raise UsageError(f"factor '{text}' is not a whole number: write 2, 4, …")
+    if not _WHOLE.fullmatch(text.strip()):
+        raise UsageError(f"factor '{text[:20]}' is not a whole number: write 2, 4, …")
     factor = int(text)
     if factor <= 1:
         raise UsageError(f"factor {factor} never reaches the end of the range: it must be 2 or more")

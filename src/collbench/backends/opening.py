@@ -36,6 +36,8 @@ def resolve(name: str) -> tuple[str, str | None]:
     """Return the backend that `name` stands for, and where auto finds no GPU the reason to tell the user."""
     if name != "auto":
         return name, None
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return "host", "CUDA_VISIBLE_DEVICES hides every GPU from this process"
     try:
         with Nvml() as nvml:
             if nvml.devices():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from collbench.cli.leaving import Interrupted
 from collbench.cli.terminal import progress_bar, say, show_page
 from collbench.errors import CollbenchError
-from collbench.model import Run
 from collbench.report.page import page
 from collbench.session import Request, Session
 
@@ -22,7 +20,6 @@ def measure_and_show(request: Request, path: Path) -> None:
     with session:
         try:
             _measure(session, request)
-            _keep_what_is_saved(session.run)
             show_page(page(session.run))
         except KeyboardInterrupt as error:
             raise Interrupted(f"interrupted: {_saved(session, path)}") from error
@@ -38,24 +35,6 @@ def measure_and_show(request: Request, path: Path) -> None:
 def _measure(session: Session, request: Request) -> None:
     with progress_bar(f"measuring {request.command[0]}") as progress:
         session.measure(progress)
-
-
-def _keep_what_is_saved(run: Run) -> None:
-    """Cut times to the digits that the run file keeps, or `show` would round a few numbers to another last digit."""
-    run.seconds = _cut(run.seconds)
-    for measurement in run.measurements:
-        measurement.samples[:] = [
-            replace(
-                sample,
-                seconds=tuple(map(_cut, sample.seconds)),
-                launch_seconds=None if sample.launch_seconds is None else _cut(sample.launch_seconds),
-            )
-            for sample in measurement.samples
-        ]
-
-
-def _cut(seconds: float) -> float:
-    return float(f"{seconds:.7g}")  # 7 digits, as runfile writes
 
 
 def _saved(session: Session, path: Path) -> str:

@@ -66,7 +66,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         run.measurements.sort(key=lambda found: place[found.cell])
         for found in run.measurements:
             found.stop = found.stop or stop_reason(found) or StopReason.INTERRUPTED
-        run.seconds = time.monotonic() - begin
+        run.seconds = round(time.monotonic() - begin, 3)
 
 
 def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
@@ -119,9 +119,14 @@ def _record(results: dict[Cell, Measurement], run: Run, step: Step, timing: Timi
             results[cell] = Measurement(cell)
             run.measurements.append(results[cell])
         sample = Sample(
-            seconds=timing.seconds[place],
+            seconds=tuple(map(_readable, timing.seconds[place])),
             iterations=step.iterations,
             concurrent=len(step.groups) > 1,
-            launch_seconds=timing.launch_seconds[place] if timing.launch_seconds else None,
+            launch_seconds=_readable(timing.launch_seconds[place]) if timing.launch_seconds else None,
         )
         results[cell].samples.append(sample)
+
+
+def _readable(seconds: float) -> float:
+    """Return the time in seven digits: more than any of the clocks has, and short in the file."""
+    return float(f"{seconds:.7g}")
