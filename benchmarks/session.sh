@@ -51,7 +51,7 @@ step collbench pairs -o "$scratch/full.json" | grep -E "^measured|^skipped|^best
 kill $hog
 wait $hog 2> /dev/null
 
-step timeout -s INT 4 collbench pairs -o "$scratch/cut.json"
+step timeout --preserve-status -s INT 4 collbench pairs -o "$scratch/cut.json"
 step collbench show "$scratch/cut.json" | grep -E "^measured|^--"
 NCCL_P2P_DISABLE=1 step collbench allreduce --sizes 64M -o "$scratch/staged.json"
 cd "$here" && step make -s test-gpu PYTHON=python3

@@ -53,7 +53,7 @@ def test_disjoint_links_at_once(gpus: _native.Gpus, multiprocessors: bool) -> No
         pull=False,
         bytes=_MIB + 13,
         shift=0,
-        iterations=32,
+        iterations=31,
         blocks=3,
         warmup=1,
     )

@@ -40,15 +40,15 @@ def test_a_host_run_has_neither_driver_nor_nccl() -> None:
             True,
             "pass-through",
             {},
-            "machine   box: 2 × NVIDIA H200; Linux 6.8 x86_64, GPU pass-through to a virtual machine",
+            "virtual   GPU pass-through to a virtual machine",
         ),
         ("bare metal", True, "none", {}, "machine   box: 2 × NVIDIA H200; Linux 6.8 x86_64"),
         (
             "variables, sorted",
             True,
             "",
-            {"NCCL_P2P_LEVEL": "SYS", "NCCL_ALGO": "Ring"},
-            "NCCL      2.28.9, libnccl.so.2, NCCL_ALGO=Ring, NCCL_P2P_LEVEL=SYS",
+            {"NCCL_P2P_LEVEL": "SYS", "NCCL_ALGO": "Ring", "NCCL_VERSION": "2.28.3-1"},
+            "settings  NCCL_ALGO=Ring, NCCL_P2P_LEVEL=SYS",
         ),
     ],
 )

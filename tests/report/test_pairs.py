@@ -88,7 +88,7 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
         "2     GPU0-GPU1  NV18       240.0  240.0-240.0  tied\n"
         "2 tiers: the worst pair is 20% slower than the best.\n"
         "\n"
-        "best 2   GPU0, GPU2: its slowest ring edge carries 300 GB/s, the machine's worst pair 240\n"
+        "best 2   GPU0, GPU2: it carries 300 GB/s, the machine's worst pair 240\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
     )
 

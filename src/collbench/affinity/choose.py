@@ -102,7 +102,8 @@ def _best_ring(run: Run, k: int, ranking: Ranking) -> Choice:
     richest = [(ring, some) for ring, some in equal if inside[some] >= most * (1 - ranking.delta)]
     ring, members = min(richest, key=lambda item: preference(run, item[1]))
     worst = min(rates.values())
-    better = f"its slowest ring edge carries {ring:.0f} GB/s, the machine's worst pair {worst:.0f}"
+    what = "it carries" if k == 2 else "its slowest ring edge carries"
+    better = f"{what} {ring:.0f} GB/s, the machine's worst pair {worst:.0f}"
     return Choice(members, ranking.verdict if ranking.one_tier else better, ring)
 
 

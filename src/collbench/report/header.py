@@ -15,12 +15,17 @@ def header(run: Run) -> str:
     devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
     lines = [
         f"backend   {run.backend}{_backend_note(run.backend)}",
-        f"machine   {machine.hostname}: {devices}; {machine.system}{_virtual(machine.virtualization)}",
+        f"machine   {machine.hostname}: {devices}; {machine.system}",
     ]
+    if machine.virtualization not in ("", "none"):
+        lines.append(f"virtual   GPU {machine.virtualization} to a virtual machine")
     if machine.driver:
         lines.append(f"driver    {machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}")
     if machine.nccl:
-        lines.append(f"NCCL      {machine.nccl}, {machine.nccl_path}{_settings(run.settings.environment)}")
+        lines.append(f"NCCL      {machine.nccl}, {machine.nccl_path}")
+    settings = _settings(run.settings.environment)
+    if settings:
+        lines.append(f"settings  {settings}")
     lines.append(
         f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
     )
@@ -34,13 +39,12 @@ def _backend_note(backend: str) -> str:
     }.get(backend, "")
 
 
-def _virtual(word: str) -> str:
-    return "" if word in ("", "none") else f", GPU {word} to a virtual machine"
-
-
 def _settings(environment: dict[str, str]) -> str:
-    """Name the variables that were set: they change what NCCL does."""
-    return "".join(f", {name}={value}" for name, value in sorted(environment.items()))
+    """Name the variables that were set: they change what NCCL does.
+
+    NCCL_VERSION does not: NVIDIA's container images leave it behind, and the loaded library's version may differ.
+    """
+    return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
 
 
 def _sizes(run: Run) -> str:
