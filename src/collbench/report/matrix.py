@@ -41,7 +41,7 @@ def render_bandwidths(run: Run, operation: Operation, size_bytes: int) -> Text:
     tags = [device.tag for device in run.devices]
     width = 7 if len(tags) <= _DEVICES_WITH_DECIMALS else 4
     first = max(map(len, tags))
-    kind = "row sends to column" if operation.is_copy else "each pair alone as a communicator, busbw"
+    kind = "row sends to column" if operation.is_copy else "a communicator per pair, busbw"
     text = Text(f"{operation} at {format_size(size_bytes)}, GB/s ({kind})\n")
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
     heads = tags if width == 7 else [str(device.index) for device in run.devices]

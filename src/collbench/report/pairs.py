@@ -114,12 +114,23 @@ def _recommendations(run: Run) -> Iterator[str]:
 
 
 def _notes(run: Run) -> Iterator[RenderableType]:
-    lines = [f"skipped   {skipped.what}: {skipped.reason}" for skipped in run.skipped]
-    lines += [
-        f"serial    {found.operation} on {found.label} pairs was measured alone: beside others it ran at "
-        f"{found.ratio:.2f} of its own speed (±{found.delta:.1%} was allowed)"
-        for found in run.audits
-        if not found.trusted
-    ]
+    """Yield what a reader must know to trust the figures: how they were taken, what is missing."""
+    lines = [*_audit(run)]
+    lines += [f"skipped   {skipped.what}: {skipped.reason}" for skipped in run.skipped]
     if lines:
         yield Text("\n" + "\n".join(dict.fromkeys(lines)))
+
+
+def _audit(run: Run) -> Iterator[str]:
+    trusted = [abs(1 - found.ratio) for found in run.audits if found.trusted]
+    if trusted:
+        yield (
+            f"audit     disjoint pairs were timed together: {len(trusted)} comparisons with pairs timed alone "
+            f"agree within {max(trusted):.1%}"
+        )
+    for found in run.audits:
+        if not found.trusted:
+            yield (
+                f"audit     {found.operation} on {found.label} pairs was timed alone: beside others it ran at "
+                f"{found.ratio:.2f} of its own speed (±{found.delta:.1%} was allowed)"
+            )
