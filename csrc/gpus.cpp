@@ -14,7 +14,7 @@ constexpr std::array<const char*, kKernels> kKernelNames = {"gate", "fill",     
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
 constexpr std::uint64_t kFullMultiprocessor = 4;  // blocks: 2048 threads
 constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
-constexpr std::uint64_t kSpare = 256;  // behind all slots, see spare_offset
+constexpr std::uint64_t kSpare = 256;             // behind all slots, see spare_offset
 
 std::string format_uuid(const CUuuid& uuid) {
   std::string text = "GPU-";

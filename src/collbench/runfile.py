@@ -75,10 +75,10 @@ def load(path: Path) -> Run:
 
 
 def dumps(run: Run) -> str:
-    """Return the run as JSON text: one line a list item, so that files can be compared line by line."""
-    fields = {"format": FORMAT, "format_version": VERSION, **_plain(run)}
-    body = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in fields.items())
-    return f"{{\n{body}\n}}\n"
+    """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item."""
+    first = json.dumps({"format": FORMAT, "format_version": VERSION, "backend": run.backend})[:-1]
+    rest = {key: value for key, value in _plain(run).items() if key != "backend"}
+    return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in rest.items()) + "\n}\n"
 
 
 def loads(text: str, name: str) -> Run:

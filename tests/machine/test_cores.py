@@ -102,10 +102,3 @@ def test_this_machine_gives_two_to_eight_cores_of_its_mask() -> None:
     found = [device.index for device in cores.devices()]
     assert 2 <= len(found) <= 8
     assert set(found) <= os.sched_getaffinity(0)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("0-3,8", (0, 1, 2, 3, 8)), ("5", (5,)), ("", ()), ("\n", ()), ("0,2-3\n", (0, 2, 3))]
-)
-def test_kernel_lists_are_read(text: str, expected: tuple[int, ...]) -> None:
-    assert cores.parse_cores(text) == expected

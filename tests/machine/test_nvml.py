@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collbench.errors import MachineError
 from collbench.machine.nvidia_smi import read_topology
-from collbench.machine.nvml import Nvml, format_cpus
+from collbench.machine.nvml import Nvml
 from collbench.model import Device, Health
 from tests.machine import fake_nvml, machines
 
@@ -221,13 +221,3 @@ def test_a_lost_gpu_is_named() -> None:
 def test_a_gpu_that_is_not_here_is_named() -> None:
     with Nvml(machines.h200x4(), NOWHERE) as nvml, pytest.raises(MachineError, match=r"GPU 7 .GPU-elsewhere."):
         nvml.health(Device(index=7, uuid="GPU-elsewhere", name=""))
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_a_cpu_list_names_every_cpu_once(cpus: set[int]) -> None:
-    read = [part.split("-") for part in format_cpus(cpus).split(",") if part]
-    assert [cpu for part in read for cpu in range(int(part[0]), int(part[-1]) + 1)] == sorted(cpus)
-
-
-def test_a_cpu_list_is_written_as_the_kernel_does() -> None:
-    assert format_cpus([0, 1, 2, 8, 10, 11]) == "0-2,8,10-11"

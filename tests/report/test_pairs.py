@@ -32,7 +32,7 @@ GPU0      -  300.0
 GPU1  300.0      -
 
 pairs in order of allreduce at 1G (95 % interval; ties within 2.0%)
-tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadcast     interval  with its tier's best
+tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadcast     interval  vs best
 1     GPU0-GPU1  NV18      395.2    393.7     370.1    376.4      300.0      310.0  300.0-300.0  tied
 There is one pair, so there is nothing to choose.
 
@@ -61,7 +61,7 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
     head = "tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadcast     interval"
     assert after(text(page(run)), "pairs in order") == (
         "pairs in order of allreduce at 1G (95 % interval; ties within 2.0%)\n"
-        f"{head}  with its tier's best\n"
+        f"{head}  vs best\n"
         "1     GPU0-GPU1  NV18      395.2    393.7     370.1    376.4      300.0      310.0  300.0-300.0  tied\n"
         "1     GPU0-GPU2  NV18      395.2    393.7     370.1    376.4      299.9      310.0  299.9-299.9  tied\n"
         "1     GPU0-GPU3  NV18      395.2    393.7     370.1    376.4      299.8      310.0  299.8-299.8  tied\n"
@@ -79,13 +79,13 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
     run = pair_run(4, lambda a, b: 240.0 if (a, b) == (0, 1) else 300.0)
     assert after(text(page(run)), "pairs in order") == (
         "pairs in order of allreduce at 1G (95 % interval; ties within 2.0%)\n"
-        "tier  pair       label  allreduce     interval  with its tier's best\n"
+        "tier  pair       label  allreduce     interval  vs best\n"
         "1     GPU0-GPU2  NV18       300.0  300.0-300.0  tied\n"
         "1     GPU0-GPU3  NV18       300.0  300.0-300.0  tied\n"
         "1     GPU1-GPU2  NV18       300.0  300.0-300.0  tied\n"
         "1     GPU1-GPU3  NV18       300.0  300.0-300.0  tied\n"
         "1     GPU2-GPU3  NV18       300.0  300.0-300.0  tied\n"
-        "2     GPU0-GPU1  NV18       240.0  240.0-240.0  tied\n"
+        "2     GPU0-GPU1  NV18       240.0  240.0-240.0  different\n"
         "2 tiers: the worst pair is 20% slower than the best.\n"
         "\n"
         "best 2   GPU0, GPU2: it carries 300 GB/s, the machine's worst pair 240\n"

@@ -22,7 +22,7 @@ _Z_90_PERCENT = 1.645
 
 
 class Relation(StrEnum):
-    """How a pair stands to the best of its tier."""
+    """How a pair stands to the best of all."""
 
     TIED = "tied"
     DIFFERENT = "different"
@@ -31,7 +31,7 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One unordered pair: bandwidth in GB/s with its 95 % interval, tier (1 is best), relation to the tier's top.
+    """One unordered pair: bandwidth in GB/s with its 95 % interval, tier (1 is best), relation to the best pair.
 
     For copies the bandwidth is that of the slower direction: a ring needs both.
     """
@@ -95,7 +95,6 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | Non
     ordered = sorted(logs, key=lambda pair: (-_middle(logs[pair]), pair))
     delta = max(_SMALLEST_DELTA, 3 * max(sigmas.values()))
     tiers = _tiers(ordered, logs, sigmas, delta)
-    tops = {tier: next(pair for pair in ordered if tiers[pair] == tier) for tier in set(tiers.values())}
     standings = tuple(
         Standing(
             pair=pair,
@@ -103,7 +102,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | Non
             gbs=summarize(found[pair]).busbw,
             interval=summarize(found[pair]).interval,
             tier=tiers[pair],
-            relation=_relation(logs[tops[tiers[pair]]], logs[pair], sigmas[pair], delta),
+            relation=_relation(logs[ordered[0]], logs[pair], sigmas[pair], delta, tiers[pair]),
         )
         for pair in ordered
     )
@@ -163,14 +162,14 @@ def _tiers(
     return tiers
 
 
-def _relation(top: list[float], other: list[float], sigma: float, delta: float) -> Relation:
-    """Compare with the tier's top: tied where the 90 % interval of the difference lies inside ±δ."""
-    if top is other:
+def _relation(best: list[float], other: list[float], sigma: float, delta: float, tier: int) -> Relation:
+    """Compare with the best pair: different in a lower tier, tied where the 90 % interval of the difference fits ±δ."""
+    if best is other:
         return Relation.TIED
-    if min(len(top), len(other)) < _FEWEST_VISITS_FOR_TIERS:
+    if tier > 1:
+        return Relation.DIFFERENT  # by the simultaneous 95 % interval: that is what opens a tier
+    if min(len(best), len(other)) < _FEWEST_VISITS_FOR_TIERS:
         return Relation.UNDECIDED  # a single visit shows no noise, so everything would look certain
-    difference = _middle(top) - _middle(other)
-    error = _Z_90_PERCENT * sigma * math.hypot(median_deviation(len(top)), median_deviation(len(other)))
-    if abs(difference) + error <= delta:
-        return Relation.TIED
-    return Relation.DIFFERENT if abs(difference) - error > delta else Relation.UNDECIDED
+    error = _Z_90_PERCENT * sigma * math.hypot(median_deviation(len(best)), median_deviation(len(other)))
+    tied = abs(_middle(best) - _middle(other)) + error <= delta
+    return Relation.TIED if tied else Relation.UNDECIDED

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from itertools import combinations
 
 from collbench.errors import MachineError
+from collbench.machine.cpulist import format_cpus, parse_cpus
 from collbench.model import Device, Path
 
 # Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
@@ -37,7 +38,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
     identity, name = _machine_identity(root), cpu_model(root)
     if len(nodes) > 1:
         # Between nodes lies the interconnect, the slowest and most telling wire of a host: one core each shows it.
-        chosen = {_physical_cores(root, cores)[0]: _format_cores(cores) for cores in nodes.values()}
+        chosen = {_physical_cores(root, cores)[0]: format_cpus(cores) for cores in nodes.values()}
     else:
         chosen = {core: str(core) for core in _physical_or_all(root, reach)}
     node_of = {core: node for node, cores in nodes.items() for core in cores}
@@ -63,31 +64,11 @@ def paths(chosen: Collection[Device]) -> tuple[Path, ...]:
     return tuple(Path(devices=(i, j), label="NODE" if nodes[i] == nodes[j] else "SYS") for i, j in pairs)
 
 
-def parse_cores(text: str) -> tuple[int, ...]:
-    """Return the cores of a kernel list such as "0-3,8"; an empty text gives none."""
-    cores: list[int] = []
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cores.extend(range(int(first), int(last or first) + 1))
-    return tuple(cores)
-
-
-def _format_cores(cores: Collection[int]) -> str:
-    """Return the shortest kernel list of ascending cores: (0, 1, 2, 8) → "0-2,8"."""
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and core == runs[-1][1] + 1:
-            runs[-1][1] = core
-        else:
-            runs.append([core, core])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
-
-
 def _nodes_in_reach(root: pathlib.Path, reach: Collection[int]) -> dict[int, list[int]]:
     """Return the usable cores of each NUMA node, ascending; nodes with memory alone are left out."""
     nodes: dict[int, list[int]] = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        cores = sorted(set(parse_cores(_read(folder / "cpulist"))) & set(reach))
+        cores = sorted(set(parse_cpus(_read(folder / "cpulist"))) & set(reach))
         if cores:
             nodes[int(folder.name.removeprefix("node"))] = cores
     return dict(sorted(nodes.items()))
@@ -101,7 +82,7 @@ def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
         if core not in seen:
             firsts.append(core)
             siblings = _read(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-            seen.update(parse_cores(siblings))
+            seen.update(parse_cpus(siblings))
     return firsts
 
 

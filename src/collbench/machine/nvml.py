@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from collbench.errors import MachineError
 from collbench.machine import health, nvlink, paths
+from collbench.machine.cpulist import format_cpus
 from collbench.machine.query import Query
 from collbench.model import Device, Health, Path
 
@@ -138,17 +139,6 @@ def _set_bits(mask: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of the set bits in NVML's mask of 64-bit words; empty where it gave none."""
     words = enumerate(mask or ())
     return tuple(word * _BITS + bit for word, value in words for bit in range(_BITS) if value >> bit & 1)
-
-
-def format_cpus(cpus: Iterable[int]) -> str:
-    """Return CPU numbers as the kernel's list text: 0, 1, 2, 8 → "0-2,8"."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and runs[-1][1] == cpu - 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _sysfs_numa_node(sysfs: pathlib.Path, pci_id: str) -> int | None:

@@ -69,7 +69,7 @@ def _pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
     for operation in columns:
         table.add_column(operation.value, justify="right")
     table.add_column("interval", justify="right")
-    table.add_column("with its tier's best")
+    table.add_column("vs best")
     others = {operation: _by_pair(run, operation) for operation in columns}
     for place in _places(ranking):
         table.add_row(*(("…", "more") if place is None else _row(run, ranking, place, others)))
