@@ -1,6 +1,12 @@
 """What every test shares: properties that find the same examples on every run and watch no clock."""
 
+import signal
+
 from hypothesis import settings
 
 settings.register_profile("collbench", derandomize=True, deadline=None)
 settings.load_profile("collbench")
+
+# A test run in the background (nohup, some CI runners) has SIGINT ignored, and so would every program that it starts:
+# the tests of Ctrl-C would wait for ever. A handler, unlike "ignore", is not inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)

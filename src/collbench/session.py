@@ -16,7 +16,7 @@ from typing import Self
 from collbench import runfile
 from collbench.backends.opening import Opened, nccl_settings, open_backend
 from collbench.dtypes import DTYPE_BYTES
-from collbench.errors import CollbenchError, RunFileError, UsageError
+from collbench.errors import CollbenchError, DataCorruption, RunFileError, UsageError
 from collbench.measure.plan import Members, Plan, collective_sizes, directed_links, unordered_pairs
 from collbench.measure.sweep import EFFORTS, Watcher, sweep
 from collbench.model import Operation, Run, Settings, Skipped
@@ -83,6 +83,9 @@ class Session:
             backend.reserve(max(self.run.settings.sizes))
             watcher = Watcher(progress, self._finished_round)
             sweep(backend, self._plan, self.run, effort, self._rng(), watcher)
+        except DataCorruption as error:
+            self.run.skipped.append(Skipped("all that was left", str(error)))  # whoever reads the file must know
+            raise
         finally:
             if self.run.measurements:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved

@@ -63,7 +63,7 @@ def test_on_a_dgx_1v_every_choice_has_an_nvlink_ring(k: int) -> None:
 
 
 def test_the_reason_names_what_was_gained() -> None:
-    assert choose(dgx_1v(), 2).reason == "it carries 48 GB/s, the machine's worst pair 10"
+    assert choose(dgx_1v(), 2).reason == "it carries 48.3 GB/s, the machine's worst pair 9.5"
 
 
 def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:

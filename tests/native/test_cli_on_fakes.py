@@ -111,7 +111,9 @@ def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes,
     assert "wrong data" in done.stderr
     assert "GPU2 → GPU1" in done.stderr
     assert "byte 17" in done.stderr
-    assert _run_file(tmp_path)["complete"] is False
+    run = _run_file(tmp_path)
+    assert run["complete"] is False
+    assert "GPU2 → GPU1" in run["skipped"][-1]["reason"]  # the file tells it, too
 
 
 def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:

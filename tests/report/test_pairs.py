@@ -130,7 +130,7 @@ def with_notes() -> Run:
 
 def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
     assert text(page(with_notes())).endswith(
-        "\n\naudit     disjoint pairs were timed together: 1 comparisons with pairs timed alone agree within 1.2%\n"
+        "\n\naudit     pairs timed together and alone agree within 1.2% (1 comparison)\n"
         "audit     ce-write on SYS pairs was timed alone: beside others it ran at "
         "0.55 of its own speed (±2.0% was allowed)\n"
         "skipped   sizes 2G: the fullest device has room for 1 GiB\n"

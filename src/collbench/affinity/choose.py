@@ -103,7 +103,7 @@ def _best_ring(run: Run, k: int, ranking: Ranking) -> Choice:
     ring, members = min(richest, key=lambda item: preference(run, item[1]))
     worst = min(rates.values())
     what = "it carries" if k == 2 else "its slowest ring edge carries"
-    better = f"{what} {ring:.0f} GB/s, the machine's worst pair {worst:.0f}"
+    better = f"{what} {ring:.3g} GB/s, the machine's worst pair {worst:.3g}"
     return Choice(members, ranking.verdict if ranking.one_tier else better, ring)
 
 

@@ -125,8 +125,8 @@ def _audit(run: Run) -> Iterator[str]:
     trusted = [abs(1 - found.ratio) for found in run.audits if found.trusted]
     if trusted:
         yield (
-            f"audit     disjoint pairs were timed together: {len(trusted)} comparisons with pairs timed alone "
-            f"agree within {max(trusted):.1%}"
+            f"audit     pairs timed together and alone agree within {max(trusted):.1%} "
+            f"({len(trusted)} comparison{'s' if len(trusted) > 1 else ''})"
         )
     for found in run.audits:
         if not found.trusted:
