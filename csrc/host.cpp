@@ -128,8 +128,10 @@ void copy_block(unsigned char* destination, const unsigned char* source, const S
   }
 }
 
+// Never zero: twenty small copies can take less than a coarse clock's step, and nothing takes no time.
 double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  return std::max(elapsed.count(), 1e-9);
 }
 
 }  // namespace

@@ -40,4 +40,5 @@ def test_the_legend_holds_self_and_what_occurs_once_in_nvidia_smis_order() -> No
 
 
 def test_every_label_has_a_meaning() -> None:
-    assert all(labels.meaning(label) for label in BEST_FIRST)
+    assert all(text for label in BEST_FIRST for _, text in labels.legend([label]))
+    assert {len(labels.legend([label])) for label in BEST_FIRST} == {2}  # and X

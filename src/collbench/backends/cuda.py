@@ -49,7 +49,6 @@ class CudaBackend:
         self._peers = self._gpus.peer_access()
         self._collectives = _native.Collectives(self._gpus, nccl) if nccl else None
         self._free = tuple(self._gpus.free_bytes())
-        self._allocated = 0
 
     @property
     def kernel_image(self) -> str:
@@ -78,7 +77,6 @@ class CudaBackend:
         """Allocate the buffers for messages of up to `largest_bytes`; once, before the first step."""
         with _explained(f"allocating buffers for {format_size(largest_bytes)} messages"):
             self._gpus.allocate(max(largest_bytes, min(_SMALLEST_BUFFER, self.capacity_bytes())))
-        self._allocated = largest_bytes
 
     def can_copy(self, operation: Operation, src: int, dst: int) -> str | None:
         """Return why this link cannot carry the copy: a kernel needs peer access, the copy engine does not."""

@@ -70,3 +70,8 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release what would outlive the process; must be safe to call twice."""
+
+
+def time_step(backend: Backend, step: Step) -> Timing:
+    """Time a step of either kind."""
+    return backend.time_copies(step) if step.operation.is_copy else backend.time_collective(step)

@@ -70,11 +70,6 @@ def rank_key(label: str) -> tuple[int, int]:
     return (1 + len(_PCIE_BEST_FIRST), 0)
 
 
-def meaning(label: str) -> str:
-    """Return nvidia-smi's legend text of a label; raises KeyError for a word that is none."""
-    return _LEGEND["NV#" if is_nvlink(label) else label]
-
-
 def legend(occurring: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return (label, text) of X and of each label that occurs, in nvidia-smi's order; all NV# share one entry."""
     wanted = {SELF} | {"NV#" if is_nvlink(label) else label for label in occurring}

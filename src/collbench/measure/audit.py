@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collbench.backends.protocol import Backend, Step
+from collbench.backends.protocol import Backend, time_step
 from collbench.measure.plan import Members, Plan
 from collbench.model import Audit, Operation, Path
 from collbench.units import algbw
@@ -21,12 +21,6 @@ _LARGEST = 64 * 2**20
 _SMALLEST_DELTA = 0.02
 # 1.4826 · MAD estimates a normal σ; √(R/(R−1)) corrects for few values.
 _MAD_TO_SIGMA = 1.4826
-
-
-def run_step(backend: Backend, step: Step) -> tuple[tuple[float, ...], ...]:
-    """Return the step's raw seconds, [group][block]."""
-    timing = backend.time_copies(step) if step.operation.is_copy else backend.time_collective(step)
-    return timing.seconds
 
 
 def audit(backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random) -> list[Audit]:
@@ -70,8 +64,8 @@ def _compare(
     alone: list[float] = []
     beside: list[float] = []
     for _ in range(_VISITS):  # in turn, so that a drift of the clocks meets both alike
-        beside.append(float(np.median(run_step(backend, plan.step(operation, together, size))[place])))
-        alone.append(float(np.median(run_step(backend, plan.step(operation, [members], size))[0])))
+        beside.append(float(np.median(time_step(backend, plan.step(operation, together, size)).seconds[place])))
+        alone.append(float(np.median(time_step(backend, plan.step(operation, [members], size)).seconds[0])))
     delta = max(_SMALLEST_DELTA, 3 * max(_sigma(alone), _sigma(beside)))
     ratio = float(np.median(alone) / np.median(beside))
     return Audit(

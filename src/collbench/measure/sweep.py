@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collbench.backends.protocol import Backend, Step, Timing
-from collbench.measure.audit import audit, distrusted, run_step
+from collbench.backends.protocol import Backend, Step, Timing, time_step
+from collbench.measure.audit import audit, distrusted
 from collbench.measure.plan import Plan
 from collbench.measure.stopping import stop_reason
 from collbench.model import Cell, Measurement, Run, Sample, StopReason
@@ -76,7 +76,10 @@ def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
         for together in plan.rounds(operation, rng):
             recent: list[float] = []
             for _ in range(_WARM_TRIES):
-                recent = [*recent[-2:], float(np.median(run_step(backend, plan.step(operation, together, size))))]
+                recent = [
+                    *recent[-2:],
+                    float(np.median(time_step(backend, plan.step(operation, together, size)).seconds)),
+                ]
                 if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
                     break
 
@@ -95,7 +98,7 @@ def _visit(
             cells = [Cell(step.operation, members, step.size_bytes) for members in step.groups]
             if time.monotonic() > deadline and not any(owed[cell] > 0 for cell in cells):
                 continue
-            _record(results, run, step, _time(backend, step))
+            _record(results, run, step, time_step(backend, step))
             done += 1
             for cell in cells:
                 owed[cell] -= 1
@@ -105,10 +108,6 @@ def _visit(
         wanted = {cell for cell in wanted if owed[cell] > 0 or not (late or stop_reason(results[cell]))}
     for found in results.values():
         found.stop = stop_reason(found) or StopReason.BUDGET
-
-
-def _time(backend: Backend, step: Step) -> Timing:
-    return backend.time_copies(step) if step.operation.is_copy else backend.time_collective(step)
 
 
 def _record(results: dict[Cell, Measurement], run: Run, step: Step, timing: Timing) -> None:
