@@ -1,7 +1,8 @@
-"""Ctrl-C at any moment: one line that says what is saved, and exit status 130."""
+"""Ctrl-C or SIGTERM at any moment: one line that says what is saved, and exit status 130 or 143."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
     shown = program("show", "run.json")
     assert (shown.status, shown.err) == (0, "")
     assert "(interrupted)" in shown.out
+
+
+def test_a_scheduler_that_ends_the_job_leaves_what_was_measured(fakes: Fakes, tmp_path: Path) -> None:
+    launches = len(on_gpus(fakes, tmp_path, WORDS).lines("cuGraphLaunch"))
+    interrupt = f"cuGraphLaunch={launches * 3 // 4}"
+    done = on_gpus(fakes, tmp_path, WORDS, interrupt=interrupt, signal=int(signal.SIGTERM))
+    assert done.code == 143
+    assert one_line(done.stderr).startswith("interrupted: ")
+    assert not runfile.load(tmp_path / "run.json").complete
 
 
 def test_in_the_probe_of_train_nothing_is_started(fakes: Fakes, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
 //   FAKE_NVLINKS=18 (to a switch)   FAKE_DIRECT=0 (NVLinks of a pair, without a switch)   FAKE_ANCESTOR=30 (by pair)
 //   FAKE_PROCESS=0 (pid of a process that holds what is not free, by GPU)   FAKE_NCCL_STATE=0 (async error, by rank)
 //   FAKE_FAIL=function:code:nth,…   FAKE_HANG=operation (its name)   FAKE_GATE_EXPIRES=1   FAKE_LOG=file
-//   FAKE_INTERRUPT=function=nth (that call sends SIGINT)
+//   FAKE_INTERRUPT=function=nth (that call sends FAKE_SIGNAL=2, SIGINT)
 //   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to   FAKE_LOSE_COPY=nth
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank
 // A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.

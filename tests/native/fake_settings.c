@@ -83,7 +83,8 @@ void write_uuid(int gpu, char* text, size_t length) {
 static void interrupt(const char* function) {
   static int calls;
   const char* nth = entry(text_setting("FAKE_INTERRUPT", ""), function);
-  if (nth != NULL && __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) == atoi(nth)) kill(getpid(), SIGINT);
+  if (nth != NULL && __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) == atoi(nth))
+    kill(getpid(), atoi(text_setting("FAKE_SIGNAL", "2")));
 }
 
 int injected(const char* function) {

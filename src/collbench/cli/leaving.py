@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -20,12 +23,28 @@ class Interrupted(CollbenchError):
     exit_code = 130  # 128 + SIGINT, as shells have it
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as schedulers send it. It ends a measurement as Ctrl-C does; the status tells them apart."""
+
+    exit_code = 143  # 128 + SIGTERM
+
+
+def heed_sigterm() -> None:
+    """Let SIGTERM save what was measured. The job that `train` becomes does not inherit this."""
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def failed(error: CollbenchError | KeyboardInterrupt) -> int:
     """Print the error's line, and return its status."""
     told = error if isinstance(error, CollbenchError) else Interrupted("interrupted before anything was measured")
     if isinstance(told, Interrupted) and sys.stderr.isatty():
         click.echo(err=True)  # the terminal has just shown "^C"
-    return _say(str(told), told.exit_code)
+    terminated = next((cause for cause in (error, error.__cause__) if isinstance(cause, Terminated)), None)
+    return _say(str(told), (terminated or told).exit_code)
 
 
 def misused(error: click.UsageError) -> int:

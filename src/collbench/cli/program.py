@@ -45,6 +45,7 @@ def run() -> int:
     """Run the program on sys.argv; return its exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
+    leaving.heed_sigterm()
     try:
         # Not cli.main(): it would end a closed pipe with status 1 and Ctrl-C with an empty line.
         with cli.make_context("collbench", sys.argv[1:]) as context:
