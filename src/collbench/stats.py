@@ -16,6 +16,8 @@ from collbench.units import algbw, busbw_factor
 
 # Fewer values have no 95 % order-statistic interval of the median: 2 · 0.5^6 = 3.1 % is the first below 5 %.
 FEWEST_BLOCKS = 6
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_SMALLEST_DELTA = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,25 @@ def half_width(values: Sequence[float]) -> float:
     if interval is None:
         return math.inf
     return (interval[1] - interval[0]) / 2 / float(np.median(values))
+
+
+def deviations(logs: Sequence[float]) -> list[float]:
+    """Return how far each visit's log time or bandwidth lies from their median, widened for few visits.
+
+    The factor is √(R/(R−1)) for R visits, at least two. The deviations of several cells may be pooled.
+    """
+    widen = math.sqrt(len(logs) / (len(logs) - 1))
+    return [abs(value - float(np.median(logs))) * widen for value in logs]
+
+
+def sigma(pooled: Sequence[float]) -> float:
+    """Return σ̂ of one visit from deviations: 1.4826 · MAD (METHOD.md §4)."""
+    return _MAD_TO_SIGMA * float(np.median(pooled))
+
+
+def tie_threshold(noise: float) -> float:
+    """Return δ = max(2 %, 3σ̂): a smaller difference is not told from noise, or changes nobody's decision."""
+    return max(_SMALLEST_DELTA, 3 * noise)
 
 
 def block_seconds(measurement: Measurement) -> list[float]:

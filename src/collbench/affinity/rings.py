@@ -18,8 +18,7 @@ def bottleneck_ring(members: Sequence[int], rate: Rate) -> float:
     if len(members) == 2:
         return rate(*members)
     rates = {(a, b): rate(a, b) for a in members for b in members if a != b}
-    # Every member needs two edges, so no ring beats the worst member's second-best edge.
-    bound = min(sorted((rates[a, b] for b in members if b != a), reverse=True)[1] for a in members)
+    bound = ring_bound(members, rate)
     thresholds = sorted({value for value in rates.values() if value <= bound}, reverse=True)
     # The complete graph has a ring, so the lowest threshold always does; what has one keeps it below.
     place = bisect_left(thresholds, True, key=lambda limit: _has_ring(members, {e for e in rates if rates[e] >= limit}))
@@ -27,7 +26,7 @@ def bottleneck_ring(members: Sequence[int], rate: Rate) -> float:
 
 
 def ring_bound(members: Sequence[int], rate: Rate) -> float:
-    """Return a cheap upper bound of bottleneck_ring, for pruning."""
+    """Return a cheap upper bound of bottleneck_ring: every member needs two edges, so its second-best one limits it."""
     if len(members) == 2:
         return rate(*members)
     return min(sorted((rate(a, b) for b in members if b != a), reverse=True)[1] for a in members)

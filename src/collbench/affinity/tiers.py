@@ -12,11 +12,8 @@ import numpy as np
 
 from collbench.affinity.normal import median_deviation, range_quantile
 from collbench.model import Measurement, Operation, Run
-from collbench.stats import summarize
+from collbench.stats import deviations, sigma, summarize, tie_threshold
 
-# METHOD.md §4: differences below 2 % do not change what a user should do.
-_SMALLEST_DELTA = 0.02
-_MAD_TO_SIGMA = 1.4826
 _FEWEST_VISITS_FOR_TIERS = 3
 _Z_90_PERCENT = 1.645
 
@@ -93,7 +90,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | Non
     logs = {pair: _log_visits(measurement) for pair, measurement in found.items()}
     sigmas = _pooled_sigma(logs, {pair: labels.get(pair, "?") for pair in logs})
     ordered = sorted(logs, key=lambda pair: (-_middle(logs[pair]), pair))
-    delta = max(_SMALLEST_DELTA, 3 * max(sigmas.values()))
+    delta = tie_threshold(max(sigmas.values()))
     tiers = _tiers(ordered, logs, sigmas, delta)
     standings = tuple(
         Standing(
@@ -134,14 +131,13 @@ def _middle(logs: Sequence[float]) -> float:
 def _pooled_sigma(
     logs: dict[tuple[int, int], list[float]], labels: dict[tuple[int, int], str]
 ) -> dict[tuple[int, int], float]:
-    """Return σ̂ of one visit's log bandwidth, pooled over the pairs of a label: 1.4826 · MAD · √(R/(R−1))."""
+    """Return σ̂ of one visit's log bandwidth, pooled over the pairs of a label."""
     pools: dict[str, list[float]] = defaultdict(list)
     for pair, values in logs.items():
         if len(values) > 1:
-            widen = math.sqrt(len(values) / (len(values) - 1))
-            pools[labels[pair]].extend(abs(value - _middle(values)) * widen for value in values)
-    sigma = {label: _MAD_TO_SIGMA * float(np.median(parts)) for label, parts in pools.items()}
-    return {pair: sigma.get(labels[pair], 0.0) for pair in logs}
+            pools[labels[pair]].extend(deviations(values))
+    pooled = {label: sigma(parts) for label, parts in pools.items()}
+    return {pair: pooled.get(labels[pair], 0.0) for pair in logs}
 
 
 def _tiers(
@@ -162,7 +158,7 @@ def _tiers(
     return tiers
 
 
-def _relation(best: list[float], other: list[float], sigma: float, delta: float, tier: int) -> Relation:
+def _relation(best: list[float], other: list[float], noise: float, delta: float, tier: int) -> Relation:
     """Compare with the best pair: different in a lower tier, tied where the 90 % interval of the difference fits ±δ."""
     if best is other:
         return Relation.TIED
@@ -170,6 +166,6 @@ def _relation(best: list[float], other: list[float], sigma: float, delta: float,
         return Relation.DIFFERENT  # by the simultaneous 95 % interval: that is what opens a tier
     if min(len(best), len(other)) < _FEWEST_VISITS_FOR_TIERS:
         return Relation.UNDECIDED  # a single visit shows no noise, so everything would look certain
-    error = _Z_90_PERCENT * sigma * math.hypot(median_deviation(len(best)), median_deviation(len(other)))
+    error = _Z_90_PERCENT * noise * math.hypot(median_deviation(len(best)), median_deviation(len(other)))
     tied = abs(_middle(best) - _middle(other)) + error <= delta
     return Relation.TIED if tied else Relation.UNDECIDED

@@ -87,7 +87,7 @@ def train(arguments: TrainArguments) -> None:
         chosen, why, source = _chosen(arguments, backend, present, max_age)
     changes = environment.for_devices(chosen, os.environ, backend=backend)
     command = torchrun.command(arguments, chosen, os.environ, backend=backend, python=sys.executable)
-    say(reason.choice(chosen, why, source, backend=backend).removeprefix("collbench: "))
+    click.echo(reason.choice(chosen, why, source, backend=backend), err=True)
     if arguments.dry_run:
         click.echo(reason.shell_line(changes, command))
         return

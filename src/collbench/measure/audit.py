@@ -11,16 +11,13 @@ import numpy as np
 from collbench.backends.protocol import Backend, time_step
 from collbench.measure.plan import Members, Plan
 from collbench.model import Audit, Operation, Path
+from collbench.stats import deviations, sigma, tie_threshold
 from collbench.units import algbw
 
 _VISITS = 3
 _PAIRS_A_LABEL = 2
 # Large enough that a shared wire would show; larger sizes only take longer.
 _LARGEST = 64 * 2**20
-# METHOD.md §4: δ = max(2 %, 3σ̂).
-_SMALLEST_DELTA = 0.02
-# 1.4826 · MAD estimates a normal σ; √(R/(R−1)) corrects for few values.
-_MAD_TO_SIGMA = 1.4826
 
 
 def audit(backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random) -> list[Audit]:
@@ -66,7 +63,7 @@ def _compare(
     for _ in range(_VISITS):  # in turn, so that a drift of the clocks meets both alike
         beside.append(float(np.median(time_step(backend, plan.step(operation, together, size)).seconds[place])))
         alone.append(float(np.median(time_step(backend, plan.step(operation, [members], size)).seconds[0])))
-    delta = max(_SMALLEST_DELTA, 3 * max(_sigma(alone), _sigma(beside)))
+    delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (alone, beside)))
     ratio = float(np.median(alone) / np.median(beside))
     return Audit(
         operation=operation,
@@ -78,9 +75,3 @@ def _compare(
         delta=delta,
         trusted=abs(1 - ratio) <= delta,
     )
-
-
-def _sigma(seconds: list[float]) -> float:
-    logs = np.log(seconds)
-    mad = float(np.median(np.abs(logs - np.median(logs))))
-    return _MAD_TO_SIGMA * mad * float(np.sqrt(len(logs) / (len(logs) - 1)))
