@@ -68,7 +68,7 @@ def fatbin_graph(nvcc: Path, output: Path) -> str:
     return f"""
 rule fatbin
   command = {shlex.quote(str(nvcc))} {flags} $in -o $out
-build {output}: fatbin {KERNELS}
+build {output}: fatbin {KERNELS} | {" ".join(map(str, sorted(KERNELS.parent.glob("*.cuh"))))}
 """
 
 

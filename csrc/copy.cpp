@@ -1,123 +1,264 @@
 #include "copy.hpp"
 
-#include <stdexcept>
+#include <algorithm>
+#include <optional>
 
+#include "crew.hpp"
 #include "gate.hpp"
+#include "host_memory.hpp"
+#include "routes.hpp"
 
 namespace collbench {
 namespace {
 
-constexpr int kQueueDepth = 31;  // messages, behind the waking copy
 constexpr std::uint64_t kWakingBytes = 16;
+// A block of up to so many bytes is queued while the one before it runs; it then waits behind its gate for the slowest
+// group, at 3 GB/s (staged over PCIe gen 3) 0.07 s of the gate's 4 s. Larger ones would gain nothing.
+// Staged copies above it start without a gate, for the driver might wait for the device while they are queued: the
+// sample p2pBandwidthLatencyTest has 5 × 40 MB behind one [4 × H200], more nobody tried.
+constexpr std::uint64_t kSmallBlock = 200'000'000;
+// A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a block's messages in a
+// loop, as nvbandwidth does: 64 MiB are read at 365 GB/s by loops over 2 (361 by 2 launches), at 374.6 over 16 [4 ×
+// H200]. Of smaller messages the latency is what is measured.
+constexpr std::uint64_t kLooped = 16 << 20;
 
-Gpu& issuer(Gpus& gpus, const CopyRound& round, const Link& link) {
-  return gpus[round.pull ? link.second : link.first];
+CUdeviceptr to_device(Report* report) { return reinterpret_cast<CUdeviceptr>(report); }
+
+// Times the blocks of one round. A block goes through queue, open, collect; the next one is queued before the last is
+// collected, so that the host's calls cost no time of their own.
+class CopyTimer {
+ public:
+  CopyTimer(Gpus& gpus, const CopyRound& round)
+      : gpus_(gpus),
+        round_(round),
+        scopes_(plan_routes(gpus, round)),
+        ways_(most_ways(scopes_)),
+        limit_(uses_host(round) ? host_bytes(gpus) : gpus.buffer_bytes()),
+        seconds_(round.groups.size()) {
+    for (const Scope& scope : scopes_) threads_.push_back(gpus.position(*scope.routes.front().issuer));
+  }
+
+  std::vector<std::vector<double>> run() {
+    try {
+      run_blocks();
+    } catch (const HangError&) {
+      throw;  // waiting again would take as long
+    } catch (...) {
+      settle();
+      throw;
+    }
+    return std::move(seconds_);
+  }
+
+ private:
+  struct Block {
+    bool timed;
+    std::size_t turn;
+    Slots slots;
+  };
+
+  std::uint64_t block_bytes() const { return round_.bytes * static_cast<std::uint64_t>(round_.iterations) * ways_; }
+  void run_blocks();
+  void queue(const Block& block, Gate& gate);
+  void queue(const Scope& scope, const Block& block, Gate& gate);
+  void queue_poison(const Gpu& keeper, const Scope& scope, const Block& block);
+  void queue_copies(const Route& route, const Block& block, Gate& gate);
+  void queue_verify(const Gpu& keeper, const Scope& scope, const Block& block);
+  void copy_all(const Route& route, const Slots& slots);
+  void copy(const Route& route, std::uint64_t offset, std::uint64_t bytes);
+  void launch_copy(const Route& route, const Slots& slots, std::uint32_t messages);
+  template <class Work>
+  void on(const Gpu& gpu, const Work& work);
+  void collect(std::optional<Block>& running);
+  void check_data(const Block& block);
+  void note_times(const Block& block);
+  void settle() noexcept;
+
+  Gpus& gpus_;
+  const CopyRound& round_;
+  std::vector<Scope> scopes_;
+  std::vector<int> threads_;  // of the crew, by scope: no GPU is in two of them
+  unsigned ways_;
+  std::size_t limit_;
+  std::vector<std::vector<double>> seconds_;
+};
+
+void CopyTimer::run_blocks() {
+  // This thread asks about events, perhaps without having queued any: such calls may want a context.
+  if (!scopes_.empty()) scopes_.front().keepers.front()->context.make_current();
+  std::optional<Block> running;
+  for (int i = -round_.warmup; i < round_.blocks; ++i) {
+    if (block_bytes() > kSmallBlock) collect(running);
+    const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, ways_, limit_);
+    const Block block{i >= 0, static_cast<std::size_t>(i + round_.warmup) % kTurns, slots};
+    Gate gate(gpus_);
+    queue(block, gate);
+    collect(running);
+    for (const Scope& scope : scopes_)  // or one transfer would start while another's memory is still poisoned
+      for (const Gpu* keeper : scope.keepers) gpus_.wait(*keeper, keeper->poisoned[block.turn], round_.deadline);
+    gate.open();
+    running = block;
+  }
+  collect(running);
 }
 
-void issue(Gpus& gpus, const CopyRound& round, const Link& link, std::uint64_t offset, std::uint64_t bytes) {
-  Gpu& from = gpus[link.first];
-  Gpu& to = gpus[link.second];
-  Gpu& by = issuer(gpus, round, link);
-  CUdeviceptr source = from.source.get() + offset, target = to.target.get() + offset;
-  if (round.engine == Engine::copy_engine) {
-    CUDA_CHECK(cuMemcpyPeerAsync, target, to.context.get(), source, from.context.get(), bytes, by.stream.get());
-    return;
-  }
-  void* arguments[] = {&target, &source, &bytes};
-  gpus.launch(by, Kernel::copy, gpus.grid(by, Kernel::copy, bytes / 16), 1, arguments);
+// One scope a thread: 18 driver calls a link, one link after another, took longer than a small block's copies (two
+// blocks on two links 140 to 250 us [4 × H200]). A scope alone is queued here, without a hand-over.
+void CopyTimer::queue(const Block& block, Gate& gate) {
+  if (scopes_.size() == 1) return queue(scopes_.front(), block, gate);
+  gpus_.crew().run(threads_, [&](std::size_t i) { queue(scopes_[i], block, gate); });
+}
+
+void CopyTimer::queue(const Scope& scope, const Block& block, Gate& gate) {
+  for (const Gpu* keeper : scope.keepers) on(*keeper, [&] { queue_poison(*keeper, scope, block); });
+  for (const Route& route : scope.routes) on(*route.issuer, [&] { queue_copies(route, block, gate); });
+  for (const Gpu* keeper : scope.keepers) on(*keeper, [&] { queue_verify(*keeper, scope, block); });
+}
+
+// Does it with the GPU's context current. Errors name the GPU.
+template <class Work>
+void CopyTimer::on(const Gpu& gpu, const Work& work) try {
+  gpu.context.make_current();
+  work();
+} catch (DeviceError& error) {
+  error.position = gpus_.position(gpu);
+  throw;
 }
 
 // Makes every byte that the block will write wrong.
-void poison(Gpus& gpus, const Link& link, const Slots& slots) {
-  Gpu& to = gpus[link.second];
-  CUdeviceptr target = to.target.get();
-  std::uint64_t base = slots.base, stride = slots.stride, bytes = slots.bytes, seed = gpus[link.first].seed;
-  std::uint32_t invert = 1;
-  void* arguments[] = {&target, &base, &stride, &bytes, &seed, &invert};
-  gpus.launch(to, Kernel::fill, gpus.grid(to, Kernel::fill, bytes / 8), slots.count, arguments);
+void CopyTimer::queue_poison(const Gpu& keeper, const Scope& scope, const Block& block) {
+  for (const Route& route : scope.routes) {
+    if (route.keeper != &keeper) continue;
+    Slots slots = block.slots.way(route.way);
+    CUdeviceptr target = route.target.buffer;
+    std::uint64_t seed = route.seed;
+    std::uint32_t invert = 1;
+    void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &invert};
+    Gpus::launch_on(keeper, keeper.stream.get(), Kernel::fill, gpus_.grid(keeper, Kernel::fill, slots.bytes / 8),
+                    slots.count, arguments);
+  }
+  CUDA_CHECK(cuEventRecord, keeper.poisoned[block.turn].get(), keeper.stream.get());
 }
 
-void queue_verify(Gpus& gpus, const Link& link, const Slots& slots) {
-  Gpu& to = gpus[link.second];
-  CUdeviceptr target = to.target.get();
-  Report* report = to.clear_report();
-  std::uint64_t base = slots.base, stride = slots.stride, bytes = slots.bytes, seed = gpus[link.first].seed;
-  void* arguments[] = {&target, &base, &stride, &bytes, &seed, &report};
-  gpus.launch(to, Kernel::verify, gpus.grid(to, Kernel::verify, bytes / 8), slots.count, arguments);
+void CopyTimer::queue_copies(const Route& route, const Block& block, Gate& gate) {
+  const Lane& lane = *route.lane;
+  if (lane.stream != route.keeper->stream.get())
+    CUDA_CHECK(cuStreamWaitEvent, lane.stream, route.keeper->poisoned[block.turn].get(), 0u);
+  if (route.staged) {
+    // Before the gate: on its first staged copy the driver makes buffers, for which it may wait for the device.
+    copy(route, gpus_.spare_offset(limit_), kWakingBytes);
+    if (block_bytes() > kSmallBlock) gate.open();
+  }
+  gate.hold(*route.issuer, lane.stream);
+  // An engine's first copy starts some 7 us late [4 × H200]: let that be one that nobody times.
+  if (!route.staged) copy(route, gpus_.spare_offset(limit_), kWakingBytes);
+  CUDA_CHECK(cuEventRecord, lane.start[block.turn].get(), lane.stream);
+  copy_all(route, block.slots.way(route.way));
+  CUDA_CHECK(cuEventRecord, lane.end[block.turn].get(), lane.stream);
 }
 
-// Throws DataError where the block's data is wrong.
-void finish_verify(Gpus& gpus, const Link& link, const Slots& slots, int group) {
-  Gpu& to = gpus[link.second];
-  gpus.wait(to, kDeadlineSeconds);
-  const Report found = to.read_report();
-  if (found.wrong == 0) return;
-  queue_verify(gpus, link, {found.first, slots.stride, 1, 1});  // that byte alone: expected and found belong to it
-  gpus.wait(to, kDeadlineSeconds);
-  const Report byte = to.read_report();
-  throw DataError(group, 1, (found.first - slots.base) % slots.stride, found.wrong, byte.expected, byte.found);
+void CopyTimer::copy_all(const Route& route, const Slots& slots) {
+  if (round_.engine == Engine::multiprocessors && slots.bytes >= kLooped)
+    return launch_copy(route, slots, static_cast<std::uint32_t>(round_.iterations));
+  for (int i = 0; i < round_.iterations; ++i) copy(route, slots.offset(i), slots.bytes);
 }
 
-void wait_all(Gpus& gpus, const CopyRound& round) {
-  for (const Link& link : round.links) {
-    gpus.wait(gpus[link.first], kDeadlineSeconds);
-    gpus.wait(gpus[link.second], kDeadlineSeconds);
+void CopyTimer::copy(const Route& route, std::uint64_t offset, std::uint64_t bytes) {
+  if (round_.engine == Engine::multiprocessors) return launch_copy(route, {offset, 0, bytes, 1}, 1);
+  const CUstream stream = route.lane->stream;
+  const CUdeviceptr source = route.source.buffer + offset, target = route.target.buffer + offset;
+  if (route.source.context == nullptr) {
+    CUDA_CHECK(cuMemcpyHtoDAsync_v2, target, reinterpret_cast<const void*>(source), bytes, stream);
+  } else if (route.target.context == nullptr) {
+    CUDA_CHECK(cuMemcpyDtoHAsync_v2, reinterpret_cast<void*>(target), source, bytes, stream);
+  } else {
+    CUDA_CHECK(cuMemcpyPeerAsync, target, route.target.context, source, route.source.context, bytes, stream);
   }
 }
 
-// Times one block on every link; returns seconds per message, by link.
-std::vector<double> time_block(Gpus& gpus, const CopyRound& round, const Slots& slots) {
-  Gate gate(gpus);
-  for (const Link& link : round.links) {
-    Gpu& by = issuer(gpus, round, link);
-    gate.hold(by);
-    // An engine's first copy starts some 7 us late [4 × H200]: let that be one that nobody times.
-    issue(gpus, round, link, gpus.spare_offset(), kWakingBytes);
-    by.context.make_current();
-    CUDA_CHECK(cuEventRecord, by.start.get(), by.stream.get());
-    for (int i = 0; i < round.iterations; ++i) issue(gpus, round, link, slots.offset(i), round.bytes);
-    by.context.make_current();
-    CUDA_CHECK(cuEventRecord, by.end.get(), by.stream.get());
-  }
-  gate.open();
-  wait_all(gpus, round);
-  gate.check();
-  std::vector<double> seconds;
-  for (const Link& link : round.links) {
-    const Gpu& by = issuer(gpus, round, link);
-    seconds.push_back(elapsed_seconds(by.start, by.end) / round.iterations);
-  }
-  return seconds;
+void CopyTimer::launch_copy(const Route& route, const Slots& slots, std::uint32_t messages) {
+  const unsigned blocks =
+      std::max(1u, gpus_.grid(*route.issuer, Kernel::copy, slots.bytes / 16) / static_cast<unsigned>(route.sharing));
+  CUdeviceptr source = route.source.buffer + slots.base, target = route.target.buffer + slots.base;
+  std::uint64_t bytes = slots.bytes, stride = slots.stride;
+  std::uint32_t count = slots.count;
+  void* arguments[] = {&target, &source, &bytes, &stride, &count, &messages};
+  Gpus::launch_on(*route.issuer, route.lane->stream, Kernel::copy, blocks, 1, arguments);
 }
 
-void check(const Gpus& gpus, const CopyRound& round) {
-  std::vector<bool> busy(gpus.size(), false);
-  for (const Link& link : round.links)
-    for (const int member : {link.first, link.second}) {
-      if (busy.at(static_cast<std::size_t>(member))) throw std::invalid_argument("links of a round share a GPU");
-      busy[static_cast<std::size_t>(member)] = true;
+// Behind all copies of the scope: what verifies early would slow down what is still timed.
+void CopyTimer::queue_verify(const Gpu& keeper, const Scope& scope, const Block& block) {
+  const CUstream stream = keeper.stream.get();
+  for (const Route& route : scope.routes)
+    if (route.lane->stream != stream) CUDA_CHECK(cuStreamWaitEvent, stream, route.lane->end[block.turn].get(), 0u);
+  for (const Route& route : scope.routes) {
+    if (route.keeper != &keeper) continue;
+    Slots slots = block.slots.way(route.way);
+    CUdeviceptr target = route.target.buffer, report = to_device(route.lane->report(block.turn));
+    std::uint64_t seed = route.seed;
+    *route.lane->report(block.turn) = Report{0, ~0ull, 0, 0};
+    void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &report};
+    Gpus::launch_on(keeper, stream, Kernel::verify, gpus_.grid(keeper, Kernel::verify, slots.bytes / 8), slots.count,
+                    arguments);
+  }
+  CUDA_CHECK(cuEventRecord, keeper.verified[block.turn].get(), stream);
+}
+
+// Waits for the block that runs, if one does, checks its data and keeps its times.
+void CopyTimer::collect(std::optional<Block>& running) {
+  if (!running) return;
+  const Block block = *running;
+  running.reset();
+  for (const Scope& scope : scopes_) {
+    for (const Route& route : scope.routes)  // so that an issuer's failure is told as its own
+      gpus_.wait(*route.issuer, route.lane->end[block.turn], round_.deadline);
+    for (const Gpu* keeper : scope.keepers) gpus_.wait(*keeper, keeper->verified[block.turn], round_.deadline);
+  }
+  Gate::check(gpus_);
+  check_data(block);
+  if (block.timed) note_times(block);
+}
+
+void CopyTimer::check_data(const Block& block) {
+  for (const Scope& scope : scopes_)
+    for (const Route& route : scope.routes) {
+      const Report found = *route.lane->report(block.turn);
+      if (found.wrong == 0) continue;
+      // Packed by kernels.cu's verify: offset in the buffer, expected byte, found byte.
+      const std::uint64_t offset = (found.first >> 16) - block.slots.way(route.way).base;
+      throw DataError(route.group, route.index, offset % block.slots.stride, found.wrong,
+                      static_cast<double>(found.first >> 8 & 0xff), static_cast<double>(found.first & 0xff));
     }
-  if (round.iterations < 1 || round.iterations > kQueueDepth)
-    throw std::invalid_argument("a block holds 1 to 31 messages");
+}
+
+void CopyTimer::note_times(const Block& block) {
+  std::vector<double> slowest(seconds_.size(), 0);
+  for (const Scope& scope : scopes_)
+    for (const Route& route : scope.routes) {
+      double& group = slowest[static_cast<std::size_t>(route.group)];
+      group = std::max(group, elapsed_seconds(route.lane->start[block.turn], route.lane->end[block.turn]));
+    }
+  for (std::size_t group = 0; group < seconds_.size(); ++group)
+    seconds_[group].push_back(slowest[group] / round_.iterations);
+}
+
+// After a failure: what is still queued must not write into a later round.
+void CopyTimer::settle() noexcept {
+  try {
+    for (const Scope& scope : scopes_)
+      for (const Route& route : scope.routes) {
+        gpus_.wait(*route.issuer, route.lane->stream, round_.deadline);
+        gpus_.wait(*route.keeper, round_.deadline);
+      }
+  } catch (const DeviceError&) {
+    // A GPU that fails here runs nothing any more. The first failure is the one to tell.
+  }
 }
 
 }  // namespace
 
 std::vector<std::vector<double>> time_copies(Gpus& gpus, const CopyRound& round) {
-  check(gpus, round);
-  std::vector<std::vector<double>> seconds(round.links.size());
-  for (int block = -round.warmup; block < round.blocks; ++block) {
-    const Slots slots = gpus.next_slots(round.bytes, round.iterations, round.shift);
-    for (const Link& link : round.links) poison(gpus, link, slots);
-    wait_all(gpus, round);
-    const std::vector<double> times = time_block(gpus, round, slots);
-    for (const Link& link : round.links) queue_verify(gpus, link, slots);
-    for (std::size_t i = 0; i < round.links.size(); ++i) {
-      finish_verify(gpus, round.links[i], slots, static_cast<int>(i));
-      if (block >= 0) seconds[i].push_back(times[i]);
-    }
-  }
-  return seconds;
+  return CopyTimer(gpus, round).run();
 }
 
 }  // namespace collbench

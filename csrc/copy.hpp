@@ -1,4 +1,4 @@
-// Times one round of copies: disjoint directed links, all at once.
+// Times one round of copies: disjoint groups of transfers, all at once.
 #pragma once
 
 #include <utility>
@@ -10,22 +10,26 @@ namespace collbench {
 
 enum class Engine { copy_engine, multiprocessors };
 
-// Positions in Gpus.
+// Source and destination: positions in Gpus, or kHostPosition for host memory.
 using Link = std::pair<int, int>;
+// Transfers that run at the same time and may share GPUs: both ways, one to all, all to one.
+using Transfers = std::vector<Link>;
 
 struct CopyRound {
-  std::vector<Link> links;
+  std::vector<Transfers> groups;  // no GPU is in two of them
   Engine engine;
-  bool pull;            // true: the destination reads; false: the source writes
+  bool pull;            // true: the destination reads; false: the source writes; host memory does neither
   std::size_t bytes;    // one message
   std::uint64_t shift;  // bytes by which source and destination miss their natural alignment
-  int iterations;       // messages in a block, at most 31 (the gated queue is kept shallow)
+  int iterations;       // messages of each transfer in a block, at most 30 (the gated queue is kept shallow)
   int blocks;
-  int warmup;  // blocks before the timed ones
+  int warmup;       // blocks before the timed ones
+  double deadline;  // seconds, the longest wait for a block
 };
 
-// Returns seconds per message, [link][block]. Every byte of every block is checked on the GPU, outside the timed
-// region. Throws DataError, CudaError, HangError.
+// Returns seconds per message of each group's slowest transfer, [group][block]. Every byte of every block is checked on
+// the GPU, outside the timed region. Throws DataError, CudaError, HangError; std::invalid_argument for a round that
+// cannot be timed. Copies between GPUs without peer access are staged in host memory by the driver.
 std::vector<std::vector<double>> time_copies(Gpus& gpus, const CopyRound& round);
 
 }  // namespace collbench

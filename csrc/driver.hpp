@@ -26,18 +26,18 @@ struct CUuuid {
 };
 
 constexpr CUresult kCudaSuccess = 0;
-constexpr CUresult kCudaOutOfMemory = 2;
 constexpr CUresult kCudaNotReady = 600;
 constexpr CUresult kCudaPeerAccessAlreadyEnabled = 704;
 constexpr unsigned kStreamNonBlocking = 1;         // CU_STREAM_NON_BLOCKING
+constexpr unsigned kEventDisableTiming = 2;        // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kHostAllocPortableMapped = 3;   // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 constexpr int kCaptureThreadLocal = 1;             // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 constexpr int kAttributeMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kAttributeMulticastSupported = 132;  // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 
 // name of the exported symbol, result-returning signature. A _v2 is what cuda.h maps the plain name to.
 #define COLLBENCH_DRIVER_FUNCTIONS(X)                                                                             \
   X(cuInit, (unsigned))                                                                                           \
-  X(cuDriverGetVersion, (int*))                                                                                   \
   X(cuGetErrorName, (CUresult, const char**))                                                                     \
   X(cuGetErrorString, (CUresult, const char**))                                                                   \
   X(cuDeviceGetCount, (int*))                                                                                     \
@@ -59,12 +59,16 @@ constexpr int kAttributeMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIP
   X(cuMemFreeHost, (void*))                                                                                       \
   X(cuMemsetD8Async, (CUdeviceptr, unsigned char, std::size_t, CUstream))                                         \
   X(cuMemcpyPeerAsync, (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream))                   \
+  X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, std::size_t, CUstream))                                      \
+  X(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, std::size_t, CUstream))                                            \
   X(cuStreamCreate, (CUstream*, unsigned))                                                                        \
   X(cuStreamDestroy_v2, (CUstream))                                                                               \
   X(cuStreamQuery, (CUstream))                                                                                    \
+  X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                                             \
   X(cuEventCreate, (CUevent*, unsigned))                                                                          \
   X(cuEventDestroy_v2, (CUevent))                                                                                 \
   X(cuEventRecord, (CUevent, CUstream))                                                                           \
+  X(cuEventQuery, (CUevent))                                                                                      \
   X(cuEventElapsedTime, (float*, CUevent, CUevent))                                                               \
   X(cuModuleLoadData, (CUmodule*, const void*))                                                                   \
   X(cuModuleUnload, (CUmodule))                                                                                   \

@@ -16,17 +16,23 @@ class Gate {
 
   // Queues the gate on the GPU's stream: what is queued after it waits.
   void hold(Gpu& gpu) {
+    gpu.context.make_current();
+    hold(gpu, gpu.stream.get());
+  }
+  // The same on any stream of the GPU, whose context is current.
+  void hold(const Gpu& gpu, CUstream stream) {
     volatile std::uint32_t* latch = gpus_.latch();  // one address on host and device, by unified addressing
     volatile std::uint32_t* expired = latch + 1;
     std::uint64_t timeout = kTimeoutNanoseconds;
     void* arguments[] = {&latch, &ticket_, &timeout, &expired};
-    gpus_.launch(gpu, Kernel::gate, 1, 1, arguments);
+    Gpus::launch_on(gpu, stream, Kernel::gate, 1, 1, arguments);
   }
   void open() { gpus_.latch()[0] = ticket_; }
   // Throws HangError when a gate let go before it was opened: the block's time then contains launch time.
-  void check() {
-    if (gpus_.latch()[1] == 0) return;
-    gpus_.latch()[1] = 0;
+  void check() { check(gpus_); }
+  static void check(Gpus& gpus) {
+    if (gpus.latch()[1] == 0) return;
+    gpus.latch()[1] = 0;
     throw HangError("the work behind a gate took more than 4 s to queue: the driver waits for the device");
   }
 

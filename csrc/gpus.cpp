@@ -4,14 +4,18 @@
 #include <chrono>
 #include <cstdio>
 #include <future>
+#include <sstream>
 #include <stdexcept>
+
+#include "crew.hpp"
 
 namespace collbench {
 namespace {
 
-constexpr std::array<const char*, kKernels> kKernelNames = {"gate", "fill",          "verify",
-                                                            "copy", "fill_elements", "verify_elements"};
+constexpr std::array<const char*, kKernels> kKernelNames = {"gate",  "fill",  "verify",        "copy",
+                                                            "chain", "chase", "fill_elements", "verify_elements"};
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
+constexpr std::uint64_t kCopyBlocks = 16;         // see gpus.hpp, grid
 constexpr std::uint64_t kFullMultiprocessor = 4;  // blocks: 2048 threads
 constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
 constexpr std::uint64_t kSpare = 256;             // behind all slots, see spare_offset
@@ -60,6 +64,28 @@ void load_kernels(Gpu& gpu, const std::string& image) {
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
+HangError hang(const Gpu& gpu, double deadline_seconds) {
+  std::ostringstream text;
+  text << "GPU " << gpu.ordinal << " did not finish its work in " << deadline_seconds << " s";
+  return HangError(text.str());
+}
+
+// Asks again and again, because a call that waits could not be given up. Errors name the GPU.
+template <class Query>
+void poll(const Gpus& gpus, const Gpu& gpu, const char* call, double deadline_seconds, const Query& query) try {
+  const auto begin = std::chrono::steady_clock::now();
+  for (;;) {
+    const CUresult result = query();
+    if (result == kCudaSuccess) return;
+    if (result != kCudaNotReady) throw_cuda(result, call, __FILE__, __LINE__);
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    if (waited.count() > deadline_seconds) throw hang(gpu, deadline_seconds);
+  }
+} catch (DeviceError& error) {
+  error.position = gpus.position(gpu);
+  throw;
+}
+
 }  // namespace
 
 std::vector<GpuIdentity> list_gpus() {
@@ -77,6 +103,8 @@ Gpu::Gpu(int ordinal, PrimaryContext opened)
       start(make_event(context.get())),
       end(make_event(context.get())),
       report(make_pinned(context.get(), sizeof(Report))),
+      poisoned(make_events(context.get(), kEventDisableTiming)),
+      verified(make_events(context.get(), kEventDisableTiming)),
       // Any distinct constants do: seeds only have to differ between GPUs.
       seed(0x636f6c6c62656e63ull * (static_cast<std::uint64_t>(ordinal) + 1)) {
   int count = 0;
@@ -84,7 +112,7 @@ Gpu::Gpu(int ordinal, PrimaryContext opened)
   multiprocessors = static_cast<unsigned>(count);
 }
 
-Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images) {
+Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers) {
   gpus_.reserve(ordinals.size());
   // All at once: a context takes 0.1 s.
   std::vector<std::future<PrimaryContext>> contexts;
@@ -94,8 +122,12 @@ Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& ima
   latch_ = make_pinned(gpus_.at(0).context.get(), 2 * sizeof(std::uint32_t));
   latch()[0] = latch()[1] = 0;
   load(images);
-  enable_peers();
+  peer_access_.assign(size(), std::vector<bool>(size(), false));
+  if (peers) enable_peers();
+  crew_ = std::make_unique<Crew>(*this);
 }
+
+Gpus::~Gpus() = default;  // here the crew is known
 
 void Gpus::load(const std::vector<std::string>& images) {
   std::string failures;
@@ -112,7 +144,6 @@ void Gpus::load(const std::vector<std::string>& images) {
 }
 
 void Gpus::enable_peers() {
-  peer_access_.assign(size(), std::vector<bool>(size(), false));
   for (std::size_t i = 0; i < size(); ++i) {
     for (std::size_t j = 0; j < size(); ++j) {
       int possible = 0;
@@ -127,6 +158,17 @@ void Gpus::enable_peers() {
   }
 }
 
+std::vector<bool> Gpus::multicast_supported() const {
+  std::vector<bool> all;
+  for (const Gpu& gpu : gpus_) {
+    int supported = 0;
+    const CUresult result =
+        driver().cuDeviceGetAttribute(&supported, kAttributeMulticastSupported, device_of(gpu.ordinal));
+    all.push_back(result == kCudaSuccess && supported != 0);  // drivers before 12.1 do not know the attribute
+  }
+  return all;
+}
+
 std::vector<std::size_t> Gpus::free_bytes() {
   std::vector<std::size_t> all;
   for (Gpu& gpu : gpus_) {
@@ -139,62 +181,69 @@ std::vector<std::size_t> Gpus::free_bytes() {
 }
 
 void Gpus::allocate(std::size_t bytes) {
-  const std::size_t rounded = round_up(bytes, kSlotAlignment) + kShiftRoom + kSpare;
+  const std::size_t rounded = buffer_for(bytes);
   // Captured chains hold the buffers' addresses, so these stay where they are.
   if (buffer_bytes_ != 0) throw std::logic_error("the buffers are allocated once a session");
   for (Gpu& gpu : gpus_) {
     gpu.source = make_memory(gpu.context.get(), rounded);
     gpu.send = make_memory(gpu.context.get(), rounded);
     gpu.target = make_memory(gpu.context.get(), rounded);
-    CUdeviceptr source = gpu.source.get();
-    std::uint64_t base = 0, stride = 0, length = rounded;
-    std::uint32_t invert = 0;
-    void* arguments[] = {&source, &base, &stride, &length, &gpu.seed, &invert};
-    launch(gpu, Kernel::fill, grid(gpu, Kernel::fill, rounded / 8), 1, arguments);
+    fill(gpu, gpu.source.get(), rounded, gpu.seed);
   }
-  for (Gpu& gpu : gpus_) wait(gpu, kDeadlineSeconds);
+  for (const Gpu& gpu : gpus_) wait(gpu, kSetupSeconds);
   buffer_bytes_ = rounded;
 }
 
-std::uint64_t Gpus::spare_offset() const { return buffer_bytes_ - kSpare; }
+std::size_t Gpus::buffer_for(std::size_t bytes) { return round_up(bytes, kSlotAlignment) + kShiftRoom + kSpare; }
 
-Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift) {
-  const std::uint64_t reserved = kShiftRoom + kSpare;
-  if (bytes == 0 || shift >= kShiftRoom || bytes + reserved > buffer_bytes_)
-    throw std::invalid_argument("message does not fit the buffers: allocate() more first");
-  const std::uint64_t room = buffer_bytes_ - reserved, stride = round_up(bytes, kSlotAlignment);
-  const std::uint64_t fitting = room / stride;
-  const auto count = static_cast<unsigned>(fitting < static_cast<unsigned>(iterations) ? fitting : iterations);
-  if (cursor_ + count * stride > room) cursor_ = 0;
+void Gpus::fill(Gpu& gpu, CUdeviceptr memory, std::uint64_t bytes, std::uint64_t seed) {
+  std::uint64_t base = 0, stride = 0;
+  std::uint32_t invert = 0;
+  void* arguments[] = {&memory, &base, &stride, &bytes, &seed, &invert};
+  launch(gpu, Kernel::fill, grid(gpu, Kernel::fill, bytes / 8), 1, arguments);
+}
+
+std::uint64_t Gpus::spare_offset(std::size_t limit) const { return std::min(buffer_bytes_, limit) - kSpare; }
+
+Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned ways, std::size_t limit) {
+  const std::uint64_t reserved = kShiftRoom + kSpare, whole = std::min(buffer_bytes_, limit);
+  const std::uint64_t stride = round_up(bytes, kSlotAlignment), room = whole < reserved ? 0 : whole - reserved;
+  const std::uint64_t fitting = bytes == 0 || shift >= kShiftRoom || bytes > room ? 0 : room / stride / ways;
+  if (fitting == 0)
+    throw std::invalid_argument((ways > 1 ? std::to_string(ways) + " messages at a time do" : "message does") +
+                                std::string(" not fit the buffers: allocate() more first"));
+  const auto count = static_cast<unsigned>(std::min<std::uint64_t>(fitting, static_cast<unsigned>(iterations)));
+  const std::uint64_t needed = count * stride * ways;
+  if (cursor_ + needed > room) cursor_ = 0;
   const Slots slots{cursor_ + shift, stride, bytes, count};
-  cursor_ += count * stride;
+  cursor_ += needed;
   return slots;
 }
 
 void Gpus::launch(Gpu& gpu, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) {
-  const unsigned threads = kernel == Kernel::gate ? 1 : kThreads;
   gpu.context.make_current();
+  launch_on(gpu, gpu.stream.get(), kernel, blocks, slots, arguments);
+}
+
+void Gpus::launch_on(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots,
+                     void** arguments) {
+  const unsigned threads = kernel == Kernel::gate || kernel == Kernel::chase ? 1 : kThreads;
   CUDA_CHECK(cuLaunchKernel, gpu.kernels[static_cast<std::size_t>(kernel)], blocks, slots, 1u, threads, 1u, 1u, 0u,
-             gpu.stream.get(), arguments, nullptr);
+             stream, arguments, nullptr);
 }
 
 unsigned Gpus::grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) const {
-  const std::uint64_t most = gpu.multiprocessors * (kernel == Kernel::copy ? 1 : kFullMultiprocessor);
+  const std::uint64_t most = gpu.multiprocessors * (kernel == Kernel::copy ? kCopyBlocks : kFullMultiprocessor);
   const std::uint64_t blocks = (work + kThreads - 1) / kThreads;
   return static_cast<unsigned>(std::clamp<std::uint64_t>(blocks, 1, most));
 }
 
-void Gpus::wait(Gpu& gpu, double deadline_seconds) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (;;) {
-    const CUresult result = driver().cuStreamQuery(gpu.stream.get());
-    if (result == kCudaSuccess) return;
-    if (result != kCudaNotReady) throw_cuda(result, "cuStreamQuery(stream)", __FILE__, __LINE__);
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-    if (waited.count() > deadline_seconds)
-      throw HangError("GPU " + std::to_string(gpu.ordinal) + " did not finish its work in " +
-                      std::to_string(static_cast<int>(deadline_seconds)) + " s");
-  }
+void Gpus::wait(const Gpu& gpu, CUstream stream, double deadline_seconds) const {
+  poll(*this, gpu, "cuStreamQuery(stream)", deadline_seconds, [&] { return driver().cuStreamQuery(stream); });
+}
+
+void Gpus::wait(const Gpu& gpu, const Event& event, double deadline_seconds) const {
+  poll(*this, gpu, "cuEventQuery(event)", deadline_seconds, [&] { return driver().cuEventQuery(event.get()); });
 }
 
 }  // namespace collbench

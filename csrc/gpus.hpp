@@ -3,10 +3,12 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "handles.hpp"
+#include "lanes.hpp"
 
 namespace collbench {
 
@@ -22,15 +24,14 @@ struct GpuIdentity {
 // Returns the visible GPUs in CUDA's order. Throws LibraryError without a driver.
 std::vector<GpuIdentity> list_gpus();
 
-enum class Kernel { gate, fill, verify, copy, fill_elements, verify_elements };
-constexpr std::size_t kKernels = 6;
+enum class Kernel { gate, fill, verify, copy, chain, chase, fill_elements, verify_elements };
+constexpr std::size_t kKernels = 8;
 
-// Mirrors kernels.cu's Report.
-struct Report {
-  std::uint64_t wrong;
-  std::uint64_t first;
-  double expected;
-  double found;
+// Pinned memory beside one GPU; host_memory.hpp and chase.hpp make it on first use.
+struct HostMemory {
+  PinnedMemory source;
+  PinnedMemory target;
+  PinnedMemory ring;
 };
 
 // One GPU's share of the session. `source` holds the copy pattern and never changes; `send` is refilled for each
@@ -52,6 +53,11 @@ struct Gpu {
   DeviceMemory send;
   DeviceMemory target;
   PinnedMemory report;
+  std::vector<Lane> lanes;  // made on demand, the first of them on `stream`
+  EventTurns poisoned;      // for all transfers that this GPU verifies together
+  EventTurns verified;
+  HostMemory host;
+  DeviceMemory ring;  // of the pointer chase, made on first use
   std::uint64_t seed;
 };
 
@@ -63,43 +69,70 @@ struct Slots {
   std::uint64_t bytes;
   unsigned count;
   std::uint64_t offset(int iteration) const { return base + stride * (static_cast<unsigned>(iteration) % count); }
+  // Of several messages at a time, which follow one another in memory: the slots of the one at `index`.
+  Slots way(unsigned index) const { return {base + stride * count * index, stride, bytes, count}; }
 };
+
+class Crew;
 
 class Gpus {
  public:
   // Opens the GPUs with CUDA's ordinals, in this order, with the first of `images` (fatbin or PTX) that loads
-  // everywhere, and enables peer access wherever the driver allows it.
-  Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images);
+  // everywhere. With `peers`, enables peer access wherever the driver allows it. Without, copies between GPUs go
+  // through host memory: then in a process of its own, for peer access belongs to the context that torch and NCCL
+  // share, and cuCtxDisablePeerAccess would unmap buffers that live NCCL communicators address.
+  Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers = true);
+  ~Gpus();
 
   std::size_t size() const { return gpus_.size(); }
   Gpu& operator[](int position) { return gpus_.at(static_cast<std::size_t>(position)); }
+  int position(const Gpu& gpu) const { return static_cast<int>(&gpu - gpus_.data()); }
   // Free device memory in bytes, per GPU.
   std::vector<std::size_t> free_bytes();
   // Gives each GPU its three buffers of `bytes` bytes (rounded up) and fills the source. Throws CudaError when full.
   void allocate(std::size_t bytes);
   std::size_t buffer_bytes() const { return buffer_bytes_; }
+  // Bytes of a buffer for messages of up to `bytes` bytes.
+  static std::size_t buffer_for(std::size_t bytes);
+  // Writes the pattern of `seed` from `memory` on, whole words. Does not wait.
+  void fill(Gpu& gpu, CUdeviceptr memory, std::uint64_t bytes, std::uint64_t seed);
   // The image that was loaded, as an index into the constructor's list.
   int image() const { return image_; }
   // peer_access()[i][j]: kernels on i may address memory of j.
   const std::vector<std::vector<bool>>& peer_access() const { return peer_access_; }
+  // Which GPUs offer NVLink multicast, which NCCL's NVLS needs; collbench never uses it itself.
+  std::vector<bool> multicast_supported() const;
 
-  // A place behind all slots, of 256 bytes in every buffer: for what is copied but not measured.
-  std::uint64_t spare_offset() const;
+  // A place behind all slots, of 256 bytes in every buffer: for what is copied but not measured. `limit` is the size of
+  // the smallest buffer in use where that is not a GPU's.
+  std::uint64_t spare_offset(std::size_t limit = kNoLimit) const;
   // Chooses slots for `iterations` messages, moving on through the buffer from call to call. `shift` misaligns them.
-  Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift);
+  // Of `ways` messages at a time each gets as many slots, see Slots::way.
+  Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned ways = 1,
+                   std::size_t limit = kNoLimit);
 
   void launch(Gpu& gpu, Kernel kernel, unsigned blocks, unsigned slots, void** arguments);
-  // A grid that covers `work` items of one thread each: at most one block a multiprocessor for the timed copy, as
-  // nvbandwidth has it, and full multiprocessors for filling and verifying.
+  // The same on any stream of the GPU, whose context is current: making it so costs as much as some calls.
+  static void launch_on(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots,
+                        void** arguments);
+  // A grid that covers `work` items of one thread each: full multiprocessors for filling and verifying, and for
+  // the timed copy four times as many (kernels.cu).
   unsigned grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) const;
-  // Waits for all work on the GPU's stream. Throws HangError past the deadline.
-  void wait(Gpu& gpu, double deadline_seconds);
+  // Wait for all work on a stream of the GPU (its own where none is named), or for an event. Throw HangError past the
+  // deadline, CudaError where the GPU has failed.
+  void wait(const Gpu& gpu, double deadline_seconds) const { wait(gpu, gpu.stream.get(), deadline_seconds); }
+  void wait(const Gpu& gpu, CUstream stream, double deadline_seconds) const;
+  void wait(const Gpu& gpu, const Event& event, double deadline_seconds) const;
 
   // Two words that every GPU and the host see: the highest opened ticket, and whether a gate gave up waiting.
   volatile std::uint32_t* latch() { return static_cast<volatile std::uint32_t*>(latch_.get()); }
   std::uint32_t next_ticket() { return ++ticket_; }
 
+  // The threads that queue copies and collectives.
+  Crew& crew() { return *crew_; }
+
  private:
+  static constexpr std::size_t kNoLimit = ~std::size_t{0};
   void load(const std::vector<std::string>& images);
   void enable_peers();
 
@@ -110,10 +143,11 @@ class Gpus {
   std::uint64_t cursor_ = 0;
   std::uint32_t ticket_ = 0;
   int image_ = -1;
+  std::unique_ptr<Crew> crew_;  // last: its threads end before what they use
 };
 
 constexpr unsigned kThreads = 512;
-// Longest wait for a block of work: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
-constexpr double kDeadlineSeconds = 30.0;
+// Longest wait for what prepares a measurement: filling a host buffer of 1 GiB at 3 GB/s takes 0.4 s.
+constexpr double kSetupSeconds = 30.0;
 
 }  // namespace collbench

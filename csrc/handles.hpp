@@ -2,7 +2,6 @@
 // Destructors ignore errors: there is nobody to tell, and a sticky CUDA error repeats at every call.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -85,10 +84,10 @@ inline Stream make_stream(CUcontext context) {
   return {context, stream};
 }
 
-inline Event make_event(CUcontext context) {
+inline Event make_event(CUcontext context, unsigned flags = 0) {
   CUevent event = nullptr;
   CUDA_CHECK(cuCtxSetCurrent, context);
-  CUDA_CHECK(cuEventCreate, &event, 0u);
+  CUDA_CHECK(cuEventCreate, &event, flags);
   return {context, event};
 }
 

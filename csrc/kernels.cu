@@ -1,5 +1,6 @@
-// All device code: the gate, the patterns that prove what was copied or reduced, and the copy by loads and stores.
-// Compiled by NVRTC for compute_60 (tools see CONTRIBUTING.md) and by any nvcc; includes nothing.
+// All device code: the gate, the pattern that proves what was copied, the copy by kernel, the pointer chase; and in
+// elements.cuh the numbers that prove what was reduced. Compiled by NVRTC for compute_60 (tools see CONTRIBUTING.md)
+// and by any nvcc; includes nothing of theirs.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -13,10 +14,6 @@ struct Report {
   double expected;
   double found;
 };
-
-// Values of ncclDataType_t and ncclRedOp_t [nccl.h 2.18]; kCopyOfRoot is ours, for broadcast.
-enum Dtype { kInt8, kUint8, kInt32, kUint32, kInt64, kUint64, kFloat16, kFloat32, kFloat64, kBfloat16 };
-enum Reduction { kSum, kProd, kMax, kMin, kAvg, kCopyOfRoot };
 
 __device__ __forceinline__ u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
@@ -67,30 +64,43 @@ extern "C" __global__ void fill(u8* buffer, u64 base, u64 stride, u64 bytes, u64
   }
 }
 
-__device__ void report_wrong(Report* report, u64 offset, double expected, double found) {
-  atomicAdd(&report->wrong, 1ull);
-  atomicMin(&report->first, offset);
-  report->expected = expected;
-  report->found = found;
-}
-
+// Here `first` holds a byte's offset above what was expected and found there, 8 bits each: the least is the first.
+// Each thread reports once, for atomics on host memory are slow.
 extern "C" __global__ void verify(const u8* buffer, u64 base, u64 stride, u64 bytes, u64 seed, Report* report) {
   const u64 begin = base + blockIdx.y * stride, end = begin + bytes;
+  u64 wrong = 0, first = ~0ull;
   for (u64 word = begin / 8 + thread_index(); word * 8 < end; word += thread_count()) {
     const u64 value = pattern(seed, word), at = word * 8;
     if (at >= begin && at + 8 <= end && *reinterpret_cast<const u64*>(buffer + at) == value) continue;
     for (u32 i = 0; i < 8; ++i) {
-      const u8 expected = (u8)(value >> (8 * i));
-      if (at + i >= begin && at + i < end && buffer[at + i] != expected)
-        report_wrong(report, at + i, expected, buffer[at + i]);
+      if (at + i < begin || at + i >= end) continue;
+      const u8 expected = (u8)(value >> (8 * i)), found = buffer[at + i];
+      if (found != expected && ++wrong == 1) first = (at + i) << 16 | (u64)expected << 8 | found;
     }
   }
+  if (wrong == 0) return;
+  atomicAdd(&report->wrong, wrong);
+  atomicMin(&report->first, first);
 }
 
-// Copies by the multiprocessors' own 16-byte loads and stores, eight in flight a thread so that the link's latency is
-// covered; bytes where source and destination are not aligned alike.
-extern "C" __global__ void copy(u8* target, const u8* source, u64 bytes) {
-  const u32 kInFlight = 8;
+// Four loads in flight a thread, and sixteen blocks a multiprocessor of which four are resident: so the work is shared
+// out as it is done, and no multiprocessor is left with a tail. On 4 × H200 single copies of 64 MiB gain 1 % over one
+// block with eight loads, as nvbandwidth has it, and of 1 GiB 0.1 %. In a copy's last round some loads lack.
+const u32 kInFlight = 4;
+
+template <bool kWhole>
+__device__ __forceinline__ void move(uint4* to, const uint4* from, u64 i, u64 all, u64 vectors) {
+  uint4 held[kInFlight];
+#pragma unroll
+  for (u32 k = 0; k < kInFlight; ++k)
+    if (kWhole || i + k * all < vectors) held[k] = from[i + k * all];
+#pragma unroll
+  for (u32 k = 0; k < kInFlight; ++k)
+    if (kWhole || i + k * all < vectors) to[i + k * all] = held[k];
+}
+
+// One message, by loads and stores of 16 bytes; of bytes where both sides are not aligned alike.
+__device__ __forceinline__ void copy_message(u8* target, const u8* source, u64 bytes) {
   const u64 me = thread_index(), all = thread_count();
   u64 head = (16 - (u64)source % 16) % 16;
   if ((u64)source % 16 != (u64)target % 16 || head > bytes) head = bytes;
@@ -98,113 +108,33 @@ extern "C" __global__ void copy(u8* target, const u8* source, u64 bytes) {
   const uint4* from = reinterpret_cast<const uint4*>(source + head);
   uint4* to = reinterpret_cast<uint4*>(target + head);
   u64 i = me;
-  for (; i + (kInFlight - 1) * all < vectors; i += kInFlight * all) {
-    uint4 held[kInFlight];
-#pragma unroll
-    for (u32 k = 0; k < kInFlight; ++k) held[k] = from[i + k * all];
-#pragma unroll
-    for (u32 k = 0; k < kInFlight; ++k) to[i + k * all] = held[k];
-  }
-  for (; i < vectors; i += all) to[i] = from[i];
+  for (; i + (kInFlight - 1) * all < vectors; i += kInFlight * all) move<true>(to, from, i, all, vectors);
+  if (i < vectors) move<false>(to, from, i, all, vectors);
   for (u64 k = me; k < head; k += all) target[k] = source[k];
   for (u64 k = head + vectors * 16 + me; k < bytes; k += all) target[k] = source[k];
 }
 
-// ---- elements -------------------------------------------------------------------------------------------------------
-// Small whole numbers, so that every reduction of them is exact in every dtype: sums stay under 2^7 (int8's positive
-// range, and bfloat16's 8 bits), and only the first six ranks contribute factors of two to a product.
-
-__device__ __forceinline__ u32 contribution(u64 seed, u32 rank, u64 index, u32 reduction, u32 world) {
-  const u32 noise = (u32)(mix(seed + index * 64 + rank) >> 32);
-  if (reduction == kProd) return rank < 6 ? 1 + (noise & 1) : 1;
-  return noise & (world <= 16 ? 7 : 1);
-}
-
-__device__ double reduced(u64 seed, u64 index, u32 reduction, u32 world, u32 root, u32 dtype) {
-  if (reduction == kCopyOfRoot) return contribution(seed, root, index, kSum, world);
-  u32 value = contribution(seed, 0, index, reduction, world);
-  for (u32 rank = 1; rank < world; ++rank) {
-    const u32 next = contribution(seed, rank, index, reduction, world);
-    if (reduction == kSum || reduction == kAvg) value += next;
-    if (reduction == kProd) value *= next;
-    if (reduction == kMax) value = value > next ? value : next;
-    if (reduction == kMin) value = value < next ? value : next;
-  }
-  if (reduction != kAvg) return value;
-  return dtype <= kUint64 ? (double)(value / world) : (double)value / world;
-}
-
-__device__ u32 width(u32 dtype) {
-  switch (dtype) {
-    case kInt8:
-    case kUint8:
-      return 1;
-    case kFloat16:
-    case kBfloat16:
-      return 2;
-    case kInt64:
-    case kUint64:
-    case kFloat64:
-      return 8;
-    default:
-      return 4;
+// Copies by the multiprocessors' own loads and stores: `count` messages in turn, each in the next of `slots` slots, and
+// after the last in the first again. No thread waits for the others between two messages.
+extern "C" __global__ void copy(u8* target, const u8* source, u64 bytes, u64 stride, u32 slots, u32 count) {
+  for (u32 message = 0, slot = 0; message < count; ++message) {
+    copy_message(target + slot * stride, source + slot * stride, bytes);
+    slot = slot + 1 == slots ? 0 : slot + 1;
   }
 }
 
-__device__ void store(u8* at, u32 dtype, double value) {
-  unsigned short half;
-  switch (dtype) {
-    case kFloat16:
-      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"((float)value));
-      *(unsigned short*)at = half;
-      return;
-    case kBfloat16:
-      *(unsigned short*)at = (unsigned short)(__float_as_uint((float)value) >> 16);
-      return;
-    case kFloat32:
-      *(float*)at = (float)value;
-      return;
-    case kFloat64:
-      *(double*)at = value;
-      return;
-  }
-  const u64 whole = (u64)value;
-  for (u32 i = 0; i < width(dtype); ++i) at[i] = (u8)(whole >> (8 * i));
-}
-
-__device__ double load(const u8* at, u32 dtype) {
-  float wide;
-  switch (dtype) {
-    case kFloat16:
-      asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(*(const unsigned short*)at));
-      return wide;
-    case kBfloat16:
-      return __uint_as_float((u32)(*(const unsigned short*)at) << 16);
-    case kFloat32:
-      return *(const float*)at;
-    case kFloat64:
-      return *(const double*)at;
-  }
-  u64 whole = 0;
-  for (u32 i = 0; i < width(dtype); ++i) whole |= (u64)at[i] << (8 * i);
-  return (double)whole;
-}
-
-extern "C" __global__ void fill_elements(u8* buffer, u64 stride, u64 count, u32 dtype, u32 reduction, u32 world,
-                                         u32 rank, u64 seed) {
-  u8* message = buffer + blockIdx.y * stride;
-  const u32 bytes = width(dtype), op = reduction == kCopyOfRoot ? kSum : reduction;
+// ---- pointer chase --------------------------------------------------------------------------------------------------
+// Writes a ring of lines, 128 bytes apart: the first word of each is the address of the next. See chase.cpp.
+extern "C" __global__ void chain(u64* lines, u64 count, u64 multiplier, u64 increment) {
   for (u64 i = thread_index(); i < count; i += thread_count())
-    store(message + i * bytes, dtype, contribution(seed, rank, i, op, world));
+    lines[i * 16] = (u64)(lines + (i * multiplier + increment) % count * 16);
 }
 
-// `tolerance` is 0 but for floating averages over a world that is no power of two, which round in each dtype.
-extern "C" __global__ void verify_elements(const u8* buffer, u64 stride, u64 first, u64 count, u32 dtype, u32 reduction,
-                                           u32 world, u32 root, u64 seed, double tolerance, Report* report) {
-  const u8* message = buffer + blockIdx.y * stride;
-  const u32 bytes = width(dtype);
-  for (u64 i = first + thread_index(); i < first + count; i += thread_count()) {
-    const double expected = reduced(seed, i, reduction, world, root, dtype), found = load(message + i * bytes, dtype);
-    if (!(fabs(found - expected) <= tolerance)) report_wrong(report, blockIdx.y * stride + i * bytes, expected, found);
-  }
+// One thread follows the ring; volatile, so that no access is served by its L1 cache.
+extern "C" __global__ void chase(const u64* start, u64 accesses, u64* end) {
+  u64 at = (u64)start;
+  for (u64 i = 0; i < accesses; ++i) at = *reinterpret_cast<const volatile u64*>(at);
+  *end = at;
 }
+
+#include "elements.cuh"

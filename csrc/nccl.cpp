@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 #include "library.hpp"
 
 namespace collbench {
@@ -19,6 +21,13 @@ void* open_library(const std::string& path) {
 std::string file_of(void* address) {
   Dl_info info{};
   return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+// NCCL's own text, which may end in a line break.
+std::string one_line(std::string text) {
+  text.erase(text.find_last_not_of('\n') + 1);
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
 }
 
 std::string format_version(int version) {
@@ -42,14 +51,24 @@ Nccl::Nccl(const std::string& path) {
   function = symbol<result(*) signature>(library, name.c_str(), #function);
   COLLBENCH_NCCL_FUNCTIONS(COLLBENCH_LOAD)
 #undef COLLBENCH_LOAD
+#define COLLBENCH_LOAD(function, result, signature) \
+  function = reinterpret_cast<result(*) signature>(dlsym(library, #function));
+  COLLBENCH_NCCL_NEWER_FUNCTIONS(COLLBENCH_LOAD)
+#undef COLLBENCH_LOAD
   path_ = file_of(reinterpret_cast<void*>(ncclGetVersion));
+}
+
+std::string Nccl::unique_id() const {
+  NcclUniqueId id{};
+  NCCL_CHECK(*this, ncclGetUniqueId, &id);
+  return {id.internal, sizeof id.internal};
 }
 
 void Nccl::fail(ncclResult_t result, const char* call, const char* file, int line) const {
   const std::string place(file);
   const char* detail = ncclGetLastError(nullptr);
   std::string text = std::string(call) + ": " + ncclGetErrorString(result);
-  if (detail != nullptr && *detail != '\0') text += " (" + std::string(detail) + ")";
+  if (detail != nullptr && *detail != '\0') text += " (" + one_line(detail) + ")";
   throw NcclError(result, text + " at " + place.substr(place.find_last_of('/') + 1) + ":" + std::to_string(line));
 }
 

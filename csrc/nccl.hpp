@@ -14,21 +14,38 @@ using ncclComm_t = struct ncclComm*;
 using ncclResult_t = int;
 constexpr ncclResult_t kNcclSuccess = 0;
 constexpr ncclResult_t kNcclInProgress = 7;
+// ncclUniqueId: NCCL_UNIQUE_ID_BYTES of them, passed by value.
+struct NcclUniqueId {
+  char internal[128];
+};
 constexpr int kSplitNoColor = -1;          // NCCL_SPLIT_NOCOLOR
 constexpr int kOldestNcclVersion = 21800;  // 2.18.0
 
-#define COLLBENCH_NCCL_FUNCTIONS(X)                                                                 \
-  X(ncclGetVersion, ncclResult_t, (int*))                                                           \
-  X(ncclGetErrorString, const char*, (ncclResult_t))                                                \
-  X(ncclGetLastError, const char*, (ncclComm_t))                                                    \
-  X(ncclCommInitAll, ncclResult_t, (ncclComm_t*, int, const int*))                                  \
-  X(ncclCommSplit, ncclResult_t, (ncclComm_t, int, int, ncclComm_t*, void*))                        \
-  X(ncclCommAbort, ncclResult_t, (ncclComm_t))                                                      \
-  X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t, ncclResult_t*))                               \
-  X(ncclAllReduce, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
-  X(ncclBroadcast, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
-  X(ncclGroupStart, ncclResult_t, ())                                                               \
+#define COLLBENCH_NCCL_FUNCTIONS(X)                                                                     \
+  X(ncclGetVersion, ncclResult_t, (int*))                                                               \
+  X(ncclGetErrorString, const char*, (ncclResult_t))                                                    \
+  X(ncclGetLastError, const char*, (ncclComm_t))                                                        \
+  X(ncclGetUniqueId, ncclResult_t, (NcclUniqueId*))                                                     \
+  X(ncclCommInitRank, ncclResult_t, (ncclComm_t*, int, NcclUniqueId, int))                              \
+  X(ncclCommInitAll, ncclResult_t, (ncclComm_t*, int, const int*))                                      \
+  X(ncclCommSplit, ncclResult_t, (ncclComm_t, int, int, ncclComm_t*, void*))                            \
+  X(ncclCommAbort, ncclResult_t, (ncclComm_t))                                                          \
+  X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t, ncclResult_t*))                                   \
+  X(ncclAllReduce, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream))     \
+  X(ncclBroadcast, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream))     \
+  X(ncclReduce, ncclResult_t, (const void*, void*, std::size_t, int, int, int, ncclComm_t, CUstream))   \
+  X(ncclAllGather, ncclResult_t, (const void*, void*, std::size_t, int, ncclComm_t, CUstream))          \
+  X(ncclReduceScatter, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
+  X(ncclSend, ncclResult_t, (const void*, std::size_t, int, int, ncclComm_t, CUstream))                 \
+  X(ncclRecv, ncclResult_t, (void*, std::size_t, int, int, ncclComm_t, CUstream))                       \
+  X(ncclGroupStart, ncclResult_t, ())                                                                   \
   X(ncclGroupEnd, ncclResult_t, ())
+
+// Null before NCCL 2.28 [nccl.h 2.28.3]; nccl-tests then sends and receives in a group, and so do we.
+#define COLLBENCH_NCCL_NEWER_FUNCTIONS(X)                                                        \
+  X(ncclAlltoAll, ncclResult_t, (const void*, void*, std::size_t, int, ncclComm_t, CUstream))    \
+  X(ncclGather, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
+  X(ncclScatter, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream))
 
 // One opened libnccl.so.2; it stays open for the life of the process, because its threads do.
 class Nccl {
@@ -39,12 +56,15 @@ class Nccl {
 
 #define COLLBENCH_DECLARE(name, result, signature) result(*name) signature = nullptr;
   COLLBENCH_NCCL_FUNCTIONS(COLLBENCH_DECLARE)
+  COLLBENCH_NCCL_NEWER_FUNCTIONS(COLLBENCH_DECLARE)
 #undef COLLBENCH_DECLARE
 
   // As NCCL numbers it: 2.28.9 is 22809.
   int version() const { return version_; }
   // The file that the functions come from.
   const std::string& path() const { return path_; }
+  // 128 bytes that let ranks in several processes meet: one rank asks for them and gives them to the others.
+  std::string unique_id() const;
   [[noreturn]] void fail(ncclResult_t result, const char* call, const char* file, int line) const;
 
  private:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 # The oldest target that NVRTC 11.8 accepts without a warning and that every GPU since P100 can run; its PTX ISA 7.8
 # is read by every driver since r520.
@@ -33,12 +35,14 @@ def find_nvrtc() -> Path:
     raise NvrtcError(f"NVRTC 11.8 is not installed: pip install {WHEEL}")
 
 
-def compile_ptx(source: bytes) -> bytes:
-    """Return the PTX of one self-contained CUDA source. Raises NvrtcError with the compiler's log."""
+def compile_ptx(source: bytes, headers: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """Return the PTX of one CUDA source that includes these headers. Raises NvrtcError with the compiler's log."""
     nvrtc = ctypes.CDLL(str(find_nvrtc()))
     program = ctypes.c_void_p()
     # The name may end up in the PTX, so it is the same wherever the file lies.
-    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None)
+    texts = (ctypes.c_char_p * len(headers))(*headers.values())
+    names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
+    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", len(headers), texts, names)
     if created != 0:
         raise NvrtcError(f"nvrtcCreateProgram failed with status {created}")
     try:
@@ -50,6 +54,11 @@ def compile_ptx(source: bytes) -> bytes:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
         # NVRTC leaves its thread in an ASCII locale, in which Python then opens every file; -1 is LC_GLOBAL_LOCALE.
         ctypes.CDLL(None).uselocale(ctypes.c_void_p(-1))
+
+
+def headers_beside(source: Path) -> dict[str, bytes]:
+    """Return the device headers (*.cuh) in the source's folder, by the name that it includes them by."""
+    return {header.name: header.read_bytes() for header in sorted(source.parent.glob("*.cuh"))}
 
 
 def _text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
@@ -68,7 +77,7 @@ def main(arguments: list[str]) -> None:
         raise SystemExit("usage: ptx.py SOURCE.cu OUTPUT.ptx")
     source, output = map(Path, arguments)
     try:
-        ptx = compile_ptx(source.read_bytes())
+        ptx = compile_ptx(source.read_bytes(), headers_beside(source))
     except (NvrtcError, OSError) as error:
         raise SystemExit(f"{source}: {error}") from error
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,9 @@ import pytest
 from csrc import ptx
 
 ROOT = Path(__file__).parent.parent
-SOURCE = (ROOT / "csrc" / "kernels.cu").read_text(encoding="utf-8")
+KERNELS = ROOT / "csrc" / "kernels.cu"
+HEADERS = ptx.headers_beside(KERNELS)
+SOURCE = KERNELS.read_text(encoding="utf-8") + "".join(text.decode() for text in HEADERS.values())
 SHIPPED = ROOT / "src" / "collbench" / "kernels" / "kernels.ptx"
 PTXAS = shutil.which("ptxas", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin")))
 
@@ -28,7 +30,8 @@ def require_nvrtc() -> None:
 
 def test_shipped_ptx_is_byte_for_byte_what_nvrtc_makes_of_the_source() -> None:
     require_nvrtc()
-    assert ptx.compile_ptx(SOURCE.encode()) == SHIPPED.read_bytes(), "kernels.cu has changed: run `make ptx`"
+    made = ptx.compile_ptx(KERNELS.read_bytes(), HEADERS)
+    assert made == SHIPPED.read_bytes(), "kernels.cu or a *.cuh has changed: run `make ptx`"
 
 
 def test_rejected_source_is_reported_with_its_line() -> None:

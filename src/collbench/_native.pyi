@@ -1,9 +1,16 @@
 """Types of the compiled extension (csrc/bindings.cpp)."""
 
 class LibraryError(RuntimeError): ...
-class CudaError(RuntimeError): ...
-class NcclError(RuntimeError): ...
-class HangError(RuntimeError): ...
+
+# `position`: the failing GPU's place in Gpus, -1 where only the caller can know it.
+class CudaError(RuntimeError):
+    position: int
+
+class NcclError(RuntimeError):
+    position: int
+
+class HangError(RuntimeError):
+    position: int
 
 class DataError(RuntimeError):
     group: int
@@ -24,13 +31,14 @@ def list_gpus() -> list[GpuIdentity]: ...
 
 class Gpus:
     image: int
-    def __init__(self, ordinals: list[int], images: list[bytes]) -> None: ...
+    multicast_supported: list[bool]
+    def __init__(self, ordinals: list[int], images: list[bytes], peers: bool = True) -> None: ...
     def free_bytes(self) -> list[int]: ...
     def allocate(self, bytes: int) -> None: ...
     def peer_access(self) -> list[list[bool]]: ...
     def time_copies(
         self,
-        links: list[tuple[int, ...]],
+        groups: list[list[tuple[int, int]]],
         multiprocessors: bool,
         pull: bool,
         bytes: int,
@@ -38,28 +46,39 @@ class Gpus:
         iterations: int,
         blocks: int,
         warmup: int,
+        deadline: float,
+    ) -> list[list[float]]: ...
+    def time_chase(
+        self, links: list[tuple[int, int]], accesses: int, blocks: int, warmup: int, deadline: float
     ) -> list[list[float]]: ...
 
 class Nccl:
     version: int
     path: str
     def __init__(self, path: str) -> None: ...
+    def unique_id(self) -> bytes: ...
 
 class Collectives:
-    def __init__(self, gpus: Gpus, nccl: Nccl) -> None: ...
+    # world_size 0: this process holds all ranks, one for each of its GPUs; otherwise it is one rank with one GPU.
+    def __init__(self, gpus: Gpus, nccl: Nccl, rank: int = 0, world_size: int = 0, unique_id: bytes = b"") -> None: ...
+    def prepare(self, groups: list[list[int]]) -> None: ...
     def time(
         self,
         groups: list[list[int]],
-        broadcast: bool,
+        operation: int,
         dtype: int,
         reduction: int,
         root: int,
         count: int,
         width: int,
+        in_place: bool,
+        verify: bool,
         iterations: int,
         blocks: int,
         warmup: int,
         launch_iterations: int,
+        launch_warmup: int,
+        deadline: float,
     ) -> tuple[list[list[float]], list[float]]: ...
     def close(self) -> None: ...
 

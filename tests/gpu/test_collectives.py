@@ -1,8 +1,15 @@
-"""NCCL's all-reduce and broadcast on real GPUs, every element checked in every type and reduction."""
+"""NCCL's collectives on real GPUs, every element checked in every operation, type and reduction."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +18,19 @@ from tests.gpu.machine import need_gpus, need_nccl, open_gpus
 
 ORDINALS = need_gpus(2)
 NCCL = need_nccl()
-# In the order of ncclDataType_t and ncclRedOp_t [nccl.h 2.18], with each type's bytes.
+# As the native layer numbers them.
+_OPERATIONS = (
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "reducescatter",
+    "alltoall",
+    "sendrecv",
+    "gather",
+    "scatter",
+)
+# In the order of ncclDataType_t and ncclRedOp_t [nccl.h 2.24], with each type's bytes.
 _DTYPES = {
     "int8": 1,
     "uint8": 1,
@@ -23,10 +42,14 @@ _DTYPES = {
     "float32": 4,
     "float64": 8,
     "bfloat16": 2,
+    "float8e4m3": 1,
+    "float8e5m2": 1,
 }
+_FLOAT8 = 10  # the first of the 8-bit floats, which NCCL has since 2.24 and reduces from sm_90 on
 _REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 _EVERYONE = list(range(len(ORDINALS)))
-_COUNTS = (1, 3, 1025, 65537)
+_COUNTS = (1, 3, 1025, 65537)  # of each rank's block
+_MIXED = ("uint8", "bfloat16", "float32", "int64", "float8e5m2")
 
 
 @pytest.fixture(scope="module")
@@ -34,74 +57,144 @@ def collectives() -> _native.Collectives:
     return _native.Collectives(open_gpus(ORDINALS, 2**23), NCCL)
 
 
-def _time(collectives: _native.Collectives, groups: list[list[int]], count: int, **plan: int) -> list[list[float]]:
-    """Return the block times; `plan` needs dtype and width."""
-    all_plan = {"broadcast": 0, "reduction": 0, "root": 0, "launch_iterations": 0} | plan
-    seconds, _ = collectives.time(
-        groups=groups,
-        broadcast=bool(all_plan.pop("broadcast")),
-        count=count,
-        iterations=3,
-        blocks=2,
-        warmup=1,
-        **all_plan,
-    )
+def _plan(operation: str, dtype: int, **changes: Any) -> dict[str, Any]:
+    plan: dict[str, Any] = {"operation": _OPERATIONS.index(operation), "dtype": dtype, "reduction": 0, "root": 0}
+    plan |= {"width": list(_DTYPES.values())[dtype], "in_place": False, "verify": True, "iterations": 3, "blocks": 2}
+    plan |= {"warmup": 1, "launch_iterations": 0, "launch_warmup": 0, "deadline": 30.0}
+    return plan | changes
+
+
+def _time(
+    collectives: _native.Collectives, groups: list[list[int]], operation: str, dtype: int, count: int, **changes: Any
+) -> list[list[float]]:
+    """Return the block times of one visit. Skips the test where NCCL has no 8-bit floats."""
+    if dtype >= _FLOAT8 and NCCL.version < 22400:
+        pytest.skip(f"NCCL {NCCL.version} has no 8-bit floats: needs 2.24")
+    try:
+        seconds, _ = collectives.time(groups=groups, count=count, **_plan(operation, dtype, **changes))
+    except _native.NcclError as error:
+        if dtype >= _FLOAT8 and "sm90" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert min(itertools.chain.from_iterable(seconds)) > 0
     return seconds
 
 
 @pytest.mark.parametrize("reduction", range(len(_REDUCTIONS)), ids=_REDUCTIONS)
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
 def test_allreduce_of_all_gpus(collectives: _native.Collectives, dtype: int, reduction: int) -> None:
-    width = list(_DTYPES.values())[dtype]
     for count in _COUNTS:
-        (seconds,) = _time(collectives, [_EVERYONE], count, dtype=dtype, width=width, reduction=reduction)
-        assert min(seconds) > 0
+        _time(collectives, [_EVERYONE], "allreduce", dtype, count, reduction=reduction)
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
+@pytest.mark.parametrize("dtype", _MIXED)
+@pytest.mark.parametrize("operation", _OPERATIONS)
+def test_every_operation_from_the_first_and_the_last_root(
+    collectives: _native.Collectives, operation: str, dtype: str, in_place: bool
+) -> None:
+    # The ring of one GPU, a pair and all of them, also where an order is not CUDA's.
+    for group in ([0], [1, 0], _EVERYONE, _EVERYONE[::-1]):
+        for block in _COUNTS:
+            for root in {0, len(group) - 1}:
+                place = list(_DTYPES).index(dtype)
+                _time(collectives, [group], operation, place, block * len(group), root=root, in_place=in_place)
+
+
+@pytest.mark.parametrize("operation", ["reduce", "reducescatter"])
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
-def test_broadcast_from_every_root(collectives: _native.Collectives, dtype: int) -> None:
-    width = list(_DTYPES.values())[dtype]
-    for root in _EVERYONE:
-        (seconds,) = _time(collectives, [_EVERYONE], 1025, dtype=dtype, width=width, broadcast=1, root=root)
-        assert min(seconds) > 0
+def test_other_reductions(collectives: _native.Collectives, dtype: int, operation: str) -> None:
+    for reduction in range(1, len(_REDUCTIONS)):
+        _time(collectives, [_EVERYONE], operation, dtype, 1025 * len(_EVERYONE), reduction=reduction)
 
 
-@pytest.mark.parametrize("broadcast", [0, 1], ids=["allreduce", "broadcast"])
-def test_every_pair_alone(collectives: _native.Collectives, broadcast: int) -> None:
+@pytest.mark.parametrize("operation", ["allreduce", "broadcast"])
+def test_every_pair_alone(collectives: _native.Collectives, operation: str) -> None:
     for pair in itertools.combinations(_EVERYONE, 2):
         for group in (list(pair), list(reversed(pair))):
-            (seconds,) = _time(collectives, [group], 65537, dtype=7, width=4, broadcast=broadcast, root=1)
-            assert min(seconds) > 0
+            _time(collectives, [group], operation, 7, 65537, root=1)
 
 
 @pytest.mark.skipif(len(ORDINALS) < 3, reason="needs 3 GPUs: averages over three ranks round")
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
 def test_averages_over_three_ranks(collectives: _native.Collectives, dtype: int) -> None:
-    width = list(_DTYPES.values())[dtype]
-    (seconds,) = _time(collectives, [[0, 1, 2]], 65537, dtype=dtype, width=width, reduction=4)
-    assert min(seconds) > 0
+    _time(collectives, [[0, 1, 2]], "allreduce", dtype, 65537, reduction=4)
 
 
 @pytest.mark.skipif(len(ORDINALS) < 4, reason="needs 4 GPUs: two pairs at once")
-def test_two_pairs_at_once_and_again_from_the_kept_chain(collectives: _native.Collectives) -> None:
+@pytest.mark.parametrize("operation", _OPERATIONS)
+def test_two_pairs_at_once_and_again_from_the_kept_chain(collectives: _native.Collectives, operation: str) -> None:
     for _ in range(2):
-        seconds = _time(collectives, [[0, 1], [2, 3]], 65537, dtype=9, width=2)
-        assert min(itertools.chain.from_iterable(seconds)) > 0
+        _time(collectives, [[0, 1], [2, 3]], operation, 9, 65538)
 
 
 def test_the_launch_loop_is_timed_for_each_group(collectives: _native.Collectives) -> None:
-    _, launches = collectives.time(
-        groups=[[0, 1]],
-        broadcast=False,
-        dtype=7,
-        reduction=0,
-        root=0,
-        count=2,
-        width=4,
-        iterations=20,
-        blocks=1,
-        warmup=1,
-        launch_iterations=20,
-    )
-    assert len(launches) == 1
-    assert launches[0] > 0
+    for operation in _OPERATIONS:
+        plan = _plan(operation, 7, launch_iterations=20, launch_warmup=5)
+        _, launches = collectives.time(groups=[[0, 1]], count=2, **plan)
+        assert len(launches) == 1
+        assert launches[0] > 0
+
+
+def test_communicators_are_prepared_while_copies_are_timed() -> None:
+    gpus = open_gpus(ORDINALS, 2**23)
+    collectives = _native.Collectives(gpus, NCCL)
+    pairs = [list(pair) for pair in itertools.combinations(_EVERYONE, 2)]
+    ahead = threading.Thread(target=collectives.prepare, args=(pairs,))
+    ahead.start()
+    while ahead.is_alive():
+        gpus.time_copies([[(0, 1)]], False, False, 2**20, 0, 5, 4, 1, 30.0)
+    for pair in pairs:
+        _time(collectives, [pair], "allreduce", 7, 1025)
+
+
+_RANK = """
+import json, os, sys, time
+from pathlib import Path
+from collbench import _native
+from tests.gpu.machine import need_nccl, open_gpus
+rank, world, folder, plans = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4])
+nccl, gpus, meeting = need_nccl(), open_gpus([rank], 2**23), folder / "id"
+if rank == 0:
+    (folder / "written").write_bytes(nccl.unique_id())
+    (folder / "written").rename(meeting)
+while not meeting.exists():
+    time.sleep(0.01)
+collectives = _native.Collectives(gpus, nccl, rank, world, meeting.read_bytes())
+collectives.prepare([list(range(world)), [0, 1]])
+print(json.dumps([collectives.time(**plan) for plan in plans]))
+"""
+
+
+def test_one_process_for_each_gpu_measures_every_operation(tmp_path: Path) -> None:
+    """Each rank runs in a process of its own, as a training job's does, and times its own share."""
+    world = len(ORDINALS)
+    plans = [
+        _plan(operation, 7, in_place=in_place, groups=[group], count=1025 * len(group), launch_iterations=5)
+        for operation in _OPERATIONS
+        for in_place in (False, True)
+        for group in (_EVERYONE, [1, 0])
+    ]
+    command = [sys.executable, "-c", _RANK]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([".", *sys.path])}
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(tmp_path), json.dumps(plans)],
+            env=environment,
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world
+    for rank, text in enumerate(said):
+        for plan, (seconds, launches) in zip(plans, json.loads(text), strict=True):
+            mine = rank in plan["groups"][0]
+            assert len(seconds[0]) == (2 if mine else 0)
+            assert (launches[0] > 0) == mine  # not a number elsewhere

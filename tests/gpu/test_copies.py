@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
@@ -13,11 +16,37 @@ ORDINALS = need_gpus(2)
 _MIB = 2**20
 _SIZES = (1, 3, 7, 255, 4097, 65537, _MIB + 13)
 _LINKS = tuple(itertools.permutations(range(len(ORDINALS)), 2))
+_HOST = -1
+_OTHERS = range(1, len(ORDINALS))
+_PATTERNS = {
+    "both ways": [[(i, i + 1), (i + 1, i)] for i in range(0, len(ORDINALS) - 1, 2)],
+    "one to all": [[(0, other) for other in _OTHERS]],
+    "all to one": [[(other, 0) for other in _OTHERS]],
+    "from host": [[(_HOST, i)] for i in range(len(ORDINALS))],
+    "to host": [[(i, _HOST)] for i in range(len(ORDINALS))],
+    "to and from host": [[(_HOST, 0), (0, _HOST)]],
+}
+# Which need no peer access where kernels copy.
+_HOST_PATTERNS = ("from host", "to host", "to and from host")
 
 
 @pytest.fixture(scope="module")
 def gpus() -> _native.Gpus:
     return open_gpus(ORDINALS, 16 * _MIB)
+
+
+def _copy(gpus: _native.Gpus, groups: list[list[tuple[int, int]]], **changes: Any) -> list[list[float]]:
+    plan: dict[str, Any] = {"multiprocessors": False, "pull": False, "bytes": _MIB, "shift": 0, "iterations": 5}
+    plan |= {"blocks": 2, "warmup": 1, "deadline": 30.0}
+    seconds = gpus.time_copies(groups, **(plan | changes))
+    assert [len(blocks) for blocks in seconds] == [(plan | changes)["blocks"]] * len(groups)
+    assert min(itertools.chain.from_iterable(seconds)) > 0
+    return seconds
+
+
+def _need_peers(gpus: _native.Gpus) -> None:
+    if not all(gpus.peer_access()[i][j] for i, j in _LINKS):
+        pytest.skip("needs peer access between all GPUs")
 
 
 @pytest.mark.parametrize("pull", [False, True], ids=["write", "read"])
@@ -28,48 +57,78 @@ def test_odd_sizes_at_odd_places(gpus: _native.Gpus, shift: int, multiprocessors
         if multiprocessors and not gpus.peer_access()[target if pull else source][source if pull else target]:
             continue  # a kernel cannot reach the other GPU's memory
         for size in _SIZES:
-            (seconds,) = gpus.time_copies(
-                links=[(source, target)],
-                multiprocessors=multiprocessors,
-                pull=pull,
-                bytes=size,
-                shift=shift,
-                iterations=5,
-                blocks=2,
-                warmup=1,
-            )
-            assert len(seconds) == 2
-            assert min(seconds) > 0
+            _copy(gpus, [[(source, target)]], bytes=size, shift=shift, multiprocessors=multiprocessors, pull=pull)
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["write", "read"])
+@pytest.mark.parametrize("multiprocessors", [False, True], ids=["copy-engine", "multiprocessors"])
+@pytest.mark.parametrize("pattern", _PATTERNS)
+def test_patterns_with_odd_sizes_at_odd_places(
+    gpus: _native.Gpus, pattern: str, multiprocessors: bool, pull: bool
+) -> None:
+    if multiprocessors and pattern not in _HOST_PATTERNS:
+        _need_peers(gpus)
+    for size in _SIZES:
+        for shift in (0, 1, 8, 255):
+            _copy(gpus, _PATTERNS[pattern], bytes=size, shift=shift, multiprocessors=multiprocessors, pull=pull)
 
 
 @pytest.mark.parametrize("multiprocessors", [False, True], ids=["copy-engine", "multiprocessors"])
 def test_disjoint_links_at_once(gpus: _native.Gpus, multiprocessors: bool) -> None:
-    links: list[tuple[int, ...]] = [(i, i + 1) for i in range(0, len(ORDINALS) - 1, 2)]
-    if multiprocessors and not all(gpus.peer_access()[i][j] for i, j in links):
-        pytest.skip("needs peer access between GPUs 0-1, 2-3, …")
-    seconds = gpus.time_copies(
-        links=links,
-        multiprocessors=multiprocessors,
-        pull=False,
-        bytes=_MIB + 13,
-        shift=0,
-        iterations=31,
-        blocks=3,
-        warmup=1,
-    )
-    assert [len(blocks) for blocks in seconds] == [3] * len(links)
-    assert min(itertools.chain.from_iterable(seconds)) > 0
+    if multiprocessors:
+        _need_peers(gpus)
+    groups = [[(i, i + 1)] for i in range(0, len(ORDINALS) - 1, 2)]
+    _copy(gpus, groups, bytes=_MIB + 13, iterations=30, blocks=3, multiprocessors=multiprocessors)
+
+
+def test_many_blocks_follow_one_another(gpus: _native.Gpus) -> None:
+    for size in (8, 65537, _MIB):
+        _copy(gpus, [[link] for link in ((0, 1),)], bytes=size, iterations=20, blocks=200)
 
 
 def test_a_message_as_large_as_the_buffer(gpus: _native.Gpus) -> None:
-    (seconds,) = gpus.time_copies(
-        links=[(0, 1)],
-        multiprocessors=False,
-        pull=False,
-        bytes=16 * _MIB,
-        shift=255,
-        iterations=3,
-        blocks=1,
-        warmup=0,
-    )
-    assert seconds[0] > 0
+    _copy(gpus, [[(0, 1)]], bytes=16 * _MIB, shift=255, iterations=3, blocks=1, warmup=0)
+    _copy(gpus, [[(_HOST, 0), (0, _HOST)]], bytes=16 * _MIB, shift=255, iterations=3, blocks=3)
+
+
+def test_blocks_too_large_to_be_queued_ahead(gpus: _native.Gpus) -> None:
+    # 240 MiB a block, in the one place that the buffer has for such messages.
+    _copy(gpus, [[(0, 1), (1, 0)]], bytes=12 * _MIB + 13, iterations=20, blocks=3)
+
+
+def test_messages_to_one_gpu_that_do_not_fit_beside_each_other_are_refused(gpus: _native.Gpus) -> None:
+    with pytest.raises(ValueError, match="2 messages at a time do not fit"):
+        _copy(gpus, [[(0, 1), (0, 1)]], bytes=9 * _MIB)
+
+
+def test_a_pointer_chase_reads_every_other_memory(gpus: _native.Gpus) -> None:
+    links = [(i, _HOST) for i in range(len(ORDINALS))]
+    rounds = [links] + [[link] for link in _LINKS if gpus.peer_access()[link[0]][link[1]]]
+    for chased in rounds:
+        seconds = gpus.time_chase(chased, accesses=20000, blocks=3, warmup=1, deadline=30.0)
+        assert [len(blocks) for blocks in seconds] == [3] * len(chased)
+        # No memory beyond a link answers in less than 50 ns, and none that works takes 100 µs.
+        assert all(5e-8 < time < 1e-4 for blocks in seconds for time in blocks)
+
+
+_STAGED = """
+from tests.gpu.machine import shipped_ptx
+from collbench import _native
+gpus = _native.Gpus([0, 1], [shipped_ptx()], peers=False)
+gpus.allocate(2**28)
+assert gpus.peer_access() == [[False, False], [False, False]]
+for groups in ([[(0, 1)]], [[(0, 1), (1, 0)]]):
+    for size in (8, 65537, 2**20 + 13, 2**24, 2**28):
+        for pull in (False, True):
+            gpus.time_copies(groups, False, pull, size, 0, 3, 2, 1, 30.0)
+"""
+
+
+def test_staged_copies_of_a_process_without_peer_access() -> None:
+    """Include a block of 768 MiB, whose launches no gate holds back."""
+    done = subprocess.run([sys.executable, "-c", _STAGED], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_multicast_is_known_for_every_gpu(gpus: _native.Gpus) -> None:
+    assert len(gpus.multicast_supported) == len(ORDINALS)

@@ -12,7 +12,7 @@ ORDINALS = need_gpus(2)
 
 def _copy(gpus: _native.Gpus) -> float:
     (seconds,) = gpus.time_copies(
-        links=[(0, 1)],
+        groups=[[(0, 1)]],
         multiprocessors=gpus.peer_access()[0][1],
         pull=False,
         bytes=65537,
@@ -20,6 +20,7 @@ def _copy(gpus: _native.Gpus) -> float:
         iterations=4,
         blocks=1,
         warmup=1,
+        deadline=30.0,
     )
     return seconds[0]
 

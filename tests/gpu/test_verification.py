@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,21 @@ _BUFFER = 2**25
 
 def _compiled(folder: Path, right: str = "", wrong: str = "") -> bytes:
     """Return the device code for this machine's GPUs with one text in place of another."""
-    source = _KERNELS.read_text()
-    assert source.count(right) == 1 or not right, f"kernels.cu has changed: {right!r} is not there once"
-    (folder / "faulty.cu").write_text(source.replace(right, wrong) if right else source)
-    command = ["nvcc", "-fatbin", "-std=c++17", "-O3", "-arch=native", "faulty.cu", "-o", "faulty.fatbin"]
+    sources = {file.name: file.read_text() for file in (_KERNELS, *_KERNELS.parent.glob("*.cuh"))}
+    found = sum(source.count(right) for source in sources.values()) if right else 1
+    assert found == 1, f"the device code has changed: {right!r} is not there once"
+    for name, source in sources.items():
+        (folder / name).write_text(source.replace(right, wrong) if right else source)
+    command = ["nvcc", "-fatbin", "-std=c++17", "-O3", "-arch=native", _KERNELS.name, "-o", "faulty.fatbin"]
     subprocess.run(command, cwd=folder, check=True)
     return (folder / "faulty.fatbin").read_bytes()
 
 
-def _copy(gpus: _native.Gpus, size: int, shift: int, *, pull: bool = False) -> None:
+def _copy(
+    gpus: _native.Gpus, size: int, shift: int, *, pull: bool = False, group: Sequence[tuple[int, int]] = ((0, 1),)
+) -> None:
     gpus.time_copies(
-        links=[(0, 1)],
+        groups=[list(group)],
         multiprocessors=True,
         pull=pull,
         bytes=size,
@@ -40,12 +45,14 @@ def _copy(gpus: _native.Gpus, size: int, shift: int, *, pull: bool = False) -> N
         iterations=3,
         blocks=1,
         warmup=0,
+        deadline=30.0,
     )
 
 
-def _reduce(collectives: _native.Collectives, **changes: Any) -> None:
-    plan: dict[str, Any] = {"broadcast": False, "dtype": 7, "reduction": 0, "root": 0, "count": 1025, "width": 4}
-    collectives.time(groups=[[0, 1]], iterations=3, blocks=1, warmup=0, launch_iterations=0, **(plan | changes))
+def _collect(collectives: _native.Collectives, operation: int = 0, **changes: Any) -> None:
+    plan: dict[str, Any] = {"dtype": 7, "reduction": 0, "root": 0, "count": 1026, "width": 4, "in_place": False}
+    plan |= {"verify": True, "iterations": 3, "blocks": 1, "warmup": 0, "launch_iterations": 0, "launch_warmup": 0}
+    collectives.time(groups=[[0, 1]], operation=operation, deadline=30.0, **(plan | changes))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,7 @@ def _reduce(collectives: _native.Collectives, **changes: Any) -> None:
         ("the tail starts late", "vectors * 16 + me; k", "vectors * 16 + me + 1; k", 1029, 0, 1024),
         # Shifted by 3, the first 13 bytes stand before the first whole vector.
         ("the head starts late", "for (u64 k = me; k < head;", "for (u64 k = me + 1; k < head;", 1029, 3, 0),
-        ("single vectors are left out", "to[i] = from[i]", "(void)to", 1024, 0, 0),
+        ("the last round is left out", "if (i < vectors) move", "if (i + 64 < vectors) move", 1024, 0, 0),
         # Large enough for eight vectors in flight on up to 512 multiprocessors of 512 threads.
         ("vectors in flight change places", "= held[k]", "= held[k ^ 1]", _BUFFER, 0, 0),
     ],
@@ -80,17 +87,81 @@ def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: P
     assert failure.value.offset == 1024
 
 
+@pytest.mark.parametrize(
+    ("case", "group"),
+    [
+        ("both ways", ((1, 0), (0, 1))),
+        ("from host memory", ((-1, 0),)),
+        ("to host memory", ((1, -1),)),
+    ],
+)
+def test_a_fault_in_the_copy_is_found_in_every_pattern(
+    tmp_path: Path, case: str, group: tuple[tuple[int, int], ...]
+) -> None:
+    gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, "vectors * 16 + me; k", "vectors * 16 + me + 1; k"))
+    with pytest.raises(_native.DataError) as failure:
+        _copy(gpus, 1029, 0, group=group)
+    assert failure.value.offset == 1024, case
+    assert failure.value.expected != failure.value.found, case
+
+
+def test_a_fault_in_the_ring_of_the_pointer_chase_is_found(tmp_path: Path) -> None:
+    # One line of 16384 holds the address of another than it should.
+    image = _compiled(tmp_path, "+ increment) % count", "+ increment + (i == 5)) % count")
+    gpus = open_gpus([0, 1], _BUFFER, image)
+    for link in ((0, 1), (0, -1)):
+        with pytest.raises(_native.DataError) as failure:
+            gpus.time_chase([link], accesses=16384, blocks=1, warmup=0, deadline=30.0)
+        assert failure.value.expected != failure.value.found
+
+
 def test_a_fault_in_a_reduction_is_found_and_the_broadcast_stays_right(tmp_path: Path) -> None:
     nccl = need_nccl()
-    image = _compiled(tmp_path, "value += next;", "value -= next;")
+    image = _compiled(tmp_path, "pairs * 0x0101010101010101ull >> 56", "pairs * 0x0101010101010101ull >> 57")
     collectives = _native.Collectives(open_gpus([0, 1], _BUFFER, image), nccl)
-    _reduce(collectives, broadcast=True)
-    _reduce(collectives, reduction=2)
+    _collect(collectives, operation=1)
+    _collect(collectives, reduction=2)
     with pytest.raises(_native.DataError) as failure:
-        _reduce(collectives)
+        _collect(collectives)
     assert failure.value.offset % 4 == 0
-    assert failure.value.offset < 1025 * 4
-    assert failure.value.expected != failure.value.found
+    assert failure.value.offset < 1026 * 4
+    # What was expected is told by the general rule, which has no fault here: it is what was found.
+    assert failure.value.expected == failure.value.found
+
+
+@pytest.fixture(scope="module")
+def faulty_contributions(tmp_path_factory: pytest.TempPathFactory) -> _native.Collectives:
+    """GPUs on which every rank sends one too much at its index 77."""
+    right = "contribution(noise_of(seed, rank, i), rank, i, reduction, world, dtype)"
+    image = _compiled(tmp_path_factory.mktemp("contributions"), right, f"{right} + (i == 77)")
+    return _native.Collectives(open_gpus([0, 1], _BUFFER, image), need_nccl())
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
+@pytest.mark.parametrize(
+    ("operation", "name", "excess"),
+    [
+        (0, "allreduce", 2),  # of two ranks
+        (1, "broadcast", 1),
+        (2, "reduce", 2),
+        (3, "allgather", 1),
+        (4, "reducescatter", 2),
+        (5, "alltoall", 1),
+        (6, "sendrecv", 1),
+        (7, "gather", 1),
+        (8, "scatter", 1),
+    ],
+)
+def test_a_wrong_element_is_found_in_every_operation(
+    faulty_contributions: _native.Collectives, operation: int, name: str, excess: int, in_place: bool
+) -> None:
+    if in_place and name in ("alltoall", "sendrecv"):
+        pytest.skip("not checked in place, as in nccl-tests")
+    with pytest.raises(_native.DataError) as failure:
+        _collect(faulty_contributions, operation, in_place=in_place)
+    # The first that rank 0 receives: index 77 of a block of 513 or of the whole.
+    assert (failure.value.group, failure.value.rank, failure.value.offset) == (0, 0, 77 * 4)
+    assert failure.value.found - failure.value.expected == excess
 
 
 def test_the_same_code_without_a_fault_passes(tmp_path: Path) -> None:
@@ -98,4 +169,7 @@ def test_the_same_code_without_a_fault_passes(tmp_path: Path) -> None:
     for size, shift in ((1029, 0), (1029, 3), (1024, 0), (_BUFFER, 0)):
         _copy(gpus, size, shift)
         _copy(gpus, size, shift, pull=True)
-    _reduce(_native.Collectives(gpus, need_nccl()))
+    for group in (((0, 1), (1, 0)), ((-1, 0), (0, -1))):
+        _copy(gpus, 1029, 3, group=group)
+    gpus.time_chase([(0, 1)], accesses=16384, blocks=2, warmup=1, deadline=30.0)
+    _collect(_native.Collectives(gpus, need_nccl()))

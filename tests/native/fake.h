@@ -9,9 +9,16 @@
 //   GPU) FAKE_NO_PEER=0 (1: no peer access, by pair)   FAKE_CUDA=13000   FAKE_NCCL=22809   FAKE_DRIVER=580.159.04
 //   FAKE_NVLINKS=18 (to a switch)   FAKE_DIRECT=0 (NVLinks of a pair, without a switch)   FAKE_ANCESTOR=30 (by pair)
 //   FAKE_PROCESS=0 (pid of a process that holds what is not free, by GPU)   FAKE_NCCL_STATE=0 (async error, by rank)
+//   FAKE_ILL_FROM=0 (looks at a GPU's health until these begin, by GPU): FAKE_THROTTLE=0 (bits of nvml.h)
+//   FAKE_TEMPERATURE=30 (°C)   FAKE_VISITOR=0 (pid of one more process)   FAKE_ECC=0   FAKE_NVLINK_ERRORS=0
+//   FAKE_WORKER=0 (pid of our own process as a container's host numbers it)
 //   FAKE_FAIL=function:code:nth,…   FAKE_HANG=operation (its name)   FAKE_GATE_EXPIRES=1   FAKE_LOG=file
-//   FAKE_INTERRUPT=function=nth (that call sends FAKE_SIGNAL=2, SIGINT)
-//   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to   FAKE_LOSE_COPY=nth
+//   FAKE_INTERRUPT=function=nth (that call sends FAKE_SIGNAL=2, SIGINT, to its process, or to its parent under
+//   FAKE_SIGNAL_PARENT=1)   FAKE_STUCK=function=nth (that call never returns)   FAKE_ONCE=file (fail, interrupt
+//   or stick in one process of all that share the file)
+//   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to   FAKE_LOSE_COPY=nth   FAKE_HOST_RATE=50 (GB/s, by GPU)
+//   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
+//   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank
 // A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.
 #pragma once

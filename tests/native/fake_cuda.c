@@ -51,12 +51,6 @@ EXPORT int cuInit(unsigned flags) {
   return kSuccess;
 }
 
-EXPORT int cuDriverGetVersion(int* version) {
-  CALLED;
-  *version = (int)by_gpu("FAKE_CUDA", -1, 13000);
-  return kSuccess;
-}
-
 static const char* const errors[][3] = {{"1", "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
                                         {"2", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
                                         {"100", "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
@@ -120,10 +114,13 @@ EXPORT int cuDeviceTotalMem_v2(size_t* bytes, int device) {
 }
 
 EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  (void)device;
   CALLED;
-  if (attribute != 16) return kInvalidValue;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-  *value = 132;
+  if (attribute == 16)  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    *value = 132;
+  else if (attribute == 132 && by_gpu("FAKE_MULTICAST", device, 0) >= 0)  // …_MULTICAST_SUPPORTED, of newer drivers
+    *value = (int)by_gpu("FAKE_MULTICAST", device, 0);
+  else
+    return kInvalidValue;
   return kSuccess;
 }
 
@@ -236,7 +233,8 @@ EXPORT int cuModuleUnload(Module* module) {
 }
 
 EXPORT int cuModuleGetFunction(Function* function, Module* module, const char* name) {
-  static const char* const names[] = {"gate", "fill", "verify", "copy", "fill_elements", "verify_elements"};
+  static const char* const names[] = {"gate",  "fill",  "verify",        "copy",
+                                      "chain", "chase", "fill_elements", "verify_elements"};
   char entry[64];
   CALLED_ON_GPU;
   RETURN_IF(blocking(__func__));

@@ -15,7 +15,7 @@ typedef const char* const* Function;  // a kernel's name
 
 Context* current_context(void);
 // The context's GPU, kHost where none is current.
-int current_gpu(void);
+EXPORT int current_gpu(void);
 
 #define RETURN_IF(error)                   \
   do {                                     \

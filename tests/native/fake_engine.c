@@ -11,6 +11,9 @@ static Stream* streams;
 static uint32_t opened_ticket;  // the gate that opened last, and when
 static double opened_time;
 static int copies, copies_tried, collectives;
+// By GPU: the latch of the gate that was queued there last, and how many queries in a row got a "no" since.
+static uint64_t latch_of[kMostGpus];
+static int unanswered[kMostGpus];
 
 void lock_simulation(void) { pthread_mutex_lock(&mutex); }
 void unlock_simulation(bool* unused) {
@@ -40,7 +43,7 @@ bool any_gate_closed(void) {
 
 bool any_capture(void) {
   for (const Stream* stream = streams; stream != NULL; stream = stream->next)
-    if (stream->capturing) return true;
+    if (stream->capturing && stream->capturer == (unsigned long)pthread_self()) return true;
   return false;
 }
 
@@ -61,10 +64,25 @@ void queue_op(Stream* stream, const Op* op) {
   if (stream->capturing || strcmp(op->name, "gate") != 0) return;
   ++stream->gates;
   stream->behind = 0;
+  latch_of[stream->gpu] = op->arguments[0];
+  unanswered[stream->gpu] = 0;
 }
 
 void count_behind(Stream* stream) {
   if (stream->gates > 0 && ++stream->behind == kDeepestQueue + 1) fault("more than 32 operations behind a gate");
+}
+
+bool answered(int gpu, bool finished) {
+  unanswered[gpu] = finished ? 0 : unanswered[gpu] + 1;
+  return finished;
+}
+
+// Whether those who would open the gate ask about their GPUs instead. Other ranks may ask as often as they like: they
+// wait for a collective, perhaps while the system has put the thread that is to open this gate aside.
+static bool waited_for(uint64_t latch) {
+  for (int gpu = 0; gpu < kMostGpus; ++gpu)
+    if (latch_of[gpu] == latch && unanswered[gpu] >= kPatience) return true;
+  return false;
 }
 
 static void pop(Stream* stream) {
@@ -79,6 +97,14 @@ static int waiting_behind(const Stream* stream) {
   return count;
 }
 
+// Whether no stream has work left before this gate, that of failed GPUs aside.
+static bool all_at_gate(uint32_t ticket) {
+  for (const Stream* stream = streams; stream != NULL; stream = stream->next)
+    for (const Op* op = sticky_error(stream->gpu) == kSuccess ? stream->first : NULL; op != NULL; op = op->next)
+      if (op != stream->first && strcmp(op->name, "gate") == 0 && (uint32_t)op->arguments[1] == ticket) return false;
+  return true;
+}
+
 // True once the host has raised the latch. All streams leave one gate at the same moment: the latest of them all.
 static bool pass_gate(Stream* stream) {
   const uint64_t* arguments = stream->first->arguments;
@@ -87,14 +113,15 @@ static bool pass_gate(Stream* stream) {
   volatile uint32_t* expired = (volatile uint32_t*)touch(arguments[3], 4, stream->gpu);
   if (latch == NULL || expired == NULL) return true;
   const bool open = (int32_t)(*latch - ticket) >= 0;
-  if (!open && stream->queries < 10000) return false;
+  if (!open && !waited_for(arguments[0])) return false;
   if (!open) fault("GPU %d is waited for behind a closed gate", stream->gpu);
   if (!open || text_setting("FAKE_GATE_EXPIRES", NULL) != NULL) *expired = 1;
+  if (opened_ticket != ticket && !all_at_gate(ticket)) return false;
   if (opened_ticket != ticket)
     for (const Stream* other = streams; other != NULL; other = other->next)
       if (other->now > opened_time) opened_time = other->now;
   opened_ticket = ticket;
-  stream->now = opened_time;
+  if (stream->now < opened_time) stream->now = opened_time;
   --stream->gates;
   note("open gate %u gpu %d behind %d", ticket, stream->gpu, waiting_behind(stream));
   return true;
@@ -104,6 +131,13 @@ static double rate(int user, int from, int to) {
   const double wire = by_pair("FAKE_RATE", from, to, 100) * 1e9;
   const double staged = by_pair("FAKE_STAGED", from, to, 10) * 1e9;
   return peers(user, user == from ? to : from) ? wire : staged;
+}
+
+// The copy engine needs no peer access: the driver stages then. `user` is one of both.
+static double copy_rate(int user, int from, int to) {
+  if (from == kHost || to == kHost) return by_gpu("FAKE_HOST_RATE", user, 50) * 1e9;
+  return peer_enabled(user, user == from ? to : from) ? by_pair("FAKE_RATE", from, to, 100) * 1e9
+                                                      : by_pair("FAKE_STAGED", from, to, 10) * 1e9;
 }
 
 // Flips one byte where FAKE_CORRUPT_COPY says so.
@@ -118,16 +152,30 @@ static double run_copy(const Op* op, int user) {
   const uint64_t bytes = op->arguments[kBytes];
   const int from = owner_of(op->arguments[kSource]), to = owner_of(op->arguments[kTarget]);
   const bool kernel = strcmp(op->name, "copy") == 0;
-  // The copy engine needs no peer access: the driver stages then.
-  unsigned char* target = touch(op->arguments[kTarget], bytes, kernel ? user : to);
-  const unsigned char* source = touch(op->arguments[kSource], bytes, kernel ? user : from);
+  unsigned char* target = touch(op->arguments[kTarget], bytes, kernel || to == kHost ? user : to);
+  const unsigned char* source = touch(op->arguments[kSource], bytes, kernel || from == kHost ? user : from);
   if (target == NULL || source == NULL) return 0;
   if (++copies_tried != (int)by_gpu("FAKE_LOSE_COPY", -1, 0)) memcpy(target, source, bytes);
   corrupt_copy(target, from, to);
   note("copy %s by %d from %d to %d bytes %llu align %d %d", op->name, user, from, to, (unsigned long long)bytes,
        (int)(op->arguments[kSource] % 16), (int)(op->arguments[kTarget] % 16));
   const double share = kernel ? by_pair("FAKE_SM_SHARE", from, to, 0.9) : 1;
-  return by_pair("FAKE_LATENCY", from, to, 1e-6) + (double)bytes / (rate(user, from, to) * share);
+  return (double)bytes / (copy_rate(user, from, to) * share);
+}
+
+// A kernel copies its messages in turn, after one start.
+static double run_copies(const Op* op, int user) {
+  const uint64_t* a = op->arguments;
+  const bool kernel = strcmp(op->name, "copy") == 0;
+  double seconds = by_pair("FAKE_LATENCY", owner_of(a[kSource]), owner_of(a[kTarget]), 1e-6);
+  Op message = *op;
+  for (uint64_t i = 0; i < (kernel ? a[kMessages] : 1); ++i) {
+    const uint64_t at = kernel ? i % a[kSlots] * a[kStride] : 0;
+    message.arguments[kTarget] = a[kTarget] + at;
+    message.arguments[kSource] = a[kSource] + at;
+    seconds += run_copy(&message, user);
+  }
+  return seconds;
 }
 
 // Seconds of a ring over the ranks in order: the slowest wire decides.
@@ -138,26 +186,50 @@ static double ring_time(const Op* op, uint64_t bytes) {
     const double wire = rate(clique->gpus[i], clique->gpus[i], clique->gpus[(i + 1) % clique->ranks]);
     if (wire < slowest) slowest = wire;
   }
-  const double traffic = strcmp(op->name, "allreduce") == 0 ? 2.0 * (clique->ranks - 1) / clique->ranks : 1;
+  // The share of the message that crosses each wire [nccl-tests doc/PERFORMANCE.md].
+  const double others = (double)(clique->ranks - 1) / clique->ranks;
+  const bool whole =
+      strcmp(op->name, "broadcast") == 0 || strcmp(op->name, "reduce") == 0 || strcmp(op->name, "sendrecv") == 0;
+  const double traffic = strcmp(op->name, "allreduce") == 0 ? 2 * others : whole ? 1 : others;
   return by_gpu("FAKE_COLLECTIVE_LATENCY", -1, 5e-6) + traffic * (double)bytes / slowest;
 }
 
-static int width(uint64_t dtype) { return (int[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2}[dtype]; }
+static int width(uint64_t dtype) { return (int[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[dtype]; }
 
 static void corrupt_collective(Op* const ranks[]) {
   int nth = 0, element = 0, rank = 0;
   const char* wish = text_setting("FAKE_CORRUPT_COLLECTIVE", NULL);
   if (wish == NULL || sscanf(wish, "%d:%d:%d", &nth, &element, &rank) != 3 || ++collectives != nth) return;
-  const uint64_t* arguments = ranks[rank]->arguments;
+  const uint64_t dtype = ranks[rank]->arguments[kDtype];
+  const Transfer* receive = ranks[rank]->transfers;
+  const Transfer* end = receive + ranks[rank]->transfer_count;
+  while (receive < end && receive->sends) ++receive;
+  if (receive == end) return;
   // The lowest byte of a whole number, the sign and exponent of a floating one: wrong by more than any tolerance.
-  const int size = width(arguments[kDtype]), byte = arguments[kDtype] < 6 ? 0 : size - 1;
-  ((unsigned char*)(uintptr_t)arguments[kReceive])[element * size + byte] ^= 0x40;
+  const int size = width(dtype), byte = dtype < 6 ? 0 : size - 1;
+  ((unsigned char*)(uintptr_t)receive->at)[element * size + byte] ^= 0x40;
 }
 
 static bool agree(const Op* one, const Op* other) {
   return strcmp(one->name, other->name) == 0 && one->arguments[kCount] == other->arguments[kCount] &&
          one->arguments[kDtype] == other->arguments[kDtype] &&
-         one->arguments[kReductionOrRoot] == other->arguments[kReductionOrRoot];
+         one->arguments[kReduction] == other->arguments[kReduction] && one->arguments[kRoot] == other->arguments[kRoot];
+}
+
+// The size of the message: what the busiest rank sends or receives. 0 where a rank's memory is not its own.
+static uint64_t message_bytes(Op* const ranks[], const Clique* clique) {
+  uint64_t most = 0;
+  for (int i = 0; i < clique->ranks; ++i) {
+    uint64_t bytes[2] = {0, 0};
+    for (int k = 0; k < ranks[i]->transfer_count; ++k) {
+      const Transfer* transfer = &ranks[i]->transfers[k];
+      if (touch(transfer->at, transfer->bytes, clique->gpus[i]) == NULL) return 0;
+      bytes[transfer->sends] += transfer->bytes;
+    }
+    most = bytes[0] > most ? bytes[0] : most;
+    most = bytes[1] > most ? bytes[1] : most;
+  }
+  return most;
 }
 
 // Runs a collective once it is the next operation of every rank's stream.
@@ -176,11 +248,8 @@ static bool run_collective(const Clique* clique) {
     if (members[i] == NULL) return false;
   for (int i = 1; i < clique->ranks; ++i)
     if (!agree(ranks[0], ranks[i])) fault("rank %d calls another collective than rank 0", i);
-  const uint64_t bytes = ranks[0]->arguments[kCount] * (uint64_t)width(ranks[0]->arguments[kDtype]);
-  for (int i = 0; i < clique->ranks; ++i)
-    if (touch(ranks[i]->arguments[kSend], bytes, clique->gpus[i]) == NULL ||
-        touch(ranks[i]->arguments[kReceive], bytes, clique->gpus[i]) == NULL)
-      return true;
+  const uint64_t bytes = message_bytes(ranks, clique);
+  if (bytes == 0) return true;
   ranks[0]->reduce(ranks, clique->ranks);
   corrupt_collective(ranks);
   const double end = begin + ring_time(ranks[0], bytes);
@@ -201,10 +270,15 @@ static bool step(Stream* stream) {
   if (strcmp(op->name, "gate") == 0) {
     if (!pass_gate(stream)) return false;
   } else if (strcmp(op->name, "memcpy") == 0 || strcmp(op->name, "copy") == 0) {
-    stream->now += run_copy(op, stream->gpu);
+    stream->now += run_copies(op, stream->gpu);
+  } else if (strcmp(op->name, "chase") == 0) {
+    stream->now += run_chase(op, stream->gpu);
+  } else if (strcmp(op->name, "wait") == 0) {
+    if (op->event->finished < op->arguments[0]) return false;
+    if (stream->now < op->event->time) stream->now = op->event->time;
   } else if (op->event != NULL) {
     op->event->time = stream->now;
-    op->event->done = true;
+    ++op->event->finished;
   } else {
     run_kernel(op, stream->gpu);
     stream->now += 1e-6;  // checking and filling are not measured: any time will do

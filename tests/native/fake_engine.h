@@ -18,36 +18,47 @@ enum {
   kPeerAlreadyEnabled = 704,
   kCaptureUnsupported = 900
 };
-enum { kMostRanks = kMostGpus, kMostArguments = 11, kDeepestQueue = 32 };
+enum { kMostRanks = kMostGpus, kMostArguments = 13, kDeepestQueue = 32, kPatience = 10000 };
 
 typedef struct Event {
   int gpu;
-  bool done;
-  double time;
+  bool timed;
+  uint64_t recorded, finished;  // how often it was queued, and passed
+  double time;                  // when it was passed last
 } Event;
 
 // One communicator's members, shared by all its ranks.
 typedef struct Clique {
   int ranks;
   int gpus[kMostRanks];
-  bool connected[kMostRanks];
+  unsigned connected[kMostRanks];  // a bit for each operation
 } Clique;
+
+// Memory that one rank reads for a peer (-1: for all of them) or writes for one, in a collective.
+typedef struct Transfer {
+  bool sends;
+  uint64_t at, bytes;
+  int peer;
+} Transfer;
+enum { kMostTransfers = 2 * kMostRanks };
 
 typedef struct Op Op;
 struct Op {
   Op* next;
-  const char* name;  // a kernel's name, or memcpy, memset, event, allreduce, broadcast
+  const char* name;  // a kernel's name, or memcpy, memset, event, wait, or a collective's
   uint64_t arguments[kMostArguments];
   unsigned slots;  // gridDim.y
   Event* event;
   Clique* clique;
   int rank;
+  Transfer transfers[kMostTransfers];
+  int transfer_count;
   // Collectives: moves the data of all ranks, whose operations it gets in rank order.
   void (*reduce)(Op* const ranks[], int count);
 };
 // Where memcpy, copy and the collectives keep their arguments.
-enum { kTarget, kSource, kBytes };
-enum { kSend, kReceive, kCount, kDtype, kReductionOrRoot };
+enum { kTarget, kSource, kBytes, kStride, kSlots, kMessages };
+enum { kSend, kReceive, kCount, kDtype, kReduction, kRoot };
 
 typedef struct Stream {
   struct Stream* next;
@@ -55,9 +66,9 @@ typedef struct Stream {
   double now;  // seconds
   Op *first, *last;
   bool capturing;
-  int gates;   // in the queue
-  int behind;  // operations since the last gate, events aside
-  int queries;
+  unsigned long capturer;  // the thread
+  int gates;               // in the queue
+  int behind;              // operations since the last gate, events aside
 } Stream;
 
 EXPORT void lock_simulation(void);
@@ -69,11 +80,15 @@ EXPORT void queue_op(Stream* stream, const Op* op);
 // For each operation (a whole graph is one) that is queued while a gate may be closed.
 EXPORT void count_behind(Stream* stream);
 void run_ready(void);
+// Returns whether it is finished, which a query about the GPU's work answers. kPatience times "no" in a row are a
+// deadlock where the gate that was queued last on the GPU, or one with the same latch, is closed.
+bool answered(int gpu, bool finished);
 void add_stream(Stream* stream);
 void remove_stream(Stream* stream);
 bool any_gate_closed(void);
-bool any_capture(void);
-// For calls that wait for the device, or would: deadlocks behind a gate, forbidden while a stream is captured.
+// By this thread: a capture is thread-local.
+EXPORT bool any_capture(void);
+// For calls that wait for the device, or would: deadlocks behind a gate, forbidden while the thread captures a stream.
 EXPORT int blocking(const char* function);
 
 // Memory on a GPU (or on the host, kHost), which kernels on `user` may touch; NULL where they may not.
@@ -84,6 +99,7 @@ uint64_t memory_in_use(int gpu);
 EXPORT int owner_of(uint64_t at);
 void* touch(uint64_t at, uint64_t bytes, int user);
 void enable_peer(int user, int owner);
+bool peer_enabled(int user, int owner);
 
 // The error that a GPU repeats at every query from now on.
 int sticky_error(int gpu);
@@ -91,3 +107,5 @@ void set_error(int gpu, int error);
 
 const char* kernel_widths(const char* name);  // bytes of each argument as characters, NULL for an unknown kernel
 void run_kernel(const Op* op, int gpu);
+// Follows the pointer chase; the seconds that it takes.
+double run_chase(const Op* op, int gpu);

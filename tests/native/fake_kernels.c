@@ -15,9 +15,11 @@ typedef struct Report {
 static const char* const kernels[][2] = {{"gate", "\10\4\10\10"},
                                          {"fill", "\10\10\10\10\10\4"},
                                          {"verify", "\10\10\10\10\10\10"},
-                                         {"copy", "\10\10\10"},
+                                         {"copy", "\10\10\10\10\4\4"},
+                                         {"chain", "\10\10\10\10"},
+                                         {"chase", "\10\10\10"},
                                          {"fill_elements", "\10\10\10\4\4\4\4\10"},
-                                         {"verify_elements", "\10\10\10\10\4\4\4\4\10\10\10"}};
+                                         {"verify_elements", "\10\10\10\10\10\10\4\4\4\4\10\10\10"}};
 
 const char* kernel_widths(const char* name) {
   for (size_t i = 0; i < sizeof kernels / sizeof *kernels; ++i)
@@ -62,7 +64,11 @@ static void verify_piece(const unsigned char* found, uint64_t seed, uint64_t at,
   write_pattern(expected, seed, at, count);
   if (memcmp(expected, found, count) == 0) return;
   for (uint64_t i = 0; i < count; ++i)
-    if (found[i] != expected[i]) wrong(report, at + i, expected[i], found[i]);
+    if (found[i] != expected[i]) {
+      const uint64_t packed = (at + i) << 16 | (uint64_t)expected[i] << 8 | found[i];
+      ++report->wrong;
+      report->first = packed < report->first ? packed : report->first;
+    }
 }
 
 static void verify(const uint64_t* a, unsigned slots, int gpu) {
@@ -76,17 +82,29 @@ static void verify(const uint64_t* a, unsigned slots, int gpu) {
   }
 }
 
-static unsigned contribution(uint64_t seed, uint64_t rank, uint64_t index, unsigned reduction) {
+// As kernels.cu promises them: single values to 7, sums that int8 and float8e5m2 hold, products of two by six ranks.
+static unsigned contribution(uint64_t seed, unsigned rank, uint64_t index, unsigned reduction, unsigned world,
+                             unsigned dtype) {
   const unsigned noise = (unsigned)(scramble(seed + scramble(index * kMostRanks + rank)) >> 40);
   if (reduction == kProduct) return rank < 6 ? 1 + noise % 2 : 1;
-  return noise % 8;
+  if (dtype < 10 || (reduction != kSum && reduction != kAverage)) return noise % 8;
+  return (index + rank) % world < 8 ? noise % 2 : 0;
 }
 
-static double expected_element(const uint64_t* a, uint64_t index) {
-  const unsigned dtype = (unsigned)a[4], reduction = (unsigned)a[5], world = (unsigned)a[6];
+typedef struct Check {
+  uint64_t at, stride, first, count, block, offset, dtype, reduction, sender, world, seed;
+  double tolerance;
+  uint64_t report;
+} Check;
+
+static double expected_element(const Check* check, uint64_t i) {
+  const unsigned dtype = (unsigned)check->dtype, reduction = (unsigned)check->reduction, world = (unsigned)check->world;
+  const uint64_t index = check->offset + i % check->block;
+  const unsigned sender = check->sender == 0xffffffff ? (unsigned)(i / check->block) : (unsigned)check->sender;
+  if (reduction == kCopied) return contribution(check->seed, sender, index, kCopied, world, dtype);
   double values[kMostRanks];
-  if (reduction == kCopyOfRoot) return contribution(a[8], a[7], index, kSum);
-  for (unsigned rank = 0; rank < world; ++rank) values[rank] = contribution(a[8], rank, index, reduction);
+  for (unsigned rank = 0; rank < world; ++rank)
+    values[rank] = contribution(check->seed, rank, index, reduction, world, dtype);
   return reduce_numbers(values, (int)world, dtype, reduction);
 }
 
@@ -95,22 +113,46 @@ static void fill_elements(const uint64_t* a, unsigned slots, int gpu) {
   for (unsigned slot = 0; slot < slots; ++slot) {
     unsigned char* message = touch(a[0] + slot * a[1], a[2] * size, gpu);
     for (uint64_t i = 0; message != NULL && i < a[2]; ++i)
-      store_number(message + i * size, dtype, contribution(a[7], a[6], i, a[4] == kCopyOfRoot ? kSum : (unsigned)a[4]));
+      store_number(message + i * size, dtype,
+                   contribution(a[7], (unsigned)a[6], i, (unsigned)a[4], (unsigned)a[5], dtype));
   }
 }
 
 static void verify_elements(const uint64_t* a, unsigned slots, int gpu) {
-  const unsigned dtype = (unsigned)a[4], size = number_width(dtype);
-  Report* report = touch(a[10], sizeof *report, gpu);
-  double tolerance;
-  memcpy(&tolerance, &a[9], sizeof tolerance);
+  Check check;
+  _Static_assert(sizeof check == kMostArguments * sizeof *a, "one word for each argument");
+  memcpy(&check, a, sizeof check);
+  const unsigned dtype = (unsigned)check.dtype, size = number_width(dtype);
+  Report* report = touch(check.report, sizeof *report, gpu);
   for (unsigned slot = 0; slot < slots; ++slot) {
-    const unsigned char* message = touch(a[0] + slot * a[1] + a[2] * size, a[3] * size, gpu);
-    for (uint64_t i = 0; report != NULL && message != NULL && i < a[3]; ++i) {
-      const double expected = expected_element(a, a[2] + i), found = load_number(message + i * size, dtype);
-      if (!(fabs(found - expected) <= tolerance)) wrong(report, slot * a[1] + (a[2] + i) * size, expected, found);
+    const uint64_t begin = slot * check.stride + check.first * size;
+    const unsigned char* message = touch(check.at + begin, check.count * size, gpu);
+    for (uint64_t i = 0; report != NULL && message != NULL && i < check.count; ++i) {
+      const double expected = expected_element(&check, check.first + i), found = load_number(message + i * size, dtype);
+      if (!(fabs(found - expected) <= check.tolerance)) wrong(report, begin + i * size, expected, found);
     }
   }
+}
+
+static void chain(const uint64_t* a, int gpu) {
+  uint64_t* lines = touch(a[0], a[1] * 128, gpu);
+  for (uint64_t i = 0; lines != NULL && i < a[1]; ++i) lines[i * 16] = a[0] + (i * a[2] + a[3]) % a[1] * 128;
+}
+
+double run_chase(const Op* op, int gpu) {
+  static int chases;
+  const bool lost = ++chases == (int)by_gpu("FAKE_LOSE_HOP", -1, 0);
+  const uint64_t* a = op->arguments;
+  uint64_t* end = touch(a[2], sizeof *end, gpu);
+  uint64_t at = a[0];
+  for (uint64_t i = lost ? 1 : 0; i < a[1]; ++i) {
+    const uint64_t* line = touch(at, 8, gpu);
+    if (line == NULL) return 0;
+    at = *line;
+  }
+  if (end != NULL) *end = at;
+  note("chase by %d in %d accesses %llu", gpu, owner_of(a[0]), (unsigned long long)a[1]);
+  return (double)a[1] * by_pair("FAKE_HOP", gpu, owner_of(a[0]), 7e-7);
 }
 
 static void set(const uint64_t* a, int gpu) {
@@ -121,6 +163,7 @@ static void set(const uint64_t* a, int gpu) {
 void run_kernel(const Op* op, int gpu) {
   if (strcmp(op->name, "fill") == 0) fill(op->arguments, op->slots, gpu);
   if (strcmp(op->name, "verify") == 0) verify(op->arguments, op->slots, gpu);
+  if (strcmp(op->name, "chain") == 0) chain(op->arguments, gpu);
   if (strcmp(op->name, "fill_elements") == 0) fill_elements(op->arguments, op->slots, gpu);
   if (strcmp(op->name, "verify_elements") == 0) verify_elements(op->arguments, op->slots, gpu);
   if (strcmp(op->name, "memset") == 0) set(op->arguments, gpu);

@@ -56,6 +56,7 @@ void* touch(uint64_t at, uint64_t bytes, int user) {
 }
 
 void enable_peer(int user, int owner) { enabled[user][owner] = true; }
+bool peer_enabled(int user, int owner) { return enabled[user][owner]; }
 
 int sticky_error(int gpu) { return errors[gpu]; }
 

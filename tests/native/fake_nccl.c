@@ -1,19 +1,26 @@
-// Fake libnccl.so.2: communicators, and collectives that the fake driver's streams run.
+// Fake libnccl.so.2, first half: communicators and groups of calls.
+#include "fake_nccl.h"
+
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "fake_engine.h"
-#include "fake_numbers.h"
-
-enum { kNcclSuccess = 0, kNcclInvalidArgument = 4, kNcclInvalidUsage = 5, kMostSplits = kMostRanks };
-
-typedef struct Comm {
-  Clique* clique;
-  int rank;
-} Comm;
+enum { kMostSplits = kMostRanks, kMostWorlds = 16 };
 
 int cuDeviceGet(int* device, int ordinal);  // the driver's
+int current_gpu(void);
+
+typedef struct Id {
+  char bytes[128];
+} Id;
+// A world whose ranks come one by one.
+typedef struct World {
+  Id id;
+  Clique clique;
+  int joined;
+} World;
 
 typedef struct Split {
   Comm* parent;
@@ -22,17 +29,15 @@ typedef struct Split {
 } Split;
 
 static char last_error[160];
-static _Thread_local int depth;
+static World worlds[kMostWorlds];
+static int world_count;
 static Split splits[kMostSplits];
-static int split_count;
+static int split_count, splits_done;
+// This thread's open group.
+static _Thread_local int depth, group_splits, group_error;
 
-#define CALLED                            \
-  LOCKED;                                 \
-  note("%s", __func__);                   \
-  const int wanted_ = injected(__func__); \
-  if (wanted_ != 0) return failed(wanted_, "the test wants this call to fail")
-
-static int failed(int code, const char* text) {
+int failed(int code, const char* text) {
+  if (depth > 0) group_error = code;  // the whole group fails at its end, and does nothing
   snprintf(last_error, sizeof last_error, "%s", text);
   return code;
 }
@@ -59,6 +64,8 @@ EXPORT const char* ncclGetLastError(const Comm* comm) {
   return last_error;
 }
 
+bool in_group(void) { return depth > 0; }
+
 static Comm* make_comm(Clique* clique, int rank) {
   Comm* comm = malloc(sizeof *comm);
   *comm = (Comm){clique, rank};
@@ -75,8 +82,38 @@ EXPORT int ncclCommInitAll(Comm** comms, int count, const int* ordinals) {
   for (int i = 0; i < count; ++i)
     if (cuDeviceGet(&clique->gpus[i], ordinals[i]) != kSuccess) return failed(kNcclInvalidArgument, "no such device");
   CALLED;
-  if (blocking(__func__) != kSuccess) return failed(kNcclInvalidUsage, "not while a stream is captured");
+  if (any_capture()) return failed(kNcclInvalidUsage, "not while a stream is captured");
   for (int i = 0; i < count; ++i) comms[i] = make_comm(clique, i);
+  return kNcclSuccess;
+}
+
+// Lets other threads go on, which may be what the caller waits for. Called with the lock held.
+static void let_others_run(void) {
+  unlock_simulation(NULL);
+  sched_yield();
+  lock_simulation();
+}
+
+EXPORT int ncclGetUniqueId(Id* id) {
+  CALLED;
+  memset(id, 0, sizeof *id);
+  snprintf(id->bytes, sizeof id->bytes, "process %d world %d", (int)getpid(), world_count);
+  if (world_count == kMostWorlds) return failed(kNcclInvalidUsage, "not simulated");
+  worlds[world_count++].id = *id;
+  return kNcclSuccess;
+}
+
+EXPORT int ncclCommInitRank(Comm** comm, int count, Id id, int rank) {
+  CALLED;
+  World* world = NULL;
+  for (int i = 0; i < world_count; ++i)
+    if (memcmp(&worlds[i].id, &id, sizeof id) == 0) world = &worlds[i];
+  if (world == NULL || rank < 0 || rank >= count) return failed(kNcclInvalidArgument, "no such id or rank");
+  if (any_capture()) return failed(kNcclInvalidUsage, "not while a stream is captured");
+  world->clique.ranks = count;
+  world->clique.gpus[rank] = current_gpu();
+  *comm = make_comm(&world->clique, rank);
+  for (++world->joined; world->joined % count != 0;) let_others_run();
   return kNcclSuccess;
 }
 
@@ -86,6 +123,7 @@ EXPORT int ncclCommSplit(Comm* comm, int color, int key, Comm** made, const void
   if (config != NULL || split_count == kMostSplits) return failed(kNcclInvalidArgument, "not simulated");
   splits[split_count++] = (Split){comm, color, key, made};
   *made = NULL;
+  ++group_splits;
   return kNcclSuccess;
 }
 
@@ -95,9 +133,13 @@ static int by_key(const void* one, const void* other) {
   return a->key != b->key ? a->key - b->key : a->parent->rank - b->parent->rank;
 }
 
+// Makes the new communicators once all ranks have called: the last thread makes everybody's, the others wait.
 static int finish_splits(void) {
-  if (split_count == 0) return kNcclSuccess;
-  if (split_count != splits[0].parent->clique->ranks) return failed(kNcclInvalidUsage, "not all ranks called split");
+  const int mine = splits_done, ranks = splits[0].parent->clique->ranks;
+  if (split_count < ranks) {
+    while (splits_done == mine) let_others_run();
+    return kNcclSuccess;
+  }
   note("split of %d ranks", split_count);
   qsort(splits, (size_t)split_count, sizeof *splits, by_key);
   Clique* clique = NULL;
@@ -109,6 +151,7 @@ static int finish_splits(void) {
     *splits[i].made = make_comm(clique, rank);
   }
   split_count = 0;
+  ++splits_done;
   return kNcclSuccess;
 }
 
@@ -118,11 +161,27 @@ EXPORT int ncclGroupStart(void) {
   return kNcclSuccess;
 }
 
+static int drop_group(int code, int split_calls) {
+  split_count -= split_calls;
+  drop_exchange();
+  return code;
+}
+
 EXPORT int ncclGroupEnd(void) {
-  CALLED;
-  if (depth == 0) return failed(kNcclInvalidUsage, "group end without a start");
-  if (split_count > 0 && blocking(__func__) != kSuccess) return failed(kNcclInvalidUsage, "not in a capture");
-  return --depth == 0 ? finish_splits() : kNcclSuccess;
+  LOCKED;
+  note("%s", __func__);
+  const int wanted = injected(__func__);
+  if (wanted == 0 && depth > 1) {
+    --depth;
+    return kNcclSuccess;
+  }
+  const int opened = depth, split_calls = group_splits, error = group_error;
+  depth = group_splits = group_error = 0;
+  if (error != 0) return drop_group(error, split_calls);
+  if (wanted != 0) return drop_group(failed(wanted, "the test wants this call to fail"), split_calls);
+  if (opened == 0) return failed(kNcclInvalidUsage, "group end without a start");
+  if (split_calls == 0) return finish_exchange();
+  return any_capture() ? failed(kNcclInvalidUsage, "not in a capture") : finish_splits();
 }
 
 EXPORT int ncclCommAbort(Comm* comm) {
@@ -136,67 +195,4 @@ EXPORT int ncclCommGetAsyncError(const Comm* comm, int* state) {
   CALLED;
   *state = (int)by_gpu("FAKE_NCCL_STATE", comm->rank, kNcclSuccess);
   return kNcclSuccess;
-}
-
-static unsigned char* bytes_at(uint64_t address, uint64_t offset) {
-  return (unsigned char*)(uintptr_t)(address + offset);
-}
-
-static void run_allreduce(Op* const ranks[], int count) {
-  const uint64_t* shape = ranks[0]->arguments;
-  const unsigned dtype = (unsigned)shape[kDtype], size = number_width(dtype);
-  double values[kMostRanks];
-  for (uint64_t i = 0; i < shape[kCount]; ++i) {
-    for (int r = 0; r < count; ++r) values[r] = load_number(bytes_at(ranks[r]->arguments[kSend], i * size), dtype);
-    const double result = reduce_numbers(values, count, dtype, (unsigned)shape[kReductionOrRoot]);
-    for (int r = 0; r < count; ++r) store_number(bytes_at(ranks[r]->arguments[kReceive], i * size), dtype, result);
-  }
-}
-
-static void run_broadcast(Op* const ranks[], int count) {
-  const uint64_t* root = ranks[ranks[0]->arguments[kReductionOrRoot]]->arguments;
-  const uint64_t bytes = root[kCount] * number_width((unsigned)root[kDtype]);
-  for (int r = 0; r < count; ++r) memcpy(bytes_at(ranks[r]->arguments[kReceive], 0), bytes_at(root[kSend], 0), bytes);
-}
-
-// Queues one rank's part. The first collective of a communicator connects its ranks, which a closed gate or a capture
-// would stop.
-static int queue(Comm* comm, Stream* stream, Op op) {
-  Clique* clique = comm->clique;
-  const int gpu = clique->gpus[comm->rank];
-  const uint64_t root = op.arguments[kReductionOrRoot];
-  if (op.arguments[kDtype] > 9) return failed(kNcclInvalidArgument, "unknown type");
-  if (root >= (op.reduce == run_broadcast ? (uint64_t)clique->ranks : 5u))
-    return failed(kNcclInvalidArgument, "bad root or op");
-  if (stream->gpu != gpu || owner_of(op.arguments[kSend]) != gpu || owner_of(op.arguments[kReceive]) != gpu)
-    return failed(kNcclInvalidArgument, "stream or buffer of another device");
-  if (!clique->connected[comm->rank]) {
-    if (stream->capturing || stream->gates > 0) fault("a communicator connects behind a gate or in a capture");
-    clique->connected[comm->rank] = true;
-  }
-  op.clique = clique;
-  op.rank = comm->rank;
-  queue_op(stream, &op);
-  if (!stream->capturing) count_behind(stream);
-  return kNcclSuccess;
-}
-
-EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int dtype, int reduction, Comm* comm,
-                         Stream* stream) {
-  CALLED;
-  const Op op = {.name = "allreduce",
-                 .arguments = {(uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive, count, (uint64_t)dtype,
-                               (uint64_t)reduction},
-                 .reduce = run_allreduce};
-  return queue(comm, stream, op);
-}
-
-EXPORT int ncclBroadcast(const void* send, void* receive, size_t count, int dtype, int root, Comm* comm,
-                         Stream* stream) {
-  CALLED;
-  const Op op = {
-      .name = "broadcast",
-      .arguments = {(uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive, count, (uint64_t)dtype, (uint64_t)root},
-      .reduce = run_broadcast};
-  return queue(comm, stream, op);
 }

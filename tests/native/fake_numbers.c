@@ -1,25 +1,40 @@
 #include "fake_numbers.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
-enum { kFloat16 = 6, kFloat32, kFloat64, kBfloat16 };
+enum { kFloat16 = 6, kFloat32, kFloat64, kBfloat16, kFloat8e4m3, kFloat8e5m2 };
 
-unsigned number_width(unsigned dtype) { return (const unsigned[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2}[dtype]; }
+unsigned number_width(unsigned dtype) { return (const unsigned[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[dtype]; }
 
-// Sixteen-bit floats by arithmetic: `digits` significant bits, the first one implied; never negative or tiny here.
-static uint16_t pack(double value, int digits, int bias) {
+// Short floats: their bits, the significant ones of these (the first one implied), and the exponent's bias.
+typedef struct Format {
+  int bits, digits, bias;
+} Format;
+
+static const Format* format_of(unsigned dtype) {
+  static const Format half = {16, 11, 15}, brain = {16, 8, 127}, e4m3 = {8, 4, 7}, e5m2 = {8, 3, 15};
+  if (dtype == kFloat8e4m3) return &e4m3;
+  if (dtype == kFloat8e5m2) return &e5m2;
+  return dtype == kFloat16 ? &half : dtype == kBfloat16 ? &brain : NULL;
+}
+
+// By arithmetic; values are never negative or tiny here.
+static uint16_t pack(double value, const Format* format) {
+  const int digits = format->digits;
   int exponent = 0;
   if (value == 0) return 0;
   double whole = rint(ldexp(frexp(value, &exponent), digits));
   if (whole == ldexp(1, digits)) whole /= 2, ++exponent;
-  return (uint16_t)(((exponent - 1 + bias) << (digits - 1)) + ((int)whole - (1 << (digits - 1))));
+  return (uint16_t)(((exponent - 1 + format->bias) << (digits - 1)) + ((int)whole - (1 << (digits - 1))));
 }
 
-static double unpack(uint16_t bits, int digits, int bias) {
-  const int exponent = (bits & 0x7fff) >> (digits - 1), fraction = bits & ((1 << (digits - 1)) - 1);
-  const double size = exponent == 0 ? 0 : ldexp(fraction + (1 << (digits - 1)), exponent - bias - digits + 1);
-  return bits >> 15 ? -size : size;
+static double unpack(uint16_t bits, const Format* format) {
+  const int digits = format->digits, sign = 1 << (format->bits - 1);
+  const int exponent = (bits & (sign - 1)) >> (digits - 1), fraction = bits & ((1 << (digits - 1)) - 1);
+  const double size = exponent == 0 ? 0 : ldexp(fraction + (1 << (digits - 1)), exponent - format->bias - digits + 1);
+  return bits & sign ? -size : size;
 }
 
 double load_number(const unsigned char* at, unsigned dtype) {
@@ -27,11 +42,12 @@ double load_number(const unsigned char* at, unsigned dtype) {
   uint64_t whole = 0;
   float single = 0;
   double wide = 0;
+  const Format* format = format_of(dtype);
+  if (format != NULL) {
+    memcpy(&bits, at, number_width(dtype));  // little-endian
+    return unpack(bits, format);
+  }
   switch (dtype) {
-    case kFloat16:
-    case kBfloat16:
-      memcpy(&bits, at, sizeof bits);
-      return dtype == kFloat16 ? unpack(bits, 11, 15) : unpack(bits, 8, 127);
     case kFloat32:
       memcpy(&single, at, sizeof single);
       return single;
@@ -39,16 +55,17 @@ double load_number(const unsigned char* at, unsigned dtype) {
       memcpy(&wide, at, sizeof wide);
       return wide;
   }
-  memcpy(&whole, at, number_width(dtype));  // little-endian
+  memcpy(&whole, at, number_width(dtype));
   return (double)whole;
 }
 
 void store_number(unsigned char* at, unsigned dtype, double value) {
   const uint64_t whole = (uint64_t)value;
   const float single = (float)value;
-  const uint16_t bits = dtype == kFloat16 ? pack(value, 11, 15) : pack(value, 8, 127);
+  const Format* format = format_of(dtype);
+  const uint16_t bits = format == NULL ? 0 : pack(value, format);
   const void* from = dtype == kFloat32 ? (const void*)&single : dtype == kFloat64 ? (const void*)&value : &whole;
-  memcpy(at, dtype == kFloat16 || dtype == kBfloat16 ? &bits : from, number_width(dtype));
+  memcpy(at, format == NULL ? from : &bits, number_width(dtype));
 }
 
 double reduce_numbers(const double* values, int count, unsigned dtype, unsigned reduction) {

@@ -1,9 +1,9 @@
-// Elements of NCCL's ten types, by ncclDataType_t, and its reductions, by ncclRedOp_t [nccl.h 2.18].
+// Elements of NCCL's types, by ncclDataType_t, and its reductions, by ncclRedOp_t [nccl.h 2.24].
 #pragma once
 
 #include <stdint.h>
 
-enum { kSum, kProduct, kMaximum, kMinimum, kAverage, kCopyOfRoot /* collbench's own, for broadcast */ };
+enum { kSum, kProduct, kMaximum, kMinimum, kAverage, kCopied /* collbench's own: nothing is reduced */ };
 
 unsigned number_width(unsigned dtype);
 double load_number(const unsigned char* at, unsigned dtype);

@@ -36,6 +36,15 @@ typedef struct Process {
 
 static int gpu_of(Handle handle) { return (int)(uintptr_t)handle - 1; }
 
+// Readings of each GPU's temperature so far: every look at its health asks for it once, and first.
+static int looks[kMostGpus];
+
+// A setting of the GPU once it has fallen ill, `healthy` before.
+static double ill(const char* setting, int gpu, double healthy) {
+  const int from = (int)by_gpu("FAKE_ILL_FROM", gpu, 0);
+  return __atomic_load_n(&looks[gpu], __ATOMIC_RELAXED) < from ? healthy : by_gpu(setting, gpu, healthy);
+}
+
 #define CALLED                              \
   note("%s", __func__);                     \
   const int injected_ = injected(__func__); \
@@ -198,9 +207,11 @@ static void answer_field(int gpu, FieldValue* value) {
     value->value.number = count_links(gpu);
   else if (value->field == kFieldSpeed)
     value->value.number = 26562;  // MB/s
-  else if (value->field >= kFieldReplay && value->field <= kFieldCrc)
+  else if (value->field >= kFieldReplay && value->field <= kFieldCrc) {
     value->type = kUnsignedLongLong;
-  else
+    const bool counts = value->field == kFieldCrc && value->scope == 0;
+    value->value.wide = counts ? (unsigned long long)ill("FAKE_NVLINK_ERRORS", gpu, 0) : 0;
+  } else
     value->result = kNotSupported;  // kFieldCommonSpeed among them
 }
 
@@ -226,12 +237,17 @@ EXPORT int nvmlDeviceGetP2PStatus(Handle one, Handle other, int index, int* stat
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(Handle handle, unsigned* count, Process* processes) {
   CALLED;
   const int gpu = gpu_of(handle);
-  const unsigned pid = (unsigned)by_gpu("FAKE_PROCESS", gpu, 0), room = *count;
-  *count = pid != 0;
-  if (pid == 0) return kSuccess;
-  if (room < 1 || processes == NULL) return kInsufficientSize;
-  processes[0] = (Process){pid, memory_of(gpu) - free_of(gpu), ~0u, ~0u};
-  return kSuccess;
+  const unsigned pids[] = {(unsigned)by_gpu("FAKE_PROCESS", gpu, 0), (unsigned)ill("FAKE_VISITOR", gpu, 0),
+                           (unsigned)ill("FAKE_WORKER", gpu, 0)};
+  const unsigned room = *count;
+  *count = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (pids[i] == 0) continue;
+    if (*count < room && processes != NULL)
+      processes[*count] = (Process){pids[i], memory_of(gpu) - free_of(gpu), ~0u, ~0u};
+    ++*count;
+  }
+  return *count > 0 && (*count > room || processes == NULL) ? kInsufficientSize : kSuccess;
 }
 
 EXPORT int nvmlDeviceGetCudaComputeCapability(Handle handle, int* major, int* minor) {
@@ -250,9 +266,16 @@ EXPORT int nvmlDeviceGetClockInfo(Handle handle, int type, unsigned* mhz) {
 }
 
 EXPORT int nvmlDeviceGetTemperature(Handle handle, int sensor, unsigned* celsius) {
-  (void)handle, (void)sensor;
+  (void)sensor;
   CALLED;
-  *celsius = 30;
+  __atomic_add_fetch(&looks[gpu_of(handle)], 1, __ATOMIC_RELAXED);
+  *celsius = (unsigned)ill("FAKE_TEMPERATURE", gpu_of(handle), 30);
+  return kSuccess;
+}
+
+EXPORT int nvmlDeviceGetCurrentClocksEventReasons(Handle handle, unsigned long long* reasons) {
+  CALLED;
+  *reasons = 1 | (unsigned long long)ill("FAKE_THROTTLE", gpu_of(handle), 0);  // idle, and those of nvml.h
   return kSuccess;
 }
 
@@ -263,14 +286,13 @@ EXPORT int nvmlDeviceGetUtilizationRates(Handle handle, unsigned percent[2]) {
 }
 
 EXPORT int nvmlDeviceGetTotalEccErrors(Handle handle, int kind, int counter, unsigned long long* errors) {
-  (void)handle, (void)kind, (void)counter;
+  (void)kind, (void)counter;
   CALLED;
-  *errors = 0;
+  *errors = (unsigned long long)ill("FAKE_ECC", gpu_of(handle), 0);
   return kSuccess;
 }
 
 ANSWER(nvmlDeviceGetVirtualizationMode, unsigned, 1)  // pass-through
 ANSWER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, 5)
 ANSWER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, 16)
-ANSWER(nvmlDeviceGetPowerUsage, unsigned, 75000)                       // mW
-ANSWER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, 1)  // idle
+ANSWER(nvmlDeviceGetPowerUsage, unsigned, 75000)  // mW

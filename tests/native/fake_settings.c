@@ -1,5 +1,6 @@
 // Reads the FAKE_* environment variables; linked into each fake library.
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -80,11 +81,27 @@ void write_uuid(int gpu, char* text, size_t length) {
         (size_t)snprintf(text + at, length - at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
 }
 
+// False where another process has had the fault of FAKE_ONCE already.
+static bool my_turn(void) {
+  const char* once = text_setting("FAKE_ONCE", NULL);
+  const int file = once == NULL ? -1 : open(once, O_CREAT | O_EXCL, 0600);
+  if (file >= 0) close(file);
+  return once == NULL || file >= 0;
+}
+
+// True at the call of `function` that the setting names.
+static bool due(const char* setting, const char* function, int* calls) {
+  const char* nth = entry(text_setting(setting, ""), function);
+  return nth != NULL && __atomic_add_fetch(calls, 1, __ATOMIC_RELAXED) == atoi(nth) && my_turn();
+}
+
 static void interrupt(const char* function) {
-  static int calls;
-  const char* nth = entry(text_setting("FAKE_INTERRUPT", ""), function);
-  if (nth != NULL && __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) == atoi(nth))
-    kill(getpid(), atoi(text_setting("FAKE_SIGNAL", "2")));
+  static int calls, stuck;
+  if (due("FAKE_INTERRUPT", function, &calls))
+    kill(*text_setting("FAKE_SIGNAL_PARENT", "") != '\0' ? getppid() : getpid(),
+         atoi(text_setting("FAKE_SIGNAL", "2")));
+  if (due("FAKE_STUCK", function, &stuck))
+    while (true) pause();
 }
 
 int injected(const char* function) {
@@ -95,7 +112,7 @@ int injected(const char* function) {
   for (const char* at = text_setting("FAKE_FAIL", NULL); at != NULL && entry_index < 8; ++entry_index) {
     int code = 0, nth = 1;
     if (strncmp(at, function, length) == 0 && sscanf(at + length, ":%d:%d", &code, &nth) >= 1 &&
-        __atomic_add_fetch(&calls[entry_index], 1, __ATOMIC_RELAXED) == nth)
+        __atomic_add_fetch(&calls[entry_index], 1, __ATOMIC_RELAXED) == nth && my_turn())
       return code;
     at = strchr(at, ',');
     if (at != NULL) ++at;
@@ -126,6 +143,8 @@ void fault(const char* format, ...) {
   va_start(values, format);
   vsnprintf(text, sizeof text, format, values);
   va_end(values);
-  fprintf(stderr, "FAULT: %s\n", text);
-  append(text);
+  char line[300];
+  snprintf(line, sizeof line, "FAULT: %s", text);
+  fprintf(stderr, "%s\n", line);
+  append(line);
 }

@@ -1,4 +1,5 @@
 // Fake libcuda.so.1, second half: streams, events, launches, copies and graphs.
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,19 +44,25 @@ EXPORT int cuStreamQuery(Stream* stream) {
   LOCKED;  // not logged: how often a caller polls is chance
   RETURN_IF(injected(__func__));
   if (stream->capturing) return kCaptureUnsupported;
-  ++stream->queries;
   run_ready();
   RETURN_IF(sticky_error(stream->gpu));
-  if (stream->first != NULL) return kNotReady;
-  stream->queries = 0;
+  return answered(stream->gpu, stream->first == NULL) ? kSuccess : kNotReady;
+}
+
+EXPORT int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
+  CALLED_ON_GPU;
+  if (flags != 0) return kInvalidValue;
+  if (current_gpu() != stream->gpu) return kInvalidHandle;
+  queue_op(stream, &(Op){.name = "wait", .event = event, .arguments = {event->recorded}});
   return kSuccess;
 }
 
 EXPORT int cuEventCreate(Event** event, unsigned flags) {
-  (void)flags;
   CALLED_ON_GPU;
+  if (flags != 0 && flags != 2) return kInvalidValue;  // 2: not for times
   *event = calloc(1, sizeof **event);
   (*event)->gpu = current_gpu();
+  (*event)->timed = flags == 0;
   note("+event %p", (void*)*event);
   return kSuccess;
 }
@@ -71,15 +78,24 @@ EXPORT int cuEventDestroy_v2(Event* event) {
 EXPORT int cuEventRecord(Event* event, Stream* stream) {
   CALLED;
   if (event->gpu != stream->gpu) return kInvalidHandle;
-  event->done = false;
+  ++event->recorded;
   queue_op(stream, &(Op){.name = "event", .event = event});
   return kSuccess;
+}
+
+EXPORT int cuEventQuery(const Event* event) {
+  LOCKED;  // not logged, as cuStreamQuery
+  RETURN_IF(injected(__func__));
+  run_ready();
+  RETURN_IF(sticky_error(event->gpu));
+  return answered(event->gpu, event->finished == event->recorded) ? kSuccess : kNotReady;
 }
 
 EXPORT int cuEventElapsedTime(float* milliseconds, const Event* start, const Event* end) {
   CALLED;
   run_ready();
-  if (!start->done || !end->done) return kNotReady;
+  if (!start->timed || !end->timed) return kInvalidHandle;
+  if (start->finished != start->recorded || end->finished != end->recorded) return kNotReady;
   *milliseconds = (float)((end->time - start->time) * 1e3);
   return kSuccess;
 }
@@ -118,11 +134,30 @@ EXPORT int cuMemcpyPeerAsync(uint64_t target, const Context* to, uint64_t source
   return kSuccess;
 }
 
+EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void* source, size_t bytes, Stream* stream) {
+  const uint64_t from = (uint64_t)(uintptr_t)source;
+  CALLED_ON_GPU;
+  if (owner_of(target) != stream->gpu || owner_of(from) != kHost) return kInvalidValue;
+  queue_op(stream, &(Op){.name = "memcpy", .arguments = {target, from, bytes}});
+  count_behind(stream);
+  return kSuccess;
+}
+
+EXPORT int cuMemcpyDtoHAsync_v2(void* target, uint64_t source, size_t bytes, Stream* stream) {
+  const uint64_t to = (uint64_t)(uintptr_t)target;
+  CALLED_ON_GPU;
+  if (owner_of(to) != kHost || owner_of(source) != stream->gpu) return kInvalidValue;
+  queue_op(stream, &(Op){.name = "memcpy", .arguments = {to, source, bytes}});
+  count_behind(stream);
+  return kSuccess;
+}
+
 EXPORT int cuStreamBeginCapture_v2(Stream* stream, int mode) {
   CALLED;
   run_ready();
   if (mode != 1 || stream->first != NULL) return kInvalidValue;  // thread-local, on a stream that is idle
   stream->capturing = true;
+  stream->capturer = (unsigned long)pthread_self();
   return kSuccess;
 }
 
@@ -142,7 +177,7 @@ static int end_graph(Graph* graph, const char* kind) {
 
 EXPORT int cuStreamEndCapture(Stream* stream, Graph** graph) {
   CALLED;
-  if (!stream->capturing) return kInvalidValue;
+  if (!stream->capturing || stream->capturer != (unsigned long)pthread_self()) return kInvalidValue;
   *graph = make_graph(stream->gpu, stream->first, "graph");
   stream->first = stream->last = NULL;
   stream->capturing = false;

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 _PACKAGES = Path(collbench.__file__).parents[1]
 SOURCES = {
     "libcuda.so.1": ("cuda", "streams", "engine", "memory", "kernels", "numbers", "settings"),
-    "libnccl.so.2": ("nccl", "numbers", "settings"),
+    "libnccl.so.2": ("nccl", "collectives", "numbers", "settings"),
     "libnvidia-ml.so.1": ("nvml", "settings"),
     "libclock.so": ("clock",),
 }
@@ -40,19 +40,25 @@ def failure(call, *arguments, **keywords):
     except Exception as error:
         return {"kind": type(error).__name__, "text": str(error), **vars(error)}
     return {"kind": "none"}
-def open_gpus(count=4, buffer=65536, images=None):
-    gpus = native.Gpus(list(range(count)), images or [PTX])
+def open_gpus(count=4, buffer=65536, images=None, peers=True):
+    gpus = native.Gpus(list(range(count)), images or [PTX], peers)
     gpus.allocate(buffer)
     return gpus
+def transfers(gpus, groups, **changes):
+    plan = dict(multiprocessors=False, pull=False, bytes=1024, shift=0, iterations=4, blocks=1, warmup=0, deadline=30.0)
+    return gpus.time_copies(groups=groups, **(plan | changes))
 def copies(gpus, links, **changes):
-    plan = dict(multiprocessors=False, pull=False, bytes=1024, shift=0, iterations=4, blocks=1, warmup=0)
-    return gpus.time_copies(links=links, **(plan | changes))
+    return transfers(gpus, [[link] for link in links], **changes)
+def chase(gpus, links, **changes):
+    plan = dict(accesses=100, blocks=1, warmup=0, deadline=30.0)
+    return gpus.time_chase(links=links, **(plan | changes))
 def session(gpus):
     return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]))
-def collective(session, groups, **changes):
-    plan = dict(broadcast=False, dtype=7, reduction=0, root=0, count=256, width=4, iterations=4, blocks=1, warmup=0,
-                launch_iterations=0)
-    return session.time(groups=groups, **(plan | changes))
+OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall sendrecv gather scatter".split()
+def collective(session, groups, operation="allreduce", **changes):
+    plan = dict(dtype=7, reduction=0, root=0, count=256, width=4, in_place=False, verify=True, iterations=4, blocks=1,
+                warmup=0, launch_iterations=0, launch_warmup=0, deadline=30.0)
+    return session.time(groups=groups, operation=OPERATIONS.index(operation), **(plan | changes))
 """
 
 
@@ -114,6 +120,7 @@ class Fakes:
         )
         assert "FAULT" not in done.stderr, done.stderr
         lines = tuple(log.read_text().splitlines()) if log.exists() else ()
+        assert not [line for line in lines if line.startswith("FAULT")]  # of a worker, whose stderr is not ours
         return Outcome(done.returncode, done.stdout, done.stderr, lines)
 
     def script(self, code: str, tmp_path: Path, extra: dict[str, str] | None = None, /, **settings: object) -> Outcome:

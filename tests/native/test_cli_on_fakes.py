@@ -14,7 +14,7 @@ from tests.native.fakes import Fakes, Outcome
 _MIB = 2**20
 # Just over what CUDA's and NCCL's own needs on four GPUs leave of it: the buffers stay small and the tests quick.
 _FREE = 2306 * _MIB
-_QUICK = ("--sizes", "1K,16K", "-o", "run.json")
+_QUICK = ("--sizes", "1K,16K", "--output", "run.json")
 
 
 def _collbench(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> Outcome:
@@ -31,7 +31,8 @@ def _run_file(tmp_path: Path) -> dict[str, Any]:
 def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int) -> set[float]:
     """Return the distinct block times of one cell."""
     for measurement in run["measurements"]:
-        if measurement["cell"] == {"operation": operation, "members": members, "size_bytes": size}:
+        cell = {"operation": operation, "members": members, "size_bytes": size, "variant": "plain"}
+        if measurement["cell"] == cell:
             return {round(s, 12) for sample in measurement["samples"] for s in sample["seconds"]}
     raise AssertionError(f"{operation} on {members} at {size} was not measured")
 
@@ -83,7 +84,7 @@ def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp
 
 
 def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes, tmp_path: Path) -> None:
-    arguments = ("pairs", "--backend", "cuda", "--sizes", "1K,4M", "-o", "run.json")
+    arguments = ("pairs", "--backend", "cuda", "--sizes", "1K,4M", "--output", "run.json")
     done = _collbench(fakes, tmp_path, *arguments, free=f"{_FREE + 16 * _MIB},1={_FREE}", process="0,1=4242")
 
     assert done.code == 0, done.stderr
@@ -105,7 +106,7 @@ def test_no_size_that_fits_is_one_clear_line(fakes: Fakes, tmp_path: Path) -> No
 
 
 def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, corrupt_copy="1500:17:2>1")
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, corrupt_copy="700:17:2>1")
 
     assert done.code == 4
     assert "wrong data" in done.stderr
@@ -126,8 +127,10 @@ def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fake
 
 
 def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_path: Path) -> None:
-    # Warming up and the audit launch 432 graphs, the three passes over all cells that follow another 432.
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, interrupt="cuGraphLaunch=600")
+    whole = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK)
+    late = len(whole.lines("cuGraphLaunch")) * 3 // 4
+    settings = {"interrupt": f"cuGraphLaunch={late}", "signal_parent": 1}
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, **settings)
     run = _run_file(tmp_path)
 
     assert done.code == 130
@@ -138,16 +141,23 @@ def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("case", "settings", "text"),
+    ("case", "operations", "fail", "text"),
     [
-        ("a failing call", {"fail": "cuMemcpyPeerAsync:719:9"}, "CUDA_ERROR_LAUNCH_FAILED"),
-        ("a failing NCCL", {"fail": "ncclCommSplit:2:1"}, "unhandled system error (the test wants this call to fail)"),
+        ("a failing call", "copy", "cuEventRecord:719:1", "CUDA_ERROR_LAUNCH_FAILED"),
+        (
+            "a failing NCCL",
+            "allreduce",
+            "ncclCommSplit:2:1",
+            "unhandled system error (the test wants this call to fail)",
+        ),
     ],
 )
 def test_a_failing_library_is_one_line_and_exit_status_1(
-    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, str], text: str
+    fakes: Fakes, tmp_path: Path, case: str, operations: str, fail: str, text: str
 ) -> None:
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, **settings)
+    words = ("pairs", "--backend", "cuda", "--operations", operations, *_QUICK)
+    free = {"copy": (256 + 2) * _MIB}.get(operations, _FREE)  # small buffers: nothing is left for communicators then
+    done = _collbench(fakes, tmp_path, *words, fail=fail, free=free)
 
     assert done.code == 1, case
     assert text in done.stderr, case

@@ -1,4 +1,4 @@
-"""Collective rounds on simulated GPUs: communicators, captured chains, times and checks."""
+"""Collective rounds on simulated GPUs: communicators, captured chains, times, failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ _MEGABYTE = "count=250000, iterations=1"  # of float32, decimal
         ("all-reduce on four", _ALL, "", {}, [20]),
         ("two pairs at once, one slow", _PAIRS, "", {"rate": "100,2-3=50"}, [15, 25]),
         ("a slow wire of the ring", _ALL, "", {"rate": "100,1-2=50"}, [35]),
-        ("broadcast", _ALL, "broadcast=True, root=2", {}, [15]),
+        ("broadcast", _ALL, "operation='broadcast', root=2", {}, [15]),
+        ("reduce", _ALL, "operation='reduce', root=1", {}, [15]),
+        # Of the total, a quarter stays where it is.
+        ("all-gather", _ALL, "operation='allgather'", {}, [12.5]),
+        ("reduce-scatter", _ALL, "operation='reducescatter'", {}, [12.5]),
+        ("all-to-all", _ALL, "operation='alltoall'", {}, [12.5]),
+        ("gather", _ALL, "operation='gather', root=3", {}, [12.5]),
+        ("scatter", _ALL, "operation='scatter', root=3", {}, [12.5]),
+        ("send/recv round a ring", _ALL, "operation='sendrecv'", {}, [15]),
+        ("all-gather in place", _ALL, "operation='allgather', in_place=True", {}, [12.5]),
+        ("unverified", _ALL, "verify=False", {}, [20]),
         ("the slowest rank is the time", _ALL, "", {"lag": "0,2=3e-6"}, [23]),
         ("the time is one collective's, not the chain's", "[[0, 1]]", "iterations=8", {}, [15]),
     ],
@@ -46,61 +56,6 @@ def test_times_are_what_the_gpus_clock_says(
         assert group == pytest.approx([expected * 1e-6] * 2, rel=_PRECISION), case
 
 
-def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: Fakes, tmp_path: Path) -> None:
-    script = """
-        held = session(open_gpus())
-        widths = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2]
-        for group in ([0, 1], [2, 0, 1], [0, 1, 2, 3]):
-            for dtype, width in enumerate(widths):
-                for reduction in range(5):
-                    plan = dict(dtype=dtype, width=width, count=77, iterations=2)
-                    collective(held, [group], reduction=reduction, **plan)
-                collective(held, [group], broadcast=True, root=len(group) - 1, **plan)
-    """
-    done = fakes.script(script, tmp_path)
-
-    # One to connect and two in the chain, of five reductions and a broadcast, for ten types and three groups.
-    assert len(done.lines("collective ")) == 3 * (5 + 1) * 10 * 3
-
-
-@pytest.mark.parametrize(
-    ("case", "call", "corrupt", "found"),
-    [
-        # The first collective connects the ranks and is not checked: the chain's begin with the second.
-        ("an element on the last rank", "[[0, 1]]", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
-        ("the first element on rank 0", "[[0, 1]]", "2:0:0", {"group": 0, "rank": 0, "offset": 0}),
-        ("the last of the chain, its last element", "[[0, 1]]", "5:255:0", {"group": 0, "rank": 0, "offset": 1020}),
-        ("bytes", "[[0, 1]], dtype=1, width=1", "3:9:0", {"group": 0, "rank": 0, "offset": 9}),
-        ("half floats", "[[0, 1]], dtype=6, width=2", "3:9:0", {"group": 0, "rank": 0, "offset": 18}),
-        ("an average over three, which rounds", "[[0, 1, 2]], reduction=4", "3:9:2", {"rank": 2, "offset": 36}),
-        ("a broadcast", "[[0, 1]], broadcast=True", "3:9:1", {"group": 0, "rank": 1, "offset": 36}),
-        ("a warm-up block", "[[0, 1]], warmup=1", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
-        ("a group in another order", "[[3, 1]]", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
-    ],
-)
-def test_one_wrong_element_fails_the_group_and_is_named(
-    fakes: Fakes, tmp_path: Path, case: str, call: str, corrupt: str, found: dict[str, int]
-) -> None:
-    script = f"say(**failure(collective, session(open_gpus()), {call})); gc.collect()"
-    done = fakes.script(script, tmp_path, corrupt_collective=corrupt)
-    said = done.said
-
-    assert said["kind"] == "DataError", case
-    assert {name: said[name] for name in found} == found, case
-    assert said["wrong"] == 1, case
-    assert 0 <= said["expected"] <= 14, case  # two ranks' sum of at most 7 each
-    assert said["found"] != said["expected"], case
-    assert done.leaks() == [], case
-
-
-def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> None:
-    # Each pair connects alone, so the chains hold the 3rd collective and on; which is first is the fakes' choice.
-    script = f"say(**failure(collective, session(open_gpus()), {_PAIRS}, iterations=1))"
-    groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").said["group"] for nth in (3, 4)}
-
-    assert groups == {0, 1}
-
-
 def test_one_world_and_one_split_serve_all_groups_of_a_round(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         held = session(open_gpus())
@@ -113,6 +68,23 @@ def test_one_world_and_one_split_serve_all_groups_of_a_round(fakes: Fakes, tmp_p
     assert len(done.lines("ncclCommInitAll")) == 1
     assert len(done.lines("split of 4 ranks")) == 2
     assert len(done.lines("+comm")) == len(done.lines("-comm")) == 4 + 4 + 4
+
+
+def test_groups_of_many_rounds_are_prepared_at_once_and_ahead(fakes: Fakes, tmp_path: Path) -> None:
+    script = f"""
+        import threading
+        held, rounds = session(open_gpus()), [{_PAIRS}, [[0, 2], [1, 3]], [[0, 3], [1, 2]], {_ALL}]
+        ahead = threading.Thread(target=held.prepare, args=([group for round in rounds for group in round],))
+        ahead.start(), ahead.join()
+        print("prepared", file=open(os.environ["FAKE_LOG"], "a"))
+        for groups in rounds:
+            collective(held, groups)
+    """
+    log = fakes.script(script, tmp_path).log
+    prepared = log.index("prepared")
+
+    assert [line for line in log if line.startswith("split of")] == ["split of 4 ranks"] * 3
+    assert not [line for line in log[prepared:] if line.startswith(("split", "+comm", "ncclCommInit"))]
 
 
 def test_chains_are_captured_once_and_replayed_at_later_visits(fakes: Fakes, tmp_path: Path) -> None:
@@ -130,22 +102,43 @@ def test_chains_are_captured_once_and_replayed_at_later_visits(fakes: Fakes, tmp
     assert calls["ncclAllReduce"] == 2 * 4 * (1 + 4)
 
 
-def test_all_streams_wait_behind_one_gate_for_one_graph_each(fakes: Fakes, tmp_path: Path) -> None:
+def test_ranks_are_captured_by_their_own_threads_and_wait_for_nobody_between_poison_and_check(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    script = f"""
+        held = session(open_gpus())
+        collective(held, {_ALL})
+        print("visited", file=open(os.environ["FAKE_LOG"], "a"))
+        collective(held, {_ALL}, blocks=2)
+    """
+    log = fakes.script(script, tmp_path).log
+    visit = log[log.index("visited") + 1 :]
+
+    # Fresh data once, and for each of two blocks of each rank one poison, gate, graph and check.
+    assert Counter(line.split()[1] for line in visit if line.startswith("launch ")) == {
+        "fill_elements": 4,
+        "gate": 2 * 4,
+        "verify_elements": 2 * 4,
+    }
+    assert Counter(visit)["cuMemsetD8Async"] == Counter(visit)["cuGraphLaunch"] == 2 * 4
+
+
+def test_all_streams_wait_behind_one_gate_for_one_graph_and_its_check(fakes: Fakes, tmp_path: Path) -> None:
     done = fakes.script(f"collective(session(open_gpus()), {_PAIRS}, iterations=32)", tmp_path)
     opened = done.lines("open gate")
 
-    # The graph's 32 collectives between two events.
-    assert sorted(line.split(" gpu ")[1] for line in opened) == [f"{gpu} behind 34" for gpu in range(4)]
+    # The graph's 32 collectives between two events, then the check.
+    assert sorted(line.split(" gpu ")[1] for line in opened) == [f"{gpu} behind 35" for gpu in range(4)]
     assert done.log.index(opened[0]) > max(i for i, line in enumerate(done.log) if line == "cuGraphLaunch")
 
 
 def test_the_launch_loop_calls_every_collective_from_every_rank(fakes: Fakes, tmp_path: Path) -> None:
-    script = f"say(seconds=collective(session(open_gpus()), {_PAIRS}, launch_iterations=10)[1])"
+    script = f"say(seconds=collective(session(open_gpus()), {_PAIRS}, launch_iterations=10, launch_warmup=3)[1])"
     done = fakes.script(script, tmp_path)
 
     assert len(done.said["seconds"]) == 2
     assert min(done.said["seconds"]) > 0
-    assert Counter(done.log)["ncclAllReduce"] == 4 * (1 + 4 + 10)
+    assert Counter(done.log)["ncclAllReduce"] == 4 * (1 + 4 + 3 + 10)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +148,14 @@ def test_the_launch_loop_calls_every_collective_from_every_rank(fakes: Fakes, tm
         ("no collective", "[[0, 1]], iterations=0", "a chain holds 1 to 32 collectives"),
         ("no element", "[[0, 1]], count=0", "a collective of no elements"),
         ("a message larger than the buffers", "[[0, 1]], count=20000", "does not fit the buffers"),
+        ("groups that overlap", "[[0, 1], [1, 2]]", "groups of a round share rank 1: time them in turn"),
+        ("a rank that is not there", "[[0, 4]]", "a group names rank 4 of a world of 4"),
+        ("no rank", "[[]]", "a group of no ranks"),
+        (
+            "blocks that are not equal",
+            "[[0, 1, 2]], 'allgather', count=256",
+            "a message of 256 elements does not split into 3 equal blocks",
+        ),
     ],
 )
 def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, case: str, call: str, text: str) -> None:
@@ -164,15 +165,40 @@ def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, c
     assert done.lines("collective ") == [], case
 
 
-def test_a_collective_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(collective, session(open_gpus(2)), [[0, 1]])); gc.collect()"
-    # Each look at the clock takes a second, so that the deadline of 30 s comes after some 30 looks.
+def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, tmp_path: Path) -> None:
+    script = "say(**failure(collective, session(open_gpus(2)), [[0, 1]], deadline=12.5)); gc.collect()"
+    # Each look at the clock takes a second, so that the deadline comes after some looks.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
     done = fakes.script(script, tmp_path, clock, hang="allreduce")
 
     assert done.said["kind"] == "HangError"
-    assert done.said["text"] == "GPU 0 did not finish its work in 30 s"
+    assert done.said["text"] == f"GPU {done.said['position']} did not finish its work in 12.5 s"
+    assert done.said["position"] in {0, 1}
     assert done.leaks() == []
+
+
+@pytest.mark.parametrize(
+    ("case", "fail"),
+    [
+        ("its graph is not launched", "cuGraphLaunch:719:1"),
+        ("the end is not recorded", "cuEventRecord:719:4"),
+        ("it is refused before the ranks connect", "ncclAllReduce:2:1"),
+        ("its check is not launched", "cuLaunchKernel:719:%d"),
+    ],
+)
+def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: Path, case: str, fail: str) -> None:
+    # Whoever waits for a collective that one rank never calls waits for ever: so does the deadline here.
+    script = """
+        held = session(open_gpus(3))
+        say(**failure(collective, held, [[2, 1]], deadline=1e9))
+        del held; gc.collect()
+    """
+    # Three fills of the copies' pattern, then a fill, a gate and a check for each of two ranks.
+    done = fakes.script(script, tmp_path, fail=fail.replace("%d", str(3 + 6)))
+
+    assert done.said["kind"] in {"CudaError", "NcclError"}, case
+    assert done.said["position"] in {1, 2}, case
+    assert done.leaks() == [], case
 
 
 def test_a_rank_that_failed_in_the_background_is_told(fakes: Fakes, tmp_path: Path) -> None:
@@ -181,14 +207,16 @@ def test_a_rank_that_failed_in_the_background_is_told(fakes: Fakes, tmp_path: Pa
 
     assert said["kind"] == "NcclError"
     assert said["text"].startswith("ncclCommGetAsyncError(communicator): remote process exited or network error")
+    assert said["position"] == 1
 
 
 @pytest.mark.parametrize(
     ("case", "fail"),
     [
-        ("the collective refuses to be captured", "ncclAllReduce:2:3"),
-        ("a group does not end", "ncclGroupEnd:2:2"),
+        ("the collective refuses to be captured", "ncclSend:2:3"),
+        ("a group does not end in a capture", "ncclGroupEnd:2:4"),
         ("a capture does not begin", "cuStreamBeginCapture_v2:1:2"),
+        ("a graph is not made", "cuGraphInstantiateWithFlags:719:2"),
     ],
 )
 def test_a_failure_inside_a_capture_leaves_streams_and_thread_usable(
@@ -196,8 +224,8 @@ def test_a_failure_inside_a_capture_leaves_streams_and_thread_usable(
 ) -> None:
     script = """
     held = session(open_gpus(2))
-    first = failure(collective, held, [[0, 1]])["kind"]
-    say(first=first, then=failure(collective, held, [[0, 1]]))
+    first = failure(collective, held, [[0, 1]], "sendrecv")["kind"]
+    say(first=first, then=failure(collective, held, [[0, 1]], "sendrecv"))
     """
     said = fakes.script(script, tmp_path, fail=fail).said
 

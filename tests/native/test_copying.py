@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_one_wrong_byte_fails_the_link_and_is_named(
 
     assert said["kind"] == "DataError", case
     assert {name: said[name] for name in found} == found, case
-    assert (said["rank"], said["wrong"]) == (1, 1), case
+    assert (said["rank"], said["wrong"]) == (0, 1), case  # the only transfer of its group, one byte
     assert int(said["expected"]) ^ int(said["found"]) == 0xFF, case
     assert done.leaks() == [], case
 
@@ -108,20 +109,117 @@ def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes,
 
 
 def test_the_gate_opens_after_all_is_queued_and_the_queue_is_never_deeper_than_32(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=31)", tmp_path)
+    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=30)", tmp_path)
     opened = done.lines("open gate")
 
-    # A waking copy, then 31 messages between two events, on each of the two streams.
-    assert sorted(line.split(" gpu ")[1] for line in opened) == ["0 behind 34", "2 behind 34"]
+    # A waking copy, then 30 messages between two events, on each of the two streams.
+    assert sorted(line.split(" gpu ")[1] for line in opened) == ["0 behind 33", "2 behind 33"]
     assert done.log.index(opened[0]) > max(i for i, line in enumerate(done.log) if line == "cuMemcpyPeerAsync")
     assert done.log.index(opened[0]) < done.log.index("copy memcpy by 0 from 0 to 1 bytes 1024 align 0 0")
+
+
+def test_what_arrives_is_verified_behind_the_same_gate_where_the_destination_reads(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=30)", tmp_path)
+
+    # The waking copy, 30 messages between two events, the verification and its event, on one stream.
+    assert done.lines("open gate") == ["open gate 1 gpu 1 behind 35"]
+    assert "cuStreamWaitEvent" not in done.log
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_a_block_is_queued_while_the_one_before_it_runs(fakes: Fakes, tmp_path: Path, pull: bool) -> None:
+    done = fakes.script(f"copies(open_gpus(2), [(0, 1)], blocks=3, pull={pull})", tmp_path)
+    first, second, third = (done.log.index(line) for line in done.lines("open gate"))
+    calls = [i for i, line in enumerate(done.log) if line == "cuMemcpyPeerAsync"]
+
+    # Five copies a block: the second block's are called before the fakes, which run all they can at a query, get to
+    # the first one's; then the third block's.
+    assert sum(i < first for i in calls) == 10
+    assert sum(first < i < second for i in calls) == 5
+    assert sum(i > third for i in calls) == 0
+
+
+def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        gpus = open_gpus()
+        print("START", file=open(os.environ["FAKE_LOG"], "a"))
+        copies(gpus, [(0, 1), (2, 3)], blocks=4, warmup=1)
+    """
+    log = fakes.script(script, tmp_path).log
+    calls = Counter(log[log.index("START") :])
+
+    blocks, links = 5, 2
+    assert calls["cuLaunchKernel"] == 3 * blocks * links  # poison, gate, verification
+    assert calls["cuMemcpyPeerAsync"] == 5 * blocks * links
+    assert calls["cuEventRecord"] == 4 * blocks * links  # poisoned, start, end, verified
+    assert calls["cuStreamWaitEvent"] == 2 * blocks * links  # the copies for the poison, the verification for them
+
+
+def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        groups = [[(0, 1), (1, 0)], [(3, 2)], [(4, 5)], [(7, 6)]]
+        say(seconds=transfers(open_gpus(8), groups, bytes=10000, iterations=5, blocks=20))
+    """
+    rate = "100,1-0=50,3>2=25,4>5=20,7>6=10"
+    done = fakes.script(script, tmp_path, gpus=8, rate=rate)
+
+    # 1 µs, and 10,000 bytes at 50, 25, 20 and 10 GB/s.
+    for group, microseconds in zip(done.said["seconds"], [1.2, 1.4, 1.5, 2], strict=True):
+        assert group == pytest.approx([microseconds * _MICROSECOND] * 20, rel=_PRECISION)
+    links = Counter(line.split(" bytes 10000 ")[0] for line in done.lines("copy ") if " bytes 10000 " in line)
+    assert links == {f"copy memcpy by {i} from {i} to {j}": 5 * 20 for i, j in ((0, 1), (1, 0), (3, 2), (4, 5), (7, 6))}
+
+
+@pytest.mark.parametrize(
+    ("case", "bytes_", "launches", "microseconds"),
+    [
+        # At 90 GB/s, and 1 µs for each launch; the waking copy is a launch, too.
+        ("just below 16 MiB each message has its own launch", 16_777_215, 1 + 3, 186.413500 + 1),
+        ("from 16 MiB on, one launch copies the three of a block", 16_777_216, 1 + 1, 186.413511 + 1 / 3),
+    ],
+)
+def test_large_messages_by_kernel_share_a_launch(
+    fakes: Fakes, tmp_path: Path, case: str, bytes_: int, launches: int, microseconds: float
+) -> None:
+    # The buffers hold two messages: the third lies in the first one's place.
+    script = f"say(seconds=copies(open_gpus(2, 2 << 24), [(0, 1)], multiprocessors=True, bytes={bytes_}, iterations=3))"
+    done = fakes.script(script, tmp_path)
+
+    assert done.said["seconds"][0] == pytest.approx([microseconds * _MICROSECOND], rel=_PRECISION), case
+    assert len(done.lines("launch copy ")) == launches, case
+    assert len(done.lines(f"copy copy by 0 from 0 to 1 bytes {bytes_} ")) == 3, case
+
+
+@pytest.mark.parametrize(
+    ("case", "corrupt", "offset"),
+    [
+        # The first copy is the waking one; the last message covers the first.
+        ("in the second slot", "3:16777215", 16_777_215),
+        ("in the first slot again", "4:5", 5),
+    ],
+)
+def test_one_wrong_byte_of_a_shared_launch_counts_from_its_own_message(
+    fakes: Fakes, tmp_path: Path, case: str, corrupt: str, offset: int
+) -> None:
+    plan = "multiprocessors=True, bytes=1 << 24, iterations=3"
+    said = fakes.script(
+        f"say(**failure(copies, open_gpus(2, 2 << 24), [(0, 1)], {plan}))", tmp_path, corrupt_copy=corrupt
+    ).said
+
+    assert (said["kind"], said["offset"], said["wrong"]) == ("DataError", offset, 1), case
 
 
 @pytest.mark.parametrize(
     ("case", "call", "text"),
     [
-        ("32 messages are too deep a queue", "[(0, 1)], iterations=32", "1 to 31 messages"),
-        ("no message", "[(0, 1)], iterations=0", "1 to 31 messages"),
+        ("31 messages are too deep a queue", "[(0, 1)], iterations=31", "1 to 30 messages"),
+        ("no message", "[(0, 1)], iterations=0", "1 to 30 messages"),
+        ("a GPU that is not there", "[(0, 4)]", "no GPU at position 4"),
+        ("a GPU before the first", "[(-2, 0)]", "no GPU at position -2"),
+        ("a GPU to itself", "[(1, 1)]", "to itself"),
+        ("host memory to itself", "[(-1, -1)]", "to itself"),
         ("two links to one GPU", "[(0, 1), (2, 1)]", "share a GPU"),
         ("one GPU in two roles", "[(0, 1), (1, 2)]", "share a GPU"),
         ("a message larger than the buffers", "[(0, 1)], bytes=70000", "does not fit the buffers"),
@@ -139,15 +237,14 @@ def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, c
 def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         gpus = open_gpus(2)
-        say(peers=gpus.peer_access(), **failure(copies, gpus, [(0, 1)], multiprocessors=True))
-        del gpus; gc.collect()
+        refused = failure(copies, gpus, [(0, 1)], multiprocessors=True)
+        say(peers=gpus.peer_access(), refused=refused, then=copies(gpus, [(0, 1)]))
     """
-    done = fakes.script(script, tmp_path, no_peer=1)
+    said = fakes.script(script, tmp_path, no_peer=1).said
 
-    assert done.said["peers"] == [[False, False], [False, False]]
-    assert done.said["kind"] == "CudaError"
-    assert done.said["text"].startswith("cuStreamQuery(stream): CUDA_ERROR_ILLEGAL_ADDRESS")
-    assert done.leaks() == []
+    assert said["peers"] == [[False, False], [False, False]]
+    assert said["refused"]["text"] == "a kernel cannot copy between GPUs without peer access"
+    assert len(said["then"][0]) == 1  # the attempt has not broken the GPUs
 
 
 def test_peer_access_that_the_driver_refuses_is_told_but_no_error(fakes: Fakes, tmp_path: Path) -> None:
@@ -173,13 +270,14 @@ def test_free_memory_is_told_and_too_large_a_buffer_is_refused(fakes: Fakes, tmp
 
 @pytest.mark.parametrize("hanging", ["memcpy", "verify"])
 def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path, hanging: str) -> None:
-    script = "say(**failure(copies, open_gpus(2), [(0, 1)])); gc.collect()"
-    # Each look at the clock takes a second, so that the deadline of 30 s comes after some 30 looks.
+    script = "say(**failure(copies, open_gpus(2), [(0, 1)], deadline=12.5)); gc.collect()"
+    # Each look at the clock takes a second, so that the deadline comes after some 13 looks.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
     done = fakes.script(script, tmp_path, clock, hang=hanging)
 
     assert done.said["kind"] == "HangError"
-    assert done.said["text"] == f"GPU {1 if hanging == 'verify' else 0} did not finish its work in 30 s"
+    gpu = 1 if hanging == "verify" else 0
+    assert (done.said["text"], done.said["position"]) == (f"GPU {gpu} did not finish its work in 12.5 s", gpu)
     assert done.leaks() == []
 
 

@@ -17,13 +17,22 @@ def everything():
     gpus = open_gpus(2)
     gpus.free_bytes()
     copies(gpus, [(0, 1)], blocks=2)
+    transfers(gpus, [[(-1, 0), (0, -1)]], blocks=2)
+    chase(gpus, [(0, 1), (1, -1)], blocks=2)
     held = session(gpus)
     try:
-        for group in ([0, 1], [1, 0], [1], [0]):
-            collective(held, [group])
-            collective(held, [group], broadcast=True)
+        for group in ([0, 1], [1, 0]):
+            for operation in OPERATIONS:
+                collective(held, [group], operation, iterations=1, in_place=operation == "allgather")
+        collective(held, [[1]], launch_iterations=1)
     finally:
         held.close()
+    for world in range(2):
+        one = native.Gpus([world], [PTX])
+        nccl = native.Nccl(os.environ["NCCL"])
+        alone = native.Collectives(one, nccl, 0, 1, nccl.unique_id())
+        alone.prepare([[0]])
+        alone.close()
 say(**failure(everything))
 gc.collect()
 """
@@ -41,7 +50,6 @@ _RELEASES = {
 }
 _SPECIAL = {
     "cuInit",  # test_opening.py
-    "cuDriverGetVersion",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuCtxEnablePeerAccess",  # test_copying.py: no error
@@ -129,3 +137,46 @@ def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path:
     assert done.said["first"] == "CudaError"
     assert len(done.said["then"][0]) == 1
     assert done.leaks() == []
+
+
+@pytest.mark.parametrize(
+    # Opening four GPUs launches four kernels; a block of two links then calls for 6 launches, 10 copies, 8 events and
+    # 4 waits, by two threads.
+    ("case", "failing", "positions"),
+    [
+        ("the first call of a block", "cuLaunchKernel:719:5", {1, 3}),
+        ("another launch of it", "cuLaunchKernel:719:6", {0, 1, 2, 3}),
+        ("the first call of a block while the one before it runs", "cuLaunchKernel:719:11", {1, 3}),
+        ("a wait", "cuStreamWaitEvent:719:3", {0, 1, 2, 3}),
+        ("a copy", "cuMemcpyPeerAsync:719:7", {0, 2}),
+        ("a copy while the block before it runs", "cuMemcpyPeerAsync:719:15", {0, 2}),
+        ("an event while the block before it runs", "cuEventRecord:719:13", {0, 1, 2, 3}),
+        # The thread whose copy fails makes no other, so the second failure is the other thread's.
+        ("copies of both links", "cuMemcpyPeerAsync:719:1,cuMemcpyPeerAsync:719:1", {0, 2}),
+    ],
+)
+def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_both(
+    fakes: Fakes, tmp_path: Path, case: str, failing: str, positions: set[int]
+) -> None:
+    script = """
+        gpus = open_gpus(4)
+        links = [(0, 1), (2, 3)]
+        failed = failure(copies, gpus, links, blocks=3)
+        held = session(gpus)
+        say(failed=failed, then=copies(gpus, links, blocks=2), collective=collective(held, [[0, 1], [2, 3]]))
+        held.close()
+        del held, gpus; gc.collect()
+    """
+    done = fakes.script(script, tmp_path, fail=failing)
+
+    assert done.said["failed"]["kind"] == "CudaError", case
+    assert done.said["failed"]["position"] in positions, case
+    assert [len(blocks) for blocks in done.said["then"]] == [2, 2], case  # and every byte of them was right
+    assert [len(blocks) for blocks in done.said["collective"][0]] == [1, 1], case
+    assert done.leaks() == [], case
+
+
+def test_a_copy_that_fails_alone_in_its_round_names_its_gpu(fakes: Fakes, tmp_path: Path) -> None:
+    said = fakes.script("say(**failure(copies, open_gpus(2), [(1, 0)]))", tmp_path, fail="cuMemcpyPeerAsync:719:3").said
+
+    assert (said["kind"], said["position"]) == ("CudaError", 1)

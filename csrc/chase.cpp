@@ -1,0 +1,129 @@
+#include "chase.hpp"
+
+#include <stdexcept>
+
+#include "gate.hpp"
+#include "host_memory.hpp"
+
+namespace collbench {
+namespace {
+
+constexpr std::uint64_t kLineBytes = 128;       // of L2; one word of each is read
+constexpr std::uint64_t kLines = 2 << 20 >> 7;  // 2 MiB of them, a power of two
+// A full cycle over any power of two: the multiplier is 1 more than a multiple of 4, the increment odd [Hull, Dobell
+// 1962]. The numbers are Numerical Recipes'.
+constexpr std::uint64_t kMultiplier = 1664525;
+constexpr std::uint64_t kIncrement = 1013904223;
+
+// Where a reader is in its ring.
+struct Walk {
+  Gpu* reader;
+  CUdeviceptr ring;
+  std::uint64_t line;
+};
+
+std::uint64_t follow(std::uint64_t line, int accesses) {
+  for (int i = 0; i < accesses; ++i) line = (line * kMultiplier + kIncrement) % kLines;
+  return line;
+}
+
+// `writer` can address the ring, which is its own or host memory.
+void write_ring(Gpus& gpus, Gpu& writer, CUdeviceptr ring) {
+  std::uint64_t lines = kLines, multiplier = kMultiplier, increment = kIncrement;
+  void* arguments[] = {&ring, &lines, &multiplier, &increment};
+  gpus.launch(writer, Kernel::chain, gpus.grid(writer, Kernel::chain, kLines), 1, arguments);
+  gpus.wait(writer, kSetupSeconds);
+}
+
+CUdeviceptr device_ring(Gpus& gpus, Gpu& owner) {
+  if (owner.ring.get() == 0) {
+    DeviceMemory made = make_memory(owner.context.get(), kLines * kLineBytes);
+    write_ring(gpus, owner, made.get());
+    owner.ring = std::move(made);
+  }
+  return owner.ring.get();
+}
+
+CUdeviceptr host_ring(Gpus& gpus, Gpu& reader) {
+  if (reader.host.ring.get() == nullptr) {
+    PinnedMemory made = make_pinned(reader.context.get(), kLines * kLineBytes);
+    write_ring(gpus, reader, reinterpret_cast<CUdeviceptr>(made.get()));
+    reader.host.ring = std::move(made);
+  }
+  return reinterpret_cast<CUdeviceptr>(reader.host.ring.get());
+}
+
+void check(const Gpus& gpus, const ChaseRound& round) {
+  if (round.accesses < 1) throw std::invalid_argument("a block holds at least one access");
+  std::vector<bool> reads(gpus.size(), false);
+  for (const auto& [reader, owner] : round.links) {
+    if (reader == owner) throw std::invalid_argument("a reader and its own memory");
+    const int first = reader == kHostPosition ? owner : reader, second = first == reader ? owner : reader;
+    for (const int position : {first, second})
+      if (position != kHostPosition && (position < 0 || static_cast<std::size_t>(position) >= gpus.size()))
+        throw std::invalid_argument("no GPU at position " + std::to_string(position));
+    const auto at = static_cast<std::size_t>(first);
+    if (reads[at]) throw std::invalid_argument("links of a round share a reader");
+    reads[at] = true;
+    if (second != kHostPosition && !gpus.peer_access()[at][static_cast<std::size_t>(second)])
+      throw std::invalid_argument("a kernel cannot read from a GPU without peer access");
+  }
+}
+
+Walk start_walk(Gpus& gpus, const Link& link) {
+  if (link.first == kHostPosition || link.second == kHostPosition) {
+    Gpu& reader = gpus[link.first == kHostPosition ? link.second : link.first];
+    return {&reader, host_ring(gpus, reader), 0};
+  }
+  return {&gpus[link.first], device_ring(gpus, gpus[link.second]), 0};
+}
+
+void queue(const Walk& walk, const ChaseRound& round, Gate& gate) {
+  Gpu& reader = *walk.reader;
+  CUdeviceptr start = walk.ring + walk.line * kLineBytes;
+  std::uint64_t accesses = static_cast<std::uint64_t>(round.accesses);
+  std::uint64_t* end = &reader.clear_report()->first;
+  void* arguments[] = {&start, &accesses, &end};
+  gate.hold(reader);
+  CUDA_CHECK(cuEventRecord, reader.start.get(), reader.stream.get());
+  Gpus::launch_on(reader, reader.stream.get(), Kernel::chase, 1, 1, arguments);
+  CUDA_CHECK(cuEventRecord, reader.end.get(), reader.stream.get());
+}
+
+// Moves the walk to where the block must have ended.
+void check_end(Walk& walk, const ChaseRound& round, int link) {
+  walk.line = follow(walk.line, round.accesses);
+  const std::uint64_t expected = walk.line * kLineBytes, found = walk.reader->read_report().first - walk.ring;
+  if (found != expected)
+    throw DataError(link, 0, expected, 1, static_cast<double>(expected), static_cast<double>(found));
+}
+
+std::vector<double> time_block(Gpus& gpus, const ChaseRound& round, std::vector<Walk>& walks) {
+  Gate gate(gpus);
+  for (const Walk& walk : walks) queue(walk, round, gate);
+  gate.open();
+  for (const Walk& walk : walks) gpus.wait(*walk.reader, round.deadline);
+  gate.check();
+  std::vector<double> seconds;
+  for (Walk& walk : walks) {
+    check_end(walk, round, static_cast<int>(seconds.size()));
+    seconds.push_back(elapsed_seconds(walk.reader->start, walk.reader->end) / round.accesses);
+  }
+  return seconds;
+}
+
+}  // namespace
+
+std::vector<std::vector<double>> time_chase(Gpus& gpus, const ChaseRound& round) {
+  check(gpus, round);
+  std::vector<Walk> walks;
+  for (const Link& link : round.links) walks.push_back(start_walk(gpus, link));
+  std::vector<std::vector<double>> seconds(walks.size());
+  for (int block = -round.warmup; block < round.blocks; ++block) {
+    const std::vector<double> times = time_block(gpus, round, walks);
+    for (std::size_t i = 0; block >= 0 && i < seconds.size(); ++i) seconds[i].push_back(times[i]);
+  }
+  return seconds;
+}
+
+}  // namespace collbench

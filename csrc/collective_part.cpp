@@ -1,0 +1,180 @@
+#include "collective_part.hpp"
+
+namespace collbench {
+namespace {
+
+constexpr int kInt32 = 2;                // ncclInt32
+constexpr int kSum = 0;                  // ncclSum
+constexpr unsigned char kPoison = 0xff;  // not a number in every float, and larger than any of our whole numbers
+
+// Any constant does: the data must differ from count to count.
+std::uint64_t seed_of(const CollectiveRound& round) { return 0x72616e6b73756dull ^ round.count; }
+
+// Where the rank's data of the message at `offset` begins. In place, both lie in the buffer that receives.
+CUdeviceptr send_address(const Gpu& gpu, const CollectiveRound& round, const Part& part, std::uint64_t offset) {
+  return (round.in_place ? gpu.target : gpu.send).get() + offset + part.shape.send_at * round.width;
+}
+
+CUdeviceptr receive_address(const Gpu& gpu, const CollectiveRound& round, const Part& part, std::uint64_t offset) {
+  return gpu.target.get() + offset + part.shape.receive_at * round.width;
+}
+
+// What NCCL's functions take, ready.
+struct Call {
+  const Nccl& nccl;
+  const void* send;
+  void* receive;
+  std::size_t count;
+  int dtype, root, rank, ranks;
+  std::size_t block_bytes;
+  ncclComm_t communicator;
+  CUstream stream;
+
+  void send_block(int block, int peer) const {
+    const void* from = static_cast<const char*>(send) + static_cast<std::size_t>(block) * block_bytes;
+    NCCL_CHECK(nccl, ncclSend, from, count, dtype, peer, communicator, stream);
+  }
+  void receive_block(int block, int peer) const {
+    void* to = static_cast<char*>(receive) + static_cast<std::size_t>(block) * block_bytes;
+    NCCL_CHECK(nccl, ncclRecv, to, count, dtype, peer, communicator, stream);
+  }
+};
+
+// The order of sends and receives in each of these is nccl-tests'.
+void all_to_all(const Call& call) {
+  if (call.nccl.ncclAlltoAll != nullptr) {
+    NCCL_CHECK(call.nccl, ncclAlltoAll, call.send, call.receive, call.count, call.dtype, call.communicator,
+               call.stream);
+    return;
+  }
+  NcclGroup calls(call.nccl);
+  for (int peer = 0; peer < call.ranks; ++peer) {
+    call.send_block(peer, peer);
+    call.receive_block(peer, peer);
+  }
+  calls.end();
+}
+
+void gather(const Call& call) {
+  if (call.nccl.ncclGather != nullptr) {
+    NCCL_CHECK(call.nccl, ncclGather, call.send, call.receive, call.count, call.dtype, call.root, call.communicator,
+               call.stream);
+    return;
+  }
+  NcclGroup calls(call.nccl);
+  call.send_block(0, call.root);
+  for (int peer = 0; call.rank == call.root && peer < call.ranks; ++peer) call.receive_block(peer, peer);
+  calls.end();
+}
+
+void scatter(const Call& call) {
+  if (call.nccl.ncclScatter != nullptr) {
+    NCCL_CHECK(call.nccl, ncclScatter, call.send, call.receive, call.count, call.dtype, call.root, call.communicator,
+               call.stream);
+    return;
+  }
+  NcclGroup calls(call.nccl);
+  for (int peer = 0; call.rank == call.root && peer < call.ranks; ++peer) call.send_block(peer, peer);
+  call.receive_block(0, call.root);
+  calls.end();
+}
+
+// A ring: everybody sends to the next rank and receives from the one before.
+void send_and_receive(const Call& call) {
+  NcclGroup calls(call.nccl);
+  call.send_block(0, (call.rank + 1) % call.ranks);
+  call.receive_block(0, (call.rank + call.ranks - 1) % call.ranks);
+  calls.end();
+}
+
+void dispatch(const Call& c, Collective operation, int reduction) {
+  switch (operation) {
+    case Collective::allreduce:
+      NCCL_CHECK(c.nccl, ncclAllReduce, c.send, c.receive, c.count, c.dtype, reduction, c.communicator, c.stream);
+      return;
+    case Collective::broadcast:
+      NCCL_CHECK(c.nccl, ncclBroadcast, c.send, c.receive, c.count, c.dtype, c.root, c.communicator, c.stream);
+      return;
+    case Collective::reduce:
+      NCCL_CHECK(c.nccl, ncclReduce, c.send, c.receive, c.count, c.dtype, reduction, c.root, c.communicator, c.stream);
+      return;
+    case Collective::allgather:
+      NCCL_CHECK(c.nccl, ncclAllGather, c.send, c.receive, c.count, c.dtype, c.communicator, c.stream);
+      return;
+    case Collective::reducescatter:
+      NCCL_CHECK(c.nccl, ncclReduceScatter, c.send, c.receive, c.count, c.dtype, reduction, c.communicator, c.stream);
+      return;
+    case Collective::alltoall:
+      return all_to_all(c);
+    case Collective::sendrecv:
+      return send_and_receive(c);
+    case Collective::gather:
+      return gather(c);
+    case Collective::scatter:
+      return scatter(c);
+  }
+}
+
+}  // namespace
+
+void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round, const Part& part,
+                      std::uint64_t offset) {
+  const Gpu& gpu = gpus[part.member.position];
+  const Call call{nccl,
+                  reinterpret_cast<const void*>(send_address(gpu, round, part, offset)),
+                  reinterpret_cast<void*>(receive_address(gpu, round, part, offset)),
+                  part.shape.count,
+                  round.dtype,
+                  round.root,
+                  part.member.rank,
+                  part.ranks,
+                  part.shape.count * round.width,
+                  part.member.communicator,
+                  gpu.stream.get()};
+  dispatch(call, round.operation, round.reduction);
+}
+
+void queue_barrier(Gpus& gpus, const Nccl& nccl, const Part& part) {
+  const Gpu& gpu = gpus[part.member.position];
+  void* spare = reinterpret_cast<void*>(gpu.target.get() + gpus.spare_offset());
+  NCCL_CHECK(nccl, ncclAllReduce, spare, spare, 1, kInt32, kSum, part.member.communicator, gpu.stream.get());
+}
+
+void queue_fill(Gpus& gpus, const CollectiveRound& round, const Part& part, unsigned slots) {
+  Gpu& gpu = gpus[part.member.position];
+  CUdeviceptr send = send_address(gpu, round, part, part.chain->slots.base);
+  std::uint64_t stride = part.chain->slots.stride, count = part.shape.sent, seed = seed_of(round);
+  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = reduction_of(round),
+       ranks = static_cast<std::uint32_t>(part.ranks), rank = static_cast<std::uint32_t>(part.member.rank);
+  void* arguments[] = {&send, &stride, &count, &dtype, &reduction, &ranks, &rank, &seed};
+  Gpus::launch_on(gpu, gpu.stream.get(), Kernel::fill_elements, gpus.grid(gpu, Kernel::fill_elements, count), slots,
+                  arguments);
+}
+
+void queue_poison(Gpus& gpus, const CollectiveRound& round, const Part& part, unsigned slots) {
+  const Gpu& gpu = gpus[part.member.position];
+  const Slots& places = part.chain->slots;
+  const std::uint64_t bytes = places.stride * (slots - 1) + round.bytes();
+  CUDA_CHECK(cuMemsetD8Async, gpu.target.get() + places.base, kPoison, bytes, gpu.stream.get());
+}
+
+Elements all_elements(const Part& part, unsigned slots) { return {0, part.shape.expected.count, 0, slots}; }
+
+void queue_verify(Gpus& gpus, const CollectiveRound& round, const Part& part, const Elements& elements) {
+  Gpu& gpu = gpus[part.member.position];
+  Expected expected = part.shape.expected;
+  Elements checked = elements;
+  std::uint64_t stride = part.chain->slots.stride, seed = seed_of(round);
+  CUdeviceptr received = receive_address(gpu, round, part, part.chain->slots.base + checked.slot * stride);
+  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = reduction_of(round),
+       ranks = static_cast<std::uint32_t>(part.ranks);
+  double tolerance = tolerance_of(round, part.ranks);
+  Report* report = gpu.clear_report();
+  void* arguments[] = {&received, &stride,    &checked.first,   &checked.count, &expected.block, &expected.offset,
+                       &dtype,    &reduction, &expected.sender, &ranks,         &seed,           &tolerance,
+                       &report};
+  Gpus::launch_on(gpu, gpu.stream.get(), Kernel::verify_elements,
+                  gpus.grid(gpu, Kernel::verify_elements, checked.count), checked.slots, arguments);
+}
+
+}  // namespace collbench

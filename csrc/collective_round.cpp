@@ -1,0 +1,120 @@
+#include "collective_round.hpp"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+namespace collbench {
+namespace {
+
+constexpr int kLongestChain = 32;
+constexpr std::uint32_t kAverage = 4;  // ncclAvg
+
+// Half a unit in the last place of a value in [1, 2): what one rounding costs at most, relatively. 0 for whole numbers.
+double rounding_of(int dtype) {
+  switch (dtype) {
+    case 6:
+      return 0x1p-11;  // float16
+    case 7:
+      return 0x1p-24;  // float32
+    case 8:
+      return 0x1p-53;  // float64
+    case 9:
+      return 0x1p-8;  // bfloat16
+    case 10:
+      return 0x1p-4;  // float8e4m3
+    case 11:
+      return 0x1p-3;  // float8e5m2
+    default:
+      return 0;
+  }
+}
+
+bool shares(Collective operation) {
+  switch (operation) {
+    case Collective::allgather:
+    case Collective::reducescatter:
+    case Collective::alltoall:
+    case Collective::gather:
+    case Collective::scatter:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void check_groups(const CollectiveRound& round) {
+  std::set<int> seen;
+  for (const Group& group : round.groups) {
+    if (group.empty()) throw std::invalid_argument("a group of no ranks");
+    for (const int rank : group)
+      if (!seen.insert(rank).second)
+        throw std::invalid_argument("groups of a round share rank " + std::to_string(rank) + ": time them in turn");
+    if (shares(round.operation) && round.count % group.size() != 0)
+      throw std::invalid_argument("a message of " + std::to_string(round.count) + " elements does not split into " +
+                                  std::to_string(group.size()) + " equal blocks");
+  }
+}
+
+}  // namespace
+
+std::uint32_t reduction_of(const CollectiveRound& round) {
+  switch (round.operation) {
+    case Collective::allreduce:
+    case Collective::reduce:
+    case Collective::reducescatter:
+      return static_cast<std::uint32_t>(round.reduction);
+    default:
+      return kCopied;
+  }
+}
+
+// Layouts and in-place offsets as in nccl-tests 2.19.6, *GetCollByteCount and *InitData of each operation's file. It
+// times an all-to-all and a send/recv in place and checks neither: their ranks overwrite what others still read.
+Shape shape_of(const CollectiveRound& round, int rank, int ranks) {
+  const auto me = static_cast<std::uint32_t>(rank), all = static_cast<std::uint32_t>(ranks),
+             root = static_cast<std::uint32_t>(round.root);
+  const std::uint64_t whole = round.count, block = whole / all, mine = me * block;
+  const std::uint64_t inside = round.in_place ? mine : 0, unchecked_in_place = round.in_place ? 0 : whole;
+  switch (round.operation) {
+    case Collective::allreduce:
+      return {whole, whole, 0, 0, {whole, whole, 0, 0}};
+    case Collective::broadcast:
+      return {whole, whole, 0, 0, {whole, whole, 0, root}};
+    case Collective::reduce:
+      return {whole, whole, 0, 0, {me == root ? whole : 0, whole, 0, 0}};
+    case Collective::allgather:
+      return {block, block, inside, 0, {whole, block, 0, kEachBlock}};
+    case Collective::reducescatter:
+      return {block, whole, 0, inside, {block, block, mine, 0}};
+    case Collective::alltoall:
+      return {block, whole, 0, 0, {unchecked_in_place, block, mine, kEachBlock}};
+    case Collective::sendrecv:
+      return {whole, whole, 0, 0, {unchecked_in_place, whole, 0, (me + all - 1) % all}};
+    case Collective::gather:
+      return {block, block, inside, 0, {me == root ? whole : 0, block, 0, kEachBlock}};
+    case Collective::scatter:
+      return {block, whole, 0, inside, {block, block, mine, root}};
+  }
+  throw std::invalid_argument("no collective has number " + std::to_string(static_cast<int>(round.operation)));
+}
+
+// NCCL scales by a rounded 1/ranks, then rounds every sum: one rounding each, of at most the largest average.
+double tolerance_of(const CollectiveRound& round, int ranks) {
+  const bool exact = reduction_of(round) != kAverage || (ranks & (ranks - 1)) == 0;
+  if (exact) return 0;
+  // kernels.cu's contributions: up to 7 each; in 8-bit floats up to 1, by at most 8 ranks.
+  const double largest = round.dtype >= 10 ? std::min(1.0, 8.0 / ranks) : 8.0;
+  return largest * (ranks + 1) * rounding_of(round.dtype);
+}
+
+void check(const CollectiveRound& round) {
+  if (round.iterations < 1 || round.iterations > kLongestChain)
+    throw std::invalid_argument("a chain holds 1 to 32 collectives");
+  if (round.count == 0) throw std::invalid_argument("a collective of no elements");
+  shape_of(round, 0, 1);  // knows the operation
+  check_groups(round);
+}
+
+}  // namespace collbench

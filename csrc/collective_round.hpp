@@ -1,0 +1,64 @@
+// What one round of collectives is, and what each rank of it sends, receives and must find. Pure arithmetic.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace collbench {
+
+// Ranks of the world, in the group's own rank order.
+using Group = std::vector<int>;
+
+// Numbered as the Python side has them.
+enum class Collective { allreduce, broadcast, reduce, allgather, reducescatter, alltoall, sendrecv, gather, scatter };
+
+struct CollectiveRound {
+  std::vector<Group> groups;  // disjoint
+  Collective operation;
+  int dtype;              // ncclDataType_t
+  int reduction;          // ncclRedOp_t; without meaning where nothing is reduced
+  int root;               // rank within each group, where the operation has one
+  std::size_t count;      // elements of the whole message: of all ranks' blocks where each rank has its own
+  std::size_t width;      // bytes of an element
+  bool in_place;          // receives into the buffer that it sends from, laid out as nccl-tests does
+  bool verify;            // checks every element that arrives
+  int iterations;         // collectives in a chain, at most 32
+  int blocks;             // timed replays of the chain
+  int warmup;             // untimed replays first
+  int launch_iterations;  // collectives in the launch loop, 0 for none
+  int launch_warmup;      // untimed launches before it
+  double deadline;        // longest wait for one block, seconds
+  std::size_t bytes() const { return count * width; }
+};
+
+// Element i of what a rank receives is a value at index `offset + i % block`: of the reduction over all ranks, or,
+// where nothing is reduced, of what `sender` contributed.
+struct Expected {
+  std::uint64_t count;  // elements; 0 where the operation defines nothing here
+  std::uint64_t block;
+  std::uint64_t offset;
+  std::uint32_t sender;
+};
+constexpr std::uint32_t kEachBlock = 0xffffffff;  // kernels.cu: the sender is i / block
+
+// One rank's call, in elements; `send_at` and `receive_at` count from the start of the message.
+struct Shape {
+  std::uint64_t count;  // what NCCL is told
+  std::uint64_t sent;   // what the rank contributes: its indices are 0 … sent - 1
+  std::uint64_t send_at;
+  std::uint64_t receive_at;
+  Expected expected;
+};
+
+constexpr std::uint32_t kCopied = 5;  // kernels.cu: nothing is reduced
+
+// The reduction as kernels.cu numbers it: ncclRedOp_t or kCopied.
+std::uint32_t reduction_of(const CollectiveRound& round);
+Shape shape_of(const CollectiveRound& round, int rank, int ranks);
+// How far a floating average over `ranks` ranks may miss; 0 for all that is exact.
+double tolerance_of(const CollectiveRound& round, int ranks);
+// Throws std::invalid_argument for a round that no communicator can run.
+void check(const CollectiveRound& round);
+
+}  // namespace collbench

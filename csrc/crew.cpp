@@ -1,0 +1,134 @@
+#include "crew.hpp"
+
+#include <chrono>
+#include <sstream>
+
+namespace collbench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+// Longer than what the host does between two blocks of a step; waking a sleeping thread takes some 50 us.
+constexpr std::chrono::milliseconds kSpin{2};
+
+// Returns once `ready()`: looks again and again for kSpin, then sleeps until `signal`. What makes it ready changes
+// under the mutex. Yields: there may be fewer cores than threads.
+template <class Ready>
+void await(std::mutex& mutex, std::condition_variable& signal, const Ready& ready) {
+  const auto until = Clock::now() + kSpin;
+  while (!ready()) {
+    if (Clock::now() < until) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    signal.wait(lock, ready);
+  }
+}
+
+std::string hang_text(const Gpu& gpu, double deadline_seconds) {
+  std::ostringstream text;
+  text << "GPU " << gpu.ordinal << " did not finish its work in " << deadline_seconds << " s";
+  return text.str();
+}
+
+}  // namespace
+
+Crew::Crew(Gpus& gpus) {
+  for (int position = 0; position < static_cast<int>(gpus.size()); ++position)
+    workers_.push_back(std::make_unique<Worker>(*this, gpus[position], position));
+}
+
+void Crew::run(const std::vector<int>& positions, const Work& work) {
+  failed_ = false;
+  failure_ = nullptr;
+  unfinished_ = positions.size();
+  for (std::size_t i = 0; i < positions.size(); ++i)
+    workers_.at(static_cast<std::size_t>(positions[i]))->give(&work, i);
+  await(mutex_, finished_, [this] { return unfinished_ == 0; });
+  const bool thrown = failed_.exchange(false);  // what the owner does next is no part of the failed job
+  if (thrown) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Crew::wait(const Gpu& gpu, double deadline_seconds) const {
+  const auto begin = Clock::now();
+  for (;;) {
+    const CUresult result = driver().cuStreamQuery(gpu.stream.get());
+    if (result == kCudaSuccess) return;
+    if (result != kCudaNotReady) throw_cuda(result, "cuStreamQuery(stream)", __FILE__, __LINE__);
+    if (failed_) throw Abandoned();
+    if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_seconds)
+      throw HangError(hang_text(gpu, deadline_seconds));
+    std::this_thread::yield();
+  }
+}
+
+// Called in a catch clause: keeps the first exception of the job.
+void Crew::fail(int position) noexcept {
+  if (failed_.exchange(true)) return;
+  try {
+    throw;
+  } catch (DeviceError& error) {
+    if (error.position < 0) error.position = position;
+  } catch (...) {
+  }
+  failure_ = std::current_exception();
+}
+
+void Crew::finish_one() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (--unfinished_ == 0) finished_.notify_one();
+}
+
+Crew::Worker::Worker(Crew& crew, Gpu& gpu, int position)
+    : gpu(gpu), position(position), thread([this, &crew] { serve(crew); }) {}
+
+Crew::Worker::~Worker() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    leaving = true;
+  }
+  wake.notify_one();
+  thread.join();
+}
+
+void Crew::Worker::give(const Work* job, std::size_t index) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    share = index;
+    work = job;
+  }
+  wake.notify_one();
+}
+
+void Crew::Worker::serve(Crew& crew) {
+  for (;;) {
+    await(mutex, wake, [this] { return called(); });
+    if (leaving) return;
+    perform(crew);
+    work = nullptr;
+    crew.finish_one();
+  }
+}
+
+void Crew::Worker::perform(Crew& crew) {
+  try {
+    gpu.context.make_current();
+    (*work)(share);
+  } catch (...) {
+    crew.fail(position);
+  }
+}
+
+void Meeting::arrive(const std::function<void()>& last) {
+  if (--missing_ == 0) {
+    last();
+    released_ = true;
+    return;
+  }
+  while (!released_) {
+    if (crew_.failed()) throw Abandoned();
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace collbench

@@ -1,0 +1,238 @@
+// What collectives send and must deliver: the last part of kernels.cu.
+#pragma once
+
+// Values of ncclDataType_t [nccl.h 2.24] and ncclRedOp_t; kCopied is ours, where nothing is reduced.
+enum Dtype {
+  kInt8,
+  kUint8,
+  kInt32,
+  kUint32,
+  kInt64,
+  kUint64,
+  kFloat16,
+  kFloat32,
+  kFloat64,
+  kBfloat16,
+  kFloat8e4m3,
+  kFloat8e5m2
+};
+enum Reduction { kSum, kProd, kMax, kMin, kAvg, kCopied };
+
+// Small whole numbers, so that every reduction of them is exact in every dtype. Single ones go to 7, which float8e5m2's
+// three significant bits hold. Sums stay under 2^7 (int8's positive range, and bfloat16's 8 bits), in 8-bit floats at 8
+// (float8e5m2 has 8, but not 9): in a large world only some ranks, other ones at every index, add to them. Only the
+// first six ranks contribute factors of two to a product.
+
+// Four bits for each of sixteen ranks: the hash is what these kernels would otherwise wait for.
+__device__ __forceinline__ u64 noise_of(u64 seed, u32 rank, u64 index) { return mix(seed + index * 256 + rank / 16); }
+
+__device__ __forceinline__ u32 contribution(u64 noises, u32 rank, u64 index, u32 reduction, u32 world, u32 dtype) {
+  const u32 noise = (u32)(noises >> rank % 16 * 4), most = dtype >= kFloat8e4m3 ? 8 : 112;
+  if (reduction == kProd) return rank < 6 ? 1 + (noise & 1) : 1;
+  if (reduction != kSum && reduction != kAvg) return noise & 7;
+  if (dtype < kFloat8e4m3 && world <= 16) return noise & 7;
+  return world <= most || (index + rank) % world < most ? noise & 1 : 0;
+}
+
+__device__ double reduced(u64 seed, u64 index, u32 reduction, u32 world, u32 dtype) {
+  u64 noises = noise_of(seed, 0, index);
+  u32 value = contribution(noises, 0, index, reduction, world, dtype);
+  for (u32 rank = 1; rank < world; ++rank) {
+    if (rank % 16 == 0) noises = noise_of(seed, rank, index);
+    const u32 next = contribution(noises, rank, index, reduction, world, dtype);
+    if (reduction == kSum || reduction == kAvg) value += next;
+    if (reduction == kProd) value *= next;
+    if (reduction == kMax) value = value > next ? value : next;
+    if (reduction == kMin) value = value < next ? value : next;
+  }
+  if (reduction != kAvg) return value;
+  return dtype <= kUint64 ? (double)(value / world) : (double)value / world;
+}
+
+__device__ u32 width(u32 dtype) {
+  switch (dtype) {
+    case kInt8:
+    case kUint8:
+    case kFloat8e4m3:
+    case kFloat8e5m2:
+      return 1;
+    case kFloat16:
+    case kBfloat16:
+      return 2;
+    case kInt64:
+    case kUint64:
+    case kFloat64:
+      return 8;
+    default:
+      return 4;
+  }
+}
+
+// By hand: the hardware's conversions of 8-bit floats begin with sm_89. A sign, four bits of exponent with a bias of 7,
+// three of fraction; 0x7f is not a number. Packing is exact for contributions, which are never negative or tiny.
+__device__ u8 pack_e4m3(float value) {
+  return value == 0 ? 0 : (u8)((__float_as_uint(value) >> 20) - ((127 - 7) << 3));
+}
+
+__device__ float unpack_e4m3(u8 bits) {
+  const u32 size = bits & 0x7f, sign = (u32)(bits >> 7) << 31;
+  const float small = size * 0x1p-9f;  // no exponent: as every float, a multiple of the least one
+  const u32 value = size < 8 ? __float_as_uint(small) : size == 0x7f ? 0x7fc00000 : (size << 20) + ((127 - 7) << 23);
+  return __uint_as_float(value | sign);
+}
+
+__device__ unsigned short pack_half(float value) {
+  unsigned short half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+}
+
+__device__ float unpack_half(unsigned short half) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+}
+
+__device__ void store(u8* at, u32 dtype, double value) {
+  switch (dtype) {
+    case kFloat8e4m3:
+      *at = pack_e4m3((float)value);
+      return;
+    case kFloat8e5m2:  // the upper half of a float16
+      *at = (u8)(pack_half((float)value) >> 8);
+      return;
+    case kFloat16:
+      *(unsigned short*)at = pack_half((float)value);
+      return;
+    case kBfloat16:
+      *(unsigned short*)at = (unsigned short)(__float_as_uint((float)value) >> 16);
+      return;
+    case kFloat32:
+      *(float*)at = (float)value;
+      return;
+    case kFloat64:
+      *(double*)at = value;
+      return;
+  }
+  const u64 whole = (u64)value;
+  for (u32 i = 0; i < width(dtype); ++i) at[i] = (u8)(whole >> (8 * i));
+}
+
+// An element's bits. They are fetched apart from decoding, which waits for the memory: fetching several must not.
+struct Bits {
+  u32 low, high;
+};
+
+__device__ __forceinline__ Bits fetch(const u8* at, u32 bytes) {
+  if (bytes == 4) return {*(const u32*)at, 0};
+  if (bytes == 2) return {*(const unsigned short*)at, 0};
+  if (bytes == 1) return {*at, 0};
+  return {*(const u32*)at, *(const u32*)(at + 4)};
+}
+
+__device__ double decode(Bits bits, u32 dtype) {
+  const u64 whole = (u64)bits.high << 32 | bits.low;
+  switch (dtype) {
+    case kFloat8e4m3:
+      return unpack_e4m3((u8)bits.low);
+    case kFloat8e5m2:
+      return unpack_half((unsigned short)(bits.low << 8));
+    case kFloat16:
+      return unpack_half((unsigned short)bits.low);
+    case kBfloat16:
+      return __uint_as_float(bits.low << 16);
+    case kFloat32:
+      return __uint_as_float(bits.low);
+    case kFloat64:
+      return __longlong_as_double((long long)whole);
+  }
+  return (double)whole;
+}
+
+extern "C" __global__ void fill_elements(u8* buffer, u64 stride, u64 count, u32 dtype, u32 reduction, u32 world,
+                                         u32 rank, u64 seed) {
+  u8* message = buffer + blockIdx.y * stride;
+  const u32 bytes = width(dtype);
+  for (u64 i = thread_index(); i < count; i += thread_count()) {
+    const u32 value = contribution(noise_of(seed, rank, i), rank, i, reduction, world, dtype);
+    if (dtype == kFloat32)
+      ((float*)message)[i] = value;
+    else
+      store(message + i * bytes, dtype, value);
+  }
+}
+
+// Sums in float32 are what nearly everybody measures, and the sixteen ranks' noises add up in a few instructions: even
+// and odd nibbles apart, each below 8, then all bytes into the highest.
+__device__ __forceinline__ float plain_sum(u64 seed, u64 index, u32 world) {
+  const u64 ranks = noise_of(seed, 0, index) & 0x7777777777777777ull >> (16 - world) * 4;
+  const u64 pairs = (ranks & 0x0f0f0f0f0f0f0f0full) + (ranks >> 4 & 0x0f0f0f0f0f0f0f0full);
+  return (float)(u32)(pairs * 0x0101010101010101ull >> 56);
+}
+
+// What a rank checks: element i is a value at index `offset + i % block`, of the reduction over all ranks or, where
+// nothing is reduced, of what one rank sent: `sender`, or the i / block-th where that is ~0.
+struct Rule {
+  u64 block, offset, seed;
+  u32 dtype, reduction, sender, world;
+  double tolerance;
+};
+
+__device__ __forceinline__ bool is_plain(const Rule& rule) {
+  const bool sum = rule.reduction == kSum && rule.world <= 16, copied = rule.reduction == kCopied;
+  return rule.dtype == kFloat32 && (sum || copied);
+}
+
+__device__ __forceinline__ double expected_element(const Rule& rule, u64 index, u64 from) {
+  if (rule.reduction != kCopied) return reduced(rule.seed, rule.offset + index, rule.reduction, rule.world, rule.dtype);
+  const u32 rank = rule.sender == ~0u ? (u32)from : rule.sender;
+  const u64 noises = noise_of(rule.seed, rank, rule.offset + index);
+  return contribution(noises, rank, rule.offset + index, kCopied, rule.world, rule.dtype);
+}
+
+__device__ __forceinline__ bool is_right(const Rule& rule, bool plain, u64 index, u64 from, Bits bits) {
+  if (plain && rule.reduction == kSum)
+    return bits.low == __float_as_uint(plain_sum(rule.seed, rule.offset + index, rule.world));
+  if (plain) {
+    const u32 rank = rule.sender == ~0u ? (u32)from : rule.sender;
+    const u32 noise = (u32)(noise_of(rule.seed, rank, rule.offset + index) >> rank % 16 * 4) & 7;
+    return bits.low == __float_as_uint((float)noise);
+  }
+  return fabs(decode(bits, rule.dtype) - expected_element(rule, index, from)) <= rule.tolerance;
+}
+
+// `tolerance` is 0 but for floating averages over a world that is no power of two, which round in each dtype. Each
+// thread reports once: a gigabyte of wrong elements would otherwise take minutes of atomics on host memory.
+extern "C" __global__ void verify_elements(const u8* buffer, u64 stride, u64 first, u64 count, u64 block, u64 offset,
+                                           u32 dtype, u32 reduction, u32 sender, u32 world, u64 seed, double tolerance,
+                                           Report* report) {
+  const Rule rule = {block, offset, seed, dtype, reduction, sender, world, tolerance};
+  const bool plain = is_plain(rule);
+  const u8* message = buffer + blockIdx.y * stride;
+  const u32 kAtOnce = 4, bytes = width(dtype);
+  const u64 all = thread_count(), end = first + count;
+  // A division for every element would cost as much as the rest.
+  u64 index = (first + thread_index()) % block, from = (first + thread_index()) / block;
+  const u64 step = all % block, steps = all / block;
+  Report mine = {0, 0, 0, 0};
+  for (u64 i = first + thread_index(); i < end; i += kAtOnce * all) {
+    Bits held[kAtOnce];
+#pragma unroll
+    for (u32 k = 0; k < kAtOnce; ++k)
+      if (i + k * all < end) held[k] = fetch(message + (i + k * all) * bytes, bytes);
+#pragma unroll
+    for (u32 k = 0; k < kAtOnce; ++k) {
+      if (i + k * all < end && !is_right(rule, plain, index, from, held[k]) && ++mine.wrong == 1)
+        mine = {1, blockIdx.y * stride + (i + k * all) * bytes, expected_element(rule, index, from),
+                decode(held[k], dtype)};
+      index += step;
+      from += steps;
+      if (index >= block) index -= block, ++from;
+    }
+  }
+  if (mine.wrong == 0) return;
+  atomicAdd(&report->wrong, mine.wrong);
+  atomicMin(&report->first, mine.first);
+  report->expected = mine.expected;
+  report->found = mine.found;
+}

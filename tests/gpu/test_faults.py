@@ -1,0 +1,123 @@
+"""Real faults on real GPUs: a stopped, a killed worker and a competing job. Run with `make test-gpu`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.machine import need_gpus, need_nccl
+
+need_gpus(2)
+need_nccl()
+# Nothing is ever so precise: visits go on for a second at least.
+_LONG = ("--sizes", "1K:64M", "--precision", "0.001%", "--budget", "8s")
+# 2 links × 4 kinds of copy, and one pair's all-reduce and broadcast, at 17 sizes.
+_CELLS = 10 * 17
+_PATIENCE_S = 100
+_BUSY = """
+from tests.gpu.machine import open_gpus
+gpus = open_gpus([0, 1], 2**28)
+print("busy", flush=True)
+while True:
+    gpus.time_copies(groups=[[(0, 1)]], multiprocessors=False, pull=False, bytes=2**28, shift=0, iterations=20,
+                     blocks=20, warmup=0, deadline=30.0)
+"""
+
+
+@contextmanager
+def _running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "collbench", *words, "--backend", "cuda", "-o", "run.json"]
+    pipe = subprocess.PIPE
+    folder.mkdir(exist_ok=True)
+    with subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def _until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _worker_of(program: subprocess.Popen[str]) -> int:
+    """Return the process id of a program's worker."""
+    children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text(encoding="utf-8").split()
+    named = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return next(child for child, command in named.items() if b"collbench.backends.worker" in command)
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return run
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "says"),
+    [
+        ("a stopped worker", signal.SIGSTOP, "hang: no answer within"),
+        ("a killed worker", signal.SIGKILL, "crash: the worker process died (signal 9, SIGKILL)"),
+    ],
+)
+def test_a_lost_worker_costs_its_cell_at_most_and_the_sweep_goes_on(
+    tmp_path: Path, what: str, number: int, says: str
+) -> None:
+    with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
+        _until((tmp_path / "run.json").exists)  # visits have begun
+        os.kill(_worker_of(program), number)
+        out, err = program.communicate(timeout=_PATIENCE_S)
+    assert (program.returncode, err) == (0, ""), what
+    run = _run(tmp_path)
+    failed = [found for found in run["measurements"] if found["stop"] == "failed"]
+    assert (run["complete"], len(run["measurements"]), len(failed)) == (True, _CELLS, 1), what
+    assert says in failed[0]["failure"], what
+    assert says in out, what
+
+
+def test_a_killed_program_leaves_its_visits_and_can_be_resumed(tmp_path: Path) -> None:
+    with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
+        _until((tmp_path / "run.json.journal").exists)
+        program.kill()
+    resume = [sys.executable, "-m", "collbench", "pairs", "--resume", "run.json"]
+    done = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert _run(tmp_path)["complete"]
+    assert not (tmp_path / "run.json.journal").exists()
+
+
+def test_a_competing_job_is_flagged(tmp_path: Path) -> None:
+    before = _neighbours(tmp_path)  # this very process, which has opened the GPUs in other tests
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", _BUSY]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as busy:
+        try:
+            assert busy.stdout is not None
+            assert busy.stdout.readline() == "busy\n"
+            during = _neighbours(tmp_path)
+        finally:
+            busy.kill()
+    assert during == before + 1
+
+
+def _neighbours(folder: Path) -> int:
+    """Return the most processes besides ours with which GPU0 was shared while collbench measured."""
+    with _running(folder, "pairs", "--devices", "0,1", *_LONG) as program:
+        _, err = program.communicate(timeout=_PATIENCE_S)
+    assert program.returncode == 0, err
+    samples = [sample for found in _run(folder)["measurements"] for sample in found["samples"]]
+    told = [re.fullmatch(r"shared: (\d+) other process(?:es)? on GPU0", f) for one in samples for f in one["flags"]]
+    return max((int(found[1]) for found in told if found), default=0)

@@ -1,0 +1,100 @@
+"""One process per GPU under torchrun, on 2 and 4 GPUs: the same cells as one process measures, and no wrong element."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.model import Run
+from collbench.operations import COLLECTIVES, Operation, Variant
+from tests.gpu.machine import need_gpus, need_nccl
+from tests.world.processes import as_slurm, ends, free_port, started, torchrun, visits, wait_for, worker_of
+
+ORDINALS = need_gpus(2)
+NCCL = need_nccl()
+COUNTS = [count for count in (2, 4) if count <= len(ORDINALS)]
+SIZES = "8,64K,1M"
+
+
+def by_torchrun(tmp_path: Path, count: int, *words: str) -> Run:
+    """Measure by so many processes, and return the run, which must be whole."""
+    file = tmp_path / "world.json"
+    done = torchrun(tmp_path, count, *words, "--backend", "cuda", "--output", str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("saved     ") == 1, "one rank prints"
+    run = runfile.load(file)
+    assert run.complete
+    assert (run.settings.processes, run.settings.launcher) == (count, "torchrun")
+    assert not [found.failure for found in run.measurements if found.failure]
+    return run
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, count: int, tmp_path: Path) -> None:
+    run = by_torchrun(tmp_path, count, operation.value, "--sizes", SIZES, "--in-place", "--quick")
+    cells = {(found.cell.members, found.cell.variant) for found in run.measurements}
+    everyone = tuple(range(count))
+    assert cells == {(everyone, Variant.PLAIN), (everyone, Variant.IN_PLACE)}
+    for found in run.measurements:
+        assert found.wrong == (0 if found.cell.work.verifiable else None)
+    assert all(sample.seconds and min(sample.seconds) > 0 for found in run.measurements for sample in found.samples)
+    assert all(sample.launch_seconds for found in run.measurements for sample in found.samples)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_run_of_processes_has_the_cells_and_devices_of_a_run_of_one(count: int, tmp_path: Path) -> None:
+    words = ("pairs", "--operations", "allreduce,broadcast", "--sizes", SIZES, "--quick", "--seed", "1")
+    many = by_torchrun(tmp_path, count, *words)
+    alone = tmp_path / "alone.json"
+    devices = ",".join(map(str, range(count)))
+    with started(tmp_path, [*words, "--devices", devices, "--backend", "cuda", "--output", str(alone)], [{}]) as one:
+        ((status, _, err),) = ends(one)
+    assert status == 0, err
+    single = runfile.load(alone)
+    assert [found.cell for found in many.measurements] == [found.cell for found in single.measurements]
+    assert [device.uuid for device in many.devices] == [device.uuid for device in single.devices]
+    assert many.paths == single.paths
+    assert (many.machine.nccl, many.machine.driver) == (single.machine.nccl, single.machine.driver)
+    assert len(many.health_before) == len(many.health_after) == count
+
+
+@pytest.mark.skipif(len(ORDINALS) < 4, reason=f"needs 4 GPUs: this machine shows {len(ORDINALS)}")
+def test_disjoint_sets_are_timed_at_once(tmp_path: Path) -> None:
+    run = by_torchrun(tmp_path, 4, "allreduce", "--split", "2", "--sizes", SIZES, "--quick")
+    assert {found.cell.members for found in run.measurements} == {(0, 1), (2, 3)}
+    assert {sample.concurrent for found in run.measurements for sample in found.samples} == {True}
+
+
+def test_a_rank_that_sees_one_gpu_alone_takes_it(tmp_path: Path) -> None:
+    """As under srun --gpus-per-task=1."""
+    file, port = tmp_path / "run.json", free_port()
+    words = ["allreduce", "--backend", "cuda", "--sizes", SIZES, "--quick", "--output", str(file)]
+    places = [as_slurm(rank, 2, port, CUDA_VISIBLE_DEVICES=rank) for rank in range(2)]
+    with started(tmp_path, words, places) as processes:
+        (status, _, err), other = ends(processes)
+    assert status == 0, err
+    assert other[0] == 0
+    assert len({device.uuid for device in runfile.load(file).devices}) == 2
+
+
+def test_a_killed_worker_costs_its_cell_and_the_ranks_meet_again(tmp_path: Path) -> None:
+    file, port = tmp_path / "run.json", free_port()
+    journal = tmp_path / "run.json.journal"
+    words = ["allreduce", "--backend", "cuda", "--precision", "0.0001%", "--budget", "10min"]
+    places = [as_slurm(rank, 2, port) for rank in range(2)]
+    with started(tmp_path, [*words, "--output", str(file)], places) as processes:
+        wait_for("the first visits", lambda: len(visits(journal)) > 4, processes)
+        os.kill(worker_of(processes[1], "backends.worker"), signal.SIGKILL)
+        wait_for("the failure", lambda: any(visit["failure"] for visit in visits(journal)), processes)
+        wait_for("a visit after it", lambda: not visits(journal)[-1]["failure"], processes)
+        processes[0].send_signal(signal.SIGINT)
+        (status, _, err), other = ends(processes)
+    assert status == 130, err
+    assert other[0] == 0
+    (failed,) = (found for found in runfile.load(file).measurements if found.failure)
+    assert "rank 1 on " in failed.failure

@@ -1,0 +1,287 @@
+// Fake libnccl.so.2, second half: collectives, which the fake driver's streams run.
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fake_nccl.h"
+#include "fake_numbers.h"
+
+enum Collective {
+  kAllreduce,
+  kBroadcast,
+  kReduce,
+  kAllgather,
+  kReducescatter,
+  kAlltoall,
+  kGather,
+  kScatter,
+  kExchange
+};
+
+// `sends` and `receives` count blocks of the call's count, kOfAllRanks for one of each rank.
+enum { kOfAllRanks = -1 };
+typedef struct Kind {
+  const char* name;
+  int sends, receives;
+  bool reduces, rooted;
+  bool root_sends, root_receives;  // it alone
+  void (*run)(Op* const ranks[], int count);
+} Kind;
+
+// This thread's group: its sends and receives.
+static _Thread_local Op exchange;
+static _Thread_local Comm* exchange_comm;
+static _Thread_local Stream* exchange_stream;
+
+void drop_exchange(void) { exchange = (Op){0}; }
+
+static unsigned char* at(const Op* op, int argument, uint64_t bytes) {
+  return (unsigned char*)(uintptr_t)(op->arguments[argument] + bytes);
+}
+
+static unsigned size_of(const Op* op) { return number_width((unsigned)op->arguments[kDtype]); }
+static uint64_t block_bytes(const Op* op) { return op->arguments[kCount] * size_of(op); }
+
+// One element of the reduction over all ranks, `offset` bytes into what they send.
+static double reduce_at(Op* const ranks[], int count, uint64_t offset) {
+  const unsigned dtype = (unsigned)ranks[0]->arguments[kDtype];
+  double values[kMostRanks];
+  for (int r = 0; r < count; ++r) values[r] = load_number(at(ranks[r], kSend, offset), dtype);
+  return reduce_numbers(values, count, dtype, (unsigned)ranks[0]->arguments[kReduction]);
+}
+
+// Reduces to the ranks from `first` up to `last`. Each element is read from all before it is written to any.
+static void reduce_to(Op* const ranks[], int count, int first, int last) {
+  const unsigned dtype = (unsigned)ranks[0]->arguments[kDtype], size = size_of(ranks[0]);
+  for (uint64_t i = 0; i < ranks[0]->arguments[kCount]; ++i) {
+    const double result = reduce_at(ranks, count, i * size);
+    for (int r = first; r < last; ++r) store_number(at(ranks[r], kReceive, i * size), dtype, result);
+  }
+}
+
+static int root_of(Op* const ranks[]) { return (int)ranks[0]->arguments[kRoot]; }
+
+static void run_allreduce(Op* const ranks[], int count) { reduce_to(ranks, count, 0, count); }
+
+static void run_reduce(Op* const ranks[], int count) { reduce_to(ranks, count, root_of(ranks), root_of(ranks) + 1); }
+
+static void run_reducescatter(Op* const ranks[], int count) {
+  const unsigned dtype = (unsigned)ranks[0]->arguments[kDtype], size = size_of(ranks[0]);
+  for (int r = 0; r < count; ++r)
+    for (uint64_t i = 0; i < ranks[0]->arguments[kCount]; ++i)
+      store_number(at(ranks[r], kReceive, i * size), dtype,
+                   reduce_at(ranks, count, (uint64_t)r * block_bytes(ranks[0]) + i * size));
+}
+
+// Moves block `from_block` of one rank to block `to_block` of another.
+static void move_block(const Op* from, int from_block, const Op* to, int to_block) {
+  const uint64_t bytes = block_bytes(from);
+  memmove(at(to, kReceive, (uint64_t)to_block * bytes), at(from, kSend, (uint64_t)from_block * bytes), bytes);
+}
+
+static void run_broadcast(Op* const ranks[], int count) {
+  for (int r = 0; r < count; ++r) move_block(ranks[root_of(ranks)], 0, ranks[r], 0);
+}
+
+static void run_allgather(Op* const ranks[], int count) {
+  for (int from = 0; from < count; ++from)
+    for (int to = 0; to < count; ++to) move_block(ranks[from], 0, ranks[to], from);
+}
+
+static void run_alltoall(Op* const ranks[], int count) {
+  for (int from = 0; from < count; ++from)
+    for (int to = 0; to < count; ++to) move_block(ranks[from], to, ranks[to], from);
+}
+
+static void run_gather(Op* const ranks[], int count) {
+  for (int from = 0; from < count; ++from) move_block(ranks[from], 0, ranks[root_of(ranks)], from);
+}
+
+static void run_scatter(Op* const ranks[], int count) {
+  for (int to = 0; to < count; ++to) move_block(ranks[root_of(ranks)], to, ranks[to], 0);
+}
+
+// The `nth` transfer of a rank with this peer in one direction, NULL where there is none.
+static const Transfer* nth_transfer(const Op* op, bool sends, int peer, int nth) {
+  for (int k = 0; k < op->transfer_count; ++k) {
+    const Transfer* transfer = &op->transfers[k];
+    if (transfer->sends == sends && transfer->peer == peer && nth-- == 0) return transfer;
+  }
+  return NULL;
+}
+
+// Sends and receives of one group: the first send to a rank meets that rank's first receive from us, and so on.
+static void run_exchange(Op* const ranks[], int count) {
+  for (int from = 0; from < count; ++from)
+    for (int to = 0; to < count; ++to)
+      for (int nth = 0;; ++nth) {
+        const Transfer* send = nth_transfer(ranks[from], true, to, nth);
+        const Transfer* receive = nth_transfer(ranks[to], false, from, nth);
+        if (send == NULL && receive == NULL) break;
+        if (send == NULL || receive == NULL || send->bytes != receive->bytes) {
+          fault("rank %d and rank %d do not agree on what is sent", from, to);
+          break;
+        }
+        memmove((void*)(uintptr_t)receive->at, (const void*)(uintptr_t)send->at, send->bytes);
+      }
+}
+
+static const Kind kinds[] = {
+    [kAllreduce] = {.name = "allreduce", .sends = 1, .receives = 1, .reduces = true, .run = run_allreduce},
+    [kBroadcast] = {.name = "broadcast", .sends = 1, .receives = 1, .rooted = true, .run = run_broadcast},
+    [kReduce] = {.name = "reduce",
+                 .sends = 1,
+                 .receives = 1,
+                 .reduces = true,
+                 .rooted = true,
+                 .root_receives = true,
+                 .run = run_reduce},
+    [kAllgather] = {.name = "allgather", .sends = 1, .receives = kOfAllRanks, .run = run_allgather},
+    [kReducescatter] =
+        {.name = "reducescatter", .sends = kOfAllRanks, .receives = 1, .reduces = true, .run = run_reducescatter},
+    [kAlltoall] = {.name = "alltoall", .sends = kOfAllRanks, .receives = kOfAllRanks, .run = run_alltoall},
+    [kGather] = {.name = "gather",
+                 .sends = 1,
+                 .receives = kOfAllRanks,
+                 .rooted = true,
+                 .root_receives = true,
+                 .run = run_gather},
+    [kScatter] = {.name = "scatter",
+                  .sends = kOfAllRanks,
+                  .receives = 1,
+                  .rooted = true,
+                  .root_sends = true,
+                  .run = run_scatter},
+    [kExchange] = {.name = "sendrecv", .run = run_exchange}};
+
+static void add_transfer(Op* op, bool sends, const void* at, uint64_t elements, int peer) {
+  const uint64_t bytes = elements * number_width((unsigned)op->arguments[kDtype]);
+  op->transfers[op->transfer_count++] = (Transfer){sends, (uint64_t)(uintptr_t)at, bytes, peer};
+}
+
+// Queues one rank's part. The first use of an operation connects the communicator's ranks, which a closed gate or a
+// capture would stop.
+static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
+  Clique* clique = comm->clique;
+  const int gpu = clique->gpus[comm->rank];
+  bool own = stream->gpu == gpu;
+  for (int i = 0; i < op->transfer_count; ++i) own = own && owner_of(op->transfers[i].at) == gpu;
+  if (!own) return failed(kNcclInvalidArgument, "stream or buffer of another device");
+  if (!(clique->connected[comm->rank] >> kind & 1)) {
+    if (stream->capturing || stream->gates > 0) fault("a communicator connects behind a gate or in a capture");
+    clique->connected[comm->rank] |= 1u << kind;
+  }
+  op->clique = clique;
+  op->rank = comm->rank;
+  op->name = kinds[kind].name;
+  op->reduce = kinds[kind].run;
+  queue_op(stream, op);
+  if (!stream->capturing) count_behind(stream);
+  return kNcclSuccess;
+}
+
+// What rank 0 of NCCL 2.28.9 writes to NCCL_DEBUG_FILE of a collective that its tuner decides, under NCCL_DEBUG=INFO.
+static void tell(const char* function, int kind, unsigned long long bytes) {
+  const char* where = text_setting("NCCL_DEBUG_FILE", "");
+  const char* process = strstr(where, "%p");
+  if (kind > kReducescatter || process == NULL || strcmp(text_setting("NCCL_DEBUG", ""), "INFO") != 0) return;
+  char path[512];
+  snprintf(path, sizeof path, "%.*s%d", (int)(process - where), where, getpid());
+  FILE* file = fopen(path, "a");
+  if (file == NULL) return;
+  fprintf(file, "vm:%d:%d [0] NCCL INFO %s: %llu Bytes -> Algo RING proto %s channel{Lo..Hi}={0..%d}\n", getpid(),
+          getpid(), function + strlen("nccl"), bytes, bytes > 4096 ? "LL128" : "LL", bytes > 4096 ? 23 : 0);
+  fclose(file);
+}
+
+static int refused(int dtype) {
+  if (dtype < 0 || dtype > 11) return failed(kNcclInvalidArgument, "unknown type");
+  if (dtype >= 10 && by_gpu("FAKE_NCCL", -1, 22809) < 22400) return failed(kNcclInvalidArgument, "no 8-bit floats\n");
+  return kNcclSuccess;
+}
+
+static int collective(const char* function, int kind, const void* send, void* receive, size_t count, int dtype,
+                      int reduction, int root, Comm* comm, Stream* stream) {
+  LOCKED;
+  note("%s", function);
+  const int wanted = injected(function), ranks = comm->clique->ranks;
+  const Kind* which = &kinds[kind];
+  if (wanted != 0) return failed(wanted, "the test wants this call to fail");
+  if (in_group()) return failed(kNcclInvalidUsage, "not simulated in a group");
+  if (refused(dtype)) return kNcclInvalidArgument;
+  if (reduction < 0 || reduction > 4 || root < 0 || root >= ranks)
+    return failed(kNcclInvalidArgument, "bad root or op");
+  Op op = {.arguments = {(uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive, count, (uint64_t)dtype,
+                         (uint64_t)reduction, (uint64_t)root}};
+  const uint64_t sends = count * (uint64_t)(which->sends == kOfAllRanks ? ranks : which->sends);
+  const uint64_t receives = count * (uint64_t)(which->receives == kOfAllRanks ? ranks : which->receives);
+  if (!which->root_sends || comm->rank == root) add_transfer(&op, true, send, sends, -1);
+  if (!which->root_receives || comm->rank == root) add_transfer(&op, false, receive, receives, -1);
+  if (comm->rank == 0) tell(function, kind, count * number_width((unsigned)dtype));
+  return queue(comm, stream, kind, &op);
+}
+
+EXPORT int ncclAllReduce(const void* send, void* receive, size_t count, int dtype, int reduction, Comm* comm,
+                         Stream* stream) {
+  return collective(__func__, kAllreduce, send, receive, count, dtype, reduction, 0, comm, stream);
+}
+
+EXPORT int ncclBroadcast(const void* send, void* receive, size_t count, int dtype, int root, Comm* comm,
+                         Stream* stream) {
+  return collective(__func__, kBroadcast, send, receive, count, dtype, 0, root, comm, stream);
+}
+
+EXPORT int ncclReduce(const void* send, void* receive, size_t count, int dtype, int reduction, int root, Comm* comm,
+                      Stream* stream) {
+  return collective(__func__, kReduce, send, receive, count, dtype, reduction, root, comm, stream);
+}
+
+EXPORT int ncclAllGather(const void* send, void* receive, size_t count, int dtype, Comm* comm, Stream* stream) {
+  return collective(__func__, kAllgather, send, receive, count, dtype, 0, 0, comm, stream);
+}
+
+EXPORT int ncclReduceScatter(const void* send, void* receive, size_t count, int dtype, int reduction, Comm* comm,
+                             Stream* stream) {
+  return collective(__func__, kReducescatter, send, receive, count, dtype, reduction, 0, comm, stream);
+}
+
+EXPORT int ncclAlltoAll(const void* send, void* receive, size_t count, int dtype, Comm* comm, Stream* stream) {
+  return collective(__func__, kAlltoall, send, receive, count, dtype, 0, 0, comm, stream);
+}
+
+EXPORT int ncclGather(const void* send, void* receive, size_t count, int dtype, int root, Comm* comm, Stream* stream) {
+  return collective(__func__, kGather, send, receive, count, dtype, 0, root, comm, stream);
+}
+
+EXPORT int ncclScatter(const void* send, void* receive, size_t count, int dtype, int root, Comm* comm, Stream* stream) {
+  return collective(__func__, kScatter, send, receive, count, dtype, 0, root, comm, stream);
+}
+
+int finish_exchange(void) {
+  if (exchange.transfer_count == 0) return kNcclSuccess;
+  Op op = exchange;
+  exchange = (Op){0};
+  return queue(exchange_comm, exchange_stream, kExchange, &op);
+}
+
+static int exchange_part(bool sends, const void* at, size_t count, int dtype, int peer, Comm* comm, Stream* stream) {
+  if (!in_group()) return failed(kNcclInvalidUsage, "a send waits for its receive: use a group");
+  if (refused(dtype)) return kNcclInvalidArgument;
+  if (peer < 0 || peer >= comm->clique->ranks || exchange.transfer_count == kMostTransfers)
+    return failed(kNcclInvalidArgument, "bad peer");
+  exchange.arguments[kDtype] = (uint64_t)dtype;
+  exchange_comm = comm;
+  exchange_stream = stream;
+  add_transfer(&exchange, sends, at, count, peer);
+  return kNcclSuccess;
+}
+
+EXPORT int ncclSend(const void* send, size_t count, int dtype, int peer, Comm* comm, Stream* stream) {
+  CALLED;
+  return exchange_part(true, send, count, dtype, peer, comm, stream);
+}
+
+EXPORT int ncclRecv(void* receive, size_t count, int dtype, int peer, Comm* comm, Stream* stream) {
+  CALLED;
+  return exchange_part(false, receive, count, dtype, peer, comm, stream);
+}

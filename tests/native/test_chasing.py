@@ -1,0 +1,103 @@
+"""The pointer chase on simulated GPUs: the ring, its times, its check."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.native.fakes import Fakes
+
+_PRECISION = 1e-6  # the driver gives single-precision milliseconds
+_SOURCE = Path(__file__).parents[2] / "csrc" / "chase.cpp"
+_LINES = 16384  # of 128 bytes: 2 MiB, which nvbandwidth's latency tests take [nvbandwidth.cpp]
+
+
+@pytest.mark.parametrize(
+    ("case", "links", "settings", "nanoseconds"),
+    [
+        ("another GPU's memory", "[(0, 1)]", {"hop": 8e-7}, [800]),
+        ("each direction has its own", "[(0, 1)]", {"hop": "8e-7,0>1=9e-7"}, [900]),
+        ("the way back", "[(1, 0)]", {"hop": "8e-7,0>1=9e-7"}, [800]),
+        ("two links at once", "[(3, 2), (0, 1)]", {"hop": "8e-7,3>2=6e-7"}, [600, 800]),
+        ("both ways at once", "[(0, 1), (1, 0)]", {"hop": "8e-7,0>1=9e-7"}, [900, 800]),
+        ("host memory", "[(2, -1)]", {"hop": "8e-7,2>-1=12e-7"}, [1200]),
+        ("host memory, named first", "[(-1, 2)]", {"hop": "8e-7,2>-1=12e-7"}, [1200]),
+    ],
+)
+def test_the_time_is_one_accesss(
+    fakes: Fakes, tmp_path: Path, case: str, links: str, settings: dict[str, object], nanoseconds: list[float]
+) -> None:
+    script = f"say(seconds=chase(open_gpus(), {links}, accesses=1000, blocks=3, warmup=1))"
+    done = fakes.script(script, tmp_path, **settings)
+
+    assert len(done.lines("chase ")) == 4 * len(nanoseconds), case
+    for link, expected in zip(done.said["seconds"], nanoseconds, strict=True):
+        assert link == pytest.approx([expected * 1e-9] * 3, rel=_PRECISION), case
+
+
+def test_the_ring_visits_every_line_before_it_comes_back() -> None:
+    multiplier, increment = (
+        int(re.findall(rf"{name} = (\d+);", _SOURCE.read_text())[0]) for name in ("kMultiplier", "kIncrement")
+    )
+    line, visited = 0, set()
+    while line not in visited:
+        visited.add(line)
+        line = (line * multiplier + increment) % _LINES
+
+    assert len(visited) == _LINES
+
+
+@pytest.mark.parametrize("accesses", [1, 100, _LINES - 1, _LINES, 3 * _LINES + 1])
+def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, tmp_path: Path, accesses: int) -> None:
+    script = f"say(**failure(chase, open_gpus(), [(2, 3), (0, 1)], accesses={accesses}, blocks=2)); gc.collect()"
+    # Of two readers and two blocks, one chase of the second block.
+    done = fakes.script(script, tmp_path, lose_hop=4)
+    said = done.said
+
+    assert said["kind"] == "DataError"
+    assert said["group"] in {0, 1}  # which stream the fakes run first is their choice
+    assert said["expected"] == said["offset"] != said["found"]
+    assert said["expected"] % 128 == said["found"] % 128 == 0
+    assert done.leaks() == []
+
+
+def test_rings_are_made_once_one_for_each_owner(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        gpus = open_gpus()
+        for visit in range(2):
+            chase(gpus, [(0, 1), (2, 1), (3, -1)])
+    """
+    done = fakes.script(script, tmp_path)
+
+    assert [line.split()[1:4] for line in done.lines("launch chain")] == [["chain", "gpu", "1"], ["chain", "gpu", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("case", "call", "text"),
+    [
+        ("no access", "[(0, 1)], accesses=0", "at least one access"),
+        ("its own memory", "[(0, 0)]", "a reader and its own memory"),
+        ("a GPU that is not there", "[(0, 4)]", "no GPU at position 4"),
+        ("a reader that is not there", "[(-3, 0)]", "no GPU at position -3"),
+        ("one reader twice", "[(0, 1), (0, -1)]", "links of a round share a reader"),
+        ("no peer access", "[(0, 1)]", "a kernel cannot read from a GPU without peer access"),
+    ],
+)
+def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, case: str, call: str, text: str) -> None:
+    settings = {"no_peer": 1} if "peer" in case else {}
+    done = fakes.script(f"say(**failure(chase, open_gpus(), {call}))", tmp_path, **settings)
+
+    assert text in done.said["text"], case
+    assert done.lines("chase ") == [], case
+
+
+def test_a_chase_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path) -> None:
+    script = "say(**failure(chase, open_gpus(2), [(1, 0)], deadline=3.0)); gc.collect()"
+    # Each look at the clock takes a second.
+    done = fakes.script(script, tmp_path, {"LD_PRELOAD": str(fakes.folder / "libclock.so")}, hang="chase")
+
+    assert (done.said["kind"], done.said["position"]) == ("HangError", 1)
+    assert done.said["text"] == "GPU 1 did not finish its work in 3 s"
+    assert done.leaks() == []

@@ -1,0 +1,167 @@
+"""What every operation delivers on simulated GPUs, in every type, in and out of place; wrong elements are named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.native.fakes import SOURCES, Fakes, compile_library
+
+_PAIRS = "[[0, 1], [2, 3]]"
+# Bytes of NCCL's types in their order [nccl.h 2.24], of an operation's message for two to four ranks of 5 elements.
+_WIDTHS = "[1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1]"
+
+
+def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: Fakes, tmp_path: Path) -> None:
+    script = f"""
+        held = session(open_gpus())
+        for group in ([0, 1], [2, 0, 1], [0, 1, 2, 3]):
+            for dtype, width in enumerate({_WIDTHS}):
+                for reduction in range(5):
+                    collective(held, [group], dtype=dtype, width=width, count=77, iterations=2, reduction=reduction)
+    """
+    done = fakes.script(script, tmp_path)
+
+    # One to connect and two in the chain, of five reductions, for twelve types and three groups.
+    assert len(done.lines("collective allreduce ")) == 3 * 5 * 12 * 3
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
+@pytest.mark.parametrize(
+    "operation",
+    ["allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "sendrecv", "gather", "scatter"],
+)
+def test_every_operation_arrives_in_every_type_from_every_root(
+    fakes: Fakes, tmp_path: Path, operation: str, in_place: bool
+) -> None:
+    script = f"""
+        held = session(open_gpus())
+        for group in ([1], [0, 1], [2, 0, 1], [0, 1, 2, 3]):
+            for dtype, width in enumerate({_WIDTHS}):
+                plan = dict(dtype=dtype, width=width, count=5 * len(group), iterations=2, blocks=2)
+                for root in range(len(group)):
+                    collective(held, [group], {operation!r}, root=root, in_place={in_place}, **plan)
+    """
+    done = fakes.script(script, tmp_path)
+    checks = len(done.lines("launch verify_elements"))
+    visits, ranks = 12 * (1 + 2 + 3 + 4), 12 * (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4)  # of every root; and their ranks
+
+    blocks = 1 if in_place else 2  # in place, one collective before the blocks is checked
+    unchecked = in_place and operation in {"alltoall", "sendrecv"}  # as in nccl-tests
+    only_the_root = operation in {"reduce", "gather"}
+    assert checks == (0 if unchecked else blocks * (visits if only_the_root else ranks))
+
+
+@pytest.mark.parametrize(
+    ("operation", "settings", "calls"),
+    [
+        ("alltoall", {}, {"ncclAlltoAll": 3}),
+        ("gather", {}, {"ncclGather": 3}),
+        ("scatter", {}, {"ncclScatter": 3}),
+        # An NCCL before 2.28: nccl-tests sends and receives in a group. Three ranks; root 1 and itself too.
+        ("alltoall", "old", {"ncclSend": 9, "ncclRecv": 9}),
+        ("gather", "old", {"ncclSend": 3, "ncclRecv": 3}),
+        ("scatter", "old", {"ncclSend": 3, "ncclRecv": 3}),
+        ("sendrecv", {}, {"ncclSend": 3, "ncclRecv": 3}),
+    ],
+)
+def test_the_calls_are_those_of_nccl_tests(
+    fakes: Fakes, tmp_path: Path, operation: str, settings: object, calls: dict[str, int]
+) -> None:
+    environment = {}
+    if settings == "old":
+        newer = ["ncclAlltoAll", "ncclGather", "ncclScatter"]
+        compile_library(tmp_path, "libcuda.so.1", SOURCES["libcuda.so.1"])
+        compile_library(tmp_path, "libnccl.so.2", SOURCES["libnccl.so.2"], without=newer)
+        environment = {"NCCL": str(tmp_path / "libnccl.so.2"), "LD_LIBRARY_PATH": str(tmp_path)}
+    script = f"collective(session(open_gpus()), [[2, 0, 3]], {operation!r}, count=300, root=1, iterations=2)"
+    log = Counter(fakes.script(script, tmp_path, environment).log)
+
+    # Once to connect and twice in the chain.
+    names = ("ncclSend", "ncclRecv", "ncclAlltoAll", "ncclGather", "ncclScatter")
+    assert {name: log[name] for name in names if log[name]} == {name: 3 * count for name, count in calls.items()}
+
+
+@pytest.mark.parametrize(
+    ("case", "call", "corrupt", "found"),
+    [
+        # The first collective connects the ranks and is not checked: the chain's begin with the second.
+        ("an element on the last rank", "[[0, 1]]", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
+        ("the first element on rank 0", "[[0, 1]]", "2:0:0", {"group": 0, "rank": 0, "offset": 0}),
+        ("the last of the chain, its last element", "[[0, 1]]", "5:255:0", {"group": 0, "rank": 0, "offset": 1020}),
+        ("bytes", "[[0, 1]], dtype=1, width=1", "3:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("half floats", "[[0, 1]], dtype=6, width=2", "3:9:0", {"group": 0, "rank": 0, "offset": 18}),
+        ("8-bit floats, e4m3", "[[0, 1]], dtype=10, width=1", "3:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("8-bit floats, e5m2", "[[0, 1]], dtype=11, width=1", "3:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("an average over three, which rounds", "[[0, 1, 2]], reduction=4", "3:9:2", {"rank": 2, "offset": 36}),
+        (
+            "an average of 8-bit floats over three",
+            "[[0, 1, 2]], reduction=4, dtype=11, width=1",
+            "3:9:2",
+            {"rank": 2, "offset": 9},
+        ),
+        ("a broadcast", "[[0, 1]], 'broadcast'", "3:9:1", {"group": 0, "rank": 1, "offset": 36}),
+        ("a reduce, at the root", "[[0, 1]], 'reduce', root=1", "3:9:1", {"rank": 1, "offset": 36}),
+        ("another rank's block of an all-gather", "[[0, 1]], 'allgather'", "3:130:0", {"rank": 0, "offset": 520}),
+        # Counted from where the rank receives, which in place is not where the message begins.
+        ("a reduce-scatter", "[[0, 1]], 'reducescatter'", "3:9:1", {"rank": 1, "offset": 36}),
+        ("a reduce-scatter in place", "[[0, 1]], 'reducescatter', in_place=True", "2:9:1", {"rank": 1, "offset": 36}),
+        ("an all-to-all", "[[0, 1]], 'alltoall'", "3:130:1", {"rank": 1, "offset": 520}),
+        ("a send", "[[0, 1]], 'sendrecv'", "3:9:1", {"rank": 1, "offset": 36}),
+        ("a gather, at the root", "[[0, 1]], 'gather', root=1", "3:130:1", {"rank": 1, "offset": 520}),
+        ("a scatter", "[[0, 1]], 'scatter', root=1", "3:9:0", {"rank": 0, "offset": 36}),
+        ("in place, before the blocks", "[[0, 1]], in_place=True", "2:9:1", {"rank": 1, "offset": 36}),
+        ("a warm-up block", "[[0, 1]], warmup=1", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
+        ("a group in another order", "[[3, 1]]", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
+    ],
+)
+def test_one_wrong_element_fails_the_group_and_is_named(
+    fakes: Fakes, tmp_path: Path, case: str, call: str, corrupt: str, found: dict[str, int]
+) -> None:
+    script = f"say(**failure(collective, session(open_gpus()), {call})); gc.collect()"
+    done = fakes.script(script, tmp_path, corrupt_collective=corrupt)
+    said = done.said
+
+    assert said["kind"] == "DataError", case
+    assert {name: said[name] for name in found} == found, case
+    assert said["wrong"] == 1, case
+    assert 0 <= said["expected"] <= 14, case  # two ranks' sum of at most 7 each
+    assert said["found"] != said["expected"], case
+    assert done.leaks() == [], case
+
+
+@pytest.mark.parametrize(
+    ("case", "call"),
+    [
+        # In place, a chain changes its own input.
+        ("a chain in place", "in_place=True"),
+        ("unverified", "verify=False"),
+        ("an all-to-all in place", "operation='alltoall', in_place=True"),
+    ],
+)
+def test_what_is_not_checked_raises_nothing(fakes: Fakes, tmp_path: Path, case: str, call: str) -> None:
+    # The fifth collective is in the timed chain in all of these: one connects, in place one is checked.
+    script = f"say(**failure(collective, session(open_gpus()), [[0, 1]], **dict({call})))"
+    done = fakes.script(script, tmp_path, corrupt_collective="5:9:1")
+
+    assert done.said == {"kind": "none"}, case
+
+
+def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> None:
+    # Each pair connects alone, so the chains hold the 3rd collective and on; which is first is the fakes' choice.
+    script = f"say(**failure(collective, session(open_gpus()), {_PAIRS}, iterations=1))"
+    groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").said["group"] for nth in (3, 4)}
+
+    assert groups == {0, 1}
+
+
+def test_a_type_that_nccl_refuses_is_told_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
+    script = "say(**failure(collective, session(open_gpus()), [[0, 1]], dtype=10, width=1))"
+    said = fakes.script(script, tmp_path, nccl=22304).said
+
+    assert said["kind"] == "NcclError"
+    assert said["text"].startswith("ncclAllReduce(")
+    assert "invalid argument (no 8-bit floats) at collective_part.cpp:" in said["text"]
+    assert "\n" not in said["text"]

@@ -1,0 +1,117 @@
+"""Faults while measuring: each costs its cell, the sweep goes on, and the saved run tells."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.program import on_gpus, one_line
+from tests.native.fakes import Fakes, Outcome
+
+# Two GPUs: every step has one link, so that a failed one is not tried again link by link.
+_TWO = ("pairs", "--devices", "0,1", "--sizes", "1K,16K", "--seed", "1", "-o", "run.json")
+# Without collectives CUDA's own needs are all that must be left, and the buffers stay small.
+_FOR_COPIES = (256 + 2) * 2**20
+_KILLED, _STOPPED, _SEGFAULT = (int(number) for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV))
+
+
+def _measure(fakes: Fakes, tmp_path: Path, *words: str, **settings: object) -> Outcome:
+    return on_gpus(fakes, tmp_path, words or _TWO, gpus=2, **settings)
+
+
+@pytest.fixture(scope="module")
+def late(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Which copy of a healthy worker comes after warming up and before the end."""
+    return len(_measure(fakes, tmp_path_factory.mktemp("healthy")).lines("cuMemcpyPeerAsync")) * 3 // 4
+
+
+def _failed(tmp_path: Path) -> list[dict[str, Any]]:
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["complete"] is True
+    return [found for found in run["measurements"] if found["stop"] == "failed"]
+
+
+@pytest.mark.parametrize(
+    ("what", "fault", "says"),
+    [
+        ("a call that never returns", {"stuck": "{}={}"}, "hang: no answer within"),
+        ("a stopped worker", {"interrupt": "{}={}", "signal": _STOPPED}, "hang: no answer within"),
+        ("a killed worker", {"interrupt": "{}={}", "signal": _KILLED}, "the worker process died (signal 9, SIGKILL)"),
+        ("a segfault", {"interrupt": "{}={}", "signal": _SEGFAULT}, "the worker process died (signal 11, SIGSEGV)"),
+        ("a sticky error", {"fail": "{}:700:{}"}, "cuMemcpyPeerAsync"),
+    ],
+)
+def test_a_fault_costs_its_cell_and_the_page_tells(
+    fakes: Fakes, tmp_path: Path, late: int, what: str, fault: dict[str, object], says: str
+) -> None:
+    settings = {name: str(value).format("cuMemcpyPeerAsync", late) for name, value in fault.items()}
+    done = _measure(fakes, tmp_path, **settings, once=tmp_path / "once")
+
+    assert (done.code, done.stderr) == (0, ""), what
+    (failed,) = _failed(tmp_path)
+    assert failed["cell"]["operation"] in ("ce-write", "ce-read"), what
+    assert says in failed["failure"], what
+    assert says in done.stdout, what
+    shown = on_gpus(fakes, tmp_path, ["show", "run.json"])
+    assert shown.code == 0, what
+    assert done.stdout.startswith(shown.stdout), what
+
+
+def test_a_fault_among_many_links_costs_nothing_when_each_alone_is_well(fakes: Fakes, tmp_path: Path) -> None:
+    words = ("pairs", "--sizes", "1K", "--seed", "1", "-o", "run.json")
+    late = len(on_gpus(fakes, tmp_path, words).lines("cuMemcpyPeerAsync")) * 3 // 4
+    settings = {"interrupt": f"cuMemcpyPeerAsync={late}", "signal": _KILLED, "once": tmp_path / "once"}
+    done = on_gpus(fakes, tmp_path, words, None, **settings)
+
+    assert done.code == 0, done.stderr
+    assert _failed(tmp_path) == []
+
+
+def test_an_nccl_that_does_not_start_costs_collectives_alone(fakes: Fakes, tmp_path: Path) -> None:
+    done = _measure(fakes, tmp_path, fail="ncclCommInitAll:2:1")
+
+    assert done.code == 0, done.stderr
+    failed = _failed(tmp_path)
+    assert {found["cell"]["operation"] for found in failed} == {"allreduce", "broadcast"}
+    assert all("unhandled system error" in found["failure"] for found in failed)
+    assert "unhandled system error" in done.stdout
+
+
+def test_when_every_cell_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tmp_path: Path) -> None:
+    words = ("pairs", "--devices", "0,1", "--operations", "copy", "--sizes", "1K", "-o", "run.json")
+    done = _measure(fakes, tmp_path, *words, fail="cuEventRecord:700:1", free=_FOR_COPIES)
+
+    assert (done.code, done.stdout) == (1, "")
+    said = one_line(done.stderr)
+    assert said.startswith("measuring stops, as 4 cells in a row failed; the last: ")
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said
+    assert "saved as run.json" in said
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["complete"] is False
+    assert {found["stop"] for found in run["measurements"]} == {"failed"}
+
+
+def test_the_only_cell_that_fails_is_no_success(fakes: Fakes, tmp_path: Path) -> None:
+    words = ("allreduce", "--devices", "0,1", "--sizes", "1K", "--output", "run.json")
+    done = _measure(fakes, tmp_path, *words, fail="ncclCommInitAll:2:1")
+
+    assert (done.code, done.stdout) == (1, "")
+    assert one_line(done.stderr).startswith("nothing could be measured: ")
+    assert "unhandled system error" in done.stderr
+
+
+def test_whoever_prints_the_page_never_loads_cuda_or_nccl(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        from collbench.cli import main
+        sys.argv = ["collbench", *json.loads(os.environ["WORDS"])]
+        status = main()
+        mapped = open("/proc/self/maps").read()
+        say(status=status, loaded=[name for name in ("libcuda.so", "libnccl.so", "libnvidia-ml.so") if name in mapped])
+    """
+    extra = {"WORDS": json.dumps(_TWO), "COLLBENCH_NCCL": str(fakes.nccl)}
+    said = fakes.script(script, tmp_path, extra, gpus=2, free=(256 + 1024 + 2) * 2**20, memory=4 * 2**30).said
+    assert said == {"status": 0, "loaded": ["libnvidia-ml.so"]}

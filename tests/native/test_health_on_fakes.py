@@ -1,0 +1,83 @@
+"""What goes wrong on the GPUs while they are measured, on simulated ones: seen, kept with the visit, and told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.fakes import Fakes, Outcome
+
+_MIB = 2**20
+
+
+def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome, dict[str, Any]]:
+    """Copy between two GPUs; the first look at their health is before the first visit, the second begins the watch."""
+    plan = {"gpus": 2, "memory": 4096 * _MIB, "free": 1282 * _MIB, "ill_from": 2} | settings
+    command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--sizes", "1K", "-o", "run.json"]
+    done = fakes.run(command, tmp_path, {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}, **plan)
+    assert done.code == 0, done.stderr
+    return done, json.loads((tmp_path / "run.json").read_text())
+
+
+def _flags(run: dict[str, Any]) -> set[str]:
+    return {flag for found in run["measurements"] for sample in found["samples"] for flag in sample["flags"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "flag"),
+    [
+        # nvml.h: nvmlClocksEventReasonSwThermalSlowdown is 0x20, SwPowerCap 0x4.
+        ("a GPU gets too hot", {"throttle": "0,1=32"}, "throttled: SW thermal slowdown on GPU1"),
+        ("a GPU meets its power limit", {"throttle": "0,0=4"}, "throttled: SW power cap on GPU0"),
+        ("a GPU is hot", {"temperature": "30,1=86"}, "hot: GPU1 at 86 °C"),
+        ("somebody starts a job", {"visitor": "0,0=4242", "worker": 90001}, "shared: 1 other process on GPU0"),
+    ],
+)
+def test_every_visit_meanwhile_is_flagged_and_the_page_says_so(
+    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object], flag: str
+) -> None:
+    done, run = _measure(fakes, tmp_path, **settings)
+
+    assert _flags(run) == {flag}, case
+    visits = sum(len(found["samples"]) for found in run["measurements"])
+    assert f"{flag} in {visits} of {visits} visits" in done.stdout, case
+
+
+def test_errors_that_a_run_saw_are_told_with_their_gpu(fakes: Fakes, tmp_path: Path) -> None:
+    done, run = _measure(fakes, tmp_path, ecc="0,1=2", nvlink_errors="0,0=5")
+
+    assert [state["ecc_errors"] for state in run["health_before"] + run["health_after"]] == [0, 0, 0, 2]
+    assert "2 new ECC errors on GPU1" in done.stdout
+    assert "5 new NVLink errors on GPU0" in done.stdout
+    assert _flags(run) == set()
+
+
+def test_clocks_that_somebody_set_and_who_was_there_before_us(fakes: Fakes, tmp_path: Path) -> None:
+    done, run = _measure(fakes, tmp_path, throttle=2, process="0,1=4242", ill_from=0)
+
+    # nvml.h: 0x2 is the applications clocks setting.
+    assert [state["throttle"] for state in run["health_before"]] == [["applications clocks setting"]] * 2
+    assert [state["processes"] for state in run["health_before"]] == [0, 1]
+    assert _flags(run) == {"shared: 1 other process on GPU1"}
+    assert "no throttling" in done.stdout
+
+
+def test_a_healthy_run_has_one_line(fakes: Fakes, tmp_path: Path) -> None:
+    done, run = _measure(fakes, tmp_path, worker=90001)
+
+    assert _flags(run) == set()
+    assert [state["processes"] for state in run["health_before"] + run["health_after"]] == [0] * 4
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("health")]
+    assert line.endswith("30 °C, no throttling, no new NVLink or ECC errors")
+
+
+def test_a_management_library_that_stops_to_answer_costs_no_visit(fakes: Fakes, tmp_path: Path) -> None:
+    # nvml.h: NVML_ERROR_GPU_IS_LOST is 15. Of two GPUs each is looked at once before, so the third look is the watch's.
+    _, run = _measure(fakes, tmp_path, fail="nvmlDeviceGetTemperature:15:3")
+
+    assert run["complete"] is True
+    assert _flags(run) == set()

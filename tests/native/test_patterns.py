@@ -1,0 +1,224 @@
+"""Copies that share GPUs, copies from and to host memory, and copies without peer access, on simulated GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.native.fakes import Fakes
+
+_PRECISION = 1e-6  # the driver gives single-precision milliseconds
+_BOTH_WAYS = "[[(0, 1), (1, 0)]]"
+_ONE_TO_ALL = "[[(0, 1), (0, 2), (0, 3)]]"
+_ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
+
+
+@pytest.mark.parametrize(
+    ("case", "call", "settings", "microseconds"),
+    [
+        # 1 µs of latency, and 10 µs for each megabyte at 100 GB/s.
+        ("both ways", _BOTH_WAYS, {}, [11]),
+        ("both ways, one of them slow", _BOTH_WAYS, {"rate": "100,1>0=50"}, [21]),
+        ("both ways, pulled", f"{_BOTH_WAYS}, pull=True", {"rate": "100,0>1=25"}, [41]),
+        ("two pairs both ways", "[[(0, 1), (1, 0)], [(2, 3), (3, 2)]]", {"rate": "100,3>2=50"}, [11, 21]),
+        ("one to all, the slowest counts", _ONE_TO_ALL, {"rate": "100,0>2=50"}, [21]),
+        ("all to one, the slowest counts", _ALL_TO_ONE, {"rate": "100,3>0=25"}, [41]),
+        ("one to all by kernels", f"{_ONE_TO_ALL}, multiprocessors=True", {"sm_share": 0.5}, [21]),
+        ("a pattern beside a link", "[[(0, 1), (0, 2)], [(3, 4)]]", {"gpus": 5, "rate": "100,3>4=50"}, [11, 21]),
+        ("from host memory", "[[(-1, 0)]]", {"host_rate": 40}, [26]),
+        ("to host memory", "[[(0, -1)]]", {"host_rate": 40}, [26]),
+        ("host memory issues nothing, whoever should", "[[(-1, 0)]], pull=False", {"host_rate": 40}, [26]),
+        ("to and from host memory", "[[(-1, 1), (1, -1)]]", {"host_rate": "50,1=25"}, [41]),
+        ("two GPUs at once, each with memory of its own", "[[(-1, 0)], [(1, -1)]]", {"host_rate": "50,1=25"}, [21, 41]),
+        ("by kernel from host memory", "[[(-1, 0)]], multiprocessors=True", {"sm_share": 0.5}, [41]),
+    ],
+)
+def test_the_time_of_a_group_is_its_slowest_transfers(
+    fakes: Fakes, tmp_path: Path, case: str, call: str, settings: dict[str, object], microseconds: list[float]
+) -> None:
+    plan = "bytes=1000000, iterations=1, blocks=2, warmup=1"
+    script = f"say(seconds=transfers(open_gpus({settings.get('gpus', 4)}, buffer=3 << 20), {call}, {plan}))"
+    seconds = fakes.script(script, tmp_path, **settings).said["seconds"]
+
+    assert len(seconds) == len(microseconds), case
+    for group, expected in zip(seconds, microseconds, strict=True):
+        assert group == pytest.approx([expected * 1e-6] * 2, rel=_PRECISION), case
+
+
+def test_odd_sizes_at_odd_places_are_copied_and_checked_in_every_pattern(fakes: Fakes, tmp_path: Path) -> None:
+    script = f"""
+        gpus = open_gpus(4, buffer=60000)
+        for groups in ({_BOTH_WAYS}, {_ONE_TO_ALL}, {_ALL_TO_ONE}, [[(-1, 0)], [(1, -1)]], [[(-1, 0), (0, -1)]]):
+            for bytes in (1, 255, 4097, 19001):
+                for shift in (0, 3, 255):
+                    for multiprocessors in (False, True):
+                        for pull in (False, True):
+                            transfers(gpus, groups, bytes=bytes, shift=shift, multiprocessors=multiprocessors,
+                                      pull=pull, iterations=3, blocks=2)
+        del gpus; gc.collect()
+    """
+    done = fakes.script(script, tmp_path)
+
+    # Three messages and a waking copy a block, two blocks; 2 + 3 + 3 + 2 + 2 transfers of the five patterns.
+    assert len(done.lines("copy ")) == 4 * 2 * (2 + 3 + 3 + 2 + 2) * 4 * 3 * 2 * 2
+    assert done.leaks() == []
+
+
+@pytest.mark.parametrize("link", [(-1, 0), (0, -1)])
+def test_large_messages_by_kernel_share_a_launch_with_host_memory_too(
+    fakes: Fakes, tmp_path: Path, link: tuple[int, int]
+) -> None:
+    plan = "multiprocessors=True, bytes=1 << 24, iterations=3"
+    done = fakes.script(f"say(seconds=transfers(open_gpus(2, 2 << 24), [[{link}]], {plan}))", tmp_path, host_rate=40)
+
+    # 16 MiB at 0.9 × 40 GB/s, and a third of 1 µs.
+    assert done.said["seconds"][0] == pytest.approx([466.367111e-6], rel=_PRECISION)
+    assert len(done.lines("launch copy ")) == 1 + 1  # the waking copy
+
+
+@pytest.mark.parametrize(
+    ("case", "call", "corrupt", "found"),
+    [
+        # Of a transfer's copies the first is the waking one.
+        ("the way back", _BOTH_WAYS, "3:17:1>0", {"group": 0, "rank": 1, "offset": 17}),
+        ("the last of one to all", _ONE_TO_ALL, "2:5:0>3", {"group": 0, "rank": 2, "offset": 5}),
+        ("the second of all to one", _ALL_TO_ONE, "5:1023:2>0", {"group": 0, "rank": 1, "offset": 1023}),
+        ("all to one, pulled", f"{_ALL_TO_ONE}, pull=True", "2:0:3>0", {"group": 0, "rank": 2, "offset": 0}),
+        ("one to all by kernel", f"{_ONE_TO_ALL}, multiprocessors=True", "4:9:0>2", {"rank": 1, "offset": 9}),
+        ("the second group", "[[(0, 1), (1, 0)], [(3, 2), (2, 3)]]", "2:8:2>3", {"group": 1, "rank": 1, "offset": 8}),
+        ("from host memory", "[[(-1, 0)]]", "2:7:-1>0", {"group": 0, "rank": 0, "offset": 7}),
+        ("to host memory", "[[(0, -1)]], shift=3", "5:1023:0>-1", {"group": 0, "rank": 0, "offset": 1023}),
+        ("to host memory by kernel", "[[(1, -1)]], multiprocessors=True", "2:0:1>-1", {"rank": 0, "offset": 0}),
+    ],
+)
+def test_one_wrong_byte_fails_the_transfer_that_brought_it(
+    fakes: Fakes, tmp_path: Path, case: str, call: str, corrupt: str, found: dict[str, int]
+) -> None:
+    script = f"say(**failure(transfers, open_gpus(), {call})); gc.collect()"
+    done = fakes.script(script, tmp_path, corrupt_copy=corrupt)
+    said = done.said
+
+    assert said["kind"] == "DataError", case
+    assert {name: said[name] for name in found} == found, case
+    assert said["wrong"] == 1, case
+    assert int(said["expected"]) ^ int(said["found"]) == 0xFF, case
+    assert done.leaks() == [], case
+
+
+@pytest.mark.parametrize("multiprocessors", [False, True])
+def test_a_message_to_host_memory_that_never_arrives_is_wrong(
+    fakes: Fakes, tmp_path: Path, multiprocessors: bool
+) -> None:
+    plan = f"bytes=256, iterations=1, blocks=2, multiprocessors={multiprocessors}"
+    script = f"say(**failure(transfers, open_gpus(2, buffer=256), [[(0, -1)]], {plan}))"
+    said = fakes.script(script, tmp_path, lose_copy=4).said
+
+    assert said["kind"] == "DataError"
+    assert (said["offset"], said["wrong"]) == (0, 256)
+
+
+def test_messages_to_one_gpu_need_room_beside_each_other(fakes: Fakes, tmp_path: Path) -> None:
+    script = f"""
+        fits, too_small = open_gpus(buffer=3 * 1024), open_gpus(buffer=3 * 1024 - 256)
+        say(fits=transfers(fits, {_ALL_TO_ONE}), **failure(transfers, too_small, {_ALL_TO_ONE}))
+    """
+    said = fakes.script(script, tmp_path).said
+
+    assert len(said["fits"][0]) == 1
+    assert said["text"] == "3 messages at a time do not fit the buffers: allocate() more first"
+
+
+@pytest.mark.parametrize(
+    ("case", "call", "waits"),
+    [
+        # Copies wait for the poison that another stream writes; a verification for the copies of all other streams.
+        ("one way", "[[(0, 1)]]", 1 + 1),
+        ("one way, pulled", "[[(0, 1)]], pull=True", 0),
+        ("both ways", _BOTH_WAYS, 2 + 2),
+        ("one to all", _ONE_TO_ALL, 3 + 3 * 3),
+        ("one to all, pulled", f"{_ONE_TO_ALL}, pull=True", 0 + 3 * 2),
+        ("all to one", _ALL_TO_ONE, 3 + 3),
+        ("all to one, pulled: the first by the GPU's own stream", f"{_ALL_TO_ONE}, pull=True", 2 + 2),
+        ("two groups do not wait for each other", "[[(0, 1)], [(2, 3)]]", 2 * (1 + 1)),
+        ("two groups do where host memory is shared", "[[(-1, 0)], [(1, -1)]]", 0 + 2),
+    ],
+)
+def test_nothing_is_verified_while_a_copy_of_its_group_may_run(
+    fakes: Fakes, tmp_path: Path, case: str, call: str, waits: int
+) -> None:
+    log = fakes.script(f"transfers(open_gpus(), {call}, blocks=3)", tmp_path).log
+
+    assert log.count("cuStreamWaitEvent") == 3 * waits, case
+
+
+def test_lanes_and_host_memory_are_made_once_and_only_where_they_are_used(fakes: Fakes, tmp_path: Path) -> None:
+    script = f"""
+        gpus = open_gpus()
+        print("START", file=open(os.environ["FAKE_LOG"], "a"))
+        for visit in range(3):
+            transfers(gpus, [[(0, 1)], [(2, 3)]])
+            transfers(gpus, {_ONE_TO_ALL})
+            transfers(gpus, [[(-1, 2)]])
+    """
+    done = fakes.script(script, tmp_path)
+    made = [line.split()[0] for line in done.log[done.log.index("START") :] if line.startswith("+")]
+
+    assert made.count("+stream") == 2  # of three transfers that GPU 0 issues at once, one uses the GPU's own stream
+    # The reports of five lanes (three of GPU 0, one of GPU 2 for both of its uses), and one buffer in host memory.
+    assert made.count("+pinned") == 3 + 1 + 1
+
+
+def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        gpus = open_gpus(2, buffer=1 << 20, peers=False)
+        refused = failure(copies, gpus, [(0, 1)], multiprocessors=True)["text"]
+        seconds = transfers(gpus, [[(0, 1)]], bytes=1000000, iterations=1)
+        say(peers=gpus.peer_access(), refused=refused, seconds=seconds)
+    """
+    done = fakes.script(script, tmp_path, staged=20)
+
+    assert done.said["peers"] == [[False, False], [False, False]]
+    assert done.said["refused"] == "a kernel cannot copy between GPUs without peer access"
+    assert done.said["seconds"][0] == pytest.approx([51e-6], rel=_PRECISION)
+    assert "cuCtxEnablePeerAccess" not in done.log
+
+
+@pytest.mark.parametrize(
+    ("case", "call", "text"),
+    [
+        ("no transfer", "[[]]", "a group without transfers"),
+        ("a GPU in two groups", "[[(0, 1), (1, 2)], [(2, 3)]]", "groups of a round share a GPU"),
+        ("a GPU in two groups, with host memory", "[[(-1, 0)], [(0, 1)]]", "groups of a round share a GPU"),
+        ("a message larger than host memory", "[[(-1, 0)]], bytes=70000", "does not fit the buffers"),
+    ],
+)
+def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, case: str, call: str, text: str) -> None:
+    done = fakes.script(f"say(**failure(transfers, open_gpus(), {call}))", tmp_path)
+
+    assert text in done.said["text"], case
+    assert done.lines("copy ") == [], case
+
+
+def test_host_memory_before_the_buffers_is_refused(fakes: Fakes, tmp_path: Path) -> None:
+    script = "say(**failure(transfers, native.Gpus([0], [PTX]), [[(-1, 0)]]))"
+
+    assert "allocate() first" in fakes.script(script, tmp_path).said["text"]
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "supported"),
+    [
+        ("none offers it", {}, [False, False]),
+        ("one does", {"multicast": "0,1=1"}, [False, True]),
+        ("the driver does not know the question", {"multicast": "1,0=-1"}, [False, True]),
+        # Opening asks each GPU for its multiprocessors first.
+        ("the question fails", {"multicast": 1, "fail": "cuDeviceGetAttribute:999:3"}, [False, True]),
+    ],
+)
+def test_whether_multicast_is_offered_is_asked_and_no_more(
+    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object], supported: list[bool]
+) -> None:
+    said = fakes.script("say(found=open_gpus(2).multicast_supported)", tmp_path, **settings).said
+
+    assert said["found"] == supported, case

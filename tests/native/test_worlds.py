@@ -1,0 +1,149 @@
+"""One process per GPU: ranks that meet by an NCCL id, here threads with a session each, on simulated GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.native.fakes import Fakes
+
+# Runs body(rank, session) in a thread for each rank and says what they returned, by rank.
+_RANKS = """
+import threading
+def ranks(world, body):
+    nccl = native.Nccl(os.environ["NCCL"])
+    unique_id, said = nccl.unique_id(), [None] * world
+    gpus = [native.Gpus([rank], [PTX]) for rank in range(world)]
+    for one in gpus:
+        one.allocate(65536)
+    def run(rank):
+        held = native.Collectives(gpus[rank], nccl, rank, world, unique_id)
+        said[rank] = body(rank, held)
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    say(said=said)
+"""
+
+
+def test_every_rank_times_its_own_share_of_every_operation(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+def body(rank, held):
+    for operation in OPERATIONS:
+        for in_place in (False, True):
+            times, launches = collective(held, [[2, 0, 1]], operation, count=300, in_place=in_place, root=2, blocks=2,
+                                         launch_iterations=3, launch_warmup=2)
+            assert [len(blocks) for blocks in times] == [2] and launches[0] > 0
+    return "done"
+ranks(3, body)
+"""
+    done = fakes.script(_RANKS + script, tmp_path)
+
+    assert done.said["said"] == ["done"] * 3
+    assert Counter(done.log)["ncclCommInitRank"] == 3
+    # The group is in another order than the world, so it is split from it, by all at once.
+    assert Counter(done.log)["split of 3 ranks"] == 1
+
+
+def test_a_rank_works_for_its_own_group_alone_and_takes_part_in_every_split(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+def body(rank, held):
+    held.prepare([[0, 1], [2, 3], [0, 2], [1, 3], [1, 2]])
+    pairs = collective(held, [[0, 1], [2, 3]])[0]
+    one = collective(held, [[1, 2]], launch_iterations=1)
+    return [[len(blocks) for blocks in pairs], len(one[0][0]), one[1][0] > 0]
+ranks(4, body)
+"""
+    done = fakes.script(_RANKS + script, tmp_path)
+
+    # Rank 1 and 2 have a time for the third group; the others' is not a number.
+    assert done.said["said"] == [
+        [[1, 0], 0, False],
+        [[1, 0], 1, True],
+        [[0, 1], 1, True],
+        [[0, 1], 0, False],
+    ]
+    assert Counter(done.log)["split of 4 ranks"] == 3
+
+
+def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> None:
+    script = "ranks(2, lambda rank, held: collective(held, [[0, 1]], 'broadcast', blocks=3)[0])"
+    lines = fakes.script(_RANKS + script, tmp_path).lines("collective ")
+
+    # Once to connect, then before each of three blocks; not between the four broadcasts of a chain.
+    assert lines == (["collective broadcast ranks 2 bytes 1024", "collective allreduce ranks 2 bytes 4"]) + (
+        ["collective allreduce ranks 2 bytes 4", *["collective broadcast ranks 2 bytes 1024"] * 4] * 3
+    )
+
+
+def test_a_wrong_element_is_told_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
+    script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
+    # After the two that connect and the barrier's: the chain's first, on rank 1 of the group, which is the world's 0.
+    said = fakes.script(_RANKS + script, tmp_path, corrupt_collective="4:9:1").said["said"]
+
+    assert [one["kind"] for one in said] == ["DataError", "none"]
+    assert (said[0]["group"], said[0]["rank"], said[0]["offset"]) == (0, 1, 36)
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "text"),
+    [
+        ("a rank beyond the world", "one, nccl, 2, 2, nccl.unique_id()", "rank 2 of a world of 2"),
+        ("no id", "one, nccl, 0, 2", "an NCCL id has 128 bytes, not 0: pass what Nccl.unique_id() gave to one rank"),
+        ("a piece of an id", "one, nccl, 0, 2, nccl.unique_id()[:100]", "an NCCL id has 128 bytes, not 100"),
+        ("two GPUs", "two, nccl, 0, 2, nccl.unique_id()", "a rank of a world of processes has one GPU, not 2"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused(fakes: Fakes, tmp_path: Path, case: str, arguments: str, text: str) -> None:
+    script = f"""
+        one, two, nccl = open_gpus(1), open_gpus(2), native.Nccl(os.environ["NCCL"])
+        say(**failure(native.Collectives, {arguments}))
+    """
+    said = fakes.script(script, tmp_path).said
+
+    assert text in said["text"], case
+
+
+# GPU 1 waits for what GPU 0 does behind its closed gate; `asked` is the GPU that the host then asks about, in vain.
+_ASK = """
+import ctypes
+cuda, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p
+streams, modules, gates = (pointer * 2)(), (pointer * 2)(), (pointer * 2)()
+context, latch, event = pointer(), pointer(), pointer()
+def call(name, *arguments):
+    assert getattr(cuda, name)(*arguments) == 0, name
+def place(array, gpu):
+    return ctypes.byref(array, gpu * ctypes.sizeof(pointer))
+for gpu in range(2):
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu)
+    call("cuCtxSetCurrent", context)
+    call("cuModuleLoadData", place(modules, gpu), PTX.encode())
+    call("cuModuleGetFunction", place(gates, gpu), pointer(modules[gpu]), b"gate")
+    call("cuStreamCreate", place(streams, gpu), 1)
+    if gpu == 0:
+        call("cuEventCreate", ctypes.byref(event), 2)
+        call("cuMemHostAlloc", ctypes.byref(latch), 8, 3)
+        ctypes.memset(latch, 0, 8)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+call("cuCtxSetCurrent", context)
+expired, ticket, patience = pointer(latch.value + 4), ctypes.c_uint32(1), ctypes.c_uint64(4 * 10**9)
+each = (pointer * 4)(*(ctypes.addressof(one) for one in (latch, ticket, patience, expired)))
+call("cuLaunchKernel", pointer(gates[0]), 1, 1, 1, 1, 1, 1, 0, pointer(streams[0]), each, None)
+call("cuEventRecord", event, pointer(streams[0]))
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 1)
+call("cuCtxSetCurrent", context)
+call("cuStreamWaitEvent", pointer(streams[1]), event, 0)
+answers = {cuda.cuStreamQuery(pointer(streams[asked])) for _ in range(20000)}
+say(answers=sorted(answers))
+"""
+
+
+def test_a_rank_may_wait_for_another_whose_gate_is_closed_for_long(fakes: Fakes, tmp_path: Path) -> None:
+    """Or this suite would fail by chance, where the system puts a rank's thread aside before it opens its gate."""
+    assert fakes.script("asked = 1" + _ASK, tmp_path).said["answers"] == [600]  # CUDA_ERROR_NOT_READY
+
+
+def test_a_host_that_waits_behind_its_own_closed_gate_is_a_deadlock(fakes: Fakes, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="GPU 0 is waited for behind a closed gate"):
+        fakes.script("asked = 0" + _ASK, tmp_path)
