@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from collbench.model import Cell, Device, Machine, Measurement, Operation, Path, Run, Sample, Settings, StopReason
+from collbench.model import Cell, Device, Machine, Measurement, Path, Run, Sample, Settings, StopReason
+from collbench.operations import Operation, Variant, Work
+from collbench.planning import Request
 
 GIB = 2**30
 Pair = tuple[int, int]
@@ -89,3 +91,18 @@ def pair_run(
     """Return a run of one operation on every pair (a, b), a < b, at the rate in GB/s that `rate` gives."""
     pairs = combinations(range(count), 2)
     return run_of(gpus(count), [measured(operation, pair, rate(*pair), visits=visits) for pair in pairs], links)
+
+
+ALL = Request(
+    backend="cuda",
+    devices=None,
+    sizes=(8, 2**20),
+    copies=(Variant.PLAIN,),
+    collectives=(Work(Operation.ALLREDUCE), Work(Operation.BROADCAST)),
+    pairs=True,
+    dtype="float32",
+    redop="sum",
+    nccl=None,
+    seed=5,
+    command=("pairs", "--sizes", "8,1M"),
+)

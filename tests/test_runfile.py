@@ -18,7 +18,6 @@ from collbench.model import (
     Health,
     Machine,
     Measurement,
-    Operation,
     Path,
     Run,
     Sample,
@@ -26,6 +25,7 @@ from collbench.model import (
     Skipped,
     StopReason,
 )
+from collbench.operations import Operation
 from tests.builders import pair_run
 
 # What a file keeps of a number is seven digits, so those are what survives the round trip exactly.
@@ -244,7 +244,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_measuring(
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(RunFileError, match=says) as caught:
         runfile.check_writable(tmp_path / place)
-    assert "choose another place with -o FILE" in str(caught.value)
+    assert "choose another place with --output FILE" in str(caught.value)
     assert names_in(tmp_path) == ["file"]
 
 

@@ -1,5 +1,6 @@
 """The published description of the run file: schema and page agree with the code and with real files."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -15,13 +16,23 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from collbench import runfile
-from collbench.model import Audit, Health, Operation, Run, Skipped
-from collbench.session import Request, Session
+from collbench.dtypes import DTYPE_BYTES, REDOPS
+from collbench.errors import RunFileError
+from collbench.model import Audit, Cell, Chosen, Health, Measurement, Run, Skipped, StopReason
+from collbench.operations import Operation, Variant
+from collbench.planning import Request
+from collbench.session import Session
 from tests.builders import gpus, measured, pair_run, run_of
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SCHEMA: dict[str, Any] = json.loads((DOCS / "run-file.schema.json").read_text(encoding="utf-8"))
 PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
+
+
+def flagged(found: Measurement, variant: Variant) -> Measurement:
+    """Return the same of another variant, with a flag on each sample and nothing verified."""
+    samples = [dataclasses.replace(sample, flags=("shared: 1 other process on GPU0",)) for sample in found.samples]
+    return Measurement(dataclasses.replace(found.cell, variant=variant), samples, found.stop, wrong=None)
 
 
 def as_json(run: Run) -> Any:
@@ -32,6 +43,13 @@ def rich_run() -> Run:
     """Return a run with something in every list."""
     run = pair_run(4, lambda a, b: 300.0 + a)
     run.measurements.append(measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0, launch=1e-5))
+    run.measurements.append(flagged(measured(Operation.CE_WRITE, (0, 1, 2, 3), 90.0), Variant.ONE_TO_ALL))
+    run.measurements.append(flagged(measured(Operation.H2D_CE, (3,), 50.0), Variant.HOST))
+    hang = Measurement(Cell(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure="no answer for 30 s")
+    run.measurements.append(hang)
+    run.chosen.append(Chosen(Operation.ALLREDUCE, 4, 2**22, "RING", "LL128", 24))
+    run.phases.update({"warm-up": 0.5, "visits": 2.0, "timed": 1.5})
+    run.machine = dataclasses.replace(run.machine, multicast=True)
     run.skipped.append(Skipped("sizes 8G", "the fullest device has room for 4 GiB"))
     run.audits.append(Audit(Operation.ALLREDUCE, (0, 1), "NV18", 300.0, 299.0, 0.9967, 0.02, trusted=True))
     run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
@@ -42,7 +60,19 @@ def rich_run() -> Run:
 def host_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the JSON of a file that a real measurement on this machine's cores has saved."""
     path = tmp_path_factory.mktemp("host") / "run.json"
-    request = Request("host", None, (4096, 65536), True, (), True, "float32", "sum", None, 1, ("pairs",))
+    request = Request(
+        backend="host",
+        devices=None,
+        sizes=(4096, 65536),
+        copies=(Variant.PLAIN,),
+        collectives=(),
+        pairs=True,
+        dtype="float32",
+        redop="sum",
+        nccl=None,
+        seed=1,
+        command=("pairs",),
+    )
     with Session(request, path, pytest.fail) as session:
         session.measure(lambda _done, _total: None)
     return json.loads(path.read_text(encoding="utf-8"))
@@ -85,7 +115,14 @@ def put(*keys: str | int, value: object) -> Callable[[Any], None]:
         ("a time of zero", put("measurements", 0, "samples", 0, "seconds", 0, value=0)),
         ("a visit without blocks", put("measurements", 0, "samples", 0, "seconds", value=[])),
         ("a cell without visits", put("measurements", 0, "samples", value=[])),
+        ("no visits, and no word why", lambda data: data["measurements"][0].pop("samples")),
+        ("one device between devices", put("measurements", 0, "cell", "members", value=[1])),
+        ("an unknown variant", put("measurements", 0, "cell", "variant", value="sideways")),
+        ("a flag that is no text", put("measurements", 0, "samples", 0, "flags", value=[1])),
         ("an unknown reason to stop", put("measurements", 0, "stop", value="bored")),
+        ("channels in words", put("chosen", 0, "channels", value="many")),
+        ("a phase that took less than no time", put("phases", value={"visits": -1})),
+        ("a precision of nothing", put("settings", "precision", value=0)),
         ("a variable that is not NCCL's", put("settings", "environment", value={"HOME": "/root"})),
         ("a temperature in words", put("health_before", 0, "temperature", value="warm")),
         ("a path with three ends", put("paths", 0, "devices", value=[0, 1, 2])),
@@ -96,6 +133,36 @@ def test_a_damaged_run_does_not(title: str, damage: Callable[[Any], None]) -> No
     damage(data)
     with pytest.raises(ValidationError):
         validate(data)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_schema_and_reader_agree_on_which_cells_may_have_no_visits(damaged: bool) -> None:
+    data = as_json(rich_run())
+    (hang,) = [found for found in data["measurements"] if found["failure"]]
+    hang["failure"] = "" if damaged else hang["failure"]
+    for accept, refusal in ((validate, ValidationError), (lambda d: runfile.loads(json.dumps(d), "x"), RunFileError)):
+        with pytest.raises(refusal) if damaged else contextlib.nullcontext():
+            accept(data)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (SCHEMA["$defs"]["operation"], list(Operation)),
+        (SCHEMA["$defs"]["variant"], list(Variant)),
+        (SCHEMA["$defs"]["measurement"]["properties"]["stop"], [*StopReason, None]),
+        (SCHEMA["$defs"]["settings"]["properties"]["dtype"], list(DTYPE_BYTES)),
+        (SCHEMA["$defs"]["settings"]["properties"]["redop"], list(REDOPS)),
+    ],
+    ids=["operation", "variant", "stop", "dtype", "redop"],
+)
+def test_the_schema_knows_every_word(schema: Any, words: list[str | None]) -> None:
+    assert schema["enum"] == words
+
+
+def test_the_page_explains_operations_variants_and_reasons_to_stop() -> None:
+    words = [*Operation, *Variant, *StopReason]
+    assert [word for word in words if f"`{word}`" not in PAGE] == []
 
 
 def schemas(part: Any, where: str) -> Iterator[tuple[str, Any]]:

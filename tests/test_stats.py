@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.model import Cell, Measurement, Operation, Sample
+from collbench.model import Cell, Measurement, Sample
+from collbench.operations import Operation
 from collbench.stats import block_seconds, half_width, median_interval, summarize
 from tests.builders import measured
 

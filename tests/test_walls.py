@@ -12,14 +12,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "collbench"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-NATIVE = sorted(path for path in (ROOT / "csrc").iterdir() if path.suffix in {".cpp", ".hpp", ".cu"})
+NATIVE = sorted(path for path in (ROOT / "csrc").iterdir() if path.suffix in {".cpp", ".hpp", ".cu", ".cuh"})
 
 # What a room may import of collbench, besides itself. `cli` may import everything and nobody but __main__ imports it.
-NOUNS = {"model", "units", "errors", "dtypes", "stats"}
+NOUNS = {"operations", "model", "units", "errors", "dtypes", "stats"}
 MAY_IMPORT = {
     "errors": set(),
     "units": {"errors"},
-    "model": set(),
+    "operations": set(),
+    "model": {"operations"},
     "dtypes": {"errors"},
     "stats": {"model", "units"},
     "machine": NOUNS,
@@ -27,14 +28,22 @@ MAY_IMPORT = {
     "measure": NOUNS | {"backends.protocol"},
     "affinity": NOUNS | {"machine.labels"},  # pure: the order of the labels
     "launch": NOUNS,
-    "report": NOUNS | {"machine.labels", "affinity"},  # and their legend
-    "runfile": NOUNS,
-    "session": NOUNS | {"backends", "measure", "runfile"},  # one measurement, from the request to the saved run
+    "report": NOUNS | {"machine.labels", "machine.limits", "affinity"},  # and their legend
+    "plain": set(),  # dataclasses as JSON
+    "journal": NOUNS | {"plain"},
+    "wholefile": {"errors"},
+    "runfile": NOUNS | {"journal", "plain", "wholefile"},
+    "keeper": NOUNS | {"journal", "runfile"},
+    "planning": NOUNS | {"backends.protocol", "measure"},  # from a request to a plan
+    # one measurement, from the request to the saved run
+    "session": NOUNS | {"backends", "measure", "planning", "runfile", "keeper", "launch.freshness", "world"},
+    "world": NOUNS | {"backends", "machine", "planning"},  # the same backend, of many processes
     "__main__": {"cli"},
 }
 
 # Rooms and files that only compute: Run in, answers or text out.
-PURE = (*(f"{noun}.py" for noun in NOUNS), "machine/labels.py", "affinity/", "report/", "launch/")
+PURE = (*(f"{noun}.py" for noun in NOUNS), "machine/labels.py", "machine/limits.py", "affinity/", "report/", "launch/")
+PURE += ("world/environment.py", "world/nodelist.py", "world/hosts.py")
 MAY_ACT = {"launch/torchrun.py", "launch/pin.py"}  # they replace the process by torchrun
 IMPURE_MODULES = {"os", "time", "subprocess", "socket", "signal", "threading", "random", "torch", "pynvml"}
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}
@@ -104,6 +113,8 @@ TOUCHES_NCCL = re.compile(
       | \bdel\b.*["']NCCL_""",
     re.VERBOSE,
 )
+# For a process that asks NCCL what it chose, when the user wants to know; it times nothing.
+MAY_SET = {("nccl_choices.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if room(path) not in {"cli", "__init__"}], ids=place)
@@ -139,7 +150,7 @@ def test_files_stay_under_300_lines_and_python_functions_under_41(path: Path) ->
 @pytest.mark.parametrize("path", [*SOURCES, *NATIVE], ids=lambda path: path.name)
 def test_no_source_sets_or_hides_what_nccl_reads_nor_uses_multicast(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    assert TOUCHES_NCCL.findall(source) == []
+    assert [found for found in TOUCHES_NCCL.findall(source) if (path.name, found) not in MAY_SET] == []
     assert "cuMulticast" not in source
 
 

@@ -30,6 +30,10 @@ class BackendError(CollbenchError):
     exit_code = 1
 
 
+class StepFailed(BackendError):
+    """One step that hung, crashed or met a sticky device error. It costs its cells; the backend can go on."""
+
+
 class DataCorruption(CollbenchError):
     """Bytes arrived that were not sent. Never a warning: the link cannot be trusted."""
 

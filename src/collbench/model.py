@@ -9,23 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
-class Operation(StrEnum):
-    """What is timed. A copy names who moves the bytes (engine) and which side issues it (METHOD.md §1)."""
-
-    CE_WRITE = "ce-write"
-    CE_READ = "ce-read"
-    SM_WRITE = "sm-write"
-    SM_READ = "sm-read"
-    CPU_WRITE = "cpu-write"
-    CPU_READ = "cpu-read"
-    ALLREDUCE = "allreduce"
-    BROADCAST = "broadcast"
-
-    @property
-    def is_copy(self) -> bool:
-        """True for a copy on one directed link, False for a collective on a communicator."""
-        return self not in (Operation.ALLREDUCE, Operation.BROADCAST)
+from collbench.operations import Operation, Variant, Work
 
 
 class StopReason(StrEnum):
@@ -35,13 +19,15 @@ class StopReason(StrEnum):
     NOISE = "noise-stable"
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One GPU, or on the host backend one CPU core. Identity is `uuid` and `pci_bus_id`; `index` is for display.
 
-    `index` is nvidia-smi's (the core number on the host backend); `cpu_affinity` is a list such as "0-63".
+    `index` is nvidia-smi's (the core number on the host backend); `cpu_affinity` is a list such as "0-63"; `host` is
+    set where a run spans several machines.
     """
 
     index: int
@@ -51,11 +37,13 @@ class Device:
     memory_bytes: int = 0
     numa_node: int | None = None
     cpu_affinity: str = ""
+    host: str = ""
 
     @property
     def tag(self) -> str:
-        """What tables call it: "GPU0", or "CPU0" for a core of the host backend."""
-        return f"{'CPU' if self.uuid.startswith('CPU-') else 'GPU'}{self.index}"
+        """What tables call it: "GPU0", "CPU0" for a core of the host backend, "node1:GPU0" in a run of many hosts."""
+        name = f"{'CPU' if self.uuid.startswith('CPU-') else 'GPU'}{self.index}"
+        return f"{self.host}:{name}" if self.host else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +67,27 @@ class Path:
 class Cell:
     """One thing to measure: an operation on some devices at one message size.
 
-    `members` are positions: (src, dst) for a copy, the ranks of the communicator in order for a collective.
+    `members` are positions, as `Variant` says. The pointer chase has (reader, owner of the memory) or with the host
+    variant (reader,), and its message is one access of 8 bytes.
     """
 
     operation: Operation
     members: tuple[int, ...]
     size_bytes: int
+    variant: Variant = Variant.PLAIN
+
+    @property
+    def work(self) -> Work:
+        """The operation and how it runs."""
+        return Work(self.operation, self.variant)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that one iteration moves in all: the message, times the copies that run at once."""
+        if self.variant is Variant.BOTH_WAYS:
+            return 2 * self.size_bytes
+        many = self.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
+        return self.size_bytes * (len(self.members) - 1 if many else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +95,30 @@ class Sample:
     """One visit of a cell: raw seconds per iteration of each timed block, shape (blocks,).
 
     `concurrent` is True when other disjoint pairs were busy at the same time. `launch_seconds`, for collectives,
-    is the ungraphed launch loop's time per iteration (None where it was not taken).
+    is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
+    the machine meanwhile: "throttled: SW thermal slowdown on GPU1", "shared: 1 other process on GPU0".
     """
 
     seconds: tuple[float, ...]
     iterations: int
     concurrent: bool
     launch_seconds: float | None = None
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Measurement:
-    """All samples of one cell. `wrong` counts elements that failed verification (0 or the run has failed)."""
+    """All samples of one cell, none where it failed before the first was finished.
+
+    `failure` says why a cell was given up (a hang, a crash). `wrong` counts elements that failed verification: 0, or
+    the run has failed; None where nothing was verified.
+    """
 
     cell: Cell
     samples: list[Sample] = field(default_factory=list)
     stop: StopReason | None = None
-    wrong: int = 0
+    wrong: int | None = 0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,7 @@ class Audit:
     ratio: float
     delta: float
     trusted: bool
+    variant: Variant = Variant.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +160,16 @@ class Machine:
     nccl_path: str = ""
     kernel_image: str = ""
     virtualization: str = ""
+    multicast: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for. `environment` holds the NCCL_* variables (and the like) that were set, no others."""
+    """What was asked for. `environment` holds the NCCL_* variables (and the like) that were set, no others.
+
+    `precision` is half the 95 % interval over the median at which a cell is settled, None for METHOD.md's own;
+    `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of a launch by `launcher`.
+    """
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -163,6 +179,23 @@ class Settings:
     seed: int
     command: tuple[str, ...]
     environment: dict[str, str]
+    root: int = 0
+    precision: float | None = None
+    budget_seconds: float | None = None
+    processes: int = 1
+    launcher: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used."""
+
+    operation: Operation
+    ranks: int
+    size_bytes: int
+    algorithm: str
+    protocol: str
+    channels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +221,10 @@ class Health:
 
 @dataclass(slots=True)
 class Run:
-    """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON."""
+    """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
+
+    `phases` are seconds: of opening, warm-up, audit and visits, and "timed", those inside timed regions.
+    """
 
     backend: str
     version: str
@@ -200,7 +236,13 @@ class Run:
     measurements: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     audits: list[Audit] = field(default_factory=list)
+    chosen: list[Chosen] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
     health_before: tuple[Health, ...] = ()
     health_after: tuple[Health, ...] = ()
     seconds: float = 0.0
     complete: bool = False
+
+    def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:
+        """Return the measurements that hold at least one sample of the variant, in the file's order."""
+        return [found for found in self.measurements if found.samples and found.cell.variant is variant]

@@ -3,70 +3,65 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from collbench import runfile
-from collbench.backends.opening import Opened, nccl_settings, open_backend
-from collbench.dtypes import DTYPE_BYTES
-from collbench.errors import CollbenchError, DataCorruption, RunFileError, UsageError
-from collbench.measure.plan import Members, Plan, collective_sizes, directed_links, unordered_pairs
-from collbench.measure.sweep import EFFORTS, Watcher, sweep
-from collbench.model import Operation, Run, Settings, Skipped
-from collbench.units import format_approximate_size, format_size
-
-# METHOD.md §2: the run is saved after finished rounds; more often than this, saving would be what is measured.
-_SECONDS_BETWEEN_SAVES = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What to measure. `copies` asks for the backend's copies; collectives run on `pairs` or on all devices at once.
-
-    `sizes` None takes the backend's default. `backend` is "cuda" or "host".
-    """
-
-    backend: str
-    devices: str | None
-    sizes: tuple[int, ...] | None
-    copies: bool
-    collectives: tuple[Operation, ...]
-    pairs: bool
-    dtype: str
-    redop: str
-    nccl: str | None
-    seed: int
-    command: tuple[str, ...]
+from collbench.backends.nccl_choices import ask, probe, questions
+from collbench.backends.opening import Begun, Opened, nccl_settings, open_backend
+from collbench.errors import BackendError, CollbenchError, DataCorruption, RunFileError
+from collbench.keeper import Keeper
+from collbench.launch.freshness import Here, mismatch
+from collbench.measure.plan import Members, Plan
+from collbench.measure.sweep import sweep
+from collbench.measure.visits import Watcher
+from collbench.model import Run, Settings, Skipped
+from collbench.planning import Request, make_plan
+from collbench.world.opening import World
 
 
 class Session:
     """One request on an open backend. `run` holds every finished visit at any moment, and so does the file `path`.
 
-    A save that fails on the way is told once through `warn` and stays in `failure`; measuring goes on. Opening raises
-    UsageError, MachineError, and RunFileError if `path` cannot be written, all before the first visit.
+    A save that fails on the way is told once through `warn` and stays in `failure`; measuring goes on. A request that
+    resumes takes up the run in `path`. Opening raises UsageError, MachineError, and RunFileError if `path` cannot be
+    written or taken up here, all before the first visit.
     """
 
-    def __init__(self, request: Request, path: Path, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, request: Request, path: Path, warn: Callable[[str], None], world: World | None = None, begun: Begun = None
+    ) -> None:
+        """Open the request's devices, of a `world` every rank's one; `begun` is what `opening.begin` returned."""
         runfile.check_writable(path)
-        self._request, self._path, self._warn = request, path, warn
-        self._opened = open_backend(
-            request.backend, request.devices, request.nccl, collectives=bool(request.collectives)
-        )
-        self._saved_at = time.monotonic()
-        self.failure: RunFileError | None = None
+        previous = runfile.load(path) if request.resume else None
+        self._request, self._warn = request, warn
+        self._opened = _opened(request, world, begun)
         try:
-            self._plan, skipped = make_plan(request, self._opened)
-            self.run = _empty_run(request, self._opened, self._plan, skipped)
+            self._plan, skipped = make_plan(request, self._opened.backend)
+            # First: the backend makes its communicators while this process reads the devices' health.
+            self._opened.backend.reserve(self._plan.largest_bytes())
+            self._opened.backend.prepare(_collective_groups(self._plan))
+            if previous is None:
+                self.run = _empty_run(request, self._opened, self._plan, skipped)
+                self.run.settings = _launched(self.run.settings, world)
+            else:
+                self.run = _taken_up(previous, path, self._opened, skipped)
         except BaseException:
             self._opened.close()
             raise
+        self._keeper = Keeper(self.run, path, warn)
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file, None where it is."""
+        return self._keeper.failure
 
     def __enter__(self) -> Self:
         return self
@@ -78,11 +73,10 @@ class Session:
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. However this ends, what was measured is saved. Raises BackendError, DataCorruption."""
-        backend, effort = self._opened.backend, EFFORTS[self._request.backend]
+        backend = self._opened.backend
         try:
-            backend.reserve(max(self.run.settings.sizes))
-            watcher = Watcher(progress, self._finished_round)
-            sweep(backend, self._plan, self.run, effort, self._rng(), watcher)
+            watcher = Watcher(progress, self._keeper.finished, self._opened.watch.flags)
+            sweep(backend, self._plan, self.run, self._request.effort(), self._rng(), watcher)
         except DataCorruption as error:
             self.run.skipped.append(Skipped("all that was left", str(error)))  # whoever reads the file must know
             raise
@@ -90,82 +84,70 @@ class Session:
             if self.run.measurements:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
                     self.run.health_after = self._opened.health()
-                self._save(last=True)
+                backend.close()  # what it holds is released while the run is saved and shown
+                self._keeper.end()
+        _check_success(self.run)
+        if self._request.algorithms:
+            self._ask_nccl()
+
+    def _ask_nccl(self) -> None:
+        """Note what NCCL chose, as another process tells; ours makes room for it on the GPUs."""
+        self._opened.vacate()
+        planned = (
+            self._plan.step(work, (members,), size)
+            for work, groups in self._plan.groups.items()
+            for members in groups
+            for size in self._plan.sizes[work]
+        )
+        steps, reason = questions(planned) if self.run.machine.nccl else [], "nothing here tells of these operations"
+        try:
+            self.run.chosen = ask(partial(probe, self.run.devices, self._request.nccl), steps)
+        except CollbenchError as error:
+            reason = str(error)
+        if not self.run.chosen:
+            self.run.skipped.append(Skipped("algorithms, protocols and channels", reason))
+        self._keeper.end()
 
     def _rng(self) -> random.Random:
         return random.Random(self._request.seed)  # noqa: S311  # an order of visits, no secret
 
-    def _finished_round(self) -> None:
-        if time.monotonic() - self._saved_at >= _SECONDS_BETWEEN_SAVES:
-            self._save()
 
-    def _save(self, *, last: bool = False) -> None:
-        try:
-            runfile.save(self.run, self._path)
-            self.failure = None
-        except RunFileError as error:
-            if self.failure is None and not last:  # the last failure is for the caller to raise
-                self._warn(f"{error} (measuring goes on)")
-            self.failure = error
-        self._saved_at = time.monotonic()
+def _opened(request: Request, world: World | None, begun: Begun) -> Opened:
+    if world is not None:
+        return world.open()
+    collectives = bool(request.collectives)
+    return open_backend(request.backend, request.devices, request.nccl, collectives=collectives, begun=begun)
 
 
-def make_plan(request: Request, opened: Opened) -> tuple[Plan, list[Skipped]]:
-    """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
-    backend, n = opened.backend, len(opened.backend.devices())
-    sizes, skipped = _fitting(request.sizes or default_sizes(request.backend), opened)
-    groups: dict[Operation, tuple[Members, ...]] = {}
-    for operation in backend.copy_operations() if request.copies else ():
-        reasons = {link: backend.can_copy(operation, *link) for link in directed_links(n)}
-        groups[operation] = tuple(link for link, reason in reasons.items() if reason is None)
-        skipped += [
-            Skipped(f"{operation} {opened.backend.devices()[a].tag} → {opened.backend.devices()[b].tag}", reason)
-            for (a, b), reason in reasons.items()
-            if reason is not None
-        ]
-    for operation in request.collectives:
-        groups[operation] = unordered_pairs(n) if request.pairs else (tuple(range(n)),)
-    collective = collective_sizes(sizes, request.dtype)
-    if request.collectives and len(collective) < len(sizes):
-        small = ", ".join(format_size(size) for size in sizes if size < DTYPE_BYTES[request.dtype])
-        if not collective:
-            raise UsageError(f"--sizes {small}: one {request.dtype} takes {DTYPE_BYTES[request.dtype]} bytes")
-        if small:
-            skipped.append(Skipped(f"collectives of {small} bytes", f"smaller than one {request.dtype}"))
-    return Plan(
-        devices=n,
-        groups={operation: found for operation, found in groups.items() if found},
-        sizes={operation: sizes if operation.is_copy else collective for operation in groups},
-        dtype=request.dtype,
-        redop=request.redop,
-        block_bytes=EFFORTS[request.backend].block_bytes,
-        launch_loop=not request.copies,  # the page that shows copies has no column for it
-    ), skipped
+def _launched(settings: Settings, world: World | None) -> Settings:
+    """Return the settings with how many processes measure, and what started them."""
+    if world is None:
+        return settings
+    return replace(settings, processes=world.place.world_size, launcher=world.place.launcher)
 
 
-def default_sizes(backend: str) -> tuple[int, ...]:
-    """Return powers of two from 8 B to 1 GiB; to 64 MiB on the host backend, whose cores would take minutes."""
-    return tuple(2**exponent for exponent in range(3, 27 if backend == "host" else 31))
+def _collective_groups(plan: Plan) -> tuple[Members, ...]:
+    groups = (found for work, found in plan.groups.items() if work.operation.is_collective)
+    return tuple(dict.fromkeys(members for found in groups for members in found))
 
 
-def _fitting(sizes: tuple[int, ...], opened: Opened) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes that every device has room for; the others are skipped by name. Raises UsageError."""
-    capacity = opened.backend.capacity_bytes()
-    fitting = tuple(size for size in sizes if size <= capacity)
-    room = f"the fullest device has room for messages of {format_approximate_size(capacity)}"
-    if not fitting:
-        raise UsageError(f"size {format_size(sizes[0])} does not fit: {room}; {_free(opened)}")
-    too_large = ", ".join(format_size(size) for size in sizes if size > capacity)
-    return fitting, [Skipped(f"sizes {too_large}", f"{room}; {_free(opened)}")] if too_large else []
+def _taken_up(run: Run, path: Path, opened: Opened, skipped: list[Skipped]) -> Run:
+    """Return the saved run, to go on with. Raises RunFileError where it is another machine's."""
+    backend = opened.backend
+    devices = backend.devices()
+    reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
+    if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
+        reason = "its devices have another order"
+    if reason is not None:
+        raise RunFileError(f"{path} cannot be resumed here: {reason}; measure anew, without --resume")
+    run.skipped, run.complete = skipped, False
+    return run
 
 
-def _free(opened: Opened) -> str:
-    free = opened.backend.free_bytes()
-    if not free:
-        return "half of the free memory is shared among source, target and gloo's buffers"
-    names = (device.tag for device in opened.backend.devices())
-    amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in zip(names, free, strict=True))
-    return f"free now: {amounts}, shared by three buffers beside NCCL's own"
+def _check_success(run: Run) -> None:
+    """Raise BackendError where every cell failed."""
+    if run.measurements and not any(found.samples for found in run.measurements):
+        raise BackendError(f"nothing could be measured: {run.measurements[-1].failure}")
 
 
 def _empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
@@ -177,14 +159,17 @@ def _empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipp
         devices=opened.backend.devices(),
         paths=opened.paths,
         settings=Settings(
-            operations=tuple(plan.groups),
+            operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
             sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
             dtype=request.dtype,
             redop=request.redop,
-            visits=EFFORTS[request.backend].screening,
+            visits=request.effort().screening,
             seed=request.seed,
             command=request.command,
             environment=nccl_settings(),
+            root=request.root,
+            precision=request.precision,
+            budget_seconds=request.budget_seconds,
         ),
         skipped=skipped,
         health_before=opened.health(),

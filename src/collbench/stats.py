@@ -88,21 +88,19 @@ def block_seconds(measurement: Measurement) -> list[float]:
 def summarize(measurement: Measurement) -> Summary:
     """Return the cell's medians and interval. The measurement must hold at least one sample."""
     cell = measurement.cell
-    factor = 1.0 if cell.operation.is_copy else busbw_factor(cell.operation, len(cell.members))
+    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    moved = cell.moved_bytes
     seconds = block_seconds(measurement)
     middle = float(np.median([np.median(sample.seconds) for sample in measurement.samples]))
     interval = median_interval(seconds)
     launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
     return Summary(
         seconds=middle,
-        algbw=algbw(cell.size_bytes, middle),
-        busbw=algbw(cell.size_bytes, middle) * factor,
+        algbw=algbw(moved, middle),
+        busbw=algbw(moved, middle) * factor,
         # The slowest time is the lowest bandwidth.
-        interval=interval
-        and (algbw(cell.size_bytes, interval[1]) * factor, algbw(cell.size_bytes, interval[0]) * factor),
-        visits=tuple(
-            algbw(cell.size_bytes, float(np.median(sample.seconds))) * factor for sample in measurement.samples
-        ),
+        interval=interval and (algbw(moved, interval[1]) * factor, algbw(moved, interval[0]) * factor),
+        visits=tuple(algbw(moved, float(np.median(sample.seconds))) * factor for sample in measurement.samples),
         launch_seconds=float(np.median(launches)) if launches else None,
         concurrent=any(sample.concurrent for sample in measurement.samples),
     )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from collbench.affinity.choose import choose, evidence, preference
 from collbench.errors import UsageError
 from collbench.machine.nvidia_smi import facts, read_topology
-from collbench.model import Health, Operation, Run
+from collbench.model import Health, Run
+from collbench.operations import Operation
 from tests.builders import GIB, gpus, measured, pair_run, paths, run_of
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.affinity.tiers import Ranking, Relation, rank_pairs
-from collbench.model import Operation
+from collbench.operations import Operation
 from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, run_of
 
 Pair = tuple[int, int]

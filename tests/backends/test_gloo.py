@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from collbench.backends import gloo, gloo_data
+from collbench.backends import gloo, gloo_data, gloo_process
 from collbench.backends.gloo import GlooWorld
 from collbench.backends.gloo_messages import DTYPE_BYTES, Reply, Task
 from collbench.backends.protocol import Step
 from collbench.errors import BackendError, DataCorruption, MachineError, UsageError
-from collbench.model import Operation
+from collbench.operations import COLLECTIVES, Operation, Variant
 
 ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
 REACH = sorted(os.sched_getaffinity(0))
@@ -59,6 +59,28 @@ def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtyp
     assert len(timing.seconds[0]) == 2
 
 
+NEW = [operation for operation in COLLECTIVES if operation not in (ALLREDUCE, BROADCAST)]
+TWO_BUFFERS = (Operation.ALLTOALL, Operation.SENDRECV)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("operation", NEW)
+def test_the_other_collectives_are_exact_in_place_and_out_of_place(
+    world: GlooWorld, operation: Operation, dtype: str
+) -> None:
+    size = 3 * 1024 * DTYPE_BYTES[dtype]
+    for variant in (Variant.PLAIN,) if operation in TWO_BUFFERS else (Variant.PLAIN, Variant.IN_PLACE):
+        for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
+            one = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
+            assert len(world.time_collective(one).seconds[0]) == 2
+
+
+@pytest.mark.parametrize("operation", NEW)
+def test_ranks_in_any_order_have_their_own_blocks_and_root(world: GlooWorld, operation: Operation) -> None:
+    for group in ((2, 0), (1, 2, 0)):
+        assert world.time_collective(step(operation, (group,), len(group) * 512, root=1)).seconds
+
+
 @pytest.mark.parametrize("size", [1, 3, 7, 4097, 2**20 + 1])
 def test_odd_sizes_are_exact(world: GlooWorld, size: int) -> None:
     for operation in (ALLREDUCE, BROADCAST):
@@ -79,6 +101,21 @@ def test_several_groups_give_a_row_each_and_bystanders_none() -> None:
 @pytest.mark.parametrize(
     ("title", "bad", "words"),
     [
+        (
+            "all-to-all in place",
+            step(Operation.ALLTOALL, ((0, 1),), 8, variant=Variant.IN_PLACE),
+            "alltoall out of place only",
+        ),
+        (
+            "send/recv in place",
+            step(Operation.SENDRECV, ((0, 1),), 8, variant=Variant.IN_PLACE),
+            "sendrecv out of place",
+        ),
+        (
+            "a block and a half",
+            step(Operation.GATHER, ((0, 1, 2),), 16),
+            "16 B is no whole block of float32 for each of 3",
+        ),
         ("a copy", step(Operation.CPU_WRITE, ((0, 1),), 8), "not cpu-write"),
         ("a dtype that gloo lacks", step(ALLREDUCE, ((0, 1),), 8, dtype="int16"), "no int16: choose one of float32"),
         ("an average", step(ALLREDUCE, ((0, 1),), 8, redop="avg"), "by avg: choose one of sum, prod, min, max"),
@@ -153,7 +190,7 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
     right = Reply(seconds=[1.0, 2.0], wrong=None)
     wrong = Reply(seconds=[1.0, 2.0], wrong=(12, 5.0, 7.5))
     with pytest.raises(
-        DataCorruption, match=r"allreduce of 16 B float32 among cores 4, 6: .* byte 12 on core 6 is 7.5, not 5"
+        DataCorruption, match=r"allreduce of 16 B float32 among core 4, core 6: .* byte 12 on core 6 is 7.5, not 5"
     ):
         gloo._timing(step(ALLREDUCE, ((0, 1),), 16), [right, wrong], [4, 6])
 
@@ -170,8 +207,12 @@ def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
 def task(operation: Operation, dtype: str, redop: str, count: int) -> Task:
     return Task(
         operation=operation.value, groups=((0, 1, 2),), count=count, iterations=1, blocks=1, warmup=0,
-        dtype=dtype, redop=redop, root=1,
+        dtype=dtype, redop=redop, root=1, in_place=False, verify=True,
     )  # fmt: skip
+
+
+def one_slot(tensor: torch.Tensor) -> gloo_data.Slot:
+    return gloo_data.Slot(tensor, tensor)
 
 
 def reduced(parts: torch.Tensor, redop: str) -> torch.Tensor:
@@ -186,12 +227,12 @@ def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(dtype: st
     ranks = [gloo_data.Message(task(ALLREDUCE, dtype, redop, count), rank, 3) for rank in range(3)]
     parts = torch.empty((3, count), dtype=getattr(torch, dtype))
     for message, part in zip(ranks, parts, strict=True):
-        message.fill(part, steady=False)
+        message.fill(one_slot(part), steady=False)
     result = reduced(parts.double(), redop).to(parts.dtype)
-    assert all(message.first_wrong(result, steady=False) is None for message in ranks)
+    assert all(message.first_wrong(one_slot(result), steady=False) is None for message in ranks)
     right = float(result[-1])
     result[-1] += 1
-    assert ranks[0].first_wrong(result, steady=False) == ((count - 1) * DTYPE_BYTES[dtype], right, right + 1)
+    assert ranks[0].first_wrong(one_slot(result), steady=False) == ((count - 1) * DTYPE_BYTES[dtype], right, right + 1)
 
 
 @pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
@@ -199,25 +240,65 @@ def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
     ranks = [gloo_data.Message(task(ALLREDUCE, "float16", redop, 100), rank, 3) for rank in range(3)]
     parts = torch.empty((3, 100), dtype=torch.float16)
     for message, part in zip(ranks, parts, strict=True):
-        message.fill(part, steady=True)
+        message.fill(one_slot(part), steady=True)
     for _ in range(50):
         parts[:] = reduced(parts, redop)
-    assert ranks[2].first_wrong(parts[2], steady=True) is None
+    assert ranks[2].first_wrong(one_slot(parts[2]), steady=True) is None
 
 
 def test_swapped_and_missing_data_are_seen() -> None:
     root, other = (gloo_data.Message(task(BROADCAST, "uint8", "sum", 2**16), rank, 3) for rank in (1, 0))
     sent, kept = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
-    root.fill(sent, steady=False)
-    other.fill(kept, steady=False)
-    assert other.first_wrong(sent, steady=False) is None
-    assert other.first_wrong(kept, steady=False) is not None, "nothing arrived"
-    assert other.first_wrong(sent.roll(4096), steady=False) is not None, "pages swapped"
-    assert other.first_wrong(torch.zeros_like(sent), steady=False) is not None, "zeros arrived"
+    root.fill(one_slot(sent), steady=False)
+    other.fill(one_slot(kept), steady=False)
+    assert other.first_wrong(one_slot(sent), steady=False) is None
+    assert other.first_wrong(one_slot(kept), steady=False) is not None, "nothing arrived"
+    assert other.first_wrong(one_slot(sent.roll(4096)), steady=False) is not None, "pages swapped"
+    assert other.first_wrong(one_slot(torch.zeros_like(sent)), steady=False) is not None, "zeros arrived"
+
+
+# By the pictures of NCCL's manual ("Collective Operations"): what three ranks hold before and after, a letter a block.
+PICTURES = {
+    Operation.ALLREDUCE: (("abc", "def", "ghi"), ("a+d+g b+e+h c+f+i",) * 3),
+    Operation.BROADCAST: (("abc", "def", "ghi"), ("d e f",) * 3),
+    Operation.REDUCE: (("abc", "def", "ghi"), (None, "a+d+g b+e+h c+f+i", None)),
+    Operation.ALLGATHER: (("a", "b", "c"), ("a b c",) * 3),
+    Operation.REDUCESCATTER: (("abc", "def", "ghi"), ("a+d+g", "b+e+h", "c+f+i")),
+    Operation.ALLTOALL: (("abc", "def", "ghi"), ("a d g", "b e h", "c f i")),
+    Operation.SENDRECV: (("abc", "def", "ghi"), ("g h i", "a b c", "d e f")),
+    Operation.GATHER: (("a", "b", "c"), (None, "a b c", None)),
+    Operation.SCATTER: ((None, "abc", None), ("a", "b", "c")),
+}
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_must_arrive_is_what_nccls_manual_draws(operation: Operation, in_place: bool) -> None:
+    before, after = PICTURES[operation]
+    block = 5
+    plan = task(operation, "int32", "sum", 3 * block) | {"in_place": in_place}
+    ranks = [gloo_data.Message(plan, rank, 3) for rank in range(3)]
+    blocks: dict[str, torch.Tensor] = {}
+    for message, letters in zip(ranks, before, strict=True):
+        slot = message.slot()
+        message.fill(slot, steady=False)
+        assert len(slot.sent) == block * len(letters or "")
+        blocks |= {letter: slot.sent[at * block :][:block].clone() for at, letter in enumerate(letters or "")}
+    for message, picture in zip(ranks, after, strict=True):
+        slot = message.slot()
+        sums = [sum(blocks[letter] for letter in part.split("+")) for part in (picture or "").split()]
+        if picture is not None:
+            slot.received[:] = torch.cat([torch.as_tensor(part) for part in sums])
+        assert message.first_wrong(slot, steady=False) is None
+        if picture is not None:
+            slot.received[-1] += 1
+            wrong = message.first_wrong(slot, steady=False)
+            assert wrong is not None
+            assert wrong[0] == (len(sums) * block - 1) * 4
 
 
 def test_the_user_keeps_the_interface_they_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert gloo._worker_environment()["GLOO_SOCKET_IFNAME"] == "lo"
+    assert gloo_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "lo"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert gloo._worker_environment()["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert gloo_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "eth7"

@@ -13,7 +13,8 @@ from collbench.backends.host import HostBackend
 from collbench.backends.protocol import Step
 from collbench.errors import BackendError, DataCorruption, UsageError
 from collbench.machine import cores
-from collbench.model import Device, Operation
+from collbench.model import Device
+from collbench.operations import Operation, Variant, Work
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
@@ -112,7 +113,8 @@ def test_the_native_session_refuses(title: str, links: list[tuple[int, int]], si
 
 
 def test_only_cpu_copies_are_offered_and_others_refused(backend: HostBackend) -> None:
-    assert backend.copy_operations() == (Operation.CPU_WRITE, Operation.CPU_READ)
+    assert backend.operations(Variant.PLAIN) == (Operation.CPU_WRITE, Operation.CPU_READ)
+    assert {backend.operations(variant) for variant in Variant if variant is not Variant.PLAIN} == {()}
     with pytest.raises(UsageError, match="cpu-write or cpu-read"):
         backend.time_copies(step(8, Operation.CE_WRITE))
 
@@ -121,7 +123,7 @@ def test_every_link_can_copy_and_some_memory_is_offered(backend: HostBackend) ->
     assert backend.name == "host"
     assert backend.capacity_bytes() > 0
     for src, dst in itertools.permutations(range(len(backend.devices())), 2):
-        assert backend.can_copy(Operation.CPU_READ, src, dst) is None
+        assert backend.can_run(Work(Operation.CPU_READ), (src, dst)) is None
 
 
 def test_closing_twice_is_harmless(backend: HostBackend) -> None:

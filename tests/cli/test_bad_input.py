@@ -35,11 +35,42 @@ OTHERS: list[Row] = [
     ("an unknown type", "--dtype float12", "'float12' is unknown", "float16"),
     ("an unknown reduction", "--op xor", "'xor' is not one of", "'sum'"),
     ("an unknown backend", "--backend rocm", "'rocm' is not one of", "'host'"),
+    ("a precision in words", "--precision fine", "'fine' is not a share", "write 1%, 0.5% or 0.01"),
+    ("a precision of nothing", "--precision 0%", "0% lies outside", "write 1%, 0.5% or 0.01"),
+    ("a precision above the median", "--precision 1", "1 lies outside", "write 1%, 0.5% or 0.01"),
+    ("a negative precision", "--precision -1%", "'-1%' is not a share", "write 1%, 0.5% or 0.01"),
+    ("a budget without a unit", "--budget 10", "'10' is not a number and a unit", "write 10s, 500ms or 2min"),
+    ("a budget of nothing", "--budget 0s", "0s is no time", "write 10s, 500ms or 2min"),
+    ("a budget in hours", "--budget 1h", "'1h' is not a number and a unit", "write 10s, 500ms or 2min"),
+    ("quick and precise", "--quick --precision 1%", "--quick and --precision", "leave one out"),
+    ("quick and long", "--quick --budget 10s", "--quick and --budget", "leave one out"),
     ("a seed in letters", "--seed x", "'--seed': 'x'", "see 'collbench pairs --help'"),
     ("a negative seed", "--seed -1", "--seed -1", "whole number from 0"),
     ("an option that is almost right", "--size 8", "no such option '--size'", "'--sizes'"),
     ("an option without its value", "--sizes", "'--sizes' requires an argument", "see 'collbench --help'"),
     ("a word too many", "now", "unexpected extra argument (now)", "see 'collbench pairs --help'"),
+]
+COLLECTIVES: list[Row] = [
+    ("pairs and sets", "reduce --pairs --split 2", "--pairs and --split both say", "leave one out"),
+    ("no set", "reduce --split 0", "'--split': 0 is not in the range", "see 'collbench reduce --help'"),
+    ("a root that no pair has", "reduce --pairs --root 2", "--root 2 is no rank of a pair", "write 0 or 1"),
+    ("a file for -o", "reduce -o run.json", "-o is the reduction here", "--output run.json"),
+    ("a layout that does not exist", "reduce --format csv", "'csv' is not one of", "'nccl-tests'"),
+    ("JSON in a folder", "reduce --json .", "it is a folder", "--json"),
+    ("operations of pairs", "reduce --operations copy", "no such option '--operations'", "reduce --help'"),
+    ("an option of raw copies", "allgather --patterns host", "no such option '--patterns'", "allgather --help'"),
+]
+PATTERNS: list[Row] = [
+    ("an unknown pattern", "copies --patterns ring", "'ring' is unknown", "one-way,both-ways,one-to-all"),
+    ("no pattern", "copies --patterns ''", "pattern ''", "one-way,both-ways,one-to-all"),
+    ("a type of raw bytes", "copies --dtype int8", "no such option '--dtype'", "see 'collbench copies --help'"),
+    ("sizes of a latency", "latency --sizes 1M", "no such option '--sizes'", "See 'collbench latency --help'"),
+    (
+        "patterns that cores lack",
+        "copies --backend host --patterns one-way,both-ways,staged",
+        "copies one-way only",
+        "leave out both-ways, staged",
+    ),
 ]
 DEVICES: list[Row] = [
     ("an index out of range", "0,7", "device 7 is not here", "0, 1, 2, 3"),
@@ -125,7 +156,7 @@ def test_devices(program: Program, case: str, devices: str, named: str, advice: 
 
 
 @pytest.mark.usefixtures("four_gpus")
-@pytest.mark.parametrize(("case", "words", "named", "advice"), COMMANDS)
+@pytest.mark.parametrize(("case", "words", "named", "advice"), COMMANDS + COLLECTIVES + PATTERNS)
 def test_commands(program: Program, case: str, words: str, named: str, advice: str) -> None:
     assert_refused(program, words, named, advice)
 

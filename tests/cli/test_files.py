@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench import runfile
 from collbench.backends import opening
 from collbench.cli import train
 from collbench.launch.freshness import Here
@@ -119,7 +120,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_measuring(
     assert (said.status, said.out) == (2, "")
     assert f"cannot save the run as {target}: " in said.line
     assert text in said.line
-    assert "-o FILE" in said.line
+    assert "--output FILE" in said.line
 
 
 def _can_mount() -> bool:
@@ -132,7 +133,7 @@ def _can_mount() -> bool:
 @pytest.mark.skipif(not _can_mount(), reason="this user may not mount a small disk of its own (unshare -m)")
 def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    words = collbench("allreduce", "--backend", "cuda", "--sizes", "1K", "-o", "disk/run.json")
+    words = collbench("allreduce", "--backend", "cuda", "--sizes", "1K", "--output", "disk/run.json")
     small = 'mount -t tmpfs -o size=4k none disk && exec "$@"'
     done = fakes.run(
         ["unshare", "-m", "sh", "-c", small, "sh", *words],
@@ -144,7 +145,8 @@ def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
     assert done.code == 2
     assert "allreduce over GPU0, GPU1, GPU2, GPU3" in done.stdout
     assert "saved" not in done.stdout
-    full = "collbench: cannot save the run as disk/run.json: No space left on device; choose another place with -o FILE"
+    why = "No space left on device; choose another place with --output FILE"
+    full = f"collbench: cannot save the run as disk/run.json: {why}"
     assert done.stderr.splitlines()[-1] == full
     assert all(line.startswith(full) for line in done.stderr.splitlines())
 
@@ -167,3 +169,37 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, words: tuple[
         )
     assert done.returncode == 1
     assert done.stderr == "collbench: cannot write the output: No space left on device: send it to another place\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_page_that_cannot_be_written_says_where_its_run_is(fakes: Fakes, tmp_path: Path) -> None:
+    words = collbench("allreduce", "--backend", "cuda", "--quick", "--sizes", "1K", "--output", "run.json")
+    done = fakes.run(
+        ["sh", "-c", '"$@" >/dev/full', "sh", *words],
+        tmp_path,
+        environment(fakes, tmp_path),
+        memory=2**32,
+        free=2306 * 2**20,
+    )
+    assert done.code == 1
+    why = "No space left on device: the run is saved: 'collbench show run.json' prints it"
+    assert done.stderr == f"collbench: cannot write the output: {why}\n"
+    assert runfile.load(tmp_path / "run.json").complete
+
+
+@pytest.mark.parametrize(
+    ("closed", "file", "status"),
+    [
+        (">&-", "run.json", 0),
+        ("2>&-", "run.json", 0),
+        ("<&- >&- 2>&-", "run.json", 0),
+        (">&-", "none.json", 2),
+        ("2>&-", "none.json", 2),
+    ],
+)
+def test_a_closed_stream_is_as_good_as_dev_null(tmp_path: Path, closed: str, file: str, status: int) -> None:
+    save_run(tmp_path / "run.json", gpus(4))
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *collbench("show", file)]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stdout + done.stderr

@@ -13,7 +13,11 @@ from collbench.cli.train import train
 from collbench.launch.options import OWN_FLAGS, OWN_VALUES
 from tests.cli.program import Program, collbench
 
-COMMANDS = ["pairs", "allreduce", "broadcast", "topo", "show", "train"]  # in the order of a first session
+COLLECTIVES = [
+    *("allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "sendrecv", "gather", "scatter"),
+]
+# In the order of a first session.
+COMMANDS = ["pairs", "copies", "latency", *COLLECTIVES, "topo", "show", "train"]
 
 
 def test_the_commands_are_listed_in_the_order_of_a_first_session(program: Program) -> None:
@@ -39,9 +43,65 @@ def test_help_is_a_first_screen_with_an_example(
     lines = said.out.splitlines()
     assert lines[0].startswith(f"Usage: collbench {command}")
     assert max(map(len, lines)) <= 80
-    assert len(lines) <= 50
+    assert len([line for line in lines if line not in nccl_section(said.out)]) <= 56
     assert re.search(rf"Examples?:\n +collbench {command}", said.out)
     assert "\x1b" not in said.out
+
+
+def nccl_section(text: str) -> list[str]:
+    """Return the lines of the options that only nccl-tests' users look for; they come last."""
+    return text.partition("\nOptions with nccl-tests' names:\n")[2].splitlines()
+
+
+@pytest.mark.parametrize("command", COLLECTIVES)
+def test_nccl_tests_flags_have_a_section_of_their_own(program: Program, command: str) -> None:
+    said = program(command, "--help").out
+    theirs = [line.split()[0].rstrip(",") for line in nccl_section(said) if line.startswith("  -")]
+    assert {"-b", "-e", "-f", "-n", "-w", "-d", "-c", "-G"} <= set(theirs)
+    ours = said.partition("Options:\n")[2].partition("\nOptions with")[0]
+    assert [line for line in ours.splitlines() if re.match(r"  -\w", line)] == [
+        "  -h, --help                   Show this message and exit."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "reduction", "root"),
+    [
+        ("allreduce", True, False),
+        ("broadcast", False, True),
+        ("reduce", True, True),
+        ("allgather", False, False),
+        ("reducescatter", True, False),
+        ("alltoall", False, False),
+        ("sendrecv", False, False),
+        ("gather", False, True),
+        ("scatter", False, True),
+    ],
+)
+def test_help_shows_a_reduction_and_a_root_only_where_they_matter(
+    program: Program, command: str, reduction: bool, root: bool
+) -> None:
+    said = program(command, "--help").out
+    assert ("--op " in said.partition("Options:")[2]) == reduction
+    assert ("--root " in said.partition("Options:")[2]) == root
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("all-reduce", "allreduce"), ("all_gather", "allgather"), ("reduce-scatter", "reducescatter"),
+     ("all-to-all", "alltoall"), ("send-recv", "sendrecv")],
+)  # fmt: skip
+def test_spellings_that_people_type(program: Program, typed: str, meant: str) -> None:
+    assert program(typed, "--help").out == program(meant, "--help").out
+    assert f"\n  {typed} " not in program("--help").out
+
+
+@pytest.mark.parametrize("command", ["pairs", "copies", "latency", *COLLECTIVES])
+def test_every_measurement_says_how_long_it_takes_and_how_to_change_that(program: Program, command: str) -> None:
+    said = program(command, "--help").out
+    for option in ("--precision", "--budget", "--quick", "--seed", "--output"):
+        assert option in said
+    assert "60 s" in said
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

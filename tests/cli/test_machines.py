@@ -11,7 +11,7 @@ from tests.cli.program import collbench, environment, fake_uuid, has_library, on
 from tests.native.fakes import Fakes
 
 _MIB = 2**20
-QUICK = ("--sizes", "1K", "-o", "run.json")
+QUICK = ("--sizes", "1K", "--output", "run.json")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_without_any_nccl(fakes: Fakes, tmp_path: Path, words: tuple[str, ...]) 
 
 def test_a_gpu_that_another_process_fills_limits_the_sizes_by_name(fakes: Fakes, tmp_path: Path) -> None:
     room = (256 + 4 * 512 + 2) * _MIB
-    words = ("allreduce", "--sizes", "1K,2M,4M", "-o", "run.json")
+    words = ("allreduce", "--sizes", "1K,2M,4M", "--output", "run.json")
     done = on_gpus(fakes, tmp_path, words, free=f"{room + 64 * _MIB},3={room}", process="0,3=4242")
     assert (done.code, done.stderr) == (0, "")
     run = runfile.load(tmp_path / "run.json")

@@ -94,7 +94,7 @@ def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path, colum
 
 def test_a_progress_bar_is_drawn_on_a_terminal_and_gone_at_the_end(fakes: Fakes, tmp_path: Path) -> None:
     environ = fakes.environment(memory=2**32, free=_FREE) | environment(fakes, tmp_path)
-    words = collbench("allreduce", "--sizes", "1K", "-o", "run.json")
+    words = collbench("allreduce", "--sizes", "1K", "--output", "run.json")
     shown = on_terminal(words, environ, tmp_path, stdout=tmp_path / "out")
     assert "measuring allreduce" in shown
     assert "100%" in shown
@@ -117,10 +117,13 @@ def test_nothing_is_drawn_outside_a_terminal(fakes: Fakes, tmp_path: Path) -> No
         ("pairs", "--sizes", "1K", "--operations", "copy,broadcast"),
         ("allreduce", "--sizes", "1K", "--pairs"),
         ("broadcast", "--sizes", "1K,2K"),
+        ("reduce", "--sizes", "1K", "--root", "1", "--in-place"),
+        ("alltoall", "--sizes", "1K", "--split", "2"),
+        ("latency",),
     ],
 )
 def test_show_prints_what_was_printed(fakes: Fakes, program: Program, tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = on_gpus(fakes, tmp_path, [*words, "-o", "run.json"])
+    done = on_gpus(fakes, tmp_path, [*words, "--output", "run.json"])
     assert done.code == 0, done.stderr
     assert program("show", "run.json").out + "\nsaved     run.json\n" == done.stdout
 

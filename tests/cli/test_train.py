@@ -14,7 +14,8 @@ import pytest
 from collbench.backends import opening
 from collbench.cli import train
 from collbench.launch.freshness import Here
-from collbench.model import Device, Operation
+from collbench.model import Device
+from collbench.operations import Operation
 from tests.builders import gpus, measured
 from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes

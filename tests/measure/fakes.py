@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from collbench.backends.protocol import Step, Timing
-from collbench.model import Device, Operation
+from collbench.backends.protocol import Step, Timing, time_each
+from collbench.errors import StepFailed
+from collbench.model import Cell, Device
+from collbench.operations import Operation, Variant, Work
 from tests.builders import gpus
 
 
@@ -33,13 +35,14 @@ class FakeBackend:
         self.reserved: list[int] = []
         self.closed = 0
         self.capacity = 2**40
-        self.unreachable: dict[tuple[Operation, int, int], str] = {}
+        self.unreachable: dict[tuple[Operation | int, ...], str] = {}
+        self.prepared: tuple[tuple[int, ...], ...] = ()
 
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 
-    def copy_operations(self) -> tuple[Operation, ...]:
-        return (Operation.CE_WRITE, Operation.SM_READ)
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        return (Operation.CE_WRITE, Operation.SM_READ) if variant is not Variant.HOST else (Operation.H2D_CE,)
 
     def capacity_bytes(self) -> int:
         return self.capacity
@@ -50,16 +53,22 @@ class FakeBackend:
     def reserve(self, largest_bytes: int) -> None:
         self.reserved.append(largest_bytes)
 
-    def can_copy(self, operation: Operation, src: int, dst: int) -> str | None:
-        return self.unreachable.get((operation, src, dst))
+    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+        return self.unreachable.get((work.operation, *members))
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        self.prepared = groups
 
     def time_copies(self, step: Step) -> Timing:
-        assert step.operation.is_copy
+        assert not step.operation.is_collective
         return self._time(step)
 
     def time_collective(self, step: Step) -> Timing:
-        assert not step.operation.is_copy
+        assert step.operation.is_collective
         return self._time(step)
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        return time_each(self, steps)
 
     def close(self) -> None:
         self.closed += 1
@@ -68,10 +77,11 @@ class FakeBackend:
         self._on_step(len(self.steps), step)
         self.steps.append(step)
         seconds = tuple(tuple(self._block(step, group, block) for block in range(step.blocks)) for group in step.groups)
-        return Timing(seconds, (1e-5,) * len(step.groups) if step.launch_loop else ())
+        return Timing(seconds, (1e-5,) * len(step.groups) if step.launches else ())
 
     def _block(self, step: Step, group: tuple[int, ...], block: int) -> float:
         pair = frozenset(group)
         share = self._concurrency(pair) if len(step.groups) > 1 else 1.0
         jitter = self._jitter[(len(self.steps) + block) % len(self._jitter)]
-        return step.size_bytes / (self._rates.get(pair, self._gbs) * share * 1e9) * jitter
+        moved = Cell(step.operation, group, step.size_bytes, step.variant).moved_bytes
+        return moved / (self._rates.get(pair, self._gbs) * share * 1e9) * jitter

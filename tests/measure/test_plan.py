@@ -6,21 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.measure.plan import BLOCKS_A_VISIT, Plan, collective_sizes, directed_links, unordered_pairs
-from collbench.model import Cell, Operation
+from collbench.measure.plan import BLOCKS_A_VISIT, Plan, directed_links, unordered_pairs
+from collbench.measure.visits import cells_of
+from collbench.model import Cell
+from collbench.operations import Operation, Variant, Work
 
 MIB = 2**20
 SIZES = (8, MIB, 64 * MIB)
+COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
+PAIR, FOUR = (0, 1), (0, 1, 2, 3)
 
 
 def plan_for(n: int, *, whole: bool = False) -> Plan:
     return Plan(
         devices=n,
         groups={
-            Operation.CE_WRITE: directed_links(n),
-            Operation.ALLREDUCE: (tuple(range(n)),) if whole else unordered_pairs(n),
+            COPY: directed_links(n),
+            SUM: (tuple(range(n)),) if whole else unordered_pairs(n),
         },
-        sizes={Operation.CE_WRITE: SIZES, Operation.ALLREDUCE: SIZES[1:]},
+        sizes={COPY: SIZES, SUM: SIZES[1:]},
         dtype="float32",
         redop="sum",
         block_bytes=128 * MIB,
@@ -29,7 +33,7 @@ def plan_for(n: int, *, whole: bool = False) -> Plan:
 
 def visited(plan: Plan, seed: int, wanted: set[Cell] | None = None) -> Counter[Cell]:
     steps = plan.passes(random.Random(seed), set(plan.cells()) if wanted is None else wanted)
-    return Counter(Cell(step.operation, members, step.size_bytes) for step in steps for members in step.groups)
+    return Counter(cell for step in steps for cell in cells_of(step))
 
 
 @given(st.integers(2, 9), st.integers(), st.booleans())
@@ -60,15 +64,15 @@ def test_groups_of_a_step_are_disjoint_and_copies_go_both_ways(n: int, seed: int
 @given(st.integers(4, 9), st.integers(), st.data())
 def test_isolated_cells_run_alone_and_only_they(n: int, seed: int, data: st.DataObject) -> None:
     links = data.draw(st.sets(st.sampled_from(directed_links(n)), max_size=6))
-    isolated = frozenset((Operation.CE_WRITE, link) for link in links)
+    isolated = frozenset((COPY, link) for link in links)
     plan = replace(plan_for(n), isolated=isolated)
     steps = plan.passes(random.Random(seed), set(plan.cells()))
     assert visited(plan, seed) == Counter(plan.cells())
     for step in steps:
-        assert len(step.groups) == 1 or not any((step.operation, group) in isolated for group in step.groups)
+        assert len(step.groups) == 1 or not any((step.work, group) in isolated for group in step.groups)
     # Nothing else is serialised: a round that loses k links to isolation becomes at most k + 1 steps.
-    rounds = len(plan_for(n).rounds(Operation.CE_WRITE, random.Random(seed)))
-    assert len(plan.rounds(Operation.CE_WRITE, random.Random(seed))) <= rounds + len(links)
+    rounds = len(plan_for(n).rounds(COPY, random.Random(seed)))
+    assert len(plan.rounds(COPY, random.Random(seed))) <= rounds + len(links)
 
 
 def test_the_whole_set_is_one_group() -> None:
@@ -86,71 +90,75 @@ def test_steps_come_in_random_order_over_the_whole_plan() -> None:
     assert [s.size_bytes for s in first] != [s.size_bytes for s in in_plan_order]
 
 
-COPY, SUM = Operation.CE_WRITE, Operation.ALLREDUCE
-PAIR, FOUR = (0, 1), (0, 1, 2, 3)
-
-
 @given(st.integers(0, 34).map(lambda power: 2**power), st.sampled_from([COPY, SUM]), st.sampled_from([PAIR, FOUR]))
-def test_a_block_is_long_enough_and_its_queue_shallow(
-    size: int, operation: Operation, members: tuple[int, ...]
-) -> None:
+def test_a_block_is_long_enough_and_its_queue_shallow(size: int, work: Work, members: tuple[int, ...]) -> None:
     plan = plan_for(4)
-    step = plan.step(operation, [members if operation is SUM else PAIR], size)
-    assert (1 if operation is COPY else 2) <= step.iterations <= 20  # a chain ends late: alone it would look slow
-    assert step.iterations * size >= plan.block_bytes or step.iterations == 20
+    step = plan.step(work, [members if work == SUM else PAIR], size)
+    assert 1 <= step.iterations <= 20
+    assert step.iterations * size >= plan.block_bytes or step.iterations in (16, 20)
     assert step.iterations >= plan.step(COPY, [PAIR], size).iterations  # a chain's end is late, too
     assert step.blocks == BLOCKS_A_VISIT
-    assert (step.dtype, step.redop, step.launch_loop) == ("float32", "sum", False)
+    assert (step.dtype, step.redop, step.launches) == ("float32", "sum", 0)
 
 
 @pytest.mark.parametrize(
-    ("title", "operation", "members", "size", "iterations", "warmup"),
+    ("title", "work", "members", "size", "iterations", "warmup"),
     [
-        ("small messages fill the queue, not the block", COPY, PAIR, 8, 20, 1),
+        ("small messages fill the queue, not the block", COPY, PAIR, 8, 16, 1),
+        ("collectives, whose launch is in a graph, a few more", SUM, PAIR, 8, 20, 1),
         ("a copy's block has block_bytes", COPY, PAIR, 32 * MIB, 4, 0),
         ("rounded up to whole messages", COPY, PAIR, 50 * MIB, 3, 0),
         ("short messages are preceded by an untimed block", COPY, PAIR, 15 * MIB, 9, 1),
         ("long ones warm up by themselves", COPY, PAIR, 16 * MIB, 8, 0),
-        ("the largest messages of a pair", SUM, PAIR, 4096 * MIB, 2, 0),
+        ("a chain of collectives moves twice a block", SUM, PAIR, 64 * MIB, 4, 0),
+        ("and holds two at least: its end is late", SUM, PAIR, 256 * MIB, 2, 0),
+        ("but for the largest messages of a pair", SUM, PAIR, 512 * MIB, 1, 0),
         ("and of more ranks, whose pipeline drains longer", SUM, FOUR, 4096 * MIB, 4, 0),
     ],
 )
 def test_a_visits_work(
-    title: str, operation: Operation, members: tuple[int, ...], size: int, iterations: int, warmup: int
+    title: str, work: Work, members: tuple[int, ...], size: int, iterations: int, warmup: int
 ) -> None:
-    step = plan_for(4).step(operation, [members], size)
+    step = plan_for(4).step(work, [members], size)
     assert (step.iterations, step.warmup) == (iterations, warmup)
 
 
 def test_the_largest_allreduce_decides() -> None:
     plan = plan_for(2)
     deciding = {(cell.operation, cell.size_bytes) for cell in plan.cells() if plan.decides(cell)}
-    assert deciding == {(SUM, 64 * MIB)}
+    assert deciding == {(Operation.ALLREDUCE, 64 * MIB)}
 
 
-def test_only_collectives_have_a_launch_loop() -> None:
-    plan = replace(plan_for(3), launch_loop=True)
-    steps = plan.passes(random.Random(0), set(plan.cells()))
-    assert {(step.operation.is_copy, step.launch_loop) for step in steps} == {(True, False), (False, True)}
+def test_only_collectives_have_a_launch_loop_and_in_every_visit() -> None:
+    plan = replace(plan_for(3), launches=20)
+    for first in (True, False):
+        steps = plan.passes(random.Random(0), set(plan.cells()), first=first)
+        assert {(step.operation.is_collective, step.launches) for step in steps} == {(False, 0), (True, 20)}
 
 
-def test_only_the_first_pass_warms_up_and_times_launches() -> None:
-    plan = replace(plan_for(3), launch_loop=True)
+def test_only_the_first_pass_warms_up() -> None:
+    plan = plan_for(3)
     first = plan.passes(random.Random(0), set(plan.cells()))
     later = plan.passes(random.Random(0), set(plan.cells()), first=False)
     assert {(step.size_bytes, step.warmup) for step in first} == {(8, 1), (MIB, 1), (64 * MIB, 0)}
-    assert {(step.warmup, step.launch_loop) for step in later} == {(0, False)}
+    assert {step.warmup for step in later} == {0}
 
 
-@pytest.mark.parametrize(
-    ("title", "sizes", "dtype", "kept"),
-    [
-        ("whole elements stay", (8, 16), "float32", (8, 16)),
-        ("odd sizes round down", (9, 15), "int64", (8,)),
-        ("sizes that meet are merged", (8, 9, 10), "float32", (8,)),
-        ("less than one element is dropped", (1, 2, 4), "float32", (4,)),
-        ("nothing may be left", (1, 2), "float64", ()),
-    ],
-)
-def test_sizes_of_collectives(title: str, sizes: tuple[int, ...], dtype: str, kept: tuple[int, ...]) -> None:
-    assert collective_sizes(sizes, dtype) == kept
+def test_iterations_and_warmup_can_be_given() -> None:
+    step = replace(plan_for(2), iterations=50, warmup=3).step(SUM, [PAIR], MIB)
+    assert (step.iterations, step.warmup) == (50, 3)
+
+
+@pytest.mark.parametrize("variant", [Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.HOST, Variant.STAGED])
+def test_what_shares_a_device_or_the_host_runs_alone(variant: Variant) -> None:
+    work = Work(Operation.CE_WRITE, variant)
+    groups = ((0,), (1,)) if variant is Variant.HOST else ((0, 1), (1, 0))
+    plan = replace(plan_for(2), groups={work: groups}, sizes={work: (MIB,)})
+    assert [step.groups for step in plan.passes(random.Random(1), set(plan.cells()))].count(groups) == 0
+    assert visited(plan, 1) == Counter(plan.cells())
+
+
+def test_disjoint_sets_run_at_once_when_asked() -> None:
+    halves = ((0, 1), (2, 3))
+    plan = replace(plan_for(4), groups={SUM: halves}, sizes={SUM: (MIB,)}, together=True)
+    assert [step.groups for step in plan.passes(random.Random(1), set(plan.cells()))] == [halves]

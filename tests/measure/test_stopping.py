@@ -1,7 +1,8 @@
 import pytest
 
 from collbench.measure.stopping import stop_reason
-from collbench.model import Cell, Measurement, Operation, Sample, StopReason
+from collbench.model import Cell, Measurement, Sample, StopReason
+from collbench.operations import Operation
 
 MIB = 2**20
 

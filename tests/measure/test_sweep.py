@@ -6,9 +6,12 @@ import pytest
 from collbench.backends.protocol import Step
 from collbench.errors import BackendError
 from collbench.measure.audit import audit
+from collbench.measure.effort import Effort
 from collbench.measure.plan import Plan, directed_links, unordered_pairs
-from collbench.measure.sweep import Effort, Watcher, sweep, warm_up
-from collbench.model import Operation, Path, Run, StopReason
+from collbench.measure.sweep import sweep, warm_up
+from collbench.measure.visits import Watcher
+from collbench.model import Path, Run, StopReason
+from collbench.operations import Operation, Work
 from collbench.stats import summarize
 from tests.builders import gpus, paths, run_of
 from tests.measure.fakes import FakeBackend
@@ -16,13 +19,17 @@ from tests.measure.fakes import FakeBackend
 MIB = 2**20
 SIZES = (MIB, 64 * MIB)
 # No test waits: the deadline is an hour away, or it has passed before the sweep begins.
-PATIENT = Effort(screening=3, deciding=5, budget_seconds=3600, block_bytes=64 * MIB)
-HURRIED = Effort(screening=3, deciding=5, budget_seconds=-1, block_bytes=64 * MIB)
+PATIENT = Effort(
+    screening=3, deciding=5, budget_seconds=3600, block_bytes=64 * MIB, longest_block_bytes=64 * MIB, rate=1e11
+)
+HURRIED = Effort(
+    screening=3, deciding=5, budget_seconds=-1, block_bytes=64 * MIB, longest_block_bytes=64 * MIB, rate=1e11
+)
 
 
-def plan_for(n: int, *, launch_loop: bool = False) -> Plan:
-    groups = {Operation.CE_WRITE: directed_links(n), Operation.ALLREDUCE: unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, SIZES), "float32", "sum", PATIENT.block_bytes, launch_loop=launch_loop)
+def plan_for(n: int, *, launches: int = 0) -> Plan:
+    groups = {Work(Operation.CE_WRITE): directed_links(n), Work(Operation.ALLREDUCE): unordered_pairs(n)}
+    return Plan(n, groups, dict.fromkeys(groups, SIZES), "float32", "sum", PATIENT.block_bytes, launches=launches)
 
 
 def swept(
@@ -33,7 +40,7 @@ def swept(
     links: Sequence[Path] | None = None,
 ) -> Run:
     run = empty(len(backend.devices()), links)
-    sweep(backend, plan, run, effort, random.Random(11), Watcher(progress, lambda: None))
+    sweep(backend, plan, run, effort, random.Random(11), Watcher(progress, lambda _found: None))
     return run
 
 
@@ -55,11 +62,10 @@ def test_a_steady_machine_is_settled_after_the_planned_visits() -> None:
     assert {round(summarize(found).algbw, 4) for found in run.measurements} == {100.0}
 
 
-def test_the_launch_loop_is_timed_once_and_for_collectives_alone() -> None:
-    for found in swept(FakeBackend(3), plan_for(3, launch_loop=True)).measurements:
-        launches = [sample.launch_seconds for sample in found.samples]
-        assert launches[0] == (None if found.cell.operation.is_copy else 1e-5)
-        assert set(launches[1:]) == {None}
+def test_the_launch_loop_is_timed_in_every_visit_and_for_collectives_alone() -> None:
+    for found in swept(FakeBackend(3), plan_for(3, launches=20)).measurements:
+        expected = 1e-5 if found.cell.operation is Operation.ALLREDUCE else None
+        assert {sample.launch_seconds for sample in found.samples} == {expected}
 
 
 def test_recorded_times_keep_seven_digits() -> None:
@@ -118,7 +124,7 @@ def test_whatever_ends_it_the_finished_visits_are_in_the_run(failure: BaseExcept
     warm_up(probe, plan_for(3), random.Random(11))
     started = len(probe.steps)  # with three devices there is nothing to audit, so the visits begin here
     run = empty(3)
-    watcher = Watcher(lambda done, _total: seen.append(done), lambda: None)
+    watcher = Watcher(lambda done, _total: seen.append(done), lambda _found: None)
     with pytest.raises(type(failure)):
         sweep(FakeBackend(3, on_step=on_step), plan_for(3), run, PATIENT, random.Random(11), watcher)
     assert run.complete is False
@@ -150,10 +156,10 @@ def sharing(pair: frozenset[int]) -> float:
 def test_the_audit_finds_the_label_that_suffers_and_the_sweep_measures_it_alone() -> None:
     run = swept(FakeBackend(4, concurrency=sharing), plan_for(4), links=MIXED)
     verdicts = {(found.operation, found.label): (found.trusted, round(found.ratio, 6)) for found in run.audits}
-    for operation in plan_for(4).groups:
-        assert verdicts[operation, "NV2"] == (True, 1.0)
-        assert verdicts[operation, "SYS"] == (False, 0.5)
-    assert {found.operation for found in run.audits} == set(plan_for(4).groups)
+    for work in plan_for(4).groups:
+        assert verdicts[work.operation, "NV2"] == (True, 1.0)
+        assert verdicts[work.operation, "SYS"] == (False, 0.5)
+    assert {Work(found.operation, found.variant) for found in run.audits} == set(plan_for(4).groups)
     for found in run.measurements:
         nvlink = set(found.cell.members) in ({0, 1}, {2, 3})
         assert {sample.concurrent for sample in found.samples} == {nvlink}

@@ -8,7 +8,8 @@ from itertools import combinations, permutations
 
 from rich.console import Console, RenderableType
 
-from collbench.model import Operation, Path, Run
+from collbench.model import Path, Run
+from collbench.operations import Operation
 from tests.builders import gpus, measured, run_of
 
 _COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.model import Machine, Operation
+from collbench.model import Machine
+from collbench.operations import Operation
 from collbench.report.header import header
 from tests.builders import gpus, measured, run_of
 

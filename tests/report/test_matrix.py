@@ -3,7 +3,7 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
-from collbench.model import Operation
+from collbench.operations import Operation
 from collbench.report.matrix import bandwidth_matrix, render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.report.pages import text

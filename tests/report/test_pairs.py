@@ -4,7 +4,7 @@ from itertools import combinations
 import pytest
 from rich.table import Table
 
-from collbench.model import Audit, Operation, Run, Skipped
+from collbench.operations import Operation
 from collbench.report.pairs import page
 from tests.builders import gpus, measured, pair_run, paths, run_of
 from tests.report.pages import pairs_run, text
@@ -37,6 +37,8 @@ tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadca
 There is one pair, so there is nothing to choose.
 
 best 2   GPU0, GPU1: all 2 devices
+
+stopped   10 precise
 """
 
 
@@ -72,6 +74,8 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
         "\n"
         "best 2   GPU0, GPU1: all pairs tie within 0.2%: the choice does not affect bandwidth\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
+        "\n"
+        "stopped   60 precise\n"
     )
 
 
@@ -90,6 +94,8 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
         "\n"
         "best 2   GPU0, GPU2: it carries 300 GB/s, the machine's worst pair 240\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
+        "\n"
+        "stopped   6 precise\n"
     )
 
 
@@ -118,23 +124,6 @@ def test_a_host_run_says_so_first_and_where_its_labels_come_from() -> None:
     assert lines[0] == "backend   host: memory copies between CPU cores and gloo collectives, no GPU"
     assert "labels (from NUMA nodes)" in lines
     assert "best 2   CPU0, CPU1: all 2 devices" in lines
-
-
-def with_notes() -> Run:
-    run = pairs_run(2)
-    run.skipped = [Skipped("sizes 2G", "the fullest device has room for 1 GiB")] * 2
-    failed = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
-    run.audits = [failed, replace(failed, label="NV2", ratio=0.988, trusted=True)]
-    return run
-
-
-def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
-    assert text(page(with_notes())).endswith(
-        "\n\naudit     pairs timed together and alone agree within 1.2% (1 comparison)\n"
-        "audit     ce-write on SYS pairs was timed alone: beside others it ran at "
-        "0.55 of its own speed (±2.0% was allowed)\n"
-        "skipped   sizes 2G: the fullest device has room for 1 GiB\n"
-    )
 
 
 @pytest.mark.parametrize(

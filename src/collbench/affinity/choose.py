@@ -11,7 +11,8 @@ from math import comb
 from collbench.affinity.rings import bottleneck_ring, ring_bound
 from collbench.affinity.tiers import Ranking, rank_pairs
 from collbench.errors import UsageError
-from collbench.model import Operation, Run
+from collbench.model import Run
+from collbench.operations import Operation
 
 # What training runs comes first; the copies stand in for it where no collective was measured.
 _EVIDENCE = (
@@ -46,7 +47,7 @@ def evidence(run: Run) -> Ranking | None:
     """
     for operation in _EVIDENCE:
         pairs = Counter(
-            m.cell.size_bytes for m in run.measurements if m.cell.operation is operation and len(m.cell.members) == 2
+            m.cell.size_bytes for m in run.measured() if m.cell.operation is operation and len(m.cell.members) == 2
         )
         if pairs:
             return rank_pairs(run, operation, max(pairs, key=lambda size: (pairs[size], size)))

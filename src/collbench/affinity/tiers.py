@@ -11,7 +11,8 @@ from enum import StrEnum
 import numpy as np
 
 from collbench.affinity.normal import median_deviation, range_quantile
-from collbench.model import Measurement, Operation, Run
+from collbench.model import Measurement, Run
+from collbench.operations import Operation
 from collbench.stats import deviations, sigma, summarize, tie_threshold
 
 _FEWEST_VISITS_FOR_TIERS = 3
@@ -109,7 +110,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | Non
 
 def _slower_direction(run: Run, operation: Operation, size_bytes: int) -> dict[tuple[int, int], Measurement]:
     found: dict[tuple[int, int], Measurement] = {}
-    for measurement in run.measurements:
+    for measurement in run.measured():
         cell = measurement.cell
         if cell.operation is not operation or cell.size_bytes != size_bytes or len(cell.members) != 2:
             continue

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
 
 from collbench import _native
-from collbench.backends.protocol import Step, Timing
+from collbench.backends.cuda_errors import explained
+from collbench.backends.protocol import Step, Timing, time_each
+from collbench.backends.worker_messages import World
 from collbench.dtypes import DTYPE_BYTES, REDOPS
-from collbench.errors import BackendError, DataCorruption, MachineError, UsageError
-from collbench.model import Device, Operation
+from collbench.errors import BackendError, MachineError, StepFailed, UsageError
+from collbench.model import Device
+from collbench.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.units import format_size
 
-# ncclDataType_t and ncclRedOp_t [nccl.h 2.18.1].
-_DTYPES = {
-    name: value
-    for value, name in enumerate(
-        ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
-    )
+# ncclDataType_t and ncclRedOp_t [nccl.h 2.24]: collbench's tables hold them in NCCL's order.
+_DTYPES = {name: value for value, name in enumerate(DTYPE_BYTES)}
+_HOST = -1  # a native transfer's position for pinned host memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    multiprocessors: bool
+    pull: bool  # the destination issues it
+
+
+_COPIES = {
+    Operation.CE_WRITE: _Copy(multiprocessors=False, pull=False),
+    Operation.CE_READ: _Copy(multiprocessors=False, pull=True),
+    Operation.SM_WRITE: _Copy(multiprocessors=True, pull=False),
+    Operation.SM_READ: _Copy(multiprocessors=True, pull=True),
 }
-_COPIES = {  # operation: (by multiprocessors, the destination pulls)
-    Operation.CE_WRITE: (False, False),
-    Operation.CE_READ: (False, True),
-    Operation.SM_WRITE: (True, False),
-    Operation.SM_READ: (True, True),
+# Host memory issues nothing: the GPU pulls what comes from there.
+_HOST_COPIES = {
+    Operation.H2D_CE: _Copy(multiprocessors=False, pull=True),
+    Operation.D2H_CE: _Copy(multiprocessors=False, pull=False),
+    Operation.H2D_SM: _Copy(multiprocessors=True, pull=True),
+    Operation.D2H_SM: _Copy(multiprocessors=True, pull=False),
 }
+# As nccl-tests warms up its loop (-w) [src/common.cu].
+_LAUNCH_WARMUP = 5
 _MIB = 2**20
 # Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): rotating through it, no message is served by a cache.
 _SMALLEST_BUFFER = 256 * _MIB
@@ -33,6 +49,9 @@ _SMALLEST_BUFFER = 256 * _MIB
 _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
+# Longest wait for one block: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
+# Whoever runs this backend in a child process has a shorter watch on it.
+_DEADLINE_S = 30.0
 
 
 class CudaBackend:
@@ -40,14 +59,26 @@ class CudaBackend:
 
     name = "cuda"
 
-    def __init__(self, devices: Sequence[Device], nccl: _native.Nccl | None) -> None:
-        """Open the GPUs; `nccl` may be None when no collective will be timed. Raises MachineError."""
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        nccl: _native.Nccl | None,
+        *,
+        peers: bool = True,
+        world: World | None = None,
+    ) -> None:
+        """Open the GPUs; `nccl` may be None when no collective will be timed. Raises MachineError.
+
+        `peers` False leaves peer access off. With a `world`, positions are its ranks, and this rank's GPU is opened.
+        """
         self._devices = tuple(devices)
+        ours = self._devices if world is None else (self._devices[world.rank],)
         self._images = kernel_images()
-        with _explained("opening the GPUs"):
-            self._gpus = _native.Gpus(_ordinals(devices), [image for _, image in self._images])
+        with explained("opening the GPUs"):
+            self._gpus = _native.Gpus(_ordinals(ours), [image for _, image in self._images], peers)
         self._peers = self._gpus.peer_access()
-        self._collectives = _native.Collectives(self._gpus, nccl) if nccl else None
+        place = (world.rank, world.world_size, world.unique_id) if world else ()
+        self._collectives = _native.Collectives(self._gpus, nccl, *place) if nccl else None
         self._free = tuple(self._gpus.free_bytes())
 
     @property
@@ -55,13 +86,22 @@ class CudaBackend:
         """The kernels that the driver accepted: "fatbin" or "ptx"."""
         return self._images[self._gpus.image][0]
 
+    @property
+    def multicast(self) -> bool:
+        """Whether all of these GPUs support NVLink multicast, which NCCL's NVLS needs."""
+        return all(self._gpus.multicast_supported)
+
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs by position."""
         return self._devices
 
-    def copy_operations(self) -> tuple[Operation, ...]:
-        """Return the four copies: copy engine and multiprocessors, written and read."""
-        return tuple(_COPIES)
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return what moves bytes so, and the pointer chase: copy engine and multiprocessors, written and read."""
+        if variant is Variant.HOST:
+            return (*_HOST_COPIES, Operation.CHASE)
+        if variant is Variant.STAGED:
+            return (Operation.CE_WRITE,)
+        return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else tuple(_COPIES)
 
     def free_bytes(self) -> tuple[int, ...]:
         """Return each GPU's free memory in bytes when the backend was opened."""
@@ -75,52 +115,82 @@ class CudaBackend:
 
     def reserve(self, largest_bytes: int) -> None:
         """Allocate the buffers for messages of up to `largest_bytes`; once, before the first step."""
-        with _explained(f"allocating buffers for {format_size(largest_bytes)} messages"):
+        with explained(f"allocating buffers for {format_size(largest_bytes)} messages"):
             self._gpus.allocate(max(largest_bytes, min(_SMALLEST_BUFFER, self.capacity_bytes())))
 
-    def can_copy(self, operation: Operation, src: int, dst: int) -> str | None:
-        """Return why this link cannot carry the copy: a kernel needs peer access, the copy engine does not."""
-        multiprocessors, pull = _COPIES[operation]
-        issuer, other = (dst, src) if pull else (src, dst)
-        if multiprocessors and not self._peers[issuer][other]:
-            return "no peer access, so a kernel cannot address the other GPU's memory"
+    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+        """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
+        if work.variant is Variant.HOST or (work.operation in _COPIES and not _COPIES[work.operation].multiprocessors):
+            return None
+        for transfer in _transfers(work, members):
+            src, dst = transfer if work.operation in _COPIES else (transfer[1], transfer[0])
+            pull = work.operation is Operation.CHASE or _COPIES[work.operation].pull
+            if not (self._peers[dst][src] if pull else self._peers[src][dst]):
+                return "no peer access, so a kernel cannot address the other GPU's memory"
         return None
 
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Make the groups' communicators now. Raises StepFailed."""
+        if self._collectives is not None and groups:
+            with explained("making NCCL communicators"):
+                self._collectives.prepare([list(group) for group in groups])
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        """Time steps one after another."""
+        return time_each(self, steps)
+
     def time_copies(self, step: Step) -> Timing:
-        """Time copies on disjoint links. Raises DataCorruption, BackendError."""
-        multiprocessors, pull = _COPIES[step.operation]
-        with _explained(f"{step.operation} of {format_size(step.size_bytes)}", self._devices, step):
-            seconds = self._gpus.time_copies(
-                links=list(step.groups),
-                multiprocessors=multiprocessors,
-                pull=pull,
-                bytes=step.size_bytes,
-                shift=0,
-                iterations=step.iterations,
-                blocks=step.blocks,
-                warmup=step.warmup,
-            )
+        """Time copies or pointer chases on the step's groups. Raises DataCorruption, StepFailed."""
+        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step):
+            seconds = self._chase(step) if step.operation is Operation.CHASE else self._copy(step)
         return Timing(tuple(tuple(blocks) for blocks in seconds))
 
+    def _copy(self, step: Step) -> list[list[float]]:
+        how = {**_COPIES, **_HOST_COPIES}[step.operation]
+        return self._gpus.time_copies(
+            groups=[_transfers(step.work, group) for group in step.groups],
+            multiprocessors=how.multiprocessors,
+            pull=how.pull,
+            bytes=step.size_bytes,
+            shift=0,
+            iterations=step.iterations,
+            blocks=step.blocks,
+            warmup=step.warmup,
+            deadline=_DEADLINE_S,
+        )
+
+    def _chase(self, step: Step) -> list[list[float]]:
+        return self._gpus.time_chase(
+            links=[transfer for group in step.groups for transfer in _transfers(step.work, group)],
+            accesses=step.iterations,
+            blocks=step.blocks,
+            warmup=step.warmup,
+            deadline=_DEADLINE_S,
+        )
+
     def time_collective(self, step: Step) -> Timing:
-        """Time a collective on disjoint groups. Raises DataCorruption, BackendError."""
+        """Time a collective on disjoint groups. Raises DataCorruption, StepFailed."""
         if self._collectives is None:
             raise BackendError(f"{step.operation} was asked for, but the backend was opened without NCCL")
         if step.dtype not in _DTYPES:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
-        with _explained(f"{step.operation} of {format_size(step.size_bytes)}", self._devices, step):
+        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step):
             seconds, launches = self._collectives.time(
                 groups=[list(group) for group in step.groups],
-                broadcast=step.operation is Operation.BROADCAST,
+                operation=COLLECTIVES.index(step.operation),
                 dtype=_DTYPES[step.dtype],
                 reduction=REDOPS.index(step.redop),
                 root=step.root,
                 count=step.size_bytes // DTYPE_BYTES[step.dtype],
                 width=DTYPE_BYTES[step.dtype],
+                in_place=step.variant is Variant.IN_PLACE,
+                verify=step.verify,
                 iterations=step.iterations,
                 blocks=step.blocks,
                 warmup=step.warmup,
-                launch_iterations=step.iterations if step.launch_loop else 0,
+                launch_iterations=step.launches,
+                launch_warmup=_LAUNCH_WARMUP,
+                deadline=_DEADLINE_S,
             )
         return Timing(tuple(tuple(blocks) for blocks in seconds), tuple(launches))
 
@@ -133,7 +203,7 @@ class CudaBackend:
 
 def list_gpus() -> list[_native.GpuIdentity]:
     """Return the GPUs that CUDA shows to this process, in its order. Raises MachineError without a driver."""
-    with _explained("listing the GPUs"):
+    with explained("listing the GPUs"):
         return _native.list_gpus()
 
 
@@ -147,7 +217,7 @@ def kernel_images() -> list[tuple[str, bytes]]:
 
 def _ordinals(devices: Sequence[Device]) -> list[int]:
     by_uuid = {gpu.uuid: gpu.ordinal for gpu in list_gpus()}
-    hidden = [f"GPU{device.index}" for device in devices if device.uuid not in by_uuid]
+    hidden = [device.tag for device in devices if device.uuid not in by_uuid]
     if hidden:
         raise MachineError(
             f"CUDA does not show {', '.join(hidden)} to this process: check CUDA_VISIBLE_DEVICES and MIG mode"
@@ -155,30 +225,14 @@ def _ordinals(devices: Sequence[Device]) -> list[int]:
     return [by_uuid[device.uuid] for device in devices]
 
 
-@contextmanager
-def _explained(doing: str, devices: Sequence[Device] = (), step: Step | None = None) -> Iterator[None]:
-    """Turn native exceptions into collbench's, with what was attempted and where."""
-    where = ""
-    if step is not None:
-        where = " on " + ", ".join("-".join(f"GPU{devices[m].index}" for m in group) for group in step.groups)
-    try:
-        yield
-    except _native.DataError as error:
-        raise DataCorruption(_describe_wrong(error, devices, step) if step else str(error)) from error
-    except _native.LibraryError as error:
-        raise MachineError(str(error)) from error
-    except (_native.CudaError, _native.NcclError, _native.HangError) as error:
-        raise BackendError(f"{doing}{where} failed: {error}") from error
-
-
-def _describe_wrong(error: _native.DataError, devices: Sequence[Device], step: Step) -> str:
-    group = step.groups[error.group]
-    names = [f"GPU{devices[member].index}" for member in group]
-    where = (
-        f"link {names[0]} → {names[1]}" if step.operation.is_copy else f"{names[error.rank]} among {', '.join(names)}"
-    )
-    return (
-        f"wrong data: {step.operation} of {format_size(step.size_bytes)}, {where}: {error.wrong} wrong, the first at "
-        f"byte {error.offset}: expected {error.expected:g}, found {error.found:g}. Do not train over this link; "
-        "IOMMU or ACS settings are the usual cause"
-    )
+def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return a group's transfers as (source, destination); of a pointer chase as (reader, owner of the memory)."""
+    first, *rest = members
+    if work.variant is Variant.HOST:
+        inward = work.operation in (Operation.H2D_CE, Operation.H2D_SM)
+        return [(_HOST, first) if inward else (first, _HOST)]
+    if work.variant is Variant.BOTH_WAYS:
+        return [(first, rest[0]), (rest[0], first)]
+    if work.variant is Variant.ALL_TO_ONE:
+        return [(other, first) for other in rest]
+    return [(first, other) for other in rest]

@@ -6,51 +6,36 @@ when their pipe closes because this process is gone.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 
-import collbench
-from collbench.backends.gloo_messages import DTYPE_BYTES, REDOPS, Reply, Task
+from collbench.backends.gloo_messages import Reply, Task
+from collbench.backends.gloo_process import (
+    PATIENCE_S,
+    GlooProcess,
+    expected_seconds,
+    lost,
+    silence,
+    spawn,
+    task_of,
+)
 from collbench.backends.protocol import Step, Timing
-from collbench.errors import BackendError, DataCorruption, MachineError, UsageError
-from collbench.model import Operation
-
-# Silence for longer than the work could ever take, plus this many seconds, is a hang. Generous: `import torch` alone
-# takes 3 s, and tens of seconds from a cold network disk.
-_PATIENCE_S = 60.0
-
-# The slowest all-reduce to wait for, in B/s. Loopback TCP on one shared core still gives ten times as much.
-_SLOWEST_RATE = 20e6
-
-# A worker whose pipe has closed is about to exit; a worker that was told to go exits at once.
-_EXIT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    core: int
-    process: subprocess.Popen[bytes]
-    pipe: Connection[Task, Reply]
-    stderr: pathlib.Path
+from collbench.errors import DataCorruption, MachineError
 
 
 class GlooWorld:
     """One gloo rank per core. Rank r is pinned to `cores[r]`, so ranks are the backend's positions."""
 
-    def __init__(self, cores: Sequence[int], patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, cores: Sequence[int], patience_s: float = PATIENCE_S) -> None:
         """Start nothing yet. `patience_s` is how long silence may last beyond the expected work, in seconds."""
         self._cores = tuple(cores)
         self._patience_s = patience_s
-        self._workers: list[_Worker] = []
+        self._workers: list[GlooProcess] = []
         self._folder: pathlib.Path | None = None
 
     def time_collective(self, step: Step) -> Timing:
@@ -60,11 +45,11 @@ class GlooWorld:
         BackendError, which names the core, for a worker that died or hangs. After an error the workers are gone;
         the next call starts new ones.
         """
-        task = _task(step)
+        task = task_of(step)
         try:
             if not self._workers:
                 self._start()
-            replies = self._exchange(task, self._patience_s + _expected_seconds(step))
+            replies = self._exchange(task, self._patience_s + expected_seconds(step))
             return _timing(step, replies, self._cores)
         except BaseException:  # Ctrl-C too: a reply nobody has read would answer the next task
             self.close()
@@ -73,11 +58,7 @@ class GlooWorld:
     def close(self) -> None:
         """End and reap the workers and remove their folder; does nothing the second time."""
         for worker in self._workers:
-            worker.pipe.close()
-        for worker in self._workers:
-            # Killed, not awaited: a worker holds nothing that outlives it, and a hung one would not listen.
-            worker.process.kill()
-            worker.process.wait()
+            worker.end()
         self._workers = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -88,25 +69,8 @@ class GlooWorld:
             raise MachineError("collectives on the host backend need torch, which is not installed: pip install torch")
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
         for rank in range(len(self._cores)):
-            self._workers.append(self._spawn(rank, self._folder))
+            self._workers.append(spawn(rank, self._cores, self._folder))
         self._collect(self._patience_s)  # each says once that it has joined
-
-    def _spawn(self, rank: int, folder: pathlib.Path) -> _Worker:
-        core, stderr = self._cores[rank], folder / f"rank{rank}.stderr"
-        ours, theirs = Pipe()
-        # -P: a torch.py in the user's folder must not become ours.
-        command = [sys.executable, "-P", "-m", "collbench.backends.gloo_worker"]
-        command += map(str, (theirs.fileno(), rank, len(self._cores), core, folder))
-        with theirs, stderr.open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(theirs.fileno(),),
-                env=_worker_environment(),
-            )
-        return _Worker(core, process, ours, stderr)
 
     def _exchange(self, task: Task, timeout_s: float) -> list[Reply]:
         """Give every worker the same task: each must take part in making a process group, member or not."""
@@ -114,7 +78,7 @@ class GlooWorld:
             try:
                 worker.pipe.send(task)
             except OSError as error:
-                raise self._lost(worker) from error
+                raise lost(worker, self._workers) from error
         return self._collect(timeout_s)
 
     def _collect(self, timeout_s: float) -> list[Reply]:
@@ -124,63 +88,27 @@ class GlooWorld:
         while missing := [worker for worker in self._workers if worker.pipe not in replies]:
             ready = wait([worker.pipe for worker in missing], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise _silence(missing, timeout_s)
+                raise silence(missing, timeout_s)
             for worker in missing:
                 if worker.pipe in ready:
                     replies[worker.pipe] = self._receive(worker)
         return [replies[worker.pipe] for worker in self._workers]
 
-    def _receive(self, worker: _Worker) -> Reply:
+    def _receive(self, worker: GlooProcess) -> Reply:
         try:
             return worker.pipe.recv()
         except (EOFError, OSError) as error:
-            raise self._lost(worker) from error
-
-    def _lost(self, worker: _Worker) -> BackendError:
-        """Explain a death. The others fail when a peer is killed, so one that a signal ended is the cause."""
-        try:
-            worker.process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            return _silence([worker], _EXIT_S)
-        ended = [worker, *(other for other in self._workers if other.process.poll() is not None)]
-        cause = min(ended, key=lambda other: other.process.returncode)  # signals are negative; a tie goes to `worker`
-        status = cause.process.returncode
-        how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-        return BackendError(f"the gloo worker on core {cause.core} died ({how}): {_last_line(cause.stderr)}")
+            raise lost(worker, self._workers) from error
 
 
-def _silence(workers: Sequence[_Worker], seconds: float) -> BackendError:
-    names = ", ".join(str(worker.core) for worker in workers)
-    return BackendError(
-        f"no answer within {seconds:.0f} s from the gloo workers on cores {names}, still running and now killed; the "
-        f"first one's last words: {_last_line(workers[0].stderr)}"
-    )
-
-
-def _task(step: Step) -> Task:
-    """Return the step as the workers understand it. Raises UsageError for what gloo cannot do exactly."""
-    if step.operation.is_copy:
-        raise UsageError(f"gloo does allreduce and broadcast, not {step.operation}")
-    if step.dtype not in DTYPE_BYTES:
-        raise UsageError(f"gloo has no {step.dtype}: choose one of {', '.join(DTYPE_BYTES)}")
-    if step.operation is Operation.ALLREDUCE and step.redop not in REDOPS:
-        raise UsageError(f"gloo cannot reduce by {step.redop}: choose one of {', '.join(REDOPS)}")
-    count, rest = divmod(step.size_bytes, DTYPE_BYTES[step.dtype])
-    if rest or not count:
-        raise UsageError(
-            f"{step.size_bytes} B is no whole number of {step.dtype} elements: use a multiple of "
-            f"{DTYPE_BYTES[step.dtype]} B, or --dtype uint8"
-        )
-    return Task(
-        operation=step.operation.value,
-        groups=step.groups,
-        count=count,
-        iterations=step.iterations,
-        blocks=step.blocks,
-        warmup=step.warmup,
-        dtype=step.dtype,
-        redop=step.redop,
-        root=step.root,
+def corruption(step: Step, rank: int, wrong: tuple[int, float, float], names: Sequence[str]) -> DataCorruption:
+    """Return the error for a wrong element on a rank; `names` are what the ranks run on, "core 4" or a device's tag."""
+    offset, expected, found = wrong
+    members = next(group for group in step.groups if rank in group)
+    return DataCorruption(
+        f"gloo {step.work} of {step.size_bytes} B {step.dtype} among {', '.join(names[member] for member in members)}: "
+        f"the element at byte {offset} on {names[rank]} is {found:g}, not {expected:g}: do not trust this machine, "
+        "test its memory (memtest86+)"
     )
 
 
@@ -188,37 +116,10 @@ def _timing(step: Step, replies: Sequence[Reply], cores: Sequence[int]) -> Timin
     """Return the slowest rank's time of each block of each group. Raises DataCorruption for a wrong element."""
     for rank, reply in enumerate(replies):
         if reply["wrong"] is not None:
-            offset, expected, found = reply["wrong"]
-            members = next(group for group in step.groups if rank in group)
-            raise DataCorruption(
-                f"gloo {step.operation} of {step.size_bytes} B {step.dtype} among cores "
-                f"{', '.join(str(cores[member]) for member in members)}: the element at byte {offset} on core "
-                f"{cores[rank]} is {found:g}, not {expected:g}: do not trust this machine, test its memory (memtest86+)"
-            )
+            raise corruption(step, rank, reply["wrong"], [f"core {core}" for core in cores])
     return Timing(
         seconds=tuple(
             tuple(max(times) for times in zip(*(replies[rank]["seconds"] for rank in group), strict=True))
             for group in step.groups
         )
     )
-
-
-def _expected_seconds(step: Step) -> float:
-    messages = step.iterations * (step.blocks + step.warmup) + 1
-    return messages * step.size_bytes * max(map(len, step.groups)) / _SLOWEST_RATE
-
-
-def _worker_environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    # Gloo listens on the address that the host name resolves to, and in containers that name often resolves to
-    # nothing or to another machine. All ranks are here, so loopback always works.
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The workers run this very collbench, even where it was found through a changed sys.path.
-    ours = str(pathlib.Path(collbench.__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, environment.get("PYTHONPATH"))))
-    return environment
-
-
-def _last_line(file: pathlib.Path) -> str:
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing to stderr")

@@ -25,7 +25,7 @@ Wrong: TypeAlias = tuple[int, float, float]
 
 
 class Task(TypedDict):
-    """One step. `groups` hold ranks; `root` is a position within its group; `count` is in elements."""
+    """One step. `groups` hold ranks; `root` is a position within its group; `count` is the size in elements."""
 
     operation: str
     groups: tuple[tuple[int, ...], ...]
@@ -36,6 +36,8 @@ class Task(TypedDict):
     dtype: str
     redop: str
     root: int
+    in_place: bool
+    verify: bool
 
 
 class Reply(TypedDict):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 
-from collbench.backends.gloo_data import Message
+from collbench.backends.gloo_data import Message, Slot
 from collbench.backends.gloo_messages import DTYPE_BYTES, REDOPS, Reply, Task
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # dist.Store, whose name the types of torch.distributed lack
 
 # Small messages rotate over this many bytes, beyond a core's own L2 (METHOD.md §2.4).
 _SPAN_BYTES = 8 * 2**20
@@ -19,10 +23,9 @@ _SPAN_BYTES = 8 * 2**20
 class GlooRank:
     """A process's place in the world, and its process groups."""
 
-    def __init__(self, rank: int, world_size: int, rendezvous: str) -> None:
-        """Join `world_size` ranks that meet at the file `rendezvous`."""
+    def __init__(self, rank: int, world_size: int, store: Store) -> None:
+        """Join `world_size` ranks that meet in the store."""
         torch.set_num_threads(1)  # the process has one core
-        store = dist.FileStore(rendezvous, world_size)  # type: ignore[attr-defined]  # absent from torch's __all__
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         self._rank = rank
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -46,44 +49,75 @@ class GlooRank:
 
     def _measure(self, task: Task, members: tuple[int, ...]) -> Reply:
         group = self._group(members)
-        run = _collective(task, members, group)
-        message = Message(task, members.index(self._rank), len(members))
-        work = _slots(task)
+        order = sorted(members)  # as torch has them: blocks come in this order
+        task = {**task, "root": order.index(members[task["root"]])}
+        run = _collective(task, order, self._rank, group)
+        message = Message(task, order.index(self._rank), len(order))
+        slots = [message.slot() for _ in range(_slots(task))]
 
-        message.fill(work[0], steady=False)
-        run(work[0])  # untimed: real data, and the group's first use opens its connections
-        wrong = message.first_wrong(work[0], steady=False)
-        for slot in work:
+        message.fill(slots[0], steady=False)
+        run(slots[0])  # untimed: real data, and the group's first use opens its connections
+        wrong = message.first_wrong(slots[0], steady=False) if task["verify"] else None
+        for slot in slots:
             message.fill(slot, steady=True)
-        seconds = [_time_block(run, work, task["iterations"], group) for _ in range(task["warmup"] + task["blocks"])]
-        for slot in work:
+        seconds = [_time_block(run, slots, task["iterations"], group) for _ in range(task["warmup"] + task["blocks"])]
+        for slot in slots if task["verify"] else ():
             wrong = wrong or message.first_wrong(slot, steady=True)
         return Reply(seconds=seconds[task["warmup"] :], wrong=wrong)
 
 
-def _slots(task: Task) -> list[torch.Tensor]:
-    """Return the messages that the iterations rotate over: enough for _SPAN_BYTES, no more than are used."""
+def file_store(folder: pathlib.Path, world_size: int) -> Store:
+    """Return a store for ranks that share a folder."""
+    return dist.FileStore(str(folder / "rendezvous"), world_size)  # type: ignore[attr-defined]  # absent from __all__
+
+
+def tcp_store(host: str, port: int, prefix: str) -> Store:
+    """Return the part called `prefix` of a store that somebody keeps at this address."""
+    store = dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined]  # likewise
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
+def _slots(task: Task) -> int:
+    """Return how many messages the iterations rotate over: enough for _SPAN_BYTES, no more than are used."""
     enough = max(1, _SPAN_BYTES // (task["count"] * DTYPE_BYTES[task["dtype"]]))
-    slots = min(task["iterations"], enough)
-    return list(torch.empty((slots, task["count"]), dtype=getattr(torch, task["dtype"])))
+    return min(task["iterations"], enough)
 
 
-def _collective(task: Task, members: tuple[int, ...], group: dist.ProcessGroup) -> Callable[[torch.Tensor], object]:
-    """Return the task's collective, in place on the tensor it is given."""
-    if task["operation"] == "broadcast":
-        root = members[task["root"]]
-        return lambda tensor: dist.broadcast(tensor, root, group=group)
-    redop = getattr(dist.ReduceOp, REDOPS[task["redop"]])
-    return lambda tensor: dist.all_reduce(tensor, redop, group=group)
+def _collective(task: Task, order: Sequence[int], rank: int, group: dist.ProcessGroup) -> Callable[[Slot], object]:
+    """Return the task's collective among the ranks `order`, on the buffers that it is given."""
+    ranks, root = len(order), order[task["root"]]
+    after, before = (order[(order.index(rank) + way) % ranks] for way in (1, -1))
+    redop = getattr(dist.ReduceOp, REDOPS.get(task["redop"], "SUM"))
+
+    def send_and_receive(slot: Slot) -> None:
+        for one in (dist.isend(slot.sent, after, group=group), dist.irecv(slot.received, before, group=group)):
+            if one is not None:
+                one.wait()
+
+    def parts(whole: torch.Tensor) -> list[torch.Tensor] | None:
+        return list(whole.chunk(ranks)) if rank == root else None
+
+    calls: dict[str, Callable[[Slot], object]] = {
+        "allreduce": lambda slot: dist.all_reduce(slot.sent, redop, group=group),
+        "broadcast": lambda slot: dist.broadcast(slot.sent, root, group=group),
+        "reduce": lambda slot: dist.reduce(slot.sent, root, redop, group=group),
+        "allgather": lambda slot: dist.all_gather_into_tensor(slot.received, slot.sent, group=group),
+        "reducescatter": lambda slot: dist.reduce_scatter_tensor(slot.received, slot.sent, redop, group=group),
+        "alltoall": lambda slot: dist.all_to_all_single(slot.received, slot.sent, group=group),
+        "sendrecv": send_and_receive,
+        "gather": lambda slot: dist.gather(slot.sent, parts(slot.received), root, group=group),
+        "scatter": lambda slot: dist.scatter(slot.received, parts(slot.sent), root, group=group),
+    }
+    return calls[task["operation"]]
 
 
 def _time_block(
-    run: Callable[[torch.Tensor], object], work: Sequence[torch.Tensor], iterations: int, group: dist.ProcessGroup
+    run: Callable[[Slot], object], slots: Sequence[Slot], iterations: int, group: dist.ProcessGroup
 ) -> float:
     """Return this rank's seconds per iteration, back to back after the group has met."""
-    order = [work[i % len(work)] for i in range(iterations)]
+    order = [slots[i % len(slots)] for i in range(iterations)]
     dist.barrier(group=group)
     start = time.perf_counter()
-    for tensor in order:
-        run(tensor)
+    for slot in order:
+        run(slot)
     return (time.perf_counter() - start) / iterations

@@ -1,7 +1,7 @@
-"""One gloo rank's process: `python -m collbench.backends.gloo_worker FD RANK WORLD_SIZE CORE FOLDER`.
+"""One gloo rank's process: `… -m collbench.backends.gloo_worker FD RANK WORLD_SIZE CORE FOLDER [HOST PORT PREFIX]`.
 
-It answers tasks from the pipe FD until the pipe closes. Whatever fails here ends the process with a traceback: the
-parent reads its last line.
+The ranks meet in FOLDER, or in the TCPStore at HOST. It answers tasks from the pipe FD until the pipe closes. Whatever
+fails here ends the process with a traceback: the parent reads its last line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ def main(arguments: list[str]) -> None:
     folder = pathlib.Path(arguments[4])
     # Before torch comes, so that its threads, and gloo's, inherit the core.
     os.sched_setaffinity(0, {core})
-    from collbench.backends.gloo_rank import GlooRank
+    from collbench.backends.gloo_rank import GlooRank, file_store, tcp_store
 
+    parent = os.getppid()
     pipe: Connection[Reply, Task] = Connection(descriptor)
     try:
-        member = GlooRank(rank, world_size, str(folder / "rendezvous"))
+        match arguments[5:]:
+            case [host, port, prefix]:
+                store = tcp_store(host, int(port), prefix)
+            case _:
+                store = file_store(folder, world_size)
+        member = GlooRank(rank, world_size, store)
         pipe.send(Reply(seconds=[], wrong=None))
         while True:
             pipe.send(member.perform(pipe.recv()))
@@ -35,6 +41,10 @@ def main(arguments: list[str]) -> None:
         # The parent is gone, perhaps killed before it could clean up.
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)  # not sys.exit: FileStore's destructor would make its file anew, or abort where it cannot
+    except RuntimeError:  # a peer is gone, perhaps killed together with our parent, who reads the traceback otherwise
+        if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from collbench.backends.gloo import GlooWorld
-from collbench.backends.protocol import Step, Timing
-from collbench.errors import BackendError, DataCorruption, UsageError
+from collbench.backends.protocol import Step, Timing, time_each
+from collbench.errors import BackendError, DataCorruption, StepFailed, UsageError
 from collbench.machine import cores, memory
-from collbench.model import Device, Operation
+from collbench.model import Device
+from collbench.operations import Operation, Variant, Work
 from collbench.units import format_approximate_size
 
 if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collectives nor --help need it
@@ -21,6 +23,8 @@ _LEAST_BUFFER_BYTES = 8 * 2**20
 # A device holds a source and a destination for copies, rounded up to a power of two; for a collective its rank holds
 # the working buffer and up to one more of random data (gloo_data.py).
 _BUFFERS_PER_DEVICE = 6
+
+_COPIES = (Operation.CPU_WRITE, Operation.CPU_READ)
 
 
 class HostBackend:
@@ -39,9 +43,9 @@ class HostBackend:
         """Return the cores that steps refer to, by position."""
         return self._devices
 
-    def copy_operations(self) -> tuple[Operation, ...]:
-        """Return the two directions in which a core can drive a copy."""
-        return (Operation.CPU_WRITE, Operation.CPU_READ)
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return the two directions in which a core can drive a copy, one way: cores have no other patterns."""
+        return _COPIES if variant is Variant.PLAIN else ()
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes whose buffers take at most half of the free memory."""
@@ -54,13 +58,20 @@ class HostBackend:
     def reserve(self, largest_bytes: int) -> None:
         """Do nothing: buffers grow as sizes come."""
 
-    def can_copy(self, operation: Operation, src: int, dst: int) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
         """Return None: every core reaches all memory."""
         return None
 
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Do nothing: the gloo workers start with the first collective."""
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        """Time steps one after another."""
+        return time_each(self, steps)
+
     def time_copies(self, step: Step) -> Timing:
         """Time a CPU copy on each link, concurrently. Raises DataCorruption, BackendError, UsageError."""
-        if step.operation not in self.copy_operations():
+        if step.operation not in _COPIES:
             raise UsageError(f"the host backend cannot do {step.operation}: it copies by cpu-write or cpu-read")
         from collbench import _native
 

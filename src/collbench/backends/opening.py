@@ -5,24 +5,40 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from collbench.backends.protocol import Backend
+from collbench.backends.worker_messages import Facts
 from collbench.errors import MachineError
 from collbench.machine import cores, selection
 from collbench.machine.nvml import Nvml
+from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
 from collbench.model import Device, Health, Machine, Path
 
+if TYPE_CHECKING:
+    from collbench.backends.isolated import IsolatedBackend
+
 NAMES = ("auto", "cuda", "host")
+# A worker on its way; None where there is nothing to begin.
+Begun: TypeAlias = "IsolatedBackend | None"
+
+
+class Watch(Protocol):
+    """Sees what goes wrong on devices: here through NVML, on other hosts by what their ranks report."""
+
+    def flags(self, members: Iterable[int]) -> tuple[str, ...]:
+        """Return what was wrong on these positions since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open backend and what is known of its machine. `health` reads the devices' state now, by position.
 
-    `close` releases all of it.
+    `watch` sees what goes wrong on them. `close` lets all of it go, at once; `vacate` ends the backend and waits until
+    the devices have their memory back.
     """
 
     backend: Backend
@@ -30,6 +46,8 @@ class Opened:
     paths: tuple[Path, ...]
     health: Callable[[], tuple[Health, ...]]
     close: Callable[[], None]
+    watch: Watch = field(default_factory=nothing_to_watch)
+    vacate: Callable[[], None] = lambda: None
 
 
 def resolve(name: str) -> tuple[str, str | None]:
@@ -56,9 +74,27 @@ def present_devices(name: str) -> tuple[Device, ...]:
         return _visible(nvml)
 
 
-def open_backend(name: str, wanted: str | None, nccl_path: str | None, *, collectives: bool) -> Opened:
-    """Open the cuda or host backend on the devices that `wanted` names. Raises UsageError, MachineError."""
-    return _open_host(wanted) if name == "host" else _open_cuda(wanted, nccl_path, collectives=collectives)
+def begin(name: str) -> Begun:
+    """Start what the backend takes long to start, and return at once: the worker, in which the driver starts."""
+    if name == "host":
+        return None
+    from collbench.backends.isolated import IsolatedBackend
+
+    backend = IsolatedBackend()
+    backend.start()
+    return backend
+
+
+def open_backend(
+    name: str, wanted: str | None, nccl_path: str | None, *, collectives: bool, begun: Begun = None
+) -> Opened:
+    """Open the cuda or host backend on the devices that `wanted` names, and go on with what was begun, if anything.
+
+    Raises UsageError, MachineError.
+    """
+    if name == "host":
+        return _open_host(wanted)
+    return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives)
 
 
 def driver_version() -> str:
@@ -72,7 +108,8 @@ def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]
     return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
 
 
-def _here() -> Machine:
+def here() -> Machine:
+    """Return what this host says of itself, without any GPU."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return Machine(hostname=socket.gethostname(), system=system, cpu=cores.cpu_model())
 
@@ -95,34 +132,48 @@ def _open_host(wanted: str | None) -> Opened:
 
     devices = _chosen(cores.devices(), wanted)
     backend = HostBackend(devices)
-    return Opened(backend, _here(), cores.paths(devices), health=tuple, close=backend.close)
+    return Opened(backend, here(), cores.paths(devices), health=tuple, close=backend.close)
 
 
-def _open_cuda(wanted: str | None, nccl_path: str | None, *, collectives: bool) -> Opened:
-    # Late: the host backend and --help need neither the extension nor a driver.
-    from collbench.backends.cuda import CudaBackend
-    from collbench.backends.nccl_library import find_nccl, format_version
-
+def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool) -> Opened:
+    """Let the worker start CUDA and NCCL while this process asks NVML; it never loads CUDA itself."""
     with ExitStack() as stack:
-        nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
-        devices = _chosen(_visible(nvml), wanted)
-        nccl = find_nccl(nccl_path) if collectives else None
-        backend = CudaBackend(devices, nccl)
+        backend = cast("IsolatedBackend", begun)
         stack.callback(backend.close)
+        nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
+        present = nvml.devices()
+        visible = backend.list_gpus()
+        devices = _chosen(tuple(device for device in present if device.uuid in visible), wanted)
+        occupants = Occupants([nvml.processes(device) for device in devices], lambda: backend.process_ids)
+        backend.open(devices, nccl_path, collectives=collectives)
         machine = replace(
-            _here(),
-            driver=nvml.driver_version(),
-            cuda=nvml.cuda_version(),
-            nccl=format_version(nccl.version) if nccl else "",
-            nccl_path=nccl.path if nccl else "",
-            kernel_image=backend.kernel_image,
-            virtualization=nvml.virtualization(),
+            here(), driver=nvml.driver_version(), cuda=nvml.cuda_version(), virtualization=nvml.virtualization()
         )
         paths = nvml.paths(devices)
         return Opened(
             backend,
-            machine,
+            _with_facts(machine, backend.facts),
             paths,
-            health=lambda: tuple(nvml.health(device) for device in devices),
+            health=lambda: _health(nvml, devices, occupants),
             close=stack.pop_all().close,
+            vacate=backend.reap,
+            watch=HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants),
         )
+
+
+def _with_facts(machine: Machine, facts: Facts) -> Machine:
+    return replace(
+        machine,
+        nccl=facts.nccl,
+        nccl_path=facts.nccl_path,
+        kernel_image=facts.kernel_image,
+        multicast=facts.multicast,
+    )
+
+
+def _health(nvml: Nvml, devices: tuple[Device, ...], occupants: Occupants) -> tuple[Health, ...]:
+    """Return the devices' state now; of the processes on them, our workers are not counted."""
+    return tuple(
+        replace(nvml.health(device), processes=occupants.others(position, nvml.processes(device)))
+        for position, device in enumerate(devices)
+    )

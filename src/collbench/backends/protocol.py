@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from collbench.model import Device, Operation
+from collbench.errors import StepFailed
+from collbench.model import Device
+from collbench.operations import Operation, Variant, Work
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One visit's work: the same operation and size on disjoint groups of devices at the same time.
 
-    `groups` are (src, dst) positions for copies, ranks in order for collectives. `iterations` per block, `blocks`
-    timed blocks, `warmup` untimed blocks first. `launch_loop` also times the ungraphed launches of collectives.
+    `groups` are members as in `model.Variant`. `iterations` per block (accesses of a pointer chase), `blocks`
+    timed blocks, `warmup` untimed blocks first. `launches` is how many ungraphed launches of a collective to time
+    beside (0: none). `verify` False leaves the data of collectives unchecked.
     """
 
     operation: Operation
@@ -25,7 +29,14 @@ class Step:
     dtype: str = "float32"
     redop: str = "sum"
     root: int = 0
-    launch_loop: bool = False
+    launches: int = 0
+    variant: Variant = Variant.PLAIN
+    verify: bool = True
+
+    @property
+    def work(self) -> Work:
+        """The operation and how it runs."""
+        return Work(self.operation, self.variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +58,8 @@ class Backend(Protocol):
     def devices(self) -> tuple[Device, ...]:
         """Return the devices that steps refer to, by position."""
 
-    def copy_operations(self) -> tuple[Operation, ...]:
-        """Return the copies that this backend can time."""
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return the copies (and with the plain or host variant the pointer chase) that this backend can time so."""
 
     def capacity_bytes(self) -> int:
         """Return the largest message size in bytes that every device has room for."""
@@ -59,19 +70,34 @@ class Backend(Protocol):
     def reserve(self, largest_bytes: int) -> None:
         """Make room for messages of up to `largest_bytes`; called once, before the first step."""
 
-    def can_copy(self, operation: Operation, src: int, dst: int) -> str | None:
-        """Return None where the link carries this copy, else the reason why it cannot."""
+    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+        """Return None where these devices can do this copy or chase, else the reason why they cannot."""
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Expect collectives on these groups: their communicators may be made meanwhile, beside copies."""
 
     def time_copies(self, step: Step) -> Timing:
-        """Time one copy on each of the step's links, concurrently."""
+        """Time the step's copies, or pointer chases, on all of its groups concurrently."""
 
     def time_collective(self, step: Step) -> Timing:
         """Time one collective on each of the step's communicators, concurrently."""
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        """Time steps one after another and yield each with what became of it; steps are drawn a little ahead."""
 
     def close(self) -> None:
         """Release what would outlive the process; must be safe to call twice."""
 
 
 def time_step(backend: Backend, step: Step) -> Timing:
-    """Time a step of either kind."""
-    return backend.time_copies(step) if step.operation.is_copy else backend.time_collective(step)
+    """Time a step of either kind. Raises StepFailed where it costs its cells only."""
+    return backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step)
+
+
+def time_each(backend: Backend, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+    """Time steps one by one: what `time_steps` means for a backend that gains nothing from knowing the next."""
+    for step in steps:
+        try:
+            yield step, time_step(backend, step)
+        except StepFailed as error:
+            yield step, error

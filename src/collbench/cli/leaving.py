@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -27,6 +29,14 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as schedulers send it. It ends a measurement as Ctrl-C does; the status tells them apart."""
 
     exit_code = 143  # 128 + SIGTERM
+
+
+def open_closed_streams() -> None:
+    """Take /dev/null for stdin, stdout or stderr that was closed (`>&-`), for which Python has no stream at all."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number: the closed one's own, which no other file may get now.
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def heed_sigterm() -> None:
@@ -68,9 +78,11 @@ def unwritten(error: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0  # `head` has read enough
-    return _say(f"cannot write the output: {error.strerror}: send it to another place", 1)
+    advice = next(iter(getattr(error, "__notes__", ())), "send it to another place")
+    return _say(f"cannot write the output: {error.strerror}: {advice}", 1)
 
 
 def _say(message: str, status: int) -> int:
-    click.echo(f"collbench: {' '.join(message.split())}", err=True)
+    with contextlib.suppress(OSError):  # on a full disk, say: the status tells what stderr cannot
+        click.echo(f"collbench: {' '.join(message.split())}", err=True)
     return status

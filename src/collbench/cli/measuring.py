@@ -2,34 +2,70 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from collbench import runfile
+from collbench.backends import opening
+from collbench.cli import resuming
+from collbench.cli.following import serve_rank_0
 from collbench.cli.leaving import Interrupted
-from collbench.cli.terminal import progress_bar, say, show_page
+from collbench.cli.showing import Showing
+from collbench.cli.terminal import progress_bar, say
 from collbench.errors import CollbenchError
-from collbench.report.page import page
-from collbench.session import Request, Session
+from collbench.planning import Request
+from collbench.world.environment import find_place
+from collbench.world.opening import World
+
+if TYPE_CHECKING:
+    from collbench.session import Session
+
+_AS_PAGE = Showing()
 
 
-def measure_and_show(request: Request, path: Path) -> None:
+def measure_and_show(request: Request, path: Path, showing: Showing = _AS_PAGE) -> None:
     """Run the measurement to its end and print it. Whatever interrupts it, what was measured is saved and said."""
-    try:
-        session = Session(request, path, say)
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted: nothing was measured, nothing is saved") from error
+    if request.resume and resuming.nothing_left(run := runfile.load(path)):
+        say(f"{path} is complete: nothing is left to measure")
+        showing.show(run)
+        return
+    place = find_place(os.environ)
+    if place is not None and place.rank > 0:
+        serve_rank_0(place, request)
+    begun = None if place else opening.begin(request.backend)
+    # Late: numpy takes as long to load as the driver to start, and now they do so side by side.
+    from collbench.session import Session
+
+    with ExitStack() as stack:
+        try:
+            world = stack.enter_context(World(place, request)) if place else None
+            session = Session(request, path, say, world, begun)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted: nothing was measured, nothing is saved") from error
+        _measure_and_show(session, request, path, showing)
+
+
+def _measure_and_show(session: Session, request: Request, path: Path, showing: Showing) -> None:
     with session:
         try:
             _measure(session, request)
-            show_page(page(session.run))
+            showing.show(session.run)
+        except OSError as error:  # of stdout: a full disk, or a reader that has gone
+            if session.failure is not None:
+                raise session.failure from error
+            error.add_note(f"the run is saved: 'collbench show {path}' prints it")
+            raise
         except KeyboardInterrupt as error:
             raise Interrupted(f"interrupted: {_saved(session, path)}") from error
-        except CollbenchError:
+        except CollbenchError as error:
             if session.run.measurements and session.failure is None:
-                say(f"stopped: {_saved(session, path)}")
+                raise type(error)(f"{error}; {_saved(session, path)}") from error
             raise
         if session.failure is not None:
             raise session.failure
-        show_page([f"\nsaved     {path}"])
+        showing.saved(path)
 
 
 def _measure(session: Session, request: Request) -> None:
@@ -45,4 +81,5 @@ def _saved(session: Session, path: Path) -> str:
     what = f"{cells} cells measured so far are"
     if session.failure is not None:
         return f"{what} lost: {session.failure}"
-    return f"{what} saved as {path}: 'collbench show {path}' prints them"
+    command = session.run.settings.command[0]
+    return f"{what} saved as {path}: 'collbench show {path}' prints them, 'collbench {command} --resume {path}' goes on"

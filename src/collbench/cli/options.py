@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from collbench.backends import opening
+from collbench.cli import effort, resuming
 from collbench.cli.terminal import say
 from collbench.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.errors import UsageError
-from collbench.model import Operation
-from collbench.session import Request
+from collbench.planning import Request
 from collbench.units import parse_sizes
 
 Command = Callable[..., Any]
@@ -25,12 +25,17 @@ Command = Callable[..., Any]
 devices = click.option(
     "--devices", metavar="LIST", help="Measure only these GPUs: nvidia-smi indices or UUIDs.  [default: all]"
 )
-sizes = click.option(
-    "--sizes",
-    metavar="SIZES",
-    help="Message sizes: MIN:MAX (doubling), MIN:MAX:FACTOR, one size, or a list of these.  "
-    "[default: 8:1G; host: 8:64M]",
-)
+
+
+def sizes_option(default: str) -> Command:
+    """Return the option --sizes with the words that tell its default."""
+    what = "Message sizes: MIN:MAX (doubling), MIN:MAX:FACTOR, one size, or a list of these."
+    return click.option("--sizes", metavar="SIZES", help=f"{what}  [default: {default}]")
+
+
+sizes = sizes_option("8:1G; host: 8:64M")
+# Every link of a machine has many cells: a curve in steps of four, so that they take seconds.
+survey_sizes = sizes_option("8,64:1G:4; host: 8,64:64M:4")
 backend = click.option(
     "--backend",
     metavar="NAME",
@@ -39,13 +44,11 @@ backend = click.option(
     show_default=True,
     help="cuda (GPUs), host (CPU cores), or auto: cuda where a GPU answers, else host.",
 )
-output = click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs, where train finds it]",
-)
+_SAVE = "Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs, where train finds it]"
+_FILE = click.Path(path_type=Path)
+output = click.option("-o", "--output", metavar="FILE", type=_FILE, help=_SAVE)
+# On collective commands -o is the reduction, as nccl-tests' users type it.
+long_output = click.option("--output", metavar="FILE", type=_FILE, help=_SAVE)
 nccl = click.option(
     "--nccl",
     metavar="PATH",
@@ -74,7 +77,7 @@ redop = click.option(
     type=click.Choice(REDOPS),
     default="sum",
     show_default=True,
-    help=f"Reduction of all-reduce: {', '.join(REDOPS)}.",
+    help=f"Reduction: {', '.join(REDOPS)}.",
 )
 
 
@@ -89,20 +92,21 @@ def apply(*options: Command) -> Callable[[Command], Command]:
     return decorate
 
 
-def measuring(*own: Command) -> Callable[[Command], Command]:
+def measuring(*own: Command, saves: Command = output, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
-    return apply(devices, sizes, *own, dtype, backend, output, nccl, seed)
+    first = (devices,) if sized is None else (devices, sized)
+    add_options = apply(*first, *own, *effort.OPTIONS, backend, saves, resuming.OPTION, nccl, seed)
+    return lambda function: add_options(resuming.resumable(function))
 
 
-def make_request(
-    command: str, given: Mapping[str, Any], *, copies: bool, collectives: tuple[Operation, ...], pairs: bool
-) -> tuple[Request, Path]:
-    """Return what click's options ask for, and where to save it. Raises UsageError.
+def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path]:
+    """Return what the shared options ask for, and where to save it; what to time is the command's to add.
 
-    Auto falling back to the host backend is said on stderr.
+    Auto falling back to the host backend is said on stderr. Raises UsageError.
     """
-    wanted = None if given["sizes"] is None else parse_sizes(given["sizes"])
-    element = parse_dtype(given["dtype"])
+    wanted = None if given.get("sizes") is None else parse_sizes(given["sizes"])
+    element = parse_dtype(given.get("dtype") or "float32")
+    quick, precision, budget = effort.parse(given)
     name, reason = opening.resolve(given["backend"])
     if reason is not None:
         say(f"measuring CPU cores (host backend): {reason}")
@@ -110,16 +114,20 @@ def make_request(
         backend=name,
         devices=given["devices"],
         sizes=wanted,
-        copies=copies,
-        collectives=collectives,
-        pairs=pairs,
+        copies=(),
+        collectives=(),
+        pairs=False,
         dtype=element,
-        redop=given.get("redop", "sum"),
+        redop=given.get("redop") or "sum",
         nccl=given["nccl"],
         seed=given["seed"],
-        command=(command, *sys.argv[2:]),
+        command=given.get("command") or (command, *sys.argv[2:]),
+        precision=precision,
+        budget_seconds=budget,
+        quick=quick,
+        resume=given["resume"] is not None,
     )
-    return request, run_path(given["output"], command, name)
+    return request, run_path(given["resume"] or given["output"], command, name)
 
 
 def _checked_seed(given: int | None) -> int:
@@ -145,4 +153,4 @@ def runs_folder() -> Path:
     try:
         return Path(state) / "collbench" / "runs" if state else Path.home() / ".local" / "state" / "collbench" / "runs"
     except RuntimeError as error:
-        raise UsageError("there is no home folder to save the run in: name a file with -o") from error
+        raise UsageError("there is no home folder to save the run in: name a file with --output") from error

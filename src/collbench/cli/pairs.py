@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,12 @@ import click
 from collbench import runfile
 from collbench.cli import options
 from collbench.cli.measuring import measure_and_show
-from collbench.cli.terminal import show_page
+from collbench.cli.showing import FORMAT, Showing
 from collbench.errors import UsageError
-from collbench.model import Operation
-from collbench.report.page import page
+from collbench.operations import Operation, Variant, Work
 
 _COPY = "copy"
-_COLLECTIVES = {operation.value: operation for operation in Operation if not operation.is_copy}
+_COLLECTIVES = {operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}
 _EVERYTHING = ",".join((_COPY, *_COLLECTIVES))
 
 
@@ -30,7 +30,7 @@ _operations = click.option(
 
 
 @click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
-@options.measuring(_operations, options.redop)
+@options.measuring(_operations, options.dtype, options.redop, sized=options.survey_sizes)
 def pairs(**given: Any) -> None:
     """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
@@ -45,11 +45,11 @@ def pairs(**given: Any) -> None:
       collbench pairs --operations allreduce --backend host
     """
     asked = _parse_operations(given["operations"])
-    request, path = options.make_request(
-        "pairs",
-        given,
-        copies=_COPY in asked,
-        collectives=tuple(_COLLECTIVES[word] for word in asked if word != _COPY),
+    request, path = options.make_request("pairs", given)
+    request = replace(
+        request,
+        copies=(Variant.PLAIN,) if _COPY in asked else (),
+        collectives=tuple(Work(_COLLECTIVES[word]) for word in asked if word != _COPY),
         pairs=True,
     )
     measure_and_show(request, path)
@@ -57,16 +57,18 @@ def pairs(**given: Any) -> None:
 
 @click.command(short_help="Print a saved run again.")
 @click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
-def show(run_file: Path) -> None:
+@FORMAT
+def show(run_file: Path, layout: str) -> None:
     """Print a saved run again, as the command that measured it did.
 
     Any machine's run will do; the page names the machine that it came from.
 
     \b
-    Example:
+    Examples:
       collbench show run.json
+      collbench show --format nccl-tests allreduce.json
     """
-    show_page(page(runfile.load(run_file)))
+    Showing(layout).show(runfile.load(run_file))
 
 
 def _parse_operations(text: str) -> tuple[str, ...]:

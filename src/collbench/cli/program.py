@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import click
 
 from collbench.cli import leaving
-from collbench.cli.collectives import allreduce, broadcast
+from collbench.cli.collectives import COMMANDS
+from collbench.cli.copies import copies, latency
+from collbench.cli.following import check_command, follow
 from collbench.cli.pairs import pairs, show
 from collbench.cli.topo import topo
 from collbench.cli.train import train
 from collbench.errors import CollbenchError
+from collbench.world.environment import find_place
 
 
 class _Commands(click.Group):
@@ -20,6 +24,13 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Take "all-reduce" and "all_reduce" for "allreduce"."""
+        plain = args[0].replace("-", "").replace("_", "")
+        return super().resolve_command(ctx, [plain if plain in self.commands else args[0], *args[1:]])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
@@ -30,6 +41,7 @@ def cli() -> None:
     \b
     Examples:
       collbench pairs                           # every link and pair, ranked
+      collbench copies                          # raw copies in every pattern
       collbench allreduce --sizes 1M:1G         # one collective over all GPUs
       collbench train --auto-select 2 train.py  # torchrun on the best two
 
@@ -37,19 +49,32 @@ def cli() -> None:
     """
 
 
-for command in (pairs, allreduce, broadcast, topo, show, train):
+for command in (pairs, copies, latency, *COMMANDS, topo, show, train):
     cli.add_command(command)
+
+
+def _invoke() -> None:
+    # Not cli.main(): it would end a closed pipe with status 1 and Ctrl-C with an empty line.
+    with cli.make_context("collbench", sys.argv[1:]) as context:
+        cli.invoke(context)
+
+
+def _invoke_together() -> None:
+    check_command(sys.argv[1:])
+    _invoke()
 
 
 def run() -> int:
     """Run the program on sys.argv; return its exit status."""
+    leaving.open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
     leaving.heed_sigterm()
     try:
-        # Not cli.main(): it would end a closed pipe with status 1 and Ctrl-C with an empty line.
-        with cli.make_context("collbench", sys.argv[1:]) as context:
-            cli.invoke(context)
+        place = find_place(os.environ)
+        if place is not None and place.rank > 0:
+            return follow(_invoke_together)
+        (_invoke if place is None else _invoke_together)()
         sys.stdout.flush()
     except click.exceptions.Exit as leave:
         return leave.exit_code

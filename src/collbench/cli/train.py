@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from collbench import runfile
-from collbench.affinity.choose import choose
 from collbench.backends import opening
 from collbench.cli import options
 from collbench.cli.leaving import Interrupted
@@ -114,6 +113,8 @@ def _chosen(
     if k == len(present):
         return present, "all there are", "no choice to make"
     run, source = _evidence(arguments, backend, present, max_age)
+    from collbench.affinity.choose import choose  # late: numpy
+
     choice = choose(run, k)
     return tuple(run.devices[member] for member in choice.members), choice.reason, source
 
@@ -143,7 +144,7 @@ def _evidence(
 def _ranks_pairs(run: Run) -> bool:
     """Return whether pairs were timed at a size that shows bandwidth: whoever timed 8 bytes did not mean to choose."""
     return any(
-        len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measurements
+        len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measured()
     )
 
 

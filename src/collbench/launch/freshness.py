@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from collbench.errors import UsageError
-from collbench.model import Device, Operation, Run
+from collbench.model import Device, Run
+from collbench.operations import Operation
 
 _UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
 # Six digits stay far inside timedelta's range of 999,999,999 days.
@@ -44,14 +45,14 @@ def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> str | No
 
     `now` must know its time zone. Driver and NCCL are compared on the cuda backend alone: the host's copies use none.
     """
+    return mismatch(run, here) or _too_old(run.started, now, max_age) or _too_incomplete(run)
+
+
+def mismatch(run: Run, here: Here) -> str | None:
+    """Return why `run` speaks for another machine than this one, as a clause; None where it is the same."""
     if run.backend != here.backend:
         return f"it was measured on the {run.backend} backend, not {here.backend}"
-    return (
-        _other_devices(run.devices, here.devices)
-        or (_other_versions(run, here) if here.backend == "cuda" else None)
-        or _too_old(run.started, now, max_age)
-        or _too_incomplete(run)
-    )
+    return _other_devices(run.devices, here.devices) or (_other_versions(run, here) if here.backend == "cuda" else None)
 
 
 def _other_devices(measured: Sequence[Device], present: Sequence[Device]) -> str | None:
@@ -96,9 +97,9 @@ def _too_incomplete(run: Run) -> str | None:
         return None
     telling = min(TELLING_BYTES, max(run.settings.sizes, default=0))
     timed: dict[tuple[Operation, int], set[tuple[int, ...]]] = {}
-    for measurement in run.measurements:
+    for measurement in run.measured():
         cell = measurement.cell
-        if measurement.samples and len(cell.members) == 2 and cell.size_bytes >= telling:
+        if len(cell.members) == 2 and cell.size_bytes >= telling:
             timed.setdefault((cell.operation, cell.size_bytes), set()).add(_link(cell.operation, cell.members))
     positions = range(len(run.devices))
     fewest = min((_untimed(operation, positions, links) for (operation, _), links in timed.items()), default=None)
@@ -109,9 +110,9 @@ def _too_incomplete(run: Run) -> str | None:
 
 def _link(operation: Operation, members: tuple[int, ...]) -> tuple[int, ...]:
     """A copy is one direction; a collective on two devices stands for the pair."""
-    return members if operation.is_copy else tuple(sorted(members))
+    return tuple(sorted(members)) if operation.is_collective else members
 
 
 def _untimed(operation: Operation, positions: range, timed: set[tuple[int, ...]]) -> int:
-    pairs = itertools.permutations(positions, 2) if operation.is_copy else itertools.combinations(positions, 2)
+    pairs = itertools.combinations(positions, 2) if operation.is_collective else itertools.permutations(positions, 2)
     return len(set(pairs) - timed)

@@ -35,7 +35,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
             f"(core: {named}): widen its taskset mask or the container's CPU set"
         )
     nodes = _nodes_in_reach(root, reach)
-    identity, name = _machine_identity(root), cpu_model(root)
+    name = cpu_model(root)
     if len(nodes) > 1:
         # Between nodes lies the interconnect, the slowest and most telling wire of a host: one core each shows it.
         chosen = {_physical_cores(root, cores)[0]: format_cpus(cores) for cores in nodes.values()}
@@ -45,12 +45,24 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
     return tuple(
         Device(
             index=core,
-            uuid=f"CPU-{uuid.uuid5(_NAMESPACE, f'{identity}/{core}')}",
+            uuid=_uuid(root, core),
             name=name,
             numa_node=node_of.get(core),
             cpu_affinity=chosen[core],
         )
         for core in _spread(sorted(chosen))
+    )
+
+
+def device(core: int, root: pathlib.Path = pathlib.Path("/")) -> Device:
+    """Return one core as a device, as `devices` would."""
+    nodes = _nodes_in_reach(root, [core])
+    return Device(
+        index=core,
+        uuid=_uuid(root, core),
+        name=cpu_model(root),
+        numa_node=next(iter(nodes), None),
+        cpu_affinity=str(core),
     )
 
 
@@ -99,6 +111,10 @@ def _spread(cores: list[int]) -> list[int]:
     """
     count = min(len(cores), MOST_DEVICES)
     return [cores[i * len(cores) // count] for i in range(count)]
+
+
+def _uuid(root: pathlib.Path, core: int) -> str:
+    return f"CPU-{uuid.uuid5(_NAMESPACE, f'{_machine_identity(root)}/{core}')}"
 
 
 def _machine_identity(root: pathlib.Path) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from collbench.machine import nvlink
+from collbench.machine.limits import THROTTLE_REASONS
 from collbench.machine.query import Query
 from collbench.model import Health
 
@@ -13,17 +15,32 @@ _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
 _UNCORRECTED, _VOLATILE = 1, 0
 
-# Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
-_THROTTLE_REASONS = {
-    0x002: "applications clocks setting",
-    0x004: "SW power cap",
-    0x008: "HW slowdown",
-    0x010: "sync boost",
-    0x020: "SW thermal slowdown",
-    0x040: "HW thermal slowdown",
-    0x080: "HW power brake slowdown",
-    0x100: "display clock setting",
-}
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What may change while measuring and what it takes little time to ask: °C, throttle reasons, compute processes.
+
+    `processes` are ids as NVML gives them (in a container they may be the host's), None where it does not.
+    """
+
+    temperature: int | None = None
+    throttle: tuple[str, ...] = ()
+    processes: frozenset[int] | None = None
+
+
+def glance(query: Query, handle: object) -> Glance:
+    """Return one GPU's temperature in °C, throttle reasons and compute processes now; None where not told."""
+    return Glance(
+        temperature=query.integer("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+        throttle=_throttle(query, handle),
+        processes=processes(query, handle),
+    )
+
+
+def processes(query: Query, handle: object) -> frozenset[int] | None:
+    """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not tell."""
+    found = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    return None if found is None else frozenset(process.pid for process in found)
 
 
 def read(query: Query, handle: object) -> Health:
@@ -49,7 +66,7 @@ def _throttle(query: Query, handle: object) -> tuple[str, ...]:
     bits = query.integer("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # the name before r535
         bits = query.integer("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
-    return tuple(word for bit, word in _THROTTLE_REASONS.items() if bits & bit)
+    return tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
 
 
 def _memory_used(query: Query, handle: object) -> int | None:
@@ -60,9 +77,9 @@ def _memory_used(query: Query, handle: object) -> int | None:
 
 
 def _other_processes(query: Query, handle: object) -> int | None:
-    """Return how many compute processes but this one hold the GPU.
+    """Return how many compute processes but this one hold the GPU: right only before anybody opens it for us.
 
-    In a container NVML may give host ids: this process then counts as another once it has a CUDA context.
+    In a container NVML may give host ids, so a context of ours counts as another: `watch.Occupants` tells them apart.
     """
-    processes = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
-    return None if processes is None else sum(process.pid != os.getpid() for process in processes)
+    found = processes(query, handle)
+    return None if found is None else len(found - {os.getpid()})

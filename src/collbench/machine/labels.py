@@ -26,6 +26,7 @@ _LEGEND = {
     "PIX": "Connection traversing at most a single PCIe bridge",
     "NV#": "Connection traversing a bonded set of # NVLinks",
     UNKNOWN: "Not told by the driver",
+    "NET": "Connection between two hosts, through the network",
 }
 
 # The states of `nvidia-smi topo -p2p` and what they mean, from the same legend; DR appears in newer drivers.

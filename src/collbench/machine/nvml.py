@@ -15,6 +15,7 @@ from typing import Any, Self
 from collbench.errors import MachineError
 from collbench.machine import health, nvlink, paths
 from collbench.machine.cpulist import format_cpus
+from collbench.machine.health import Glance
 from collbench.machine.query import Query
 from collbench.model import Device, Health, Path
 
@@ -73,6 +74,14 @@ class Nvml:
     def health(self, device: Device) -> Health:
         """Return the state of one GPU now; units in model.Health, None where NVML does not tell."""
         return health.read(self._query, self._handle_of(device))
+
+    def glance(self, device: Device) -> Glance:
+        """Return what of one GPU's state is worth watching while measuring: °C, throttle reasons, process ids."""
+        return health.glance(self._query, self._handle_of(device))
+
+    def processes(self, device: Device) -> frozenset[int] | None:
+        """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not tell."""
+        return health.processes(self._query, self._handle_of(device))
 
     def driver_version(self) -> str:
         """Return the driver's version, such as "580.159.04"."""

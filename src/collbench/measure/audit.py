@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from collbench.backends.protocol import Backend, time_step
+from collbench.errors import StepFailed
 from collbench.measure.plan import Members, Plan
-from collbench.model import Audit, Operation, Path
+from collbench.model import Audit, Path
+from collbench.operations import Work
 from collbench.stats import deviations, sigma, tie_threshold
 from collbench.units import algbw
 
@@ -23,27 +26,28 @@ _LARGEST = 64 * 2**20
 def audit(backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random) -> list[Audit]:
     """Return one comparison for up to two pairs of each label and operation, at a large size."""
     findings = []
-    for operation in plan.groups:
+    for work in plan.groups:
         seen: dict[str, int] = {}
-        for together in plan.rounds(operation, rng):
-            if len(together) < 2:
+        for together in plan.rounds(work, rng):
+            if len(together) < 2 or plan.together:
                 continue
             for members in together:
                 label = _label(paths, members)
                 if seen.get(label, 0) < _PAIRS_A_LABEL:
                     seen[label] = seen.get(label, 0) + 1
-                    findings.append(_compare(backend, plan, operation, together, members, label))
+                    with suppress(StepFailed):  # the cell's own visit will record why
+                        findings.append(_compare(backend, plan, work, together, members, label))
     return findings
 
 
 def distrusted(plan: Plan, findings: list[Audit], paths: Mapping[frozenset[int], Path]) -> Plan:
     """Return the plan with every label class that failed its audit measured alone."""
-    failed = {(found.operation, found.label) for found in findings if not found.trusted}
+    failed = {(Work(found.operation, found.variant), found.label) for found in findings if not found.trusted}
     isolated = {
-        (operation, members)
-        for operation, groups in plan.groups.items()
+        (work, members)
+        for work, groups in plan.groups.items()
         for members in groups
-        if (operation, _label(paths, members)) in failed
+        if (work, _label(paths, members)) in failed
     }
     return replace(plan, isolated=frozenset(isolated))
 
@@ -53,20 +57,19 @@ def _label(paths: Mapping[frozenset[int], Path], members: Members) -> str:
     return path.label if path else "?"
 
 
-def _compare(
-    backend: Backend, plan: Plan, operation: Operation, together: list[Members], members: Members, label: str
-) -> Audit:
-    size = max((s for s in plan.sizes[operation] if s <= _LARGEST), default=plan.sizes[operation][0])
+def _compare(backend: Backend, plan: Plan, work: Work, together: list[Members], members: Members, label: str) -> Audit:
+    size = max((s for s in plan.sizes[work] if s <= _LARGEST), default=plan.sizes[work][0])
     place = together.index(members)
     alone: list[float] = []
     beside: list[float] = []
     for _ in range(_VISITS):  # in turn, so that a drift of the clocks meets both alike
-        beside.append(float(np.median(time_step(backend, plan.step(operation, together, size)).seconds[place])))
-        alone.append(float(np.median(time_step(backend, plan.step(operation, [members], size)).seconds[0])))
+        beside.append(float(np.median(time_step(backend, plan.step(work, together, size)).seconds[place])))
+        alone.append(float(np.median(time_step(backend, plan.step(work, [members], size)).seconds[0])))
     delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (alone, beside)))
     ratio = float(np.median(alone) / np.median(beside))
     return Audit(
-        operation=operation,
+        operation=work.operation,
+        variant=work.variant,
         members=members,
         label=label,
         isolated_gbs=algbw(size, float(np.median(alone))),

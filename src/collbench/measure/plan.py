@@ -1,4 +1,4 @@
-"""What to measure, as steps for a backend: every cell once a pass, disjoint pairs together where that is trusted."""
+"""What to measure, as steps for a backend: every cell once a pass, disjoint groups together where that is trusted."""
 
 from __future__ import annotations
 
@@ -7,114 +7,123 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from collbench.backends.protocol import Step
-from collbench.dtypes import whole_elements
+from collbench.measure.iterations import iterations
 from collbench.measure.rounds import pair_rounds, relabelled
-from collbench.model import Cell, Operation
+from collbench.model import Cell
+from collbench.operations import Operation, Variant, Work
 
 Members = tuple[int, ...]
 
 # From this size on a block is long enough to warm itself: no untimed block before it. Smaller ones get one at first.
 _SELF_WARMING = 16 * 2**20
-# METHOD.md §2.2: the gated queue stays shallow. 20 is also what nccl-tests takes by default (-n).
-_MOST_ITERATIONS = 20
 # METHOD.md §2.6: replicate by visits; two blocks in each of three visits give the six that an interval needs.
 BLOCKS_A_VISIT = 2
-# A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
-# 4 × H200 that drain was 15 % of the time, so chains are longer than blocks of copies, and never single collectives.
-_CHAIN_BLOCKS = 4
-_FEWEST_IN_CHAIN = 2
-_FEWEST_OF_MANY_RANKS = 4  # their pipeline drains longer than a pair's
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells of a sweep. `groups` are what each operation runs on: directed links, pairs, or one whole set.
+    """The cells of a sweep. `groups` are what each work runs on: directed links, pairs, single devices, or sets.
 
-    `block_bytes` is how much a timed block moves: enough for the clock, little enough for many blocks. `launch_loop`
-    also times the ungraphed launches. `isolated` lists (operation, members) that must never run beside others.
+    `block_bytes` is how much a timed block moves: enough for the clock, little enough for many blocks. `launches` is
+    how many ungraphed launches are timed beside a collective. `together` runs all groups of a collective at once, as
+    the user asked. `iterations` and `warmup`, where given, replace what a step would choose. `isolated` lists
+    (work, members) that must never run beside others.
     """
 
     devices: int
-    groups: dict[Operation, tuple[Members, ...]]
-    sizes: dict[Operation, tuple[int, ...]]
+    groups: dict[Work, tuple[Members, ...]]
+    sizes: dict[Work, tuple[int, ...]]
     dtype: str
     redop: str
     block_bytes: int
-    launch_loop: bool = False
+    launches: int = 0
     root: int = 0
-    isolated: frozenset[tuple[Operation, Members]] = frozenset()
+    together: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    isolated: frozenset[tuple[Work, Members]] = frozenset()
 
     def cells(self) -> Iterable[Cell]:
         """Return every cell, in a stable order."""
-        for operation, groups in self.groups.items():
+        for work, groups in self.groups.items():
             for members in groups:
-                for size in self.sizes[operation]:
-                    yield Cell(operation, members, size)
+                for size in self.sizes[work]:
+                    yield Cell(work.operation, members, size, work.variant)
 
-    def step(self, operation: Operation, groups: Sequence[Members], size: int) -> Step:
+    def largest_bytes(self) -> int:
+        """Return the room in bytes that a buffer needs: all to one puts a message of each sender side by side."""
+        return max(side_by_side(work, self.devices) * sizes[-1] for work, sizes in self.sizes.items())
+
+    def step(self, work: Work, groups: Sequence[Members], size: int) -> Step:
         """Return the step that visits these cells together."""
-        iterations = self._iterations(operation, len(groups[0]), size)
+        warmup = int(size < _SELF_WARMING) if self.warmup is None else self.warmup
         return Step(
-            operation,
+            work.operation,
             tuple(groups),
             size,
-            iterations,
+            self.iterations or iterations(work, len(groups[0]), size, self.block_bytes),
             BLOCKS_A_VISIT,
-            warmup=int(size < _SELF_WARMING),
+            warmup=warmup,
             dtype=self.dtype,
             redop=self.redop,
             root=self.root,
+            variant=work.variant,
+            verify=self.verify,
         )
-
-    def _iterations(self, operation: Operation, world_size: int, size: int) -> int:
-        if operation.is_copy:
-            return max(1, min(_MOST_ITERATIONS, -(-self.block_bytes // size)))
-        volume = self.block_bytes * _CHAIN_BLOCKS
-        fewest = _FEWEST_IN_CHAIN if world_size == 2 else _FEWEST_OF_MANY_RANKS
-        return max(fewest, min(_MOST_ITERATIONS, -(-volume // size)))
 
     def decides(self, cell: Cell) -> bool:
         """Return whether the choice of devices rests on it: the largest all-reduce, or without any the largest copy."""
-        deciding = Operation.ALLREDUCE if Operation.ALLREDUCE in self.groups else next(iter(self.groups))
-        return cell.operation is deciding and cell.size_bytes == self.sizes[deciding][-1]
+        allreduce = Work(Operation.ALLREDUCE)
+        deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
+        return cell.work == deciding and cell.size_bytes == self.sizes[deciding][-1]
 
     def passes(self, rng: random.Random, wanted: set[Cell], *, first: bool = True) -> list[Step]:
         """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan.
 
-        The first pass alone has untimed blocks, which warm a cell up, and launch loops.
+        The first pass alone has untimed blocks, which warm a cell up.
         """
         steps = []
-        for operation in self.groups:
-            loop = self.launch_loop and not operation.is_copy
-            for together in self.rounds(operation, rng):
-                for size in self.sizes[operation]:
-                    groups = [m for m in together if Cell(operation, m, size) in wanted]
+        for work in self.groups:
+            launches = self.launches if work.operation.is_collective else 0
+            for together in self.rounds(work, rng):
+                for size in self.sizes[work]:
+                    groups = [m for m in together if Cell(work.operation, m, size, work.variant) in wanted]
                     if groups:
-                        step = self.step(operation, groups, size)
-                        steps.append(replace(step, launch_loop=loop) if first else replace(step, warmup=0))
+                        step = replace(self.step(work, groups, size), launches=launches)
+                        steps.append(step if first else replace(step, warmup=0))
         rng.shuffle(steps)
         return steps
 
-    def rounds(self, operation: Operation, rng: random.Random) -> list[list[Members]]:
-        """Return the operation's groups, disjoint ones together; isolated ones alone."""
-        planned = set(self.groups[operation])
+    def rounds(self, work: Work, rng: random.Random) -> list[list[Members]]:
+        """Return the work's groups, disjoint ones together; isolated ones alone."""
+        groups = self.groups[work]
+        if self.together and work.operation.is_collective:
+            return [list(groups)]
+        if runs_alone(work):
+            return [[members] for members in groups]
+        planned = set(groups)
         rounds: list[list[Members]] = []
         for pairs in relabelled(pair_rounds(self.devices), self.devices, rng):
             rounds.append([pair for pair in pairs if pair in planned])
             rounds.append([(b, a) for a, b in pairs if (b, a) in planned])
-        rounds.extend([members] for members in planned if len(members) > 2)
-        return [part for together in rounds for part in self._split(operation, together)]
+        rounds.extend([members] for members in groups if len(members) != 2)
+        return [part for together in rounds for part in self._split(work, together)]
 
-    def _split(self, operation: Operation, together: list[Members]) -> list[list[Members]]:
-        alone = [members for members in together if (operation, members) in self.isolated]
-        rest = [members for members in together if (operation, members) not in self.isolated]
+    def _split(self, work: Work, together: list[Members]) -> list[list[Members]]:
+        alone = [members for members in together if (work, members) in self.isolated]
+        rest = [members for members in together if (work, members) not in self.isolated]
         return [[members] for members in alone] + ([rest] if rest else [])
 
 
-def collective_sizes(sizes: Iterable[int], dtype: str) -> tuple[int, ...]:
-    """Return the sizes that hold at least one element, rounded down to whole ones, distinct and ascending."""
-    rounded = {whole_elements(size, dtype) for size in sizes}
-    return tuple(sorted(rounded - {0}))
+def runs_alone(work: Work) -> bool:
+    """Return whether a work's groups share what they use, so that no two of them may run at once."""
+    return work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.HOST, Variant.STAGED)
+
+
+def side_by_side(work: Work, devices: int) -> int:
+    """Return how many messages one buffer holds at a time, where a work runs on all of the devices."""
+    return devices - 1 if work.variant is Variant.ALL_TO_ONE else 1
 
 
 def directed_links(devices: int) -> tuple[Members, ...]:

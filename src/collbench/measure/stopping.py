@@ -15,12 +15,15 @@ _STABLE_CHANGE = 0.10
 _STABLE_VISITS = 8
 
 
-def stop_reason(measurement: Measurement) -> StopReason | None:
-    """Return PRECISION or NOISE when the cell needs no further visit, None while it does."""
+def stop_reason(measurement: Measurement, precision: float | None = None) -> StopReason | None:
+    """Return PRECISION or NOISE when the cell needs no further visit, None while it does.
+
+    `precision` is the half interval over the median to reach; None takes METHOD.md's.
+    """
     seconds = block_seconds(measurement)
     if len(seconds) < FEWEST_BLOCKS:
         return None
-    if half_width(seconds) <= (_LARGE if measurement.cell.size_bytes >= _MIB else _SMALL):
+    if half_width(seconds) <= (precision or (_LARGE if measurement.cell.size_bytes >= _MIB else _SMALL)):
         return StopReason.PRECISION
     return StopReason.NOISE if _noise_is_stable(measurement) else None
 

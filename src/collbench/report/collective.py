@@ -1,24 +1,29 @@
-"""The table of `collbench allreduce` and `collbench broadcast`: nccl-tests' columns, and the interval of busbw."""
+"""The tables of the collective commands: time, bandwidths, the interval of busbw, and what NCCL chose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from collbench.dtypes import DTYPE_BYTES
-from collbench.model import Measurement, Operation, Run
+from collbench.model import Chosen, Measurement, Run
+from collbench.operations import Operation, Variant
 from collbench.report.header import header
-from collbench.stats import Summary, summarize
+from collbench.report.notes import notes
+from collbench.stats import summarize
 from collbench.units import format_size
 
-_LEGEND = """\
-time: one collective on the device, the slowest rank, median; launch: one call
-of an ungraphed loop, as a training step makes it; busbw = algbw × {factor};
-interval: 95 % of busbw, GB/s; wrong: elements that failed verification"""
-_FACTORS = {Operation.ALLREDUCE: "2(n-1)/n", Operation.BROADCAST: "1"}
+# nccl-tests, doc/PERFORMANCE.md
+_FACTORS = {
+    Operation.ALLREDUCE: "2(n-1)/n",
+    **dict.fromkeys((Operation.BROADCAST, Operation.REDUCE, Operation.SENDRECV), "1"),
+}
+_SHARED_FACTOR = "(n-1)/n"
+# In place their ranks overwrite what others still read: nccl-tests times that and checks nothing, and so do we.
+_UNCHECKED_IN_PLACE = (Operation.ALLTOALL, Operation.SENDRECV)
 
 
 def page(run: Run) -> Iterator[RenderableType]:
@@ -26,38 +31,103 @@ def page(run: Run) -> Iterator[RenderableType]:
     yield Text(header(run))
     groups = dict.fromkeys((m.cell.operation, m.cell.members) for m in run.measurements)
     for operation, members in sorted(groups):
-        yield Text(f"\n{operation} over {', '.join(run.devices[m].tag for m in members)} ({len(members)} ranks)")
-        yield _table(run, [m for m in run.measurements if (m.cell.operation, m.cell.members) == (operation, members)])
+        found = [m for m in run.measurements if (m.cell.operation, m.cell.members) == (operation, members)]
+        yield Text(f"\n{_title(run, operation, members, found)}")
+        yield _table(run, found)
     for operation in dict.fromkeys(operation for operation, _ in groups):
-        yield Text(_LEGEND.format(factor=_FACTORS[operation]))
-    for skipped in run.skipped:
-        yield Text(f"skipped   {skipped.what}: {skipped.reason}")
+        yield Text(_legend(run, operation))
+    lines = notes(run)
+    if lines:
+        yield Text("\n" + "\n".join(lines))
 
 
-def _table(run: Run, measurements: list[Measurement]) -> Table:
+def _title(run: Run, operation: Operation, members: tuple[int, ...], found: Sequence[Measurement]) -> str:
+    words = [run.settings.dtype]
+    words += [run.settings.redop] * operation.reduces
+    words += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
+    if any(sample.concurrent for measurement in found for sample in measurement.samples):
+        words.append("other sets busy at the same time")
+    tags = ", ".join(run.devices[member].tag for member in members)
+    return f"{operation} over {tags} ({len(members)} ranks): {', '.join(words)}"
+
+
+def _legend(run: Run, operation: Operation) -> str:
+    """Explain the columns in lines of at most 80 characters."""
+    launches = any(s.launch_seconds is not None for m in run.measurements for s in m.samples)
+    lines = ["time: one collective on the device, the slowest rank, median;"]
+    if launches:
+        lines = [
+            "time: one collective on the device, the slowest rank, median; launch: one call",
+            "of an ungraphed loop, as a training step makes it;",
+        ]
+    if operation.shares:
+        lines.append("size: all ranks' blocks together, count: elements of one block;")
+    lines.append(f"busbw = algbw × {_FACTORS.get(operation, _SHARED_FACTOR)}; interval: 95 % of busbw, GB/s;")
+    lines.append("wrong: elements that failed verification")
+    return "\n".join(lines)
+
+
+def _table(run: Run, measurements: Sequence[Measurement]) -> Table:
+    columns = _columns(run, sorted(measurements, key=_row_order))
     table = Table(box=None, pad_edge=False, header_style="")
-    launches = any(summarize(m).launch_seconds for m in measurements)
-    heads = ["size", "count", "type", "redop", "time us", *(["launch us"] if launches else [])]
-    for head in (*heads, "algbw", "busbw", "interval", "wrong"):
-        table.add_column(head, justify="right")
-    for measurement in sorted(measurements, key=lambda m: m.cell.size_bytes):
-        table.add_row(*_row(run, measurement, summarize(measurement), launches=launches))
+    for head, values in columns.items():
+        if head in ("size", "wrong") or any(value not in ("", "-") for value in values):
+            table.add_column(head, justify="left" if head in ("in place", "flags") else "right")
+    kept = [columns[str(column.header)] for column in table.columns]
+    for row in zip(*kept, strict=True):
+        table.add_row(*row)
     return table
 
 
-def _row(run: Run, measurement: Measurement, summary: Summary, *, launches: bool) -> tuple[str, ...]:
-    size, dtype = measurement.cell.size_bytes, run.settings.dtype
-    redop = run.settings.redop if measurement.cell.operation is Operation.ALLREDUCE else "none"
-    launch = f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-"
-    return (
-        format_size(size),
-        str(size // DTYPE_BYTES[dtype]),
-        dtype,
-        redop,
-        f"{summary.seconds * 1e6:.2f}",
-        *([launch] if launches else []),
-        f"{summary.algbw:.2f}",
-        f"{summary.busbw:.2f}",
-        "-" if summary.interval is None else f"{summary.interval[0]:.2f}-{summary.interval[1]:.2f}",
-        str(measurement.wrong),
-    )
+def _row_order(measurement: Measurement) -> tuple[int, bool]:
+    return measurement.cell.size_bytes, measurement.cell.variant is Variant.IN_PLACE
+
+
+def _columns(run: Run, cells: Sequence[Measurement]) -> dict[str, list[str]]:
+    """Return the cells of each column; those without a single figure are left out of the table."""
+    rows = [
+        {**_identity(run, found), **_figures(found), **_choice(run, found), "flags": _flags(found)} for found in cells
+    ]
+    return {head: [row[head] for row in rows] for head in rows[0]}
+
+
+def _identity(run: Run, measurement: Measurement) -> dict[str, str]:
+    cell = measurement.cell
+    blocks = len(cell.members) if cell.operation.shares else 1
+    return {
+        "size": format_size(cell.size_bytes),
+        "in place": "yes" if cell.variant is Variant.IN_PLACE else "",
+        "count": str(cell.size_bytes // DTYPE_BYTES[run.settings.dtype] // blocks),
+    }
+
+
+def _figures(measurement: Measurement) -> dict[str, str]:
+    if not measurement.samples:
+        return dict.fromkeys(("time us", "launch us", "algbw", "busbw", "interval", "wrong"), "-")
+    summary = summarize(measurement)
+    unchecked = measurement.cell.variant is Variant.IN_PLACE and measurement.cell.operation in _UNCHECKED_IN_PLACE
+    return {
+        "time us": f"{summary.seconds * 1e6:.2f}",
+        "launch us": f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-",
+        "algbw": f"{summary.algbw:.2f}",
+        "busbw": f"{summary.busbw:.2f}",
+        "interval": "-" if summary.interval is None else f"{summary.interval[0]:.2f}-{summary.interval[1]:.2f}",
+        "wrong": "-" if measurement.wrong is None or unchecked else str(measurement.wrong),
+    }
+
+
+def _choice(run: Run, measurement: Measurement) -> dict[str, str]:
+    """Return what NCCL said that it chose for this message."""
+    cell = measurement.cell
+    wanted = (cell.operation, len(cell.members), cell.size_bytes)
+    told = (chosen for chosen in run.chosen if (chosen.operation, chosen.ranks, chosen.size_bytes) == wanted)
+    chosen: Chosen | None = next(told, None)
+    if chosen is None:
+        return dict.fromkeys(("algo", "proto", "ch"), "-")
+    return {"algo": chosen.algorithm, "proto": chosen.protocol, "ch": str(chosen.channels)}
+
+
+def _flags(measurement: Measurement) -> str:
+    """Return the first words of what was wrong: "failed", "throttled, shared"; the text stands below the table."""
+    words = [flag.partition(":")[0] for sample in measurement.samples for flag in sample.flags]
+    return ", ".join(dict.fromkeys((["failed"] if measurement.failure else []) + words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from collbench.model import Run
+from collbench.report.nvls import nvls
 from collbench.units import format_size
 
 
@@ -23,6 +24,11 @@ def header(run: Run) -> str:
         lines.append(f"driver    {machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}")
     if machine.nccl:
         lines.append(f"NCCL      {machine.nccl}, {machine.nccl_path}")
+    told = nvls(run)
+    if told:
+        lines.append(f"NVLS      {told.removeprefix('NVLS ')}")
+    if run.settings.processes > 1:
+        lines.append(f"processes {_processes(run)}")
     settings = _settings(run.settings.environment)
     if settings:
         lines.append(f"settings  {settings}")
@@ -30,6 +36,13 @@ def header(run: Run) -> str:
         f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
     )
     return "\n".join(lines)
+
+
+def _processes(run: Run) -> str:
+    """Name how many processes measured, what started them, and on which hosts where there are several."""
+    hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
+    started = f"{run.settings.processes} ({run.settings.launcher}), one for each device"
+    return f"{started}; hosts {hosts}" if hosts else started
 
 
 def _backend_note(backend: str) -> str:

@@ -1,12 +1,15 @@
-"""The measured matrix: bandwidth by source and destination, coloured by how it compares with the best."""
+"""The measured matrix: a figure by source and destination, coloured by how it compares with the best."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from collbench.model import Operation, Run
+from collbench.model import Measurement, Run
+from collbench.operations import Operation, Variant, Work
 from collbench.stats import summarize
 from collbench.units import format_size
 
@@ -16,53 +19,71 @@ Matrix = NDArray[np.float64]
 _SCALE = ((0.98, "color(154)"), (0.90, "color(78)"), (0.75, "color(37)"), (0.50, "color(68)"), (0.0, "color(99)"))
 # Beyond this many devices a decimal place would break 80 columns.
 _DEVICES_WITH_DECIMALS = 9
+_KINDS = {
+    Variant.PLAIN: "row sends to column",
+    Variant.STAGED: "row sends to column, through host memory",
+    Variant.BOTH_WAYS: "both ways at once, their sum",
+}
 
 
-def bandwidth_matrix(run: Run, operation: Operation, size_bytes: int) -> Matrix:
-    """Return busbw in GB/s, shape (devices, devices), row = src, column = dst; NaN where nothing was measured.
+def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measurement], float]) -> Matrix:
+    """Return a figure of each cell on two devices, shape (devices, devices), row = first; NaN where nothing is known.
 
-    A collective on a pair is symmetric and fills both halves.
+    What is symmetric, a collective on a pair or a copy both ways, fills both halves.
     """
     n = len(run.devices)
     matrix = np.full((n, n), np.nan)
-    for measurement in run.measurements:
+    for measurement in run.measured(work.variant):
         cell = measurement.cell
-        if cell.operation is operation and cell.size_bytes == size_bytes and len(cell.members) == 2:
+        if cell.work == work and cell.size_bytes == size_bytes and len(cell.members) == 2:
             src, dst = cell.members
-            matrix[src, dst] = summarize(measurement).busbw
-            if not operation.is_copy:
+            matrix[src, dst] = figure(measurement)
+            if work.operation.is_collective or work.variant is Variant.BOTH_WAYS:
                 matrix[dst, src] = matrix[src, dst]
     return matrix
 
 
-def render_bandwidths(run: Run, operation: Operation, size_bytes: int) -> Text:
-    """Return the matrix as text, at most 80 columns wide for 16 devices."""
-    matrix = bandwidth_matrix(run, operation, size_bytes)
-    tags = [device.tag for device in run.devices]
-    width = 7 if len(tags) <= _DEVICES_WITH_DECIMALS else 4
-    first = max(map(len, tags))
-    kind = "row sends to column" if operation.is_copy else "a communicator per pair, busbw"
+def bandwidth_matrix(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Matrix:
+    """Return busbw in GB/s, shape (devices, devices), row = src, column = dst; NaN where nothing was measured."""
+    return pair_matrix(run, Work(operation, variant), size_bytes, lambda found: summarize(found).busbw)
+
+
+def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:
+    """Return the matrix in GB/s as text, at most 80 columns wide for 16 devices."""
+    kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
     text = Text(f"{operation} at {format_size(size_bytes)}, GB/s ({kind})\n")
+    return text.append_text(render_matrix(run, bandwidth_matrix(run, operation, size_bytes, variant)))
+
+
+def render_matrix(run: Run, matrix: Matrix, *, extra: Sequence[str] = (), best_is_least: bool = False) -> Text:
+    """Return head and rows of a matrix, coloured; `extra` heads the columns beyond the devices'."""
+    tags = [device.tag for device in run.devices]
+    wide = len(tags) <= _DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
-    heads = tags if width == 7 else [str(device.index) for device in run.devices]
-    text.append(" " * first + "".join(f"{head:>{width}}" for head in heads))
-    best = float(np.nanmax(matrix)) if np.isfinite(matrix).any() else 0.0
-    for tag, row in zip(tags, matrix, strict=True):
+    heads = [*(tags if wide else [str(device.index) for device in run.devices]), *extra]
+    cells = [[_cell(value, decimals=int(wide)) for value in row] for row in matrix]
+    least, gap = (7, 2) if wide else (4, 1)
+    columns = zip(heads, zip(*cells, strict=True), strict=True)
+    widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
+    first = max(map(len, tags))
+    text = Text(" " * first + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
+    known = matrix[np.isfinite(matrix)]
+    best = (known.min() if best_is_least else known.max()) if known.size else 0.0
+    for tag, row, values in zip(tags, cells, matrix, strict=True):
         text.append(f"\n{tag:<{first}}")
-        for value in row:
-            text.append(_cell(value, width), style=_style(value, best))
+        for cell, width, value in zip(row, widths, values, strict=True):
+            text.append(f"{cell:>{width}}", style=_style(best / value if best_is_least else value / best))
     return text
 
 
-def _cell(value: float, width: int) -> str:
-    if np.isnan(value):
-        return f"{'-':>{width}}"
-    decimals = 1 if width == 7 else 0
-    # Small rates get a digit more, so that 0.12 does not print as 0.1; 9.96 rounds up to a number without it.
-    return f"{value:>{width}.{decimals if value >= 9.95 else decimals + 1}f}"
+def figure(value: float, decimals: int = 1) -> str:
+    """Return a figure as matrices print it: small ones get a digit more, so that 0.12 does not print as 0.1."""
+    return f"{value:.{decimals if value >= 9.95 else decimals + 1}f}"  # 9.96 rounds up to a number without it
 
 
-def _style(value: float, best: float) -> str:
-    if np.isnan(value) or best <= 0:
-        return ""
-    return next(style for fraction, style in _SCALE if value >= fraction * best)
+def _cell(value: float, *, decimals: int) -> str:
+    return "-" if np.isnan(value) else figure(value, decimals)
+
+
+def _style(share: float) -> str:
+    return next((style for fraction, style in _SCALE if share >= fraction), "")

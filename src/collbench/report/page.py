@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from collbench.model import Run
-from collbench.report import collective, pairs
+from collbench.report import collective, copies, latency, pairs
+
+_PAGES = {"pairs": pairs.page, "copies": copies.page, "latency": latency.page}
 
 
 def page(run: Run) -> Iterator[RenderableType]:
     """Yield the page's blocks, top to bottom."""
     command = run.settings.command[0] if run.settings.command else "pairs"
-    return pairs.page(run) if command == "pairs" else collective.page(run)
+    return _PAGES.get(command, collective.page)(run)

@@ -11,9 +11,11 @@ from rich.text import Text
 from collbench.affinity.choose import choose, evidence
 from collbench.affinity.tiers import Ranking, rank_pairs
 from collbench.errors import UsageError
-from collbench.model import Operation, Run
+from collbench.model import Run
+from collbench.operations import Operation
 from collbench.report.header import header
 from collbench.report.matrix import render_bandwidths
+from collbench.report.notes import notes
 from collbench.report.topology import render_matrix
 from collbench.units import format_size
 
@@ -34,7 +36,9 @@ def page(run: Run) -> Iterator[RenderableType]:
         yield Text()
         yield from _pairs(run, ranking)
         yield Text("\n" + "\n".join(_recommendations(run)))
-    yield from _notes(run)
+    lines = notes(run)
+    if lines:
+        yield Text("\n" + "\n".join(lines))
 
 
 def _label_source(run: Run) -> str:
@@ -43,7 +47,7 @@ def _label_source(run: Run) -> str:
 
 def _measured(run: Run) -> list[Operation]:
     """Return the operations measured on pairs, in the order of the model."""
-    present = {m.cell.operation for m in run.measurements if len(m.cell.members) == 2}
+    present = {m.cell.operation for m in run.measured() if len(m.cell.members) == 2}
     return [operation for operation in Operation if operation in present]
 
 
@@ -51,12 +55,12 @@ def _shown(run: Run) -> Iterable[Operation]:
     """Return the operations whose matrices are printed: the first copy and the first collective."""
     measured = _measured(run)
     copies = [operation for operation in measured if operation.is_copy]
-    collectives = [operation for operation in measured if not operation.is_copy]
+    collectives = [operation for operation in measured if operation.is_collective]
     return copies[:1] + collectives[:1]
 
 
 def _largest(run: Run, operation: Operation) -> int:
-    return max(m.cell.size_bytes for m in run.measurements if m.cell.operation is operation)
+    return max(m.cell.size_bytes for m in run.measured() if m.cell.operation is operation)
 
 
 def _pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
@@ -111,26 +115,3 @@ def _recommendations(run: Run) -> Iterator[str]:
         except UsageError as error:  # too many devices to search: the rest of the page is still worth reading
             yield f"best {count:<3} {error}"
         count *= 2
-
-
-def _notes(run: Run) -> Iterator[RenderableType]:
-    """Yield what a reader must know to trust the figures: how they were taken, what is missing."""
-    lines = [*_audit(run)]
-    lines += [f"skipped   {skipped.what}: {skipped.reason}" for skipped in run.skipped]
-    if lines:
-        yield Text("\n" + "\n".join(dict.fromkeys(lines)))
-
-
-def _audit(run: Run) -> Iterator[str]:
-    trusted = [abs(1 - found.ratio) for found in run.audits if found.trusted]
-    if trusted:
-        yield (
-            f"audit     pairs timed together and alone agree within {max(trusted):.1%} "
-            f"({len(trusted)} comparison{'s' if len(trusted) > 1 else ''})"
-        )
-    for found in run.audits:
-        if not found.trusted:
-            yield (
-                f"audit     {found.operation} on {found.label} pairs was timed alone: beside others it ran at "
-                f"{found.ratio:.2f} of its own speed (±{found.delta:.1%} was allowed)"
-            )

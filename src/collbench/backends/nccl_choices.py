@@ -1,0 +1,150 @@
+"""Which algorithm, protocol and channels NCCL chose: it tells in its debug log, of a process that does nothing else.
+
+That process alone has NCCL_DEBUG=INFO. What is timed runs as the user set it up.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from collbench.backends.isolated import IsolatedBackend
+from collbench.backends.protocol import Backend, Step
+from collbench.errors import StepFailed
+from collbench.model import Chosen, Device
+from collbench.operations import Operation, Variant
+
+# NCCL's names [collectives.cc, ncclFuncToString] of what its tuner decides. Send/recv, and what we make of it, has no
+# algorithm to choose.
+_NAMES = {
+    Operation.ALLREDUCE: "AllReduce",
+    Operation.BROADCAST: "Broadcast",
+    Operation.REDUCE: "Reduce",
+    Operation.ALLGATHER: "AllGather",
+    Operation.REDUCESCATTER: "ReduceScatter",
+}
+# By number until 2.23 [nccl_common.h].
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+
+# Rank 0 tells, once for each launch or capture. Before 2.20 nothing is told.
+_WORDS = re.compile(  # 2.24 and later [enqueue.cc]
+    r"NCCL INFO (?P<name>\w+): (?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+) "
+    r"channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
+)
+_NUMBERS = re.compile(  # 2.20 to 2.22, since 2.23 with a name [enqueue.cc]
+    r"NCCL INFO (?:(?P<name>\w+): )?(?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\d+) proto (?P<protocol>\d+) time "
+)
+_SYMMETRIC = re.compile(  # since 2.28, on registered symmetric memory [symmetric_sched.cc]
+    r"NCCL INFO (?P<name>\w+) \[Symmetric\]: (?P<bytes>\d+) Bytes -> Kernel (?P<kernel>\S+) nchannels (?P<channels>\d+)"
+)
+
+
+def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step]) -> list[Chosen]:
+    """Return what NCCL chose for each step's first group, where it told; a step that fails is left out.
+
+    `open_probe` starts a process with these variables beside the user's own and returns a backend that runs in it, with
+    NCCL open. The GPUs must have room for it. Raises what opening raises.
+    """
+    if not steps:
+        return []
+    with tempfile.TemporaryDirectory(prefix="collbench-nccl-") as name:
+        folder = Path(name)
+        probe = open_probe(_variables(folder))
+        try:
+            probe.reserve(max(step.size_bytes for step in steps))
+            return list(_answers(probe, steps, folder))
+        finally:
+            probe.close()
+
+
+def questions(steps: Iterable[Step]) -> list[Step]:
+    """Return a step for each collective, number of ranks and size that NCCL chooses for, run once and not verified.
+
+    Of several groups with the same number of ranks the first stands for all.
+    """
+    found: dict[tuple[Operation, int, int], Step] = {}
+    for step in steps:
+        if step.operation in _NAMES:
+            found.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
+    return [
+        replace(
+            step,
+            groups=step.groups[:1],
+            variant=Variant.PLAIN,
+            verify=False,
+            iterations=1,
+            blocks=1,
+            warmup=0,
+            launches=0,
+        )
+        for step in found.values()
+    ]
+
+
+def probe(devices: tuple[Device, ...], nccl_path: str | None, variables: Mapping[str, str]) -> Backend:
+    """Return a backend on these GPUs in a process with these variables beside ours. Raises MachineError."""
+    backend = IsolatedBackend(extra=variables)
+    backend.start()
+    backend.open(devices, nccl_path, collectives=True)
+    return backend
+
+
+def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chosen | None:
+    """Return what NCCL's log says of a message, None where it does not tell. `size_bytes` as in a cell.
+
+    Depending on its version NCCL gives all-gather's and reduce-scatter's bytes in all or for one rank.
+    """
+    fitting = {size_bytes, size_bytes // ranks} if operation.shares else {size_bytes}
+    told = None
+    for match in (found for line in log.splitlines() if (found := _match(line))):
+        if match["name"] in (None, _NAMES.get(operation)) and int(match["bytes"]) in fitting:
+            told = Chosen(operation, ranks, size_bytes, *_decision(match))
+    return told
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    # %p is the process id: a process that takes over for one that died begins a file of its own.
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": str(folder / "nccl.%p")}
+
+
+def _answers(probe: Backend, steps: Iterable[Step], folder: Path) -> Iterator[Chosen]:
+    read: dict[Path, int] = {}
+    for step in steps:
+        try:
+            probe.time_collective(step)
+        except StepFailed:
+            continue
+        found = choice(_news(folder, read), step.operation, len(step.groups[0]), step.size_bytes)
+        if found is not None:
+            yield found
+
+
+def _news(folder: Path, read: dict[Path, int]) -> str:
+    """Return what was written to the folder's files since `read`, the characters of each that were returned before."""
+    news = []
+    for path in sorted(folder.iterdir()):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        news.append(text[read.get(path, 0) :])
+        read[path] = len(text)
+    return "".join(news)
+
+
+def _match(line: str) -> re.Match[str] | None:
+    return _WORDS.search(line) or _NUMBERS.search(line) or _SYMMETRIC.search(line)
+
+
+def _decision(match: re.Match[str]) -> tuple[str, str, int]:
+    """Return algorithm, protocol and channels in NCCL's words; 0 channels where it does not tell."""
+    if match.re is _SYMMETRIC:
+        return match["kernel"], "SYMMETRIC", int(match["channels"])
+    if match.re is _NUMBERS:
+        return _word(_ALGORITHMS, match["algorithm"]), _word(_PROTOCOLS, match["protocol"]), 0
+    return match["algorithm"], match["protocol"], int(match["high"]) - int(match["low"]) + 1
+
+
+def _word(words: Sequence[str], number: str) -> str:
+    return words[int(number)] if int(number) < len(words) else number

@@ -1,0 +1,206 @@
+"""The process that touches the GPUs: `python -m collbench.backends.worker FD`.
+
+It answers requests from the pipe FD, in order, until the pipe closes. What collbench can explain is an answer; anything
+else ends the process, and the parent reads the last line of its stderr. It imports little: `collbench pairs` waits for
+its start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from collbench.backends.protocol import Backend, Step, Timing, time_step
+from collbench.backends.worker_messages import (
+    Answer,
+    CanRun,
+    Facts,
+    ListGpus,
+    MakeUniqueId,
+    Open,
+    Prepare,
+    Prepared,
+    Reply,
+    Request,
+    Reserve,
+)
+from collbench.errors import CollbenchError
+from collbench.operations import Variant
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+# Longer than NCCL needs to start; copies go on without it then.
+_NCCL_PATIENCE_S = 30.0
+
+
+class Source(Protocol):
+    """Where GPUs come from: CUDA, or a double of it for tests."""
+
+    def uuids(self) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that this process may use."""
+
+    def unique_id(self, nccl_path: str | None) -> bytes:
+        """Return an id for a world whose first rank lives here."""
+
+    def open(self, opening: Open) -> tuple[Backend, Facts]:
+        """Open GPUs."""
+
+
+class CudaSource:
+    """The machine's GPUs and its NCCL."""
+
+    def uuids(self) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that CUDA shows. Raises MachineError without a driver."""
+        from collbench.backends.cuda import list_gpus
+
+        return tuple(gpu.uuid for gpu in list_gpus())
+
+    def unique_id(self, nccl_path: str | None) -> bytes:
+        """Return NCCL's id for a new world. Raises MachineError."""
+        from collbench.backends.nccl_library import find_nccl
+
+        return find_nccl(nccl_path).unique_id()
+
+    def open(self, opening: Open) -> tuple[Backend, Facts]:
+        """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed."""
+        from collbench.backends.cuda import CudaBackend
+        from collbench.backends.nccl_library import find_nccl, format_version
+
+        nccl = find_nccl(opening.nccl_path) if opening.collectives else None
+        backend = CudaBackend(opening.devices, nccl, peers=opening.peers, world=opening.world)
+        return backend, facts_of(
+            backend,
+            kernel_image=backend.kernel_image,
+            nccl=format_version(nccl.version) if nccl else "",
+            nccl_path=nccl.path if nccl else "",
+            multicast=backend.multicast,
+        )
+
+
+def facts_of(
+    backend: Backend, *, kernel_image: str = "", nccl: str = "", nccl_path: str = "", multicast: bool | None = None
+) -> Facts:
+    """Return the facts of an open backend."""
+    return Facts(
+        free_bytes=backend.free_bytes(),
+        capacity_bytes=backend.capacity_bytes(),
+        operations={variant: backend.operations(variant) for variant in Variant},
+        kernel_image=kernel_image,
+        nccl=nccl,
+        nccl_path=nccl_path,
+        multicast=multicast,
+    )
+
+
+class _Preparation:
+    """The making of communicators, which takes NCCL 0.7 s, on its own thread: the parent goes on meanwhile.
+
+    No step may: NCCL's start waits for the devices, and a step holds them behind a gate until all of it is queued.
+    On 4 × H200 that ended in a gate that expired after 4 s.
+    """
+
+    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...]) -> None:
+        self._backend, self._groups = backend, groups
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._backend.prepare(self._groups)
+        except BaseException as error:  # noqa: BLE001  # raised again where somebody waits
+            self._failure = error
+
+    def stand_by(self) -> None:
+        """Wait for the end, but not for ever, and whatever came of it."""
+        self._thread.join(_NCCL_PATIENCE_S)
+
+    def wait(self) -> None:
+        """Wait for the end. Raises what the making raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Desk:
+    """What is open, and what each request means for it."""
+
+    def __init__(self, pipe: Connection[Reply, Request], source: Source) -> None:
+        self._pipe, self._source = pipe, source
+        self._backend: Backend | None = None
+        self._preparation: _Preparation | None = None
+
+    def serve(self, request: Request) -> tuple[str, ...] | bytes | Facts | str | Timing | None:
+        """Return the request's result. Raises CollbenchError."""
+        match request:
+            case ListGpus():
+                return self._source.uuids()
+            case MakeUniqueId(nccl_path):
+                return self._source.unique_id(nccl_path)
+            case Open():
+                self._backend, facts = self._source.open(request)
+                return facts
+            case CanRun(work, members):
+                return self._opened.can_run(work, members)
+            case Reserve(largest_bytes):
+                self._opened.reserve(largest_bytes)
+            case Prepare(groups):
+                self._preparation = _Preparation(self._opened, groups)
+            case Step():
+                return self._time(request)
+        return None
+
+    @property
+    def _opened(self) -> Backend:
+        if self._backend is None:
+            raise RuntimeError("nothing is open: the first request must be Open")
+        return self._backend
+
+    def _time(self, step: Step) -> Timing:
+        if self._preparation is not None:
+            self._preparation.stand_by()
+            if step.operation.is_collective:
+                self._preparation.wait()
+                self._preparation = None
+                self._pipe.send(Prepared())
+        return time_step(self._opened, step)
+
+
+def _serve(pipe: Connection[Reply, Request], desk: _Desk) -> None:
+    """Answer requests until the pipe closes. Raises what collbench cannot explain."""
+    while True:
+        try:
+            request = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        begin = time.perf_counter()
+        try:
+            value = desk.serve(request)
+            reply: Reply = Answer(value, time.perf_counter() - begin)
+        except CollbenchError as error:
+            reply = error
+        pipe.send(reply)
+
+
+def run(descriptor: int, source: Source) -> None:
+    """Serve the pipe at `descriptor`, and end the process with it."""
+    # Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides what they mean.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # A worker that hangs in the driver never sees its pipe close.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    pipe: Connection[Reply, Request] = Connection(descriptor)
+    desk = _Desk(pipe, source)
+    with suppress(BrokenPipeError):  # the parent left without its answer
+        _serve(pipe, desk)
+    os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL would take long to release
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), CudaSource())

@@ -1,0 +1,103 @@
+"""What the GPU worker and its parent say to each other through the pipe. Light: the worker's start is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from collbench.backends.protocol import Step, Timing
+from collbench.errors import CollbenchError
+from collbench.model import Device
+from collbench.operations import Operation, Variant, Work
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The worker's place among one-GPU processes; `unique_id` is what NCCL gave to one of them for all."""
+
+    rank: int
+    world_size: int
+    unique_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ListGpus:
+    """Asks for the UUIDs of the GPUs that CUDA shows, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeUniqueId:
+    """Asks for 128 bytes by which the ranks of one world find each other; `nccl_path` as for find_nccl."""
+
+    nccl_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Opens GPUs; the answer is Facts. Positions in all later requests are places in `devices`.
+
+    `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
+    and only this rank's own GPU is opened.
+    """
+
+    devices: tuple[Device, ...]
+    nccl_path: str | None
+    collectives: bool
+    peers: bool = True
+    world: World | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What opening found: as Backend's methods of these names return, and where it comes from.
+
+    `operations` by variant; `multicast` is whether all GPUs support it, None where that cannot be told.
+    """
+
+    free_bytes: tuple[int, ...]
+    capacity_bytes: int
+    operations: dict[Variant, tuple[Operation, ...]]
+    kernel_image: str
+    nccl: str
+    nccl_path: str
+    multicast: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class CanRun:
+    """Asks what Backend.can_run returns."""
+
+    work: Work
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Allocates the buffers."""
+
+    largest_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Starts making the groups' communicators, and is answered at once; the first collective waits for them."""
+
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Not an answer: the communicators are there, and the first collective begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request's result, and how long the worker took over it in seconds."""
+
+    value: tuple[str, ...] | bytes | Facts | str | Timing | None
+    seconds: float
+
+
+Request: TypeAlias = ListGpus | MakeUniqueId | Open | CanRun | Reserve | Prepare | Step
+# A failure travels as the exception itself, with its type and text.
+Reply: TypeAlias = Answer | CollbenchError | Prepared

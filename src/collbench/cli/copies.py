@@ -1,0 +1,97 @@
+"""`collbench copies` and `collbench latency`: raw copies in every pattern, and the three latencies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from collbench.cli import options
+from collbench.cli.measuring import measure_and_show
+from collbench.errors import UsageError
+from collbench.operations import Operation, Variant, Work
+
+_PATTERNS = {
+    "one-way": Variant.PLAIN,
+    "both-ways": Variant.BOTH_WAYS,
+    "one-to-all": Variant.ONE_TO_ALL,
+    "all-to-one": Variant.ALL_TO_ONE,
+    "host": Variant.HOST,
+    "staged": Variant.STAGED,
+}
+# nvbandwidth's own default on GPUs (-b 512); cores copy fifty times slower.
+_LARGEST = {"cuda": 512 * 2**20, "host": 64 * 2**20}
+# All that a latency needs: the smallest message of the reference tools.
+_SMALL = 8
+
+_patterns = click.option(
+    "--patterns", metavar="LIST", help=f"What to time: {', '.join(_PATTERNS)}.  [default: all; host backend: one-way]"
+)
+_sizes = click.option(
+    "--sizes",
+    metavar="SIZES",
+    help="Message sizes: one, MIN:MAX (doubling), MIN:MAX:FACTOR, or a list of these. The page shows the largest.  "
+    "[default: 512M; host backend: 64M]",
+)
+
+
+@click.command(short_help="Time raw copies in every pattern, host memory included.")
+@options.measuring(_patterns, sized=_sizes)
+def copies(**given: Any) -> None:
+    """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
+
+    Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all
+    others at once; host, to and from pinned host memory; staged, through host memory as without peer access. Prints
+    a matrix or table for each, in GB/s. All data is verified.
+
+    \b
+    Examples:
+      collbench copies
+      collbench copies --patterns both-ways,host --sizes 1M,1G
+      collbench copies --patterns one-way --devices 0,1 -o run.json
+    """
+    wanted = _parse_patterns(given["patterns"])
+    request, path = options.make_request("copies", given)
+    elsewhere = [word for word, variant in _PATTERNS.items() if variant in wanted and variant is not Variant.PLAIN]
+    if request.backend == "host" and given["patterns"] is not None and elsewhere:
+        raise UsageError(f"the host backend copies one-way only: leave out {', '.join(elsewhere)}")
+    sizes = request.sizes or (_LARGEST[request.backend],)
+    measure_and_show(replace(request, copies=wanted, sizes=sizes), path)
+
+
+@click.command(short_help="Time one access, one small copy, one small all-reduce.")
+@options.measuring(sized=None)
+def latency(**given: Any) -> None:
+    """Time three latencies: one access, one copy of 8 bytes, one all-reduce of 8 bytes.
+
+    The access is a pointer chase: a kernel reads another GPU's memory (or the host's), each address from the last
+    read. The copy runs on each link, by copy engine and by kernel, written and read. The all-reduce runs on each
+    pair, as device time and as an ungraphed launch loop.
+
+    \b
+    Examples:
+      collbench latency
+      collbench latency --devices 0,1 --precision 1%
+    """
+    request, path = options.make_request("latency", given)
+    request = replace(
+        request,
+        sizes=(_SMALL,),
+        copies=(Variant.PLAIN,),
+        chase=True,
+        collectives=(Work(Operation.ALLREDUCE),),
+        pairs=True,
+        launches=True,
+    )
+    measure_and_show(request, path)
+
+
+def _parse_patterns(text: str | None) -> tuple[Variant, ...]:
+    if text is None:
+        return tuple(_PATTERNS.values())
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in words:
+        if word not in _PATTERNS:
+            raise UsageError(f"pattern '{word}' is unknown: choose from {','.join(_PATTERNS)}")
+    return tuple(_PATTERNS[word] for word in words)

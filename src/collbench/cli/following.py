@@ -1,0 +1,76 @@
+"""One process per GPU: rank 0 is the program, and the other ranks follow it in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from collbench.cli.terminal import say
+from collbench.errors import CollbenchError, UsageError
+from collbench.planning import Request
+from collbench.world.environment import Place, find_place
+from collbench.world.opening import join, refuse
+
+_INSTEAD = {
+    "topo": "labels are told by one process: run 'collbench topo' on a host by itself",
+    "train": "train starts torchrun itself: run it by itself, on one host",
+}
+
+
+def processes() -> int:
+    """Return how many processes were started together: 1 where this one is alone. Raises UsageError."""
+    place = find_place(os.environ)
+    return place.world_size if place else 1
+
+
+class Followed(Exception):
+    """The end of a rank other than 0: its exit status, and what this rank alone has to tell, if anything."""
+
+    def __init__(self, status: int, told: str = "") -> None:
+        super().__init__(told)
+        self.status, self.told = status, told
+
+
+def check_command(words: list[str]) -> None:
+    """Raise UsageError for a command that means nothing to several processes at once."""
+    name = next((word for word in words if not word.startswith("-")), "")
+    if name in _INSTEAD and not {"-h", "--help"} & set(words):
+        raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
+
+
+def follow(invoke: Callable[[], object]) -> int:
+    """Run the command as a rank other than 0; return the rank's exit status.
+
+    Nothing is printed, and what is wrong with the command line fails nobody here: rank 0 has the same one and says it.
+    """
+    try:
+        with (
+            Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            invoke()
+    except Followed as end:
+        if end.told:
+            say(end.told)
+        return end.status
+    except (CollbenchError, click.ClickException, click.exceptions.Exit):
+        return 0
+    return 0
+
+
+def serve_rank_0(place: Place, request: Request) -> NoReturn:
+    """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
+    refuse(request)
+    try:
+        released = join(place, request)
+    except CollbenchError as error:
+        raise Followed(error.exit_code, str(error)) from error
+    if not released:
+        raise Followed(1, f"rank {place.rank} stops: rank 0 is gone, and its output says why")
+    raise Followed(0)

@@ -1,0 +1,67 @@
+"""How a run is shown: as its page, or as nccl-tests prints it; and the JSON file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from collbench import wholefile
+from collbench.cli.terminal import say, show_page
+from collbench.model import Run
+
+_TABLE, _NCCL_TESTS = "table", "nccl-tests"
+_JSON = ("write", "--json")
+
+FORMAT = click.option(
+    "--format",
+    "layout",
+    type=click.Choice((_TABLE, _NCCL_TESTS)),
+    default=_TABLE,
+    show_default=True,
+    help="nccl-tests: print what its parsers read, in and out of place.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """Where a finished run goes: stdout in one of two layouts, and the file of --json."""
+
+    layout: str = _TABLE
+    json: Path | None = None
+
+    @classmethod
+    def asked(cls, given: Mapping[str, Any]) -> Showing:
+        """Return what the options ask for. Raises RunFileError if the JSON file could not be written."""
+        if given.get("json") is not None:
+            wholefile.check(given["json"], *_JSON)
+        return cls(given["layout"], given.get("json"))
+
+    @property
+    def as_nccl_tests(self) -> bool:
+        """True where nccl-tests' columns are wanted, which are two: out of place and in place."""
+        return self.layout == _NCCL_TESTS or self.json is not None
+
+    def show(self, run: Run) -> None:
+        """Print the run, and write its JSON. Raises RunFileError, and UsageError where the layout does not suit it."""
+        # Late: numpy need not be there before something was measured.
+        from collbench.report import nccl_json, nccl_tests
+        from collbench.report.page import page
+
+        if self.layout == _NCCL_TESTS:
+            for line in nccl_tests.lines(run):
+                click.echo(line)
+        else:
+            show_page(page(run))
+        if self.json is not None:
+            wholefile.write(nccl_json.dumps(run), self.json, *_JSON)
+
+    def saved(self, path: Path) -> None:
+        """Say where the run is: in nccl-tests' layout on stderr, for stdout is a parser's."""
+        if self.layout == _NCCL_TESTS:
+            say(f"saved {path}")
+        else:
+            show_page([f"\nsaved     {path}"])

@@ -1,0 +1,26 @@
+"""What counts as unwell: throttle reasons in words, and temperatures."""
+
+from __future__ import annotations
+
+# Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
+THROTTLE_REASONS = {
+    0x002: "applications clocks setting",
+    0x004: "SW power cap",
+    0x008: "HW slowdown",
+    0x010: "sync boost",
+    0x020: "SW thermal slowdown",
+    0x040: "HW thermal slowdown",
+    0x080: "HW power brake slowdown",
+    0x100: "display clock setting",
+}
+# Clocks that somebody set are low on purpose and steady: what is measured is what this machine gives.
+_SET_BY_SOMEBODY = ("applications clocks setting", "display clock setting")
+
+# The issue's rule of thumb for GPUs: under 75 °C is good, over 80 is worth a warning, 84 to 90 throttles.
+GOOD_C, HOT_C = 75, 80
+TEMPERATURE_RULE = "under 75 °C is good, over 80 °C is hot, 84–90 °C throttles"
+
+
+def holds_back(reason: str) -> bool:
+    """Return whether a throttle reason says that the GPU runs slower than it was set to."""
+    return reason not in _SET_BY_SOMEBODY

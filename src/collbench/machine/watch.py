@@ -1,0 +1,93 @@
+"""What goes wrong on the GPUs while they are measured: heat, throttling, other people's processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from collbench.errors import CollbenchError
+from collbench.machine.health import Glance
+from collbench.machine.limits import HOT_C, holds_back
+from collbench.model import Device
+
+# Thermal and power throttling lasts for seconds, and the driver renews utilisation a few times a second.
+_PERIOD_S = 0.25
+
+
+class Occupants:
+    """Tells our own processes on the GPUs from other people's.
+
+    `before` are the processes on each GPU before ours opened it, by position; `ours()` returns the ids of our processes
+    that use the GPUs now, as this process sees them.
+    """
+
+    def __init__(self, before: Sequence[frozenset[int] | None], ours: Callable[[], Collection[int]]) -> None:
+        self._before = tuple(found or frozenset() for found in before)
+        self._ours = ours
+        self._known: set[int] = set()  # a killed one of ours stays on its GPU for a moment
+
+    def others(self, position: int, found: frozenset[int] | None) -> int | None:
+        """Return how many of the processes found on a GPU are not ours; None where NVML does not tell.
+
+        Inside a container NVML may give the host's ids, and none of them is ours by number. Each of ours is on each
+        GPU, so then as many of those that were not there before are taken for ours. Which ones does not matter for the
+        count.
+        """
+        if found is None:
+            return None
+        ours = set(self._ours())
+        self._known |= ours
+        if found & self._known:
+            return len(found - self._known)
+        return len(found) - min(len(ours), len(found - self._before[position]))
+
+
+class HealthWatch:
+    """Looks at the GPUs' state when it is asked, but not more often than about four times a second.
+
+    `read` returns a glance at each GPU by position; where it fails, nothing is known of that moment and measuring goes
+    on. Use it in a process that does no GPU work: the work must not wait for the watching. It has no thread of its own:
+    with NVML read on two threads, nvidia-ml-py crashed in one run of eight on 4 × H200.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        read: Callable[[], Sequence[Glance]],
+        occupants: Occupants,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tags = tuple(device.tag for device in devices)
+        self._read, self._occupants, self._clock = read, occupants, clock
+        self._looked = -math.inf
+        self._seen: tuple[tuple[str, ...], ...] = tuple(() for _ in devices)
+
+    def flags(self, members: Iterable[int]) -> tuple[str, ...]:
+        """Return what is wrong on these positions, as of a quarter of a second ago at most."""
+        if self._tags and self._clock() - self._looked >= _PERIOD_S:
+            self._look()
+            self._looked = self._clock()
+        places = sorted(set(members)) if self._tags else []
+        return tuple(dict.fromkeys(flag for place in places for flag in self._seen[place]))
+
+    def _look(self) -> None:
+        try:
+            glances = self._read()
+        except CollbenchError:  # a GPU that fell off the bus: its own step will fail and say so
+            return
+        self._seen = tuple(tuple(self._wrong(place, found)) for place, found in enumerate(glances))
+
+    def _wrong(self, position: int, seen: Glance) -> Iterator[str]:
+        tag = self._tags[position]
+        yield from (f"throttled: {reason} on {tag}" for reason in seen.throttle if holds_back(reason))
+        if seen.temperature is not None and seen.temperature > HOT_C:
+            yield f"hot: {tag} at {seen.temperature} °C"
+        others = self._occupants.others(position, seen.processes)
+        if others:
+            yield f"shared: {others} other process{'es' if others > 1 else ''} on {tag}"
+
+
+def nothing_to_watch() -> HealthWatch:
+    """Return a watch that sees nothing: nobody tells of a CPU core what NVML tells of a GPU."""
+    return HealthWatch((), tuple, Occupants((), tuple))

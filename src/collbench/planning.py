@@ -1,0 +1,208 @@
+"""What was asked for, and the plan that this machine can do of it; the rest is skipped by name and reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collbench.backends.protocol import Backend
+from collbench.dtypes import DTYPE_BYTES, whole_blocks, whole_elements
+from collbench.errors import UsageError
+from collbench.measure.blocks import block_bytes
+from collbench.measure.effort import EFFORTS, Effort
+from collbench.measure.plan import Members, Plan, directed_links, side_by_side, unordered_pairs
+from collbench.model import Device, Skipped
+from collbench.operations import Operation, Variant, Work
+from collbench.units import format_approximate_size, format_size
+
+# As nccl-tests: -n 20.
+_LAUNCHES = 20
+_SHORTEST_BUDGET = 1.0
+QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure. `sizes` None takes the backend's default; `backend` is "cuda" or "host".
+
+    `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
+    each pair (`pairs`), or on `split` disjoint sets at the same time. `launches` times the ungraphed loop too.
+    `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to the method. `algorithms` asks
+    NCCL afterwards what it chose, in a process of its own.
+    """
+
+    backend: str
+    devices: str | None
+    sizes: tuple[int, ...] | None
+    copies: tuple[Variant, ...]
+    collectives: tuple[Work, ...]
+    pairs: bool
+    dtype: str
+    redop: str
+    nccl: str | None
+    seed: int
+    command: tuple[str, ...]
+    chase: bool = False
+    split: int = 1
+    root: int = 0
+    launches: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    precision: float | None = None
+    budget_seconds: float | None = None
+    quick: bool = False
+    resume: bool = False
+    algorithms: bool = False
+
+    def effort(self) -> Effort:
+        """Return how long to measure: the backend's own effort, and what was asked for instead."""
+        own = EFFORTS[self.backend]
+        budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
+        return Effort(
+            screening=own.screening,
+            deciding=own.screening if self.quick else own.deciding,
+            budget_seconds=budget,
+            block_bytes=own.block_bytes,
+            longest_block_bytes=own.longest_block_bytes,
+            rate=own.rate,
+            precision=self.precision,
+        )
+
+
+def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
+    """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
+    devices = backend.devices()
+    sizes, skipped = _fitting(_wanted_sizes(request), backend)
+    groups: dict[Work, tuple[Members, ...]] = {}
+    works: dict[Work, tuple[int, ...]] = {}
+    for work in _copies(request, backend):
+        reasons = {members: backend.can_run(work, members) for members in _places(work.variant, len(devices))}
+        groups[work] = tuple(members for members, reason in reasons.items() if reason is None)
+        works[work], large = ((8,), []) if work.operation is Operation.CHASE else _side_by_side(work, sizes, backend)
+        skipped += large
+        skipped += [Skipped(f"{work} {_name(devices, m)}", reason) for m, reason in reasons.items() if reason]
+    for work in request.collectives:
+        groups[work] = _sets(request, len(devices))
+        works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
+        skipped += small
+    kept = {work: found for work, found in groups.items() if found and works[work]}
+    if not kept:
+        raise UsageError(f"nothing can be measured: {skipped[0].what}: {skipped[0].reason}" if skipped else "no work")
+    return Plan(
+        devices=len(devices),
+        groups=kept,
+        sizes={work: works[work] for work in kept},
+        dtype=request.dtype,
+        redop=request.redop,
+        block_bytes=block_bytes(kept, works, len(devices), request.effort()),
+        launches=(request.iterations or _LAUNCHES) if request.launches else 0,
+        root=request.root,
+        together=request.split > 1,
+        iterations=request.iterations,
+        warmup=request.warmup,
+        verify=request.verify,
+    ), list(dict.fromkeys(skipped))
+
+
+def default_sizes(backend: str) -> tuple[int, ...]:
+    """Return powers of two from 8 B to 1 GiB; to 64 MiB on the host backend, whose cores would take minutes."""
+    return tuple(2**exponent for exponent in range(3, 27 if backend == "host" else 31))
+
+
+def survey_sizes(backend: str) -> tuple[int, ...]:
+    """Return the default sizes for every link of a machine: 8 B, and every second power of two from 64 B."""
+    return (8, *(4**exponent for exponent in range(3, 14 if backend == "host" else 16)))
+
+
+def _wanted_sizes(request: Request) -> tuple[int, ...]:
+    if request.sizes is not None:
+        return request.sizes
+    sizes = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
+    return tuple(size for size in sizes if not request.quick or size in QUICK_SIZES)
+
+
+def _copies(request: Request, backend: Backend) -> Iterator[Work]:
+    for variant in request.copies:
+        yield from (Work(operation, variant) for operation in backend.operations(variant) if operation.is_copy)
+    if request.chase:
+        yield from (
+            Work(Operation.CHASE, variant)
+            for variant in (Variant.PLAIN, Variant.HOST)
+            if Operation.CHASE in backend.operations(variant)
+        )
+
+
+def _places(variant: Variant, n: int) -> tuple[Members, ...]:
+    """Return the members that a copy of this variant runs on, among n devices."""
+    if variant is Variant.HOST:
+        return tuple((device,) for device in range(n))
+    if variant is Variant.BOTH_WAYS:
+        return unordered_pairs(n)
+    if variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
+    return directed_links(n)
+
+
+def _sets(request: Request, n: int) -> tuple[Members, ...]:
+    """Return the communicators' members: every pair, disjoint sets of neighbours, or all devices. Raises UsageError."""
+    if request.pairs:
+        return unordered_pairs(n)
+    size, rest = divmod(n, request.split)
+    if rest or size < 2:
+        raise UsageError(f"--split {request.split} of {n} devices: each set needs as many, and at least two")
+    sets = tuple(tuple(range(first, first + size)) for first in range(0, n, size))
+    if request.root >= size:
+        raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
+    return sets
+
+
+def _collective_sizes(
+    work: Work, sizes: tuple[int, ...], dtype: str, world_size: int
+) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes in whole elements and blocks, distinct and ascending, and those too small for any."""
+    rounded = {size: whole_elements(size, dtype) for size in sizes}
+    if work.operation.shares:
+        rounded = {size: whole_blocks(size, world_size) for size in sizes}
+    small = ", ".join(format_size(size) for size, fit in rounded.items() if fit == 0)
+    smallest = f"16 bytes for each of {world_size} ranks" if work.operation.shares else f"one {dtype}"
+    if work.operation.shares:
+        reason = f"smaller than {smallest}, as nccl-tests cuts blocks"
+    else:
+        reason = f"smaller than {smallest}, which takes {DTYPE_BYTES[dtype]} bytes"
+    return tuple(sorted(set(rounded.values()) - {0})), [Skipped(f"{work} of {small} bytes", reason)] if small else []
+
+
+def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes of which as many messages fit as lie in one buffer at a time."""
+    messages = side_by_side(work, len(backend.devices()))
+    fitting = tuple(size for size in sizes if size * messages <= backend.capacity_bytes())
+    if fitting == sizes:
+        return sizes, []
+    large = ", ".join(format_size(size) for size in sizes if size not in fitting)
+    room = format_approximate_size(backend.capacity_bytes())
+    return fitting, [Skipped(f"{work} of {large}", f"{messages} messages at once do not fit the {room} of a buffer")]
+
+
+def _name(devices: tuple[Device, ...], members: Members) -> str:
+    return " → ".join(devices[member].tag for member in members)
+
+
+def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes that every device has room for; the others are skipped by name. Raises UsageError."""
+    capacity = backend.capacity_bytes()
+    fitting = tuple(size for size in sizes if size <= capacity)
+    room = f"the fullest device has room for messages of {format_approximate_size(capacity)}"
+    if not fitting:
+        raise UsageError(f"size {format_size(sizes[0])} does not fit: {room}; {_free(backend)}")
+    too_large = ", ".join(format_size(size) for size in sizes if size > capacity)
+    return fitting, [Skipped(f"sizes {too_large}", f"{room}; {_free(backend)}")] if too_large else []
+
+
+def _free(backend: Backend) -> str:
+    free = backend.free_bytes()
+    if not free:
+        return "half of the free memory is shared among source, target and gloo's buffers"
+    names = (device.tag for device in backend.devices())
+    amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in zip(names, free, strict=True))
+    return f"free now: {amounts}, shared by three buffers beside NCCL's own"

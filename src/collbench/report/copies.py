@@ -1,0 +1,94 @@
+"""The page of `collbench copies`: for each pattern and kind of copy, what every link or device carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.model import Measurement, Run
+from collbench.operations import Operation, Variant
+from collbench.report.header import header
+from collbench.report.matrix import figure, render_bandwidths
+from collbench.report.notes import notes
+from collbench.stats import block_seconds, half_width, summarize
+from collbench.units import format_size
+
+_MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
+_TABLES = {
+    Variant.ONE_TO_ALL: "one to all others at once: all that a device sends",
+    Variant.ALL_TO_ONE: "all others to one at once: all that a device receives",
+    Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
+}
+_LEGEND = """\
+ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
+read: the destination does; ±: half of the median's 95 % interval"""
+
+
+def page(run: Run) -> Iterator[RenderableType]:
+    """Yield the page's blocks: matrices of links and pairs, tables of devices."""
+    yield Text(header(run))
+    for variant in (*_MATRICES, *_TABLES):
+        found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
+        if found:
+            yield from _matrices(run, variant, found) if variant in _MATRICES else _devices(run, variant, found)
+    yield Text(f"\n{_LEGEND}")
+    lines = notes(run)
+    if run.backend == "host":
+        lines.append("not here  copies both ways, one to all, all to one, staged, to devices: cores have none")
+    if lines:
+        yield Text("\n" + "\n".join(lines))
+
+
+def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    for operation in _operations(found):
+        largest = _at_largest(found, operation)
+        yield Text()
+        yield render_bandwidths(run, operation, largest[0].cell.size_bytes, variant)
+        yield Text(_spread(largest))
+
+
+def _spread(largest: Sequence[Measurement]) -> str:
+    """Return the range of the figures above in GB/s, and the widest interval."""
+    rates = [summarize(found).busbw for found in largest]
+    told = f"{figure(min(rates))} to {figure(max(rates))}, median {figure(float(np.median(rates)))}"
+    return f"{told}; {_within(max(half_width(block_seconds(found)) for found in largest))}"
+
+
+def _within(half: float) -> str:
+    return f"each ±{half:.1%} at most" if np.isfinite(half) else "too few blocks for intervals"
+
+
+def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    size = format_size(max(measurement.cell.size_bytes for measurement in found))
+    yield Text(f"\n{variant} at {size}, GB/s ({_TABLES[variant]})")
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("device")
+    columns = {}
+    for operation in _operations(found):
+        table.add_column(operation.value, justify="right")
+        columns[operation] = {m.cell.members[0]: _figure(m) for m in _at_largest(found, operation)}
+    for position, device in enumerate(run.devices):
+        table.add_row(device.tag, *(values.get(position, "-") for values in columns.values()))
+    yield table
+
+
+def _figure(measurement: Measurement) -> str:
+    half = half_width(block_seconds(measurement))
+    rate = figure(summarize(measurement).busbw)
+    return f"{rate} ±{half:.1%}" if np.isfinite(half) else rate
+
+
+def _operations(found: Sequence[Measurement]) -> list[Operation]:
+    """Return the operations present, in the order of the model."""
+    present = {measurement.cell.operation for measurement in found}
+    return [operation for operation in Operation if operation in present]
+
+
+def _at_largest(found: Sequence[Measurement], operation: Operation) -> list[Measurement]:
+    these = [measurement for measurement in found if measurement.cell.operation is operation]
+    largest = max(measurement.cell.size_bytes for measurement in these)
+    return [measurement for measurement in these if measurement.cell.size_bytes == largest]

@@ -1,0 +1,53 @@
+"""Files that are written whole or not at all, and the line that says why one cannot be.
+
+`doing` and `option` word that line: "cannot save the run as x.json: …; choose another place with --output FILE".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from collbench.errors import RunFileError
+
+
+def write(text: str, path: Path, doing: str, option: str) -> None:
+    """Write the text so that a reader, or a crash, meets either the old file or the new one.
+
+    Raises RunFileError for a folder that cannot be written and for a full disk; the old file is then untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A name from the system that is not UTF-8 holds lone surrogates: as \udcxx they are valid JSON.
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise refused(path, error, doing, option) from error
+    finally:
+        with contextlib.suppress(OSError):  # gone already, unless something failed or was interrupted
+            temporary.unlink()
+
+
+def check(path: Path, doing: str, option: str) -> None:
+    """Raise RunFileError if `path` could not be written; an existing file there is left alone. Ask before measuring."""
+    try:
+        if path.is_dir():
+            raise RunFileError(f"cannot {doing} {path}: it is a folder; choose another place with {option} FILE")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise refused(path, error, doing, option) from error
+
+
+def refused(path: Path, error: OSError, doing: str, option: str) -> RunFileError:
+    """Return the error that explains why `path` cannot be written."""
+    blocked = isinstance(error, FileExistsError | NotADirectoryError)
+    why = "a part of that path is a file, not a folder" if blocked else error.strerror
+    return RunFileError(f"cannot {doing} {path}: {why}; choose another place with {option} FILE")

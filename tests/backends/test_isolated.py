@@ -1,0 +1,253 @@
+"""Whatever a worker process does wrong costs one step: the others are timed, in their order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench.backends.isolated import IsolatedBackend
+from collbench.backends.patience import Patience
+from collbench.backends.protocol import Step, Timing, time_step
+from collbench.backends.worker_messages import World
+from collbench.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
+from collbench.operations import Operation, Variant, Work
+from tests.backends import fake_worker as fate
+from tests.builders import gpus
+
+ROOT = Path(__file__).parents[2]
+COPY = Step(Operation.CE_WRITE, ((0, 1),), 1024, iterations=4, blocks=2)
+COLLECTIVE = replace(COPY, operation=Operation.ALLREDUCE, groups=((0, 1), (2, 3)))
+# Where nothing hangs, time is no matter. Where something does, a healthy fake worker needs far less than this.
+LONG = Patience(opening_s=100, communicators_s=0, first_s=0, floor_s=100)
+SHORT = replace(LONG, first_s=1, floor_s=2)
+
+
+@pytest.fixture
+def backend(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[IsolatedBackend]:
+    """Four GPUs in a fake worker that has been started."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("FAKE_WORKER_ONCE", str(tmp_path / "once"))
+    monkeypatch.setenv("FAKE_WORKER_LOG", str(tmp_path / "log"))
+    made = IsolatedBackend("tests.backends.fake_worker", getattr(request, "param", LONG))
+    made.start()
+    yield made
+    made.reap()
+
+
+hasty = pytest.mark.parametrize("backend", [SHORT], indirect=True, ids=[""])
+
+
+def opened(backend: IsolatedBackend, world: World | None = None) -> IsolatedBackend:
+    backend.open(gpus(fate.DEVICES), None, collectives=True, world=world)
+    backend.reserve(4096)
+    return backend
+
+
+def log(tmp_path: Path) -> list[str]:
+    """Return what the workers were asked, without their process ids."""
+    return [line.split(maxsplit=1)[1] for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
+
+
+def workers(tmp_path: Path) -> int:
+    """Return how many workers there have been."""
+    return log(tmp_path).count("open peers=True")
+
+
+def row(*fates: int) -> list[Step]:
+    """Return one copy a fate; the sizes tell them apart."""
+    return [replace(COPY, root=fate, size_bytes=1024 * (n + 1)) for n, fate in enumerate(fates)]
+
+
+def outcomes(backend: IsolatedBackend, steps: Sequence[Step]) -> list[str]:
+    """Return what became of each step: "" where it was timed. Fails where steps come in another order."""
+    found = list(backend.time_steps(steps))
+    assert [step for step, _ in found] == list(steps)
+    return ["" if isinstance(outcome, Timing) else str(outcome) for _, outcome in found]
+
+
+def test_it_says_what_the_worker_found(backend: IsolatedBackend) -> None:
+    assert backend.list_gpus() == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+    opened(backend)
+    assert (backend.facts.nccl, backend.facts.kernel_image, backend.facts.multicast) == ("2.28.9", "ptx", False)
+    assert backend.operations(Variant.HOST) == (Operation.H2D_CE,)
+    assert (backend.capacity_bytes(), len(backend.free_bytes())) == (2**40, 4)
+    assert backend.can_run(Work(Operation.CE_WRITE), (0, 1)) is None
+    assert backend.unique_id("libnccl") == b"libnccl".ljust(128, b"\0")
+
+
+def test_times_come_back_as_the_worker_took_them(backend: IsolatedBackend) -> None:
+    # 1,024 bytes at the fake's 1 GB/s.
+    assert opened(backend).time_copies(COPY).seconds == ((1.024e-6, 1.024e-6),)
+    assert backend.time_collective(COLLECTIVE).seconds == ((1.024e-6, 1.024e-6),) * 2
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "says"),
+    [
+        ("a killed worker", fate.KILLED, "crash: the worker process died (signal 9, SIGKILL): what it says on stderr"),
+        ("a segfault", fate.SEGFAULT, "crash: the worker process died (signal 11, SIGSEGV)"),
+        ("a sticky error", fate.STICKY, "ce-write of 1K on GPU0-GPU1 failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("a bug of ours", fate.BUG, "crash: the worker process died (exit status 1): ValueError: links of a round"),
+    ],
+)
+def test_what_goes_wrong_costs_its_step_and_the_next_worker_does_the_rest(
+    backend: IsolatedBackend, tmp_path: Path, what: str, number: int, says: str
+) -> None:
+    steps = row(number, *[fate.GOOD] * 6, number, fate.GOOD)
+    found = outcomes(opened(backend), steps)
+    assert [bool(text) for text in found] == [True, *[False] * 6, True, False], what
+    assert says in found[0], what
+    assert workers(tmp_path) == 3, what
+    assert log(tmp_path).count("reserve 4096") == 3, what
+
+
+@hasty
+@pytest.mark.parametrize(("what", "number"), [("a driver that hangs", fate.HANG), ("a stopped worker", fate.STOPPED)])
+def test_silence_costs_its_step_and_is_called_a_hang(backend: IsolatedBackend, what: str, number: int) -> None:
+    found = outcomes(opened(backend), row(fate.GOOD, number, fate.GOOD))
+    assert (found[0], found[2]) == ("", ""), what
+    assert found[1] == "hang: no answer within 2 s, so the worker process was killed", what
+
+
+@hasty
+def test_a_failed_step_may_be_tried_again_in_parts_before_the_next(backend: IsolatedBackend, tmp_path: Path) -> None:
+    seen = []
+    for step, outcome in opened(backend).time_steps(row(fate.GOOD, fate.HANG_ONCE, fate.GOOD, fate.GOOD)):
+        seen.append(step.size_bytes)
+        if isinstance(outcome, StepFailed):
+            again = [time_step(backend, replace(step, groups=(pair,))) for pair in ((0, 1), (2, 3))]
+            assert [len(timing.seconds) for timing in again] == [1, 1]
+    assert seen == [1024, 2048, 3072, 4096]
+    assert workers(tmp_path) == 2
+
+
+def test_steps_without_peer_access_have_a_worker_of_their_own(backend: IsolatedBackend, tmp_path: Path) -> None:
+    staged = [replace(step, variant=Variant.STAGED) for step in row(fate.GOOD, fate.GOOD)]
+    assert outcomes(opened(backend), [*row(fate.GOOD), *staged, *row(fate.GOOD)]) == [""] * 4
+    asked = ["open peers=True", "reserve 4096", "plain 1024"]
+    assert log(tmp_path) == [
+        *asked, "open peers=False", "reserve 4096", "staged 1024", "staged 2048", "plain 1024"
+    ]  # fmt: skip
+    assert len(backend.process_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "kind"),
+    [("wrong data", fate.CORRUPT, DataCorruption), ("what nobody can do", fate.USAGE, UsageError)],
+)
+def test_what_is_no_accident_is_raised_with_its_type(
+    backend: IsolatedBackend, what: str, number: int, kind: type[CollbenchError]
+) -> None:
+    with pytest.raises(kind):
+        list(opened(backend).time_steps(row(fate.GOOD, number, fate.GOOD)))
+    assert outcomes(backend, row(fate.GOOD)) == [""], what
+
+
+def test_a_sweep_that_is_left_early_does_not_mix_up_the_next(backend: IsolatedBackend) -> None:
+    next(iter(opened(backend).time_steps(row(*[fate.GOOD] * 4))))
+    assert outcomes(backend, row(fate.GOOD, fate.GOOD)) == ["", ""]
+
+
+def test_copies_are_timed_while_communicators_are_made(
+    backend: IsolatedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER_PREPARE", "slow")
+    backend.reap()  # this worker has its environment already
+    backend.start()
+    opened(backend).prepare(((0, 1), (2, 3)))
+    assert outcomes(backend, row(fate.GOOD)) == [""]
+    (tmp_path / "once").touch()
+    assert outcomes(backend, [COLLECTIVE]) == [""]
+
+
+def test_an_nccl_that_never_starts_costs_collectives_alone_and_is_tried_in_two_workers(
+    backend: IsolatedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER_PREPARE", "fails")
+    backend.reap()
+    backend.start()
+    opened(backend).prepare(((0, 1), (2, 3)))
+    found = outcomes(backend, [COLLECTIVE, COPY, COLLECTIVE, COLLECTIVE, COPY, COLLECTIVE, COPY])
+    assert [bool(text) for text in found] == [True, False, True, True, False, True, False]
+    assert "unhandled system error" in found[0]
+    refused = "NCCL did not start in 2 workers; the last time: making NCCL communicators failed: unhandled system error"
+    assert (found[3], found[5]) == (refused, refused)
+    assert workers(tmp_path) == 3
+
+
+def test_gpus_that_do_not_open_again_cost_each_step_and_say_why(
+    backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER_OPEN", "once")
+    backend.reap()
+    backend.start()
+    found = outcomes(opened(backend), row(fate.GOOD, fate.KILLED, fate.GOOD))
+    assert found[0] == ""
+    assert "SIGKILL" in found[1]
+    assert found[2] == "no new worker could be opened: CUDA does not show GPU1 to this process"
+
+
+def test_what_is_wrong_before_the_first_step_is_raised(
+    backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.kill(backend.process_ids[0], signal.SIGKILL)
+    with pytest.raises(BackendError, match=r"listing the GPUs failed: crash: .* SIGKILL"):
+        backend.list_gpus()
+    monkeypatch.setenv("FAKE_WORKER_DRIVER", "none")
+    backend.start()
+    with pytest.raises(MachineError, match=r"libcuda\.so\.1 cannot be opened"):
+        backend.list_gpus()
+
+
+def test_a_rank_of_a_world_cannot_be_replaced(backend: IsolatedBackend) -> None:
+    opened(backend, World(1, 4, b"id"))
+    with pytest.raises(BackendError, match=r"rank 1 cannot go on: crash: .*SIGSEGV") as caught:
+        list(backend.time_steps(row(fate.GOOD, fate.SEGFAULT, fate.GOOD)))
+    assert not isinstance(caught.value, StepFailed)
+
+
+def test_closing_ends_the_worker_even_a_stopped_one(backend: IsolatedBackend) -> None:
+    worker = backend.process_ids[0]
+    os.kill(worker, signal.SIGSTOP)
+    backend.close()
+    backend.close()
+    backend.reap()
+    assert backend.process_ids == ()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def test_ctrl_c_in_the_terminal_leaves_the_worker_to_its_parent(backend: IsolatedBackend) -> None:
+    opened(backend)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(backend.process_ids[0], number)
+    assert outcomes(backend, row(fate.GOOD)) == [""]
+
+
+def test_what_nccl_prints_does_not_reach_the_page_and_workers_end_with_their_parent(
+    backend: IsolatedBackend,
+) -> None:
+    script = (
+        "import os, signal\n"
+        "from collbench.backends.isolated import IsolatedBackend\n"
+        "backend = IsolatedBackend('tests.backends.fake_worker')\n"
+        "backend.start()\n"
+        "backend.list_gpus()\n"
+        "os.kill(backend.process_ids[0], signal.SIGSTOP)\n"
+        "print(backend.process_ids[0], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    # Returns once nobody holds the pipes any more: the worker is gone too, though it was stopped.
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.strip().isdecimal()
+    assert done.stderr == "NCCL INFO what it says on stdout\n"

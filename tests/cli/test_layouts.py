@@ -1,0 +1,50 @@
+"""The collective commands as nccl-tests prints them, and the JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from tests.cli.program import Program, on_gpus, one_line
+from tests.native.fakes import Fakes
+
+# CUDA's own needs and 9 MiB for three buffers: without collectives nothing is set aside for NCCL.
+FREE_FOR_COPIES = (256 + 9) * 2**20
+
+
+def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: Program, tmp_path: Path) -> None:
+    words = shlex.split("gather -b 1K -e 2K -f 2 --format nccl-tests --output run.json -J a.json")
+    done = on_gpus(fakes, tmp_path, words)
+    assert done.code == 0, done.stderr
+    assert one_line(done.stderr) == "saved run.json"
+    rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert [row[0] for row in rows] == ["1024", "2048"]
+    assert all(row[-1] == "0" and "N/A" not in row for row in rows)  # in place was measured as well
+    assert program("show", "--format", "nccl-tests", "run.json").out == done.stdout
+
+    document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert [result["size"] for result in document["results"]] == [1024, 2048]
+
+
+def test_the_page_of_the_same_run_is_a_table(fakes: Fakes, program: Program, tmp_path: Path) -> None:
+    words = ["allgather", "--sizes", "1K", "--json", "a.json", "--output", "run.json"]
+    done = on_gpus(fakes, tmp_path, words)
+    assert done.code == 0, done.stderr
+    assert "allgather over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32\n" in done.stdout
+    assert done.stdout.endswith("\nsaved     run.json\n")
+    assert (tmp_path / "a.json").exists()
+    assert program("show", "run.json").out in done.stdout
+
+
+def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program: Program, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["copies", "--sizes", "1K", "-o", "run.json"], free=FREE_FOR_COPIES)
+    assert (done.code, done.stderr) == (0, "")
+    titles = [line.partition(" at 1K, GB/s")[0] for line in done.stdout.splitlines() if " at 1K, GB/s" in line]
+    copies = ["ce-write", "ce-read", "sm-write", "sm-read"]
+    assert titles == [*copies, *copies, "ce-write", "one-to-all", "all-to-one", "host"]  # one way, both ways, staged, …
+    assert program("show", "run.json").out + "\nsaved     run.json\n" == done.stdout
+
+    said = program("show", "--format", "nccl-tests", "run.json")
+    assert (said.status, said.out) == (2, "")
+    assert "collectives" in said.line

@@ -1,0 +1,247 @@
+"""nccl-tests' flags as people type them: what they ask for, and what a line says where they cannot mean anything."""
+
+import errno
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from collbench import wholefile
+from collbench.backends import opening
+from collbench.cli import nccl_refused
+from collbench.cli.nccl_flags import NCCL_FLAGS, apply_nccl_flags
+from collbench.errors import CollbenchError, RunFileError
+from collbench.planning import Request, default_sizes
+from tests.builders import gpus
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+DEFAULTS = {"dtype": "float32", "redop": "sum", "root": 0}
+
+_JSON = ("write", "--json")
+
+
+@pytest.fixture(autouse=True)
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose GPUs are only listed: 1, 2, 5 and 7 of nvidia-smi's are visible."""
+    listed = gpus(8)
+    monkeypatch.setattr(opening, "present_devices", lambda _: tuple(listed[index] for index in (1, 2, 5, 7)))
+
+
+def given(words: str) -> dict[str, Any]:
+    """Return what click makes of the words, on a command that has --sizes and --devices of its own."""
+    found: dict[str, Any] = {}
+
+    @click.command()
+    @click.option("--sizes")
+    @click.option("--devices")
+    def command(**values: Any) -> None:
+        found.update(values)
+
+    for option in reversed(NCCL_FLAGS):
+        command = option(command)
+    command.main(shlex.split(words), standalone_mode=False)
+    return found
+
+
+def asked(words: str, backend: str = "cuda", processes: int = 1) -> dict[str, Any]:
+    """Return what the words ask for beside the defaults."""
+    fields = apply_nccl_flags(given(words), backend, processes)
+    return {name: value for name, value in fields.items() if DEFAULTS.get(name, value) != value or name not in DEFAULTS}
+
+
+def refused(words: str, processes: int = 1) -> str:
+    with pytest.raises(CollbenchError) as caught:
+        asked(words, processes=processes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ("-b 8 -e 128 -f 2", (8, 16, 32, 64, 128)),
+        ("-b8 -e128 -f2", (8, 16, 32, 64, 128)),
+        ("--minbytes 64K --maxbytes=1M --stepfactor 4", (64 * KIB, 256 * KIB, MIB)),
+        ("-b 1g -e 1G", (GIB,)),
+        ("-b 128M -e 128M -f 2", (128 * MIB,)),
+        ("-b 1M -e 9M -f 3", (MIB, 3 * MIB, 9 * MIB)),
+        ("-b 0.5M -e 1.5M -i 512K", (512 * KIB, MIB, 1536 * KIB)),
+        ("-b 1M -e 4M", (MIB, 2 * MIB, 3 * MIB, 4 * MIB)),  # its own step is 1 MiB [src/common.cu, stepBytes]
+        ("-b 1M -e 4M -f 1", (MIB, 2 * MIB, 3 * MIB, 4 * MIB)),
+        ("-b 1M -e 4M -f 2 -i 1M", (MIB, 2 * MIB, 4 * MIB)),  # as there, the factor wins
+        ("-b 1M -e 5M -f 2", (MIB, 2 * MIB, 4 * MIB)),
+        ("-e 64", (8, 16, 32, 64)),
+        ("-e 4", (4,)),
+        ("-b 256M", (256 * MIB, 512 * MIB, GIB)),
+        ("-b 2G", (2 * GIB,)),
+        ("-f 8 -e 1K", (8, 64, 512)),
+    ],
+)
+def test_sizes(words: str, sizes: tuple[int, ...]) -> None:
+    assert asked(words) == {"sizes": sizes}
+
+
+def test_without_sizes_the_default_stays() -> None:
+    assert asked("-n 20") == {"iterations": 20}
+    assert asked("-f 2") == {"sizes": default_sizes("cuda")}
+
+
+def test_only_a_smallest_size_ends_where_the_backend_does() -> None:
+    assert asked("-b 16M", backend="host") == {"sizes": (16 * MIB, 32 * MIB, 64 * MIB)}
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ("", {}),
+        ("-n 50", {"iterations": 50}),
+        ("--iters 50 -w 5", {"iterations": 50, "warmup": 5}),
+        ("--warmup_iters 0", {"warmup": 0}),
+        ("-c 0", {"verify": False}),
+        ("-c 1", {"verify": True}),
+        ("--check 3", {"verify": True}),
+        ("-d half", {"dtype": "float16"}),
+        ("--datatype bfloat16", {"dtype": "bfloat16"}),
+        ("-d f8e4m3", {"dtype": "float8_e4m3fn"}),
+        ("-d fp8_e5m2", {"dtype": "float8_e5m2"}),
+        ("--dtype float64", {"dtype": "float64"}),
+        ("-d uint64", {"dtype": "uint64"}),
+        ("-d float -o sum -r 0", {}),
+        ("-o max", {"redop": "max"}),
+        ("--op avg", {"redop": "avg"}),
+        ("-r 3", {"root": 3}),
+        ("--root 1", {"root": 1}),
+        ("-G 20", {}),
+        ("-g 2", {"devices": "1,2"}),
+        ("-t 4", {"devices": "1,2,5,7"}),
+        ("-t 2 -g 2", {"devices": "1,2,5,7"}),
+        ("-t 1 -g 3", {"devices": "1,2,5"}),
+    ],
+)
+def test_fields(words: str, fields: dict[str, Any]) -> None:
+    assert asked(words) == fields
+
+
+def test_every_field_is_one_of_a_request() -> None:
+    everything = apply_nccl_flags(given("-b 8 -e 8 -n 1 -w 1 -d half -o max -r 1 -c 1 -G 1 -g 2 -t 2"), "cuda")
+    assert set(everything) <= set(Request.__dataclass_fields__)
+
+
+def test_as_one_of_many_processes_a_device_each_is_what_there_is() -> None:
+    assert asked("-g 1 -t 1", processes=4) == {}
+    assert "each of the 4 processes has one device" in refused("-g 2", processes=4)
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "advice"),
+    [
+        ("-b 8 --sizes 1M", "--sizes and -b/-e/-i/-f", "leave one out"),
+        ("-b 1M -e 8", "-b 1M is larger than -e 8", "smaller one as -b"),
+        ("-b 8 -e 1G", "1024 sizes", "-f 2"),
+        ("-b 8X -e 1G", "'8X'", "64K"),
+        ("-b 0 -e 1G", "'0' is zero", "smallest"),
+        ("-b 0.1 -e 1G", "'0' is zero", "smallest"),
+        ("-g 2 --devices 0,1", "--devices and -g 2", "leave one out"),
+        ("-t 2 -g 4", "asks for 8 devices", "may use 4"),
+        ("-g 1", "-g 1 is one device", "-g 2"),
+        ("-d all", "-d all", "loop"),
+        ("-d int128", "'int128'", "bfloat16"),
+        ("-o all", "-o all", "loop"),
+        ("-o mulsum", "mulsum", "-o sum"),
+        ("-o minimum", "'minimum'", "sum, prod"),
+        ("-o run.json", "-o is the reduction here", "--output run.json"),
+        ("-o runs/today", "-o is the reduction here", "--output runs/today"),
+        ("-r -1", "-r -1", "loop"),
+        ("-r -2", "-r -2", "count from 0"),
+        ("-a 1", "-a 1 (average in nccl-tests)", "slowest rank"),
+        ("-m 4", "-m 4 (agg_iters", "-G 1"),
+        ("-z 1", "-z 1 (blocking", "leave it out"),
+        ("-T 60", "-T 60 (timeout", "--budget"),
+        ("-N 3", "-N 3 (run_cycles", "--precision"),
+        ("-I 1", "-I 1 (per_iter_timing", "--output"),
+        ("--local_register 2", "-R 2", "registered"),
+        ("-x 2", "-x 2", "NCCL_CTA_POLICY"),
+    ],
+)
+def test_what_cannot_be_meant_says_what_to_do(words: str, named: str, advice: str) -> None:
+    line = refused(words)
+    assert named in line
+    assert advice in line
+
+
+def test_numbers_that_are_none_are_clicks_to_refuse() -> None:
+    for words in ("-n 0", "-w -1", "-f 0", "-n many", "-c yes"):
+        with pytest.raises(click.UsageError):
+            asked(words)
+
+
+def test_flags_that_change_nothing_are_taken() -> None:
+    words = "-a 3 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
+    assert asked(f"{words} -n 5") == {"iterations": 5}
+    assert len(words.split()) == 2 * len(nccl_refused.REFUSED)
+
+
+def test_every_short_flag_of_nccl_tests_is_known() -> None:
+    known = {name for option in click_options() for name in option.opts if len(name) == 2}
+    # getopt's string in src/common.cu but -h, which is every command's help.
+    assert known == {f"-{letter}" for letter in "tgbeifnmwNpIKcodrzyTGCaRxDVJSMu"}
+
+
+def click_options() -> list[click.Option]:
+    @click.command()
+    def command() -> None:
+        """Nothing."""
+
+    for option in NCCL_FLAGS:
+        command = option(command)
+    return [option for option in command.params if isinstance(option, click.Option)]
+
+
+def test_the_json_file_has_three_names() -> None:
+    for word in ("-J", "--json", "--output_file"):
+        assert given(f"{word} x.json")["json"] == Path("x.json")
+    assert given("")["json"] is None
+
+
+def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.json"
+    for text in ('{"a": 1}\n', '{"b": 2}\n'):
+        wholefile.check(path, *_JSON)
+        wholefile.write(text, path, *_JSON)
+        assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_in_one_line_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "x.json"
+    path.write_text("old", encoding="utf-8")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFileError) as caught:
+        wholefile.write("new", path, *_JSON)
+    assert str(caught.value) == (f"cannot write {path}: No space left on device; choose another place with --json FILE")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("title", "place", "why"),
+    [
+        ("a folder", ".", "it is a folder"),
+        ("below a file", "file/x.json", "a part of that path is a file"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_before_measuring(
+    title: str, place: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFileError, match=why):
+        wholefile.check(tmp_path / place, *_JSON)

@@ -1,0 +1,133 @@
+"""What the words of a command ask for: the request that reaches the session, and which page shows the run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from collbench.backends import opening
+from collbench.cli import collectives, copies, pairs
+from collbench.cli.showing import Showing
+from collbench.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.planning import Request
+from tests.builders import gpus
+from tests.cli.program import Program
+
+IN_PLACE = Variant.IN_PLACE
+BOTH_PLACES = (Work(Operation.REDUCE), Work(Operation.REDUCE, IN_PLACE))
+
+
+@dataclass
+class Asked:
+    """What the last command asked for."""
+
+    program: Program
+    request: Request | None = None
+    path: Path | None = None
+    showing: Showing | None = None
+
+    def __call__(self, words: str) -> Request:
+        said = self.program(*shlex.split(words))
+        assert said.status == 0, said.err
+        assert self.request is not None
+        return self.request
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, program: Program) -> Asked:
+    """The program on four GPUs that are only listed; measuring records what was asked for."""
+    found = Asked(program)
+
+    def record(request: Request, path: Path, showing: Showing | None = None) -> None:
+        found.request, found.path, found.showing = request, path, showing
+
+    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
+    for module in (collectives, copies, pairs):
+        monkeypatch.setattr(module, "measure_and_show", record)
+    return found
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_each_collective_has_a_command(asked: Asked, operation: Operation) -> None:
+    request = asked(f"{operation} --backend cuda --sizes 1M")
+    assert request.collectives == (Work(operation),)
+    assert (request.copies, request.pairs, request.split, request.chase) == ((), False, 1, False)
+    assert request.launches
+    assert request.command[0] == operation
+    assert asked.path is not None
+    assert asked.path.name.endswith(f"-cuda-{operation}.json")
+
+
+def test_a_spelling_with_hyphens_is_recorded_as_the_command(asked: Asked) -> None:
+    assert asked("reduce-scatter --backend cuda").command[0] == "reducescatter"
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("reduce --backend cuda --pairs --root 1", {"pairs": True, "root": 1}),
+        ("reduce --backend cuda --split 2", {"split": 2}),
+        ("reduce --backend cuda --op max --dtype half", {"redop": "max", "dtype": "float16"}),
+        ("reduce --backend cuda -o avg -d bfloat16 -r 3", {"redop": "avg", "dtype": "bfloat16", "root": 3}),
+        ("reduce --backend cuda -b 8 -e 64 -f 2", {"sizes": (8, 16, 32, 64)}),
+        ("reduce --backend cuda -n 5 -w 2 -c 0", {"iterations": 5, "warmup": 2, "verify": False}),
+        ("reduce --backend cuda --in-place", {"collectives": BOTH_PLACES}),
+        ("reduce --backend cuda --quick --seed 3", {"quick": True, "seed": 3, "budget_seconds": None}),
+        ("reduce --backend cuda --budget 10s", {"budget_seconds": 10.0, "precision": None}),
+        ("reduce --backend cuda --precision 0.5%", {"precision": 0.005, "budget_seconds": 60.0}),
+        ("reduce --backend cuda --precision 2% --budget 5s", {"precision": 0.02, "budget_seconds": 5.0}),
+        ("pairs --backend cuda --precision 1%", {"precision": 0.01, "pairs": True, "launches": False}),
+        (
+            "pairs --backend cuda --operations allreduce",
+            {"copies": (), "collectives": (Work(Operation.ALLREDUCE),), "pairs": True},
+        ),
+        ("copies --backend cuda", {"sizes": (512 * 2**20,), "collectives": (), "chase": False}),
+        (
+            "copies --backend cuda --patterns staged,host --sizes 8,1K",
+            {"sizes": (8, 1024), "copies": (Variant.STAGED, Variant.HOST)},
+        ),
+        ("copies --backend host", {"sizes": (64 * 2**20,)}),
+        (
+            "latency --backend cuda",
+            {
+                "sizes": (8,),
+                "chase": True,
+                "copies": (Variant.PLAIN,),
+                "collectives": (Work(Operation.ALLREDUCE),),
+                "pairs": True,
+                "launches": True,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_words_become_a_request(asked: Asked, words: str, wanted: dict[str, object]) -> None:
+    request = asked(words)
+    assert {name: getattr(request, name) for name in wanted} == wanted
+
+
+def test_copies_ask_for_every_pattern(asked: Asked) -> None:
+    assert set(asked("copies --backend cuda").copies) == set(Variant) - {IN_PLACE}
+
+
+@pytest.mark.parametrize(
+    ("words", "both"),
+    [
+        ("alltoall --backend cuda", False),
+        ("alltoall --backend cuda --format nccl-tests", True),
+        ("alltoall --backend cuda --json a.json", True),
+        ("alltoall --backend host --format nccl-tests", False),
+    ],
+)
+def test_nccl_tests_two_halves_are_measured_where_they_are_shown(asked: Asked, words: str, both: bool) -> None:
+    works = asked(words).collectives
+    assert (Work(Operation.ALLTOALL, IN_PLACE) in works) == both
+    assert works[0] == Work(Operation.ALLTOALL)
+
+
+def test_the_layout_and_the_json_file_are_passed_on(asked: Asked) -> None:
+    asked("gather --backend cuda --format nccl-tests -J out.json --output run.json")
+    assert asked.showing == Showing("nccl-tests", Path("out.json"))
+    assert asked.path == Path("run.json")

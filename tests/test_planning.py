@@ -1,0 +1,154 @@
+"""From a request to the cells that a machine can measure."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from collbench.errors import UsageError
+from collbench.measure.plan import Plan
+from collbench.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.planning import Request, default_sizes, make_plan, survey_sizes
+from tests.builders import ALL
+from tests.measure.fakes import FakeBackend
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+ONE = replace(ALL, copies=(), collectives=(Work(Operation.ALLREDUCE),), pairs=False)
+
+
+def planned(request: Request, backend: FakeBackend) -> tuple[set[tuple[str, tuple[int, ...]]], list[str]]:
+    plan, skipped = make_plan(request, backend)
+    return {(str(work), members) for work, groups in plan.groups.items() for members in groups}, [
+        f"{one.what}: {one.reason}" for one in skipped
+    ]
+
+
+def test_copies_are_planned_on_directed_links_and_collectives_on_pairs_or_on_all() -> None:
+    found, skipped = planned(replace(ALL, collectives=(Work(Operation.ALLREDUCE),)), FakeBackend(2))
+    assert found == {
+        ("ce-write", (0, 1)),
+        ("ce-write", (1, 0)),
+        ("sm-read", (0, 1)),
+        ("sm-read", (1, 0)),
+        ("allreduce", (0, 1)),
+    }
+    assert skipped == []
+    together = replace(ALL, copies=(), collectives=(Work(Operation.ALLREDUCE),), pairs=False)
+    assert planned(together, FakeBackend(4))[0] == {("allreduce", (0, 1, 2, 3))}
+
+
+def test_a_link_that_cannot_carry_a_copy_is_skipped_by_name() -> None:
+    (backend := FakeBackend(2)).unreachable[Operation.SM_READ, 0, 1] = "no peer access"
+    found, skipped = planned(ALL, backend)
+    assert ("sm-read", (0, 1)) not in found
+    assert ("sm-read", (1, 0)) in found
+    assert skipped == ["sm-read GPU0 → GPU1: no peer access"]
+
+
+def test_sizes_without_room_are_skipped_by_name_with_what_is_free() -> None:
+    backend = FakeBackend(2)
+    backend.capacity = 600 * MIB
+    plan, skipped = make_plan(replace(ALL, sizes=(MIB, 512 * MIB, GIB, 2 * GIB)), backend)
+    assert set(plan.sizes.values()) == {(MIB, 512 * MIB)}
+    (one,) = skipped
+    assert one.what == "sizes 1G, 2G"
+    assert "room for messages of 600 MiB" in one.reason
+    assert "GPU0 1.758 GiB, GPU1 1.758 GiB" in one.reason
+
+
+def test_sizes_below_one_element_are_left_to_the_copies() -> None:
+    plan, skipped = make_plan(replace(ALL, sizes=(1, 2, 8)), FakeBackend(2))
+    assert plan.sizes[Work(Operation.CE_WRITE)] == (1, 2, 8)
+    assert plan.sizes[Work(Operation.ALLREDUCE)] == (8,)
+    assert [one.what for one in skipped] == ["allreduce of 1, 2 bytes", "broadcast of 1, 2 bytes"]
+
+
+@pytest.mark.parametrize(("backend", "last"), [("cuda", GIB), ("host", 64 * MIB)])
+def test_default_sizes_are_powers_of_two_from_8_bytes(backend: str, last: int) -> None:
+    sizes = default_sizes(backend)
+    assert (sizes[0], sizes[-1]) == (8, last) == (survey_sizes(backend)[0], survey_sizes(backend)[-1])
+    assert set(survey_sizes(backend)) <= set(sizes)
+    assert [b // a for a, b in itertools.pairwise(survey_sizes(backend))][1:] == [4] * (len(survey_sizes(backend)) - 2)
+    assert all(size == 8 * 2**place for place, size in enumerate(sizes))
+
+
+def plan_of(request: Request, count: int = 4) -> Plan:
+    return make_plan(request, FakeBackend(count))[0]
+
+
+def test_disjoint_sets_of_neighbours_run_at_once() -> None:
+    plan = plan_of(replace(ONE, split=2))
+    assert plan.groups == {Work(Operation.ALLREDUCE): ((0, 1), (2, 3))}
+    assert plan.together
+
+
+@pytest.mark.parametrize(
+    ("title", "wrong", "count", "says"),
+    [
+        ("sets of unequal size", {"split": 2}, 3, "--split 2 of 3 devices"),
+        ("sets of one", {"split": 4}, 4, "--split 4 of 4 devices"),
+        ("a root that is no rank", {"root": 4}, 4, "--root 4 is not a rank: 4 ranks count from 0 to 3"),
+        ("a root that is no rank of a set", {"root": 2, "split": 2}, 4, "--root 2 is not a rank"),
+        ("only sizes without a block", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
+        ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1, 2 bytes: smaller than one float32"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], count: int, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_of(replace(ONE, **wrong), count)  # type: ignore[arg-type]
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_sizes_are_cut_as_nccl_tests_cuts_them(operation: Operation) -> None:
+    # 1000100 bytes over 4 ranks of float: 62506 elements a rank, cut to a multiple of 4: 62504 [src/all_gather.cu:10].
+    plan = plan_of(replace(ONE, collectives=(Work(operation),), sizes=(1_000_103,)))
+    assert plan.sizes[Work(operation)] == (4 * 4 * 62504 if operation.shares else 1_000_100,)
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "dtype", "kept"),
+    [
+        ("whole elements stay", (8, 16), "float32", (8, 16)),
+        ("odd sizes round down", (9, 15), "int64", (8,)),
+        ("sizes that meet are merged", (8, 9, 10), "float32", (8,)),
+        ("less than one element is dropped", (1, 2, 4), "float32", (4,)),
+    ],
+)
+def test_sizes_of_a_reduction(title: str, sizes: tuple[int, ...], dtype: str, kept: tuple[int, ...]) -> None:
+    assert plan_of(replace(ONE, sizes=sizes, dtype=dtype)).sizes == {Work(Operation.ALLREDUCE): kept}
+
+
+@pytest.mark.parametrize(
+    ("variant", "groups"),
+    [
+        (Variant.BOTH_WAYS, {(0, 1), (0, 2), (1, 2)}),
+        (Variant.ONE_TO_ALL, {(0, 1, 2), (1, 0, 2), (2, 0, 1)}),
+        (Variant.ALL_TO_ONE, {(0, 1, 2), (1, 0, 2), (2, 0, 1)}),
+        (Variant.STAGED, {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}),
+        (Variant.HOST, {(0,), (1,), (2,)}),
+    ],
+)
+def test_where_each_kind_of_copy_runs(variant: Variant, groups: set[tuple[int, ...]]) -> None:
+    plan = plan_of(replace(ALL, copies=(variant,), collectives=()), count=3)
+    assert {work.variant for work in plan.groups} == {variant}
+    for found in plan.groups.values():
+        assert set(found) == groups
+
+
+def test_quick_measures_few_sizes_for_a_short_time() -> None:
+    quick = replace(ALL, sizes=None, quick=True)
+    assert set(plan_of(quick).sizes.values()) == {(8, 64 * KIB, MIB, 64 * MIB, 256 * MIB)}
+    assert quick.effort().budget_seconds < ALL.effort().budget_seconds
+    assert quick.effort().deciding == quick.effort().screening
+    assert replace(quick, budget_seconds=9.0).effort().budget_seconds == 9.0
+
+
+def test_all_to_one_needs_room_for_a_message_of_every_sender() -> None:
+    backend = FakeBackend(4)
+    backend.capacity = 2 * GIB
+    plan, skipped = make_plan(replace(ALL, copies=(Variant.ALL_TO_ONE,), collectives=(), sizes=(MIB, GIB)), backend)
+    assert set(plan.sizes.values()) == {(MIB,)}
+    assert plan.largest_bytes() == 3 * MIB
+    assert [one.what for one in skipped] == ["ce-write all-to-one of 1G", "sm-read all-to-one of 1G"]
+    assert skipped[0].reason == "3 messages at once do not fit the 2 GiB of a buffer"
