@@ -1,0 +1,74 @@
+"""What collbench's run files hold (docs/run-file.md), read as JSON so that files of any version will do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Key = tuple[str, tuple[int, ...], int]  # operation, members, size in bytes
+_COMPARABLE = ("plain", "host")  # the peers know no in-place, both-ways or fan copies in these parts
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A cell's seconds per iteration: the median visit's (graph replay, for collectives), and the launch loop's."""
+
+    seconds: float
+    launch_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """One run: its cells, NCCL's version, and where its seconds went. `timed` are those inside timed regions."""
+
+    cells: dict[Key, Times]
+    nccl: str
+    seconds: float
+    phases: dict[str, float]
+    timed: float
+
+
+def load(path: Path) -> RunFile:
+    """Read a run file. Raises OSError, ValueError or KeyError for one that is none."""
+    run = json.loads(path.read_text(encoding="utf-8"))
+    phases = {name: float(seconds) for name, seconds in run.get("phases", {}).items()}
+    return RunFile(
+        cells=dict(_cells(run)),
+        nccl=run["machine"].get("nccl", ""),
+        seconds=float(run["seconds"]),
+        phases={name: seconds for name, seconds in phases.items() if name != "timed"},
+        timed=phases.get("timed") or _estimate(run),
+    )
+
+
+def _cells(run: dict[str, Any]) -> list[tuple[Key, Times]]:
+    found = []
+    for measurement in run["measurements"]:
+        cell, samples = measurement["cell"], measurement["samples"]
+        if not samples or cell.get("variant", "plain") not in _COMPARABLE:
+            continue
+        launches = [s["launch_seconds"] for s in samples if s.get("launch_seconds") is not None]
+        times = Times(
+            seconds=median(median(sample["seconds"]) for sample in samples),
+            launch_seconds=median(launches) if launches else None,
+        )
+        found.append(((cell["operation"], tuple(cell["members"]), cell["size_bytes"]), times))
+    return found
+
+
+def _estimate(run: dict[str, Any]) -> float:
+    """Return seconds inside timed regions, for a file without that phase.
+
+    Pairs that were busy at the same time shared one region: with n devices, n // 2 of them (a directed link, too).
+    """
+    together = max(1, len(run["devices"]) // 2)
+    return float(
+        sum(
+            sample["iterations"] * sum(sample["seconds"]) / (together if sample["concurrent"] else 1)
+            for measurement in run["measurements"]
+            for sample in measurement["samples"]
+        )
+    )
