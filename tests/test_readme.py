@@ -7,7 +7,7 @@ from collbench.report.page import page
 from tests.report.pages import text
 
 ROOT = Path(__file__).parent.parent
-RUN = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200" / "pairs.json"
+RUN = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 
 
 def test_the_readme_shows_the_page_of_the_committed_run() -> None:
