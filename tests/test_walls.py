@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "machine": NOUNS,
     "backends": NOUNS | {"machine", "_native"},
     "measure": NOUNS | {"backends.protocol"},
-    "affinity": NOUNS | {"machine.labels"},  # pure: the order of the labels
+    "affinity": NOUNS | {"machine.labels", "machine.limits"},  # pure: the order of the labels, what throttling is
     "launch": NOUNS,
     "report": NOUNS | {"machine.labels", "machine.limits", "affinity"},  # and their legend
     "plain": set(),  # dataclasses as JSON

@@ -126,6 +126,12 @@ IDLE = Health(processes=0, utilization=0)
         ("a busy GPU", (IDLE, Health(utilization=11), IDLE, IDLE), (0, 0, 0, 0), (0, 2)),
         ("a little use is not busy", (IDLE, Health(utilization=10), IDLE, IDLE), (0, 0, 0, 0), (0, 1)),
         ("a throttled GPU", (IDLE, Health(throttle=("HW slowdown",)), IDLE, IDLE), (0, 0, 0, 0), (0, 2)),
+        (
+            "set clocks are no fault",
+            (IDLE, Health(throttle=("display clock setting",)), IDLE, IDLE),
+            (0, 0, 0, 0),
+            (0, 1),
+        ),
         ("an ECC error", (Health(ecc_errors=1), IDLE, IDLE, IDLE), (0, 0, 0, 0), (1, 2)),
         ("one NUMA node rather than two", (IDLE,) * 4, (0, 1, 1, 0), (0, 3)),
         ("idle goes before near", (Health(processes=1), IDLE, IDLE, IDLE), (0, 1, 0, 1), (1, 3)),

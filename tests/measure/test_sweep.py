@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from collbench.backends.protocol import Step
-from collbench.errors import BackendError
+from collbench.errors import BackendError, StepFailed
 from collbench.measure.audit import audit
 from collbench.measure.effort import Effort
 from collbench.measure.plan import Plan, directed_links, unordered_pairs
@@ -186,3 +186,18 @@ def test_too_few_devices_for_two_pairs_need_no_audit(count: int) -> None:
     backend = FakeBackend(count)
     assert audit(backend, plan_for(count), {}, random.Random(1)) == []
     assert backend.steps == []
+
+
+def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
+    """Each round would cost a watchdog's patience before the first visit."""
+    tried: list[Step] = []
+
+    def on_step(_number: int, step: Step) -> None:
+        if step.operation is Operation.CE_WRITE:
+            tried.append(step)
+            raise StepFailed("hang")
+
+    backend = FakeBackend(4, on_step=on_step)
+    warm_up(backend, plan_for(4), random.Random(1))
+    assert len(tried) == 1
+    assert {step.operation for step in backend.steps} == {Operation.ALLREDUCE}

@@ -11,6 +11,7 @@ from math import comb
 from collbench.affinity.rings import bottleneck_ring, ring_bound
 from collbench.affinity.tiers import Ranking, rank_pairs
 from collbench.errors import UsageError
+from collbench.machine.limits import holds_back
 from collbench.model import Run
 from collbench.operations import Operation
 
@@ -113,6 +114,6 @@ def preference(run: Run, members: Iterable[int]) -> tuple[int, int, int, tuple[i
     some = tuple(members)
     health = [run.health_before[m] for m in some] if len(run.health_before) == len(run.devices) else []
     busy = sum(bool(h.processes) or (h.utilization or 0) > _BUSY_UTILIZATION for h in health)
-    faulty = sum(bool(h.throttle) or bool(h.ecc_errors) for h in health)
+    faulty = sum(any(map(holds_back, h.throttle)) or bool(h.ecc_errors) for h in health)
     nodes = len({run.devices[m].numa_node for m in some})
     return busy, faulty, nodes, some

@@ -13,10 +13,11 @@ from collbench.backends.protocol import Backend, time_step
 from collbench.errors import StepFailed
 from collbench.measure.audit import audit, distrusted
 from collbench.measure.effort import Effort
-from collbench.measure.plan import Plan
+from collbench.measure.plan import Members, Plan
 from collbench.measure.stopping import stop_reason
 from collbench.measure.visits import Visits, Watcher
 from collbench.model import Run, StopReason
+from collbench.operations import Work
 
 # METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.
 _DRIFT, _WARM_TRIES = 0.01, 8
@@ -53,18 +54,22 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
 def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
     """Repeat each operation in each of its rounds until three visits in a row agree within 1 %.
 
-    A step that fails is left to the cell's own visit, which records why.
+    A step that fails ends its work's warm-up, for each may take a watchdog's time; the cell's own visit records why.
     """
     for work in plan.groups:
         size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])
-        for together in plan.rounds(work, rng):
-            recent: list[float] = []
-            with suppress(StepFailed):
-                for _ in range(_WARM_TRIES):
-                    timing = time_step(backend, plan.step(work, together, size))
-                    recent = [*recent[-2:], float(np.median(timing.seconds))]
-                    if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
-                        break
+        with suppress(StepFailed):
+            for together in plan.rounds(work, rng):
+                _warm_up(backend, plan, work, together, size)
+
+
+def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], size: int) -> None:
+    recent: list[float] = []
+    for _ in range(_WARM_TRIES):
+        timing = time_step(backend, plan.step(work, together, size))
+        recent = [*recent[-2:], float(np.median(timing.seconds))]
+        if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
+            return
 
 
 @contextmanager
