@@ -161,15 +161,13 @@ def _collective_sizes(
     work: Work, sizes: tuple[int, ...], dtype: str, world_size: int
 ) -> tuple[tuple[int, ...], list[Skipped]]:
     """Return the sizes in whole elements and blocks, distinct and ascending, and those too small for any."""
-    rounded = {size: whole_elements(size, dtype) for size in sizes}
     if work.operation.shares:
         rounded = {size: whole_blocks(size, world_size) for size in sizes}
-    small = ", ".join(format_size(size) for size, fit in rounded.items() if fit == 0)
-    smallest = f"16 bytes for each of {world_size} ranks" if work.operation.shares else f"one {dtype}"
-    if work.operation.shares:
-        reason = f"smaller than {smallest}, as nccl-tests cuts blocks"
+        reason = f"smaller than 16 bytes for each of {world_size} ranks, as nccl-tests cuts blocks"
     else:
-        reason = f"smaller than {smallest}, which takes {DTYPE_BYTES[dtype]} bytes"
+        rounded = {size: whole_elements(size, dtype) for size in sizes}
+        reason = f"smaller than one {dtype}, which takes {DTYPE_BYTES[dtype]} bytes"
+    small = ", ".join(format_size(size) for size, fit in rounded.items() if fit == 0)
     return tuple(sorted(set(rounded.values()) - {0})), [Skipped(f"{work} of {small} bytes", reason)] if small else []
 
 

@@ -145,8 +145,14 @@ def test_only_the_first_pass_warms_up() -> None:
 
 
 def test_iterations_and_warmup_can_be_given() -> None:
-    step = replace(plan_for(2), iterations=50, warmup=3).step(SUM, [PAIR], MIB)
-    assert (step.iterations, step.warmup) == (50, 3)
+    step = replace(plan_for(2), iterations=30, warmup=3).step(SUM, [PAIR], MIB)
+    assert (step.iterations, step.warmup) == (30, 3)
+
+
+def test_more_iterations_than_a_chain_holds_are_left_to_the_launch_loop() -> None:
+    plan = replace(plan_for(2), iterations=100, launches=100)
+    steps = [step for step in plan.passes(random.Random(0), set(plan.cells())) if step.work == SUM]
+    assert {(step.iterations, step.launches) for step in steps} == {(32, 100)}  # 32: csrc/collective_round.cpp
 
 
 @pytest.mark.parametrize("variant", [Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.HOST, Variant.STAGED])

@@ -191,3 +191,13 @@ def test_topo_shows_the_labels_of_the_simulated_machine(fakes: Fakes, tmp_path: 
     assert "NV2" in done.stdout
     assert "PXB" in done.stdout
     assert "SYS" in done.stdout
+
+
+def test_as_many_iterations_as_people_type_are_measured(fakes: Fakes, tmp_path: Path) -> None:
+    """-n 100 is common with nccl-tests; the engine's chains are shorter, the launch loop is not."""
+    done = _collbench(fakes, tmp_path, "allreduce", "--backend", "cuda", *_QUICK, "-n", "100")
+
+    assert done.code == 0, done.stderr
+    samples = [sample for found in _run_file(tmp_path)["measurements"] for sample in found["samples"]]
+    assert {sample["iterations"] for sample in samples} == {32}
+    assert all(sample["launch_seconds"] > 0 for sample in samples)

@@ -30,7 +30,7 @@ class Watch(Protocol):
     """Sees what goes wrong on devices: here through NVML, on other hosts by what their ranks report."""
 
     def flags(self, members: Iterable[int]) -> tuple[str, ...]:
-        """Return what was wrong on these positions since the last call."""
+        """Return what is wrong on these positions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ _CHASE_ACCESSES = 2048
 # pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
 _CHAIN_BLOCKS = 2
 _FEWEST_OF_MANY_RANKS = 4
+_LONGEST_CHAIN = 32  # what the engine captures (collective_round.cpp); a longer one tells no more
 _SINGLE_FROM = 512 * 2**20
 
 
@@ -27,3 +28,8 @@ def iterations(work: Work, members: int, size_bytes: int, block_bytes: int) -> i
         return max(1, min(most, -(-block_bytes // size_bytes)))
     fewest = _FEWEST_OF_MANY_RANKS if members > 2 else 1 if size_bytes >= _SINGLE_FROM else 2
     return max(fewest, min(_MOST, -(-block_bytes * _CHAIN_BLOCKS // size_bytes)))
+
+
+def asked_iterations(asked: int) -> int:
+    """Return the messages of a block where the user asked for so many (-n): the launch loop makes them all."""
+    return min(asked, _LONGEST_CHAIN)

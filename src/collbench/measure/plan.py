@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from collbench.backends.protocol import Step
-from collbench.measure.iterations import iterations
+from collbench.measure.iterations import asked_iterations, iterations
 from collbench.measure.rounds import pair_rounds, relabelled
 from collbench.model import Cell
 from collbench.operations import Operation, Variant, Work
@@ -62,7 +62,9 @@ class Plan:
             work.operation,
             tuple(groups),
             size,
-            self.iterations or iterations(work, len(groups[0]), size, self.block_bytes),
+            asked_iterations(self.iterations)
+            if self.iterations
+            else iterations(work, len(groups[0]), size, self.block_bytes),
             BLOCKS_A_VISIT,
             warmup=warmup,
             dtype=self.dtype,

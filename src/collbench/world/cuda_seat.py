@@ -98,7 +98,7 @@ class CudaSeat:
         return (replace(self._nvml.health(self._device), processes=others),)
 
     def flags(self) -> tuple[str, ...]:
-        """Return what NVML has seen going wrong since the last call."""
+        """Return what is wrong with the GPU, as NVML told a moment ago."""
         return self._watch.flags((0,)) if self._watch else ()
 
     def interrupt(self) -> None:

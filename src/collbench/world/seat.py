@@ -37,7 +37,7 @@ class Seat(Protocol):
         """Return the device's state now; none where nobody tells."""
 
     def flags(self) -> tuple[str, ...]:
-        """Return what was wrong with the device since the last call."""
+        """Return what is wrong with the device."""
 
     def interrupt(self) -> None:
         """End the step that another thread waits for: that one fails."""
