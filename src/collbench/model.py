@@ -27,7 +27,7 @@ class Device:
     """One GPU, or on the host backend one CPU core. Identity is `uuid` and `pci_bus_id`; `index` is for display.
 
     `index` is nvidia-smi's (the core number on the host backend); `cpu_affinity` is a list such as "0-63"; `host` is
-    set where a run spans several machines.
+    set where a run spans several machines. `pcie_generation` and `pcie_width` are the most that its slot and it can do.
     """
 
     index: int
@@ -38,6 +38,8 @@ class Device:
     numa_node: int | None = None
     cpu_affinity: str = ""
     host: str = ""
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
 
     @property
     def tag(self) -> str:
@@ -51,7 +53,9 @@ class Path:
     """What the machine's own tools say of the path between two devices (an unordered pair of positions).
 
     `label` is nvidia-smi's word (NV18, PIX, …); `ancestor` the PCIe label alone, as if there were no NVLink;
-    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P.
+    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P. These are
+    NVML's words. `tool_label` and `tool_peer_access` are those of `nvidia-smi topo -m` and `-p2p r`, and `cuda_peers`
+    whether CUDA lets both devices reach each other's memory; None where nobody asked.
     """
 
     devices: tuple[int, int]
@@ -61,6 +65,9 @@ class Path:
     theory_gbs: float | None = None
     theory_source: str = ""
     peer_access: str | None = None
+    tool_label: str | None = None
+    tool_peer_access: str | None = None
+    cuda_peers: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +156,10 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a run was measured. Versions are the vendors' own strings; empty where there is none."""
+    """Where a run was measured. Versions are the vendors' own strings; empty where there is none.
+
+    `fabric` names the simulated machine of the sim backend, "" for a real one.
+    """
 
     hostname: str
     system: str
@@ -161,6 +171,7 @@ class Machine:
     kernel_image: str = ""
     virtualization: str = ""
     multicast: bool | None = None
+    fabric: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +214,7 @@ class Health:
     """One device's state at one moment, as NVML gives it; None where NVML does not.
 
     Clocks in MHz, temperature in °C, power in W, `throttle` a list of active reasons, errors since driver load.
-    `processes` counts other processes with memory on the device.
+    `processes` counts other processes with memory on the device. PCIe as it is now: an idle GPU lowers its generation.
     """
 
     sm_clock: int | None = None
@@ -217,6 +228,8 @@ class Health:
     nvlink_errors: int | None = None
     ecc_errors: int | None = None
     processes: int | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
 
 
 @dataclass(slots=True)
