@@ -12,6 +12,10 @@ from enum import StrEnum
 from collbench.operations import Operation, Variant, Work
 
 
+# The phase before a sweep, outside its seconds: communicators being made.
+NCCL_START = "NCCL start"
+
+
 class StopReason(StrEnum):
     """Why a cell was not measured further (METHOD.md §2.7)."""
 
@@ -236,7 +240,8 @@ class Health:
 class Run:
     """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
 
-    `phases` are seconds: of opening, warm-up, audit and visits, and "timed", those inside timed regions.
+    `phases` are seconds: of warm-up, audit and visits, the most of `seconds`; of NCCL_START, which came before; and
+    "timed", those inside timed regions.
     """
 
     backend: str

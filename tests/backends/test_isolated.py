@@ -169,6 +169,18 @@ def test_copies_are_timed_while_communicators_are_made(
     assert outcomes(backend, [COLLECTIVE]) == [""]
 
 
+def test_it_waits_for_communicators_when_asked_to_and_their_failure_shows_in_the_first_collective(
+    backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.ready()  # nothing is being made
+    monkeypatch.setenv("FAKE_WORKER_PREPARE", "fails")
+    backend.reap()
+    backend.start()
+    opened(backend).prepare(((0, 1), (2, 3)))
+    backend.ready()
+    assert ["unhandled system error" in text for text in outcomes(backend, [COPY, COLLECTIVE])] == [False, True]
+
+
 def test_an_nccl_that_never_starts_costs_collectives_alone_and_is_tried_in_two_workers(
     backend: IsolatedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

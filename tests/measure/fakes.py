@@ -34,6 +34,7 @@ class FakeBackend:
         self.steps: list[Step] = []
         self.reserved: list[int] = []
         self.closed = 0
+        self.readied = 0
         self.capacity = 2**40
         self.unreachable: dict[tuple[Operation | int, ...], str] = {}
         self.prepared: tuple[tuple[int, ...], ...] = ()
@@ -58,6 +59,9 @@ class FakeBackend:
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         self.prepared = groups
+
+    def ready(self) -> None:
+        self.readied += 1
 
     def time_copies(self, step: Step) -> Timing:
         assert not step.operation.is_collective

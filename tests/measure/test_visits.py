@@ -132,6 +132,14 @@ def test_the_seconds_in_timed_regions_are_those_of_the_visits() -> None:
     assert {"warm-up", "audit", "visits"} <= set(run.phases)
 
 
+def test_communicators_are_waited_for_before_the_first_step() -> None:
+    readied: list[int] = []
+    backend = FakeBackend(2, on_step=lambda _number, _step: readied.append(backend.readied))
+    run = measure(backend, empty(2))
+    assert set(readied) == {1}
+    assert "NCCL start" in run.phases
+
+
 def test_what_nothing_verified_is_not_called_right() -> None:
     in_place: dict[Work, tuple[tuple[int, ...], ...]] = {
         Work(operation, Variant.IN_PLACE): ((0, 1),) for operation in COLLECTIVES

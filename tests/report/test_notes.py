@@ -38,6 +38,14 @@ def test_where_the_time_went() -> None:
     ]
 
 
+def test_the_start_of_nccl_is_told_apart_from_the_sweep() -> None:
+    run = run_with()
+    run.seconds, run.phases = 2.0, {"NCCL start": 0.64, "visits": 1.9, "timed": 1.2}
+    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (visits 1.9 s), after 0.6 s for NCCL to start"]
+    run.phases["NCCL start"] = 0.002  # nobody waited
+    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (visits 1.9 s)"]
+
+
 def test_a_place_that_fails_at_many_sizes_is_one_line() -> None:
     assert notes(run_with(failed((0, 1), 8), failed((0, 1), MIB), failed((1, 0), 8))) == [
         "stopped   3 failed",

@@ -135,6 +135,9 @@ class CudaBackend:
             with explained("making NCCL communicators"):
                 self._collectives.prepare([list(group) for group in groups])
 
+    def ready(self) -> None:
+        """Return at once: `prepare` has made all there is to make."""
+
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another."""
         return time_each(self, steps)

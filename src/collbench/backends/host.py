@@ -65,6 +65,9 @@ class HostBackend:
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Do nothing: the gloo workers start with the first collective."""
 
+    def ready(self) -> None:
+        """Return at once: nothing was begun."""
+
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another."""
         return time_each(self, steps)

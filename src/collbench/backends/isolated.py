@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import cast
 
 from collbench.backends.patience import Patience
 from collbench.backends.protocol import Step, Timing
 from collbench.backends.supervised import Supervised
-from collbench.backends.worker_messages import CanRun, Facts, ListGpus, MakeUniqueId, Open, Prepare, Reserve, World
-from collbench.errors import StepFailed
+from collbench.backends.worker_messages import (
+    AwaitPrepared,
+    CanRun,
+    Facts,
+    ListGpus,
+    MakeUniqueId,
+    Open,
+    Prepare,
+    Reserve,
+    World,
+)
+from collbench.errors import BackendError, StepFailed
 from collbench.model import Device
 from collbench.operations import Operation, Variant, Work
 
@@ -38,6 +49,7 @@ class IsolatedBackend:
         # Without peer access, for copies through host memory; it stands still while the other one times.
         self._staging = Supervised(module, patience, extra or {})
         self._devices: tuple[Device, ...] = ()
+        self._prepares = False
 
     def start(self) -> None:
         """Start the worker and return at once."""
@@ -95,9 +107,16 @@ class IsolatedBackend:
         return cast("str | None", self._worker.ask(CanRun(work, members)))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Start making communicators, beside the copies that follow; the first collective waits for them."""
+        """Start making communicators and return at once; every step waits for them, or `ready` does before."""
         if groups:
+            self._prepares = True
             self._worker.set_up(Prepare(groups))
+
+    def ready(self) -> None:
+        """Wait for the communicators, if any are being made."""
+        if self._prepares:
+            with suppress(BackendError):  # the first collective's own failure tells more
+                self._worker.ask(AwaitPrepared())
 
     def time_copies(self, step: Step) -> Timing:
         """Time copies or pointer chases. Raises DataCorruption, StepFailed."""

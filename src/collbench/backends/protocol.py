@@ -76,6 +76,9 @@ class Backend(Protocol):
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Expect collectives on these groups: their communicators may be made meanwhile, beside copies."""
 
+    def ready(self) -> None:
+        """Wait for what `prepare` began, so that no step has to. What went wrong there shows in the first collective."""
+
     def time_copies(self, step: Step) -> Timing:
         """Time the step's copies, or pointer chases, on all of its groups concurrently."""
 

@@ -11,6 +11,7 @@ from collbench.backends.patience import Patience
 from collbench.backends.protocol import Step, Timing
 from collbench.backends.worker_messages import (
     Answer,
+    AwaitPrepared,
     CanRun,
     Facts,
     ListGpus,
@@ -30,6 +31,7 @@ _DOING: dict[type, str] = {
     CanRun: "asking for peer access",
     Reserve: "allocating the buffers",
     Prepare: "preparing NCCL",
+    AwaitPrepared: "starting NCCL",
 }
 # Communicators that could not be made in two workers will not be made in a third.
 _NCCL_STARTS = 2
@@ -71,7 +73,7 @@ class Supervised:
         if self._child is None:
             self._child, self._warm, self._collects = Child(self._module, self._extra), False, False
 
-    def ask(self, request: ListGpus | MakeUniqueId | CanRun) -> object:
+    def ask(self, request: ListGpus | MakeUniqueId | CanRun | AwaitPrepared) -> object:
         """Return the answer to a question. Raises what the worker reports, BackendError if it is lost."""
         return self._exchange(request)
 

@@ -20,6 +20,7 @@ from typing import Protocol
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.backends.worker_messages import (
     Answer,
+    AwaitPrepared,
     CanRun,
     Facts,
     ListGpus,
@@ -109,6 +110,7 @@ class _Preparation:
         self._backend, self._groups = backend, groups
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._deadline = time.monotonic() + _NCCL_PATIENCE_S
         self._thread.start()
 
     def _run(self) -> None:
@@ -119,7 +121,7 @@ class _Preparation:
 
     def stand_by(self) -> None:
         """Wait for the end, but not for ever, and whatever came of it."""
-        self._thread.join(_NCCL_PATIENCE_S)
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
 
     def wait(self) -> None:
         """Wait for the end. Raises what the making raised."""
@@ -152,6 +154,8 @@ class _Desk:
                 self._opened.reserve(largest_bytes)
             case Prepare(groups):
                 self._preparation = _Preparation(self._opened, groups)
+            case AwaitPrepared():
+                self._stand_by()
             case Step():
                 return self._time(request)
         return None
@@ -162,13 +166,16 @@ class _Desk:
             raise RuntimeError("nothing is open: the first request must be Open")
         return self._backend
 
-    def _time(self, step: Step) -> Timing:
+    def _stand_by(self) -> None:
         if self._preparation is not None:
             self._preparation.stand_by()
-            if step.operation.is_collective:
-                self._preparation.wait()
-                self._preparation = None
-                self._pipe.send(Prepared())
+
+    def _time(self, step: Step) -> Timing:
+        self._stand_by()
+        if self._preparation is not None and step.operation.is_collective:
+            self._preparation.wait()
+            self._preparation = None
+            self._pipe.send(Prepared())
         return time_step(self._opened, step)
 
 

@@ -86,6 +86,11 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitPrepared:
+    """Asks to be answered when the making of communicators has ended, however, or was given up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """Not an answer: the communicators are there, and the first collective begins."""
 
@@ -98,6 +103,6 @@ class Answer:
     seconds: float
 
 
-Request: TypeAlias = ListGpus | MakeUniqueId | Open | CanRun | Reserve | Prepare | Step
+Request: TypeAlias = ListGpus | MakeUniqueId | Open | CanRun | Reserve | Prepare | AwaitPrepared | Step
 # A failure travels as the exception itself, with its type and text.
 Reply: TypeAlias = Answer | CollbenchError | Prepared

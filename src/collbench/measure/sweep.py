@@ -16,7 +16,7 @@ from collbench.measure.effort import Effort
 from collbench.measure.plan import Members, Plan
 from collbench.measure.stopping import stop_reason
 from collbench.measure.visits import Visits, Watcher
-from collbench.model import Run, StopReason
+from collbench.model import NCCL_START, Run, StopReason
 from collbench.operations import Work
 
 # METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.
@@ -29,6 +29,8 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
 
     Cells that `run` has settled already are not measured again. Raises BackendError once nothing works any more.
     """
+    with _phase(run, NCCL_START):
+        backend.ready()
     begin, before = time.monotonic(), run.seconds
     paths = {frozenset(path.devices): path for path in run.paths}
     visits = Visits(plan, run, effort, watcher)

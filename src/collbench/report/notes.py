@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from collbench.model import Device, Run, StopReason
+from collbench.model import NCCL_START, Device, Run, StopReason
 from collbench.operations import Variant, Work
 from collbench.report.health import health_lines
 from collbench.units import format_size
@@ -17,6 +17,8 @@ _WORDS = {
     StopReason.INTERRUPTED: "interrupted",
     StopReason.FAILED: "failed",
 }
+# NCCL's start is told from here on: below, it was ready when the sweep was.
+_TELLING_S = 0.05
 # More failures than this say the same thing again; the file holds them all.
 _MOST_FAILURES = 8
 
@@ -51,8 +53,10 @@ def _stopped(run: Run) -> Iterator[str]:
 
 def _time(run: Run) -> Iterator[str]:
     if "timed" in run.phases:
-        others = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.phases.items() if name != "timed")
-        around = f" ({others})" if others else ""
+        inside = {name: seconds for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)}
+        around = f" ({', '.join(f'{name} {seconds:.1f} s' for name, seconds in inside.items())})" if inside else ""
+        start = run.phases.get(NCCL_START, 0.0)
+        around += f", after {start:.1f} s for NCCL to start" if start >= _TELLING_S else ""
         yield f"time      {run.phases['timed']:.1f} s of {run.seconds:.1f} s in timed regions{around}"
 
 

@@ -86,6 +86,9 @@ class Coordinator:
         self._setup.append(Prepare(groups))
         self._set_up(self._setup[-1])
 
+    def ready(self) -> None:
+        """Return at once: the ranks' first step waits for its communicators."""
+
     def time_copies(self, step: Step) -> Timing:
         """Refuse: see `operations`. Raises UsageError."""
         raise UsageError(f"{step.work} is timed by one process: start collbench without torchrun, srun or mpirun")
