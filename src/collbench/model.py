@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from collbench.operations import Operation, Variant, Work
 
-
 # The phase before a sweep, outside its seconds: communicators being made.
 NCCL_START = "NCCL start"
 

@@ -18,9 +18,9 @@ def plan(n: int, sizes: tuple[int, ...], operations: tuple[Operation, ...]) -> d
     ("title", "backend", "operations", "n", "sizes", "length"),
     [
         ("all of pairs on four GPUs", "cuda", (*COPIES, Operation.ALLREDUCE), 4, EVERYTHING, 128 * MIB),
-        ("copies of one size on a pair, as nvbandwidth", "cuda", COPIES, 2, (64 * MIB,), 8 * GIB),
-        ("small messages never fill a block", "cuda", COPIES, 4, (8, 64), 8 * GIB),
-        ("one collective on a pair", "cuda", (Operation.ALLREDUCE,), 2, (64 * MIB,), 8 * GIB),
+        ("copies of one size on a pair, as nvbandwidth", "cuda", COPIES, 2, (64 * MIB,), 16 * GIB),
+        ("small messages never fill a block", "cuda", COPIES, 4, (8, 64), 16 * GIB),
+        ("one collective on a pair", "cuda", (Operation.ALLREDUCE,), 2, (64 * MIB,), 16 * GIB),
         ("cores have one length", "host", (Operation.CPU_WRITE,), 2, (8,), 4 * MIB),
     ],
 )

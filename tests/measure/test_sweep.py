@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from collbench.backends.protocol import Step
+from collbench.backends.protocol import Step, time_step
 from collbench.errors import BackendError, StepFailed
 from collbench.measure.audit import audit
 from collbench.measure.effort import Effort
@@ -167,7 +167,7 @@ def test_the_audit_finds_the_label_that_suffers_and_the_sweep_measures_it_alone(
 
 
 def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
-    found = audit(FakeBackend(4), plan_for(4), {frozenset(path.devices): path for path in MIXED}, random.Random(1))
+    found, _ = audit(FakeBackend(4), plan_for(4), {frozenset(path.devices): path for path in MIXED}, random.Random(1))
     assert all(one.trusted for one in found)
     assert [rate for one in found for rate in (one.isolated_gbs, one.concurrent_gbs)] == pytest.approx([100] * 16)
     assert {one.delta for one in found} == {0.02}
@@ -178,13 +178,20 @@ def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
 @pytest.mark.parametrize(("loss", "trusted"), [(0.985, True), (0.975, False)])
 def test_the_audit_forgives_two_percent(loss: float, trusted: bool) -> None:
     backend = FakeBackend(4, concurrency=lambda _pair: loss)
-    assert {found.trusted for found in audit(backend, plan_for(4), {}, random.Random(1))} == {trusted}
+    assert {found.trusted for found in audit(backend, plan_for(4), {}, random.Random(1))[0]} == {trusted}
+
+
+def test_an_audit_tells_how_long_it_timed() -> None:
+    backend, again = FakeBackend(4), FakeBackend(4)
+    _, seconds = audit(backend, plan_for(4), {}, random.Random(1))
+    blocks = [(step.iterations, time_step(again, step).seconds[0]) for step in backend.steps]  # all links are alike
+    assert seconds == pytest.approx(sum(count * sum(times) for count, times in blocks))
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_too_few_devices_for_two_pairs_need_no_audit(count: int) -> None:
     backend = FakeBackend(count)
-    assert audit(backend, plan_for(count), {}, random.Random(1)) == []
+    assert audit(backend, plan_for(count), {}, random.Random(1)) == ([], 0)
     assert backend.steps == []
 
 

@@ -49,6 +49,11 @@ class Timing:
     seconds: tuple[tuple[float, ...], ...]
     launch_seconds: tuple[float, ...] = ()
 
+    def region_seconds(self, step: Step) -> float:
+        """Return how long the step's timed blocks took; groups that ran at once count once."""
+        longest: list[float] = [max(together) for together in zip(*self.seconds, strict=True)]
+        return step.iterations * sum(longest)
+
 
 class Backend(Protocol):
     """A source of samples. Errors are CollbenchErrors; wrong data raises DataCorruption and names the offset."""
@@ -77,7 +82,7 @@ class Backend(Protocol):
         """Expect collectives on these groups: their communicators may be made meanwhile, beside copies."""
 
     def ready(self) -> None:
-        """Wait for what `prepare` began, so that no step has to. What went wrong there shows in the first collective."""
+        """Wait for what `prepare` began, so that no step has to. Its failure shows in the first collective."""
 
     def time_copies(self, step: Step) -> Timing:
         """Time the step's copies, or pointer chases, on all of its groups concurrently."""

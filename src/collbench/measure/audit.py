@@ -23,9 +23,11 @@ _PAIRS_A_LABEL = 2
 _LARGEST = 64 * 2**20
 
 
-def audit(backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random) -> list[Audit]:
-    """Return one comparison for up to two pairs of each label and operation, at a large size."""
-    findings = []
+def audit(
+    backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random
+) -> tuple[list[Audit], float]:
+    """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed."""
+    findings, timed = [], 0.0
     for work in plan.groups:
         seen: dict[str, int] = {}
         for together in plan.rounds(work, rng):
@@ -36,8 +38,10 @@ def audit(backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rn
                 if seen.get(label, 0) < _PAIRS_A_LABEL:
                     seen[label] = seen.get(label, 0) + 1
                     with suppress(StepFailed):  # the cell's own visit will record why
-                        findings.append(_compare(backend, plan, work, together, members, label))
-    return findings
+                        finding, seconds = _compare(backend, plan, work, together, members, label)
+                        findings.append(finding)
+                        timed += seconds
+    return findings, timed
 
 
 def distrusted(plan: Plan, findings: list[Audit], paths: Mapping[frozenset[int], Path]) -> Plan:
@@ -57,17 +61,19 @@ def _label(paths: Mapping[frozenset[int], Path], members: Members) -> str:
     return path.label if path else "?"
 
 
-def _compare(backend: Backend, plan: Plan, work: Work, together: list[Members], members: Members, label: str) -> Audit:
+def _compare(
+    backend: Backend, plan: Plan, work: Work, together: list[Members], members: Members, label: str
+) -> tuple[Audit, float]:
     size = max((s for s in plan.sizes[work] if s <= _LARGEST), default=plan.sizes[work][0])
     place = together.index(members)
-    alone: list[float] = []
-    beside: list[float] = []
-    for _ in range(_VISITS):  # in turn, so that a drift of the clocks meets both alike
-        beside.append(float(np.median(time_step(backend, plan.step(work, together, size)).seconds[place])))
-        alone.append(float(np.median(time_step(backend, plan.step(work, [members], size)).seconds[0])))
+    steps = plan.step(work, together, size), plan.step(work, [members], size)
+    timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(_VISITS)]  # in turn
+    beside = [float(np.median(both.seconds[place])) for both, _ in timings]
+    alone = [float(np.median(one.seconds[0])) for _, one in timings]
     delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (alone, beside)))
     ratio = float(np.median(alone) / np.median(beside))
-    return Audit(
+    timed = sum(timing.region_seconds(step) for both in timings for step, timing in zip(steps, both, strict=True))
+    finding = Audit(
         operation=work.operation,
         variant=work.variant,
         members=members,
@@ -78,3 +84,4 @@ def _compare(backend: Backend, plan: Plan, work: Work, together: list[Members], 
         delta=delta,
         trusted=abs(1 - ratio) <= delta,
     )
+    return finding, timed

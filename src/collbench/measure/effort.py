@@ -30,7 +30,7 @@ class Effort:
 # as many, 8 GiB at 512 MiB, kernels' reads agree with it within 0.05 %, with four they are 0.2 % slower [2 × H200].
 EFFORTS = {
     "cuda": Effort(
-        screening=3, deciding=7, budget_seconds=2.5, block_bytes=128 * 2**20, longest_block_bytes=8 * 2**30, rate=3e11
+        screening=3, deciding=7, budget_seconds=2.5, block_bytes=128 * 2**20, longest_block_bytes=16 * 2**30, rate=3e11
     ),
     "host": Effort(
         screening=3, deciding=7, budget_seconds=8.0, block_bytes=4 * 2**20, longest_block_bytes=4 * 2**20, rate=5e9

@@ -39,7 +39,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
             with _phase(run, "warm-up"):
                 warm_up(backend, plan, rng)
             with _phase(run, "audit"):
-                run.audits[:] = audit(backend, plan, paths, rng)
+                run.audits[:], visits.timed_seconds = audit(backend, plan, paths, rng)
             visits.plan = distrusted(plan, run.audits, paths)
             with _phase(run, "visits"):
                 visits.make(backend, rng, deadline=begin + effort.budget_seconds)

@@ -130,8 +130,7 @@ class Visits:
     def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
         """Add the visit's samples; a cell enters the run with its first one."""
         flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
-        blocks = zip(*timing.seconds, strict=True)
-        self.timed_seconds += step.iterations * sum(max(together) for together in blocks)
+        self.timed_seconds += timing.region_seconds(step)
         for place, cell in enumerate(cells_of(step)):
             found = self._found(cell)
             found.wrong = 0 if step.verify and step.work.verifiable else None
