@@ -4,6 +4,7 @@
 #include "bindings.hpp"
 #include "chase.hpp"
 #include "copy.hpp"
+#include "memory_policy.hpp"
 
 namespace py = pybind11;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -37,12 +38,14 @@ std::vector<std::vector<double>> chase(Gpus& gpus, std::vector<Link> links, int 
 
 void bind_copies(py::module_& module) {
   bind_identity(module);
+  module.def("node_memory_refusal", &node_memory_refusal, py::arg("node"));
   py::class_<Gpus>(module, "Gpus")
       .def(py::init<const std::vector<int>&, const std::vector<std::string>&, bool>(), py::arg("ordinals"),
            py::arg("images"), py::arg("peers") = true, Unlocked())
       .def("free_bytes", &Gpus::free_bytes, Unlocked())
       .def("allocate", &Gpus::allocate, py::arg("bytes"), Unlocked())
       .def_property_readonly("image", &Gpus::image)
+      .def_property_readonly("cache_bytes", &Gpus::cache_bytes)
       .def_property_readonly("multicast_supported", &Gpus::multicast_supported)
       .def("peer_access", &Gpus::peer_access)
       .def("time_copies", &copies, py::arg("groups"), py::arg("multiprocessors"), py::arg("pull"), py::arg("bytes"),

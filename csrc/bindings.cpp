@@ -55,6 +55,7 @@ void bind_errors(py::module_& module) {
   register_device_error<CudaError>(module, "CudaError");
   register_device_error<NcclError>(module, "NcclError");
   register_device_error<HangError>(module, "HangError");
+  register_device_error<PolicyError>(module, "PolicyError");
   register_data_error(module);
 }
 

@@ -5,7 +5,6 @@
 
 #include "crew.hpp"
 #include "gate.hpp"
-#include "host_memory.hpp"
 #include "routes.hpp"
 
 namespace collbench {
@@ -33,7 +32,7 @@ class CopyTimer {
         round_(round),
         scopes_(plan_routes(gpus, round)),
         ways_(most_ways(scopes_)),
-        limit_(uses_host(round) ? host_bytes(gpus) : gpus.buffer_bytes()),
+        limit_(smallest_buffer(gpus, round)),
         seconds_(round.groups.size()) {
     for (const Scope& scope : scopes_) threads_.push_back(gpus.position(*scope.routes.front().issuer));
   }

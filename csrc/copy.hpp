@@ -10,7 +10,7 @@ namespace collbench {
 
 enum class Engine { copy_engine, multiprocessors };
 
-// Source and destination: positions in Gpus, or kHostPosition for host memory.
+// Source and destination: positions in Gpus, or those of host_memory.hpp for host memory.
 using Link = std::pair<int, int>;
 // Transfers that run at the same time and may share GPUs: both ways, one to all, all to one.
 using Transfers = std::vector<Link>;

@@ -33,6 +33,7 @@ constexpr unsigned kEventDisableTiming = 2;        // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kHostAllocPortableMapped = 3;   // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 constexpr int kCaptureThreadLocal = 1;             // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 constexpr int kAttributeMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kAttributeL2CacheSize = 38;          // CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, in bytes
 constexpr int kAttributeMulticastSupported = 132;  // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 
 // name of the exported symbol, result-returning signature. A _v2 is what cuda.h maps the plain name to.

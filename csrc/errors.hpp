@@ -35,6 +35,11 @@ struct HangError : DeviceError {
   using DeviceError::DeviceError;
 };
 
+// Memory that the kernel does not give where it was asked for.
+struct PolicyError : DeviceError {
+  using DeviceError::DeviceError;
+};
+
 // Data arrived that was not sent. `group` indexes the caller's list of groups or links, `rank` is the member of a
 // communicator that holds the wrong data, or the transfer of a group of copies that brought it. `offset` counts bytes
 // from the start of the message; `expected` and `found` are bytes for copies and element values for collectives. A

@@ -158,6 +158,16 @@ void Gpus::enable_peers() {
   }
 }
 
+std::vector<int> Gpus::cache_bytes() const {
+  std::vector<int> bytes;
+  for (const Gpu& gpu : gpus_) {
+    int found = 0;
+    if (driver().cuDeviceGetAttribute(&found, kAttributeL2CacheSize, device_of(gpu.ordinal)) != kCudaSuccess) found = 0;
+    bytes.push_back(found);
+  }
+  return bytes;
+}
+
 std::vector<bool> Gpus::multicast_supported() const {
   std::vector<bool> all;
   for (const Gpu& gpu : gpus_) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,10 +28,14 @@ std::vector<GpuIdentity> list_gpus();
 enum class Kernel { gate, fill, verify, copy, chain, chase, fill_elements, verify_elements };
 constexpr std::size_t kKernels = 8;
 
-// Pinned memory beside one GPU; host_memory.hpp and chase.hpp make it on first use.
-struct HostMemory {
+// Pinned memory beside one GPU; host_memory.hpp and chase.hpp make it on first use. `buffers` go by the position that
+// says where they lie.
+struct HostBuffers {
   PinnedMemory source;
   PinnedMemory target;
+};
+struct HostMemory {
+  std::map<int, HostBuffers> buffers;
   PinnedMemory ring;
 };
 
@@ -100,6 +105,8 @@ class Gpus {
   int image() const { return image_; }
   // peer_access()[i][j]: kernels on i may address memory of j.
   const std::vector<std::vector<bool>>& peer_access() const { return peer_access_; }
+  // Each GPU's L2 cache in bytes, 0 where the driver does not tell.
+  std::vector<int> cache_bytes() const;
   // Which GPUs offer NVLink multicast, which NCCL's NVLS needs; collbench never uses it itself.
   std::vector<bool> multicast_supported() const;
 

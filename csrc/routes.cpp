@@ -5,14 +5,13 @@
 #include <string>
 
 #include "host_memory.hpp"
+#include "memory_policy.hpp"
 
 namespace collbench {
 namespace {
 
 // Behind the gate, beside the waking copy and the verification: 32 in all.
 constexpr int kMostIterations = 30;
-
-bool is_host(int position) { return position == kHostPosition; }
 
 // The GPUs of a link: one where the other end is host memory.
 std::vector<int> gpus_of(const Link& link) {
@@ -22,13 +21,20 @@ std::vector<int> gpus_of(const Link& link) {
   return positions;
 }
 
+void check_host(const Link& link) {
+  if (is_host(link.first) && is_host(link.second)) throw std::invalid_argument("a transfer within host memory");
+  const int node = kNodePosition - std::min(link.first, link.second);
+  if (node >= kMostNodes) throw std::invalid_argument("no NUMA node " + std::to_string(node));
+}
+
 void check_links(std::size_t gpus, const CopyRound& round) {
   for (const Transfers& group : round.groups) {
     if (group.empty()) throw std::invalid_argument("a group without transfers");
     for (const Link& link : group) {
       if (link.first == link.second) throw std::invalid_argument("a transfer from a place to itself");
+      check_host(link);
       for (const int position : gpus_of(link))
-        if (position < 0 || static_cast<std::size_t>(position) >= gpus)
+        if (static_cast<std::size_t>(position) >= gpus)
           throw std::invalid_argument("no GPU at position " + std::to_string(position));
     }
   }
@@ -75,9 +81,9 @@ Route make_route(Gpus& gpus, const CopyRound& round, const Link& link, int group
   Route route{group, index, &beside, &gpus[keeper], nullptr, {}, {}, 0, 0, 0, !reaches(gpus, issuer, link)};
   if (route.staged && round.engine == Engine::multiprocessors)
     throw std::invalid_argument("a kernel cannot copy between GPUs without peer access");
-  route.source = is_host(link.first) ? Place{host_source(gpus, beside), nullptr}
+  route.source = is_host(link.first) ? Place{host_source(gpus, beside, link.first), nullptr}
                                      : Place{gpus[link.first].source.get(), gpus[link.first].context.get()};
-  route.target = is_host(link.second) ? Place{host_target(gpus, beside), nullptr}
+  route.target = is_host(link.second) ? Place{host_target(gpus, beside, link.second), nullptr}
                                       : Place{gpus[link.second].target.get(), gpus[link.second].context.get()};
   route.seed = is_host(link.first) ? host_seed(beside) : gpus[link.first].seed;
   return route;
@@ -116,6 +122,13 @@ void add(Scope& scope, const std::vector<Route>& routes) {
   }
 }
 
+bool uses_host(const CopyRound& round) {
+  for (const Transfers& group : round.groups)
+    for (const Link& link : group)
+      if (is_host(link.first) || is_host(link.second)) return true;
+  return false;
+}
+
 }  // namespace
 
 std::vector<Scope> plan_routes(Gpus& gpus, const CopyRound& round) {
@@ -138,11 +151,13 @@ unsigned most_ways(const std::vector<Scope>& scopes) {
   return most;
 }
 
-bool uses_host(const CopyRound& round) {
+std::size_t smallest_buffer(const Gpus& gpus, const CopyRound& round) {
+  std::size_t bytes = gpus.buffer_bytes();
   for (const Transfers& group : round.groups)
     for (const Link& link : group)
-      if (is_host(link.first) || is_host(link.second)) return true;
-  return false;
+      for (const int end : {link.first, link.second})
+        if (is_host(end)) bytes = std::min(bytes, host_bytes(gpus, end));
+  return bytes;
 }
 
 }  // namespace collbench

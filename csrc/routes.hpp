@@ -38,7 +38,7 @@ std::vector<Scope> plan_routes(Gpus& gpus, const CopyRound& round);
 // Most transfers to one destination.
 unsigned most_ways(const std::vector<Scope>& scopes);
 
-// Whether the round uses host memory, whose buffers may be smaller.
-bool uses_host(const CopyRound& round);
+// Bytes of the smallest buffer that the round uses: those in host memory may be smaller than the GPUs'.
+std::size_t smallest_buffer(const Gpus& gpus, const CopyRound& round);
 
 }  // namespace collbench

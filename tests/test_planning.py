@@ -1,15 +1,18 @@
 """From a request to the cells that a machine can measure."""
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
 
 from collbench.errors import UsageError
 from collbench.measure.plan import Plan
+from collbench.measure.sweep import sweep
+from collbench.measure.visits import Watcher
 from collbench.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.planning import Request, default_sizes, make_plan, survey_sizes
-from tests.builders import ALL
+from tests.builders import ALL, gpus, run_of
 from tests.measure.fakes import FakeBackend
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -82,6 +85,21 @@ def test_disjoint_sets_of_neighbours_run_at_once() -> None:
     assert plan.together
 
 
+@pytest.mark.parametrize("sets", [((0, 1), (2, 3), (0, 3)), ((0, 1, 2), (0, 2, 3))])
+def test_named_sets_are_visited_alone_in_turn_and_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
+    """METHOD.md §6; sets that share no GPU would otherwise run at the same time."""
+    backend, request = FakeBackend(4), replace(ONE, sets=sets, sizes=(MIB,), budget_seconds=1e-9)
+    plan, _ = make_plan(request, backend)
+    assert plan.groups == {Work(Operation.ALLREDUCE): sets}
+    run = run_of(gpus(4), [])
+    sweep(backend, plan, run, request.effort(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    assert {step.groups for step in backend.steps} == {(one,) for one in sets}
+    assert {found.cell.members: len(found.samples) >= 6 for found in run.measurements} == dict.fromkeys(sets, True)
+    # In turn: every pass has each set once.
+    visits = [step.groups[0] for step in backend.steps][-len(sets) * 6 :]
+    assert all(set(visits[at : at + len(sets)]) == set(sets) for at in range(0, len(visits), len(sets)))
+
+
 @pytest.mark.parametrize(
     ("title", "wrong", "count", "says"),
     [
@@ -89,6 +107,10 @@ def test_disjoint_sets_of_neighbours_run_at_once() -> None:
         ("sets of one", {"split": 4}, 4, "--split 4 of 4 devices"),
         ("a root that is no rank", {"root": 4}, 4, "--root 4 is not a rank: 4 ranks count from 0 to 3"),
         ("a root that is no rank of a set", {"root": 2, "split": 2}, 4, "--root 2 is not a rank"),
+        ("named sets of unequal size", {"sets": ((0, 1), (1, 2, 3))}, 4, "needs as many of the 4 devices"),
+        ("a named set of one", {"sets": ((0,), (1,))}, 4, "at least two"),
+        ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "at least two"),
+        ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
         ("only sizes without a block", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
         ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1, 2 bytes: smaller than one float32"),
     ],
@@ -152,3 +174,69 @@ def test_all_to_one_needs_room_for_a_message_of_every_sender() -> None:
     assert plan.largest_bytes() == 3 * MIB
     assert [one.what for one in skipped] == ["ce-write all-to-one of 1G", "sm-read all-to-one of 1G"]
     assert skipped[0].reason == "3 messages at once do not fit the 2 GiB of a buffer"
+
+
+HOST = replace(ALL, copies=(Variant.HOST,), collectives=(), sizes=(8, 64 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("title", "nodes", "expected"),
+    [
+        ("one node has nothing to compare with", (0,), {None}),
+        ("none known", (), {None}),
+        ("two sockets", (0, 1), {0, 1}),
+        ("numbers with gaps", (0, 8), {0, 8}),
+    ],
+)
+def test_host_copies_run_once_for_each_numa_node(title: str, nodes: tuple[int, ...], expected: set[int | None]) -> None:
+    backend = FakeBackend(3)
+    backend.nodes = nodes
+    plan, skipped = make_plan(HOST, backend)
+    assert {work.numa_node for work in plan.groups} == expected, title
+    assert set(plan.groups.values()) == {((0,), (1,), (2,))}
+    assert {cell.numa_node for cell in plan.cells()} == expected
+    assert skipped == []
+
+
+def test_only_host_copies_know_numa_nodes() -> None:
+    backend = FakeBackend(2)
+    backend.nodes = (0, 1)
+    plan, _ = make_plan(replace(HOST, copies=tuple(Variant), chase=True), backend)
+    assert {work.variant for work in plan.groups if work.numa_node is not None} == {Variant.HOST}
+
+
+def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None:
+    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = "Operation not permitted"
+    backend.nodes = (0, 1)
+    _, skipped = planned(HOST, backend)
+    assert skipped[0] == "host copies by NUMA node: Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "kept", "left"),
+    [
+        ("small ones stay", (8, 64 * MIB), (8, 64 * MIB), []),
+        ("larger ones are left out", (8, MIB, 128 * MIB, GIB), (8, MIB), ["128M, 1G"]),
+        ("where all are larger, the largest that is allowed", (GIB,), (64 * MIB,), ["1G"]),
+    ],
+)
+def test_messages_with_a_nodes_memory_have_64_mib_at_most(
+    title: str, sizes: tuple[int, ...], kept: tuple[int, ...], left: list[str]
+) -> None:
+    backend = FakeBackend(2)
+    backend.nodes = (0, 1)
+    plan, skipped = make_plan(replace(HOST, sizes=sizes), backend)
+    assert set(plan.sizes.values()) == {kept}, title
+    assert [one.what for one in skipped] == [f"host copies of {some}" for some in left]
+    assert all("64M is the most" in one.reason for one in skipped)
+
+
+def test_steps_and_samples_keep_their_node() -> None:
+    backend, run = FakeBackend(2), run_of(gpus(2), [])
+    backend.nodes = (0, 1)
+    plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
+    sweep(backend, plan, run, HOST.effort(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    assert {step.numa_node for step in backend.steps} == {0, 1}
+    assert {(found.cell.members, found.cell.numa_node) for found in run.measurements} == {
+        (member, node) for member in ((0,), (1,)) for node in (0, 1)
+    }

@@ -24,11 +24,13 @@ MAY_IMPORT = {
     "dtypes": {"errors"},
     "stats": {"model", "units"},
     "machine": NOUNS,
-    "backends": NOUNS | {"machine", "_native"},
-    "measure": NOUNS | {"backends.protocol"},
-    "affinity": NOUNS | {"machine.labels", "machine.limits"},  # pure: the order of the labels, what throttling is
+    "backends": NOUNS | {"machine", "_native", "fabric"},
+    "measure": NOUNS | {"backends.protocol", "machine.labels"},  # which paths share wires
+    # pure: the order of the labels, what throttling is, what a slot carries
+    "affinity": NOUNS | {"machine.labels", "machine.limits", "machine.theory"},
     "launch": NOUNS,
-    "report": NOUNS | {"machine.labels", "machine.limits", "affinity"},  # and their legend
+    "report": NOUNS | {"machine.labels", "machine.limits", "affinity", "plain"},  # and their legend
+    "fabric": NOUNS | {"machine.labels", "machine.theory", "plain"},  # what is simulated; `file` reads it
     "plain": set(),  # dataclasses as JSON
     "journal": NOUNS | {"plain"},
     "wholefile": {"errors"},
@@ -37,13 +39,22 @@ MAY_IMPORT = {
     "planning": NOUNS | {"backends.protocol", "measure"},  # from a request to a plan
     # one measurement, from the request to the saved run
     "session": NOUNS | {"backends", "measure", "planning", "runfile", "keeper", "launch.freshness", "world"},
+    "simulation": NOUNS | {"backends", "fabric", "measure", "planning", "session"},  # the same in memory
+    "surveying": NOUNS | {"affinity", "fabric", "measure"},  # rounds of nodes, real or simulated, and what they mean
     "world": NOUNS | {"backends", "machine", "planning"},  # the same backend, of many processes
+    "api": NOUNS | {"affinity", "plain", "runfile", "world.environment"},  # `import collbench`; measures by the program
     "__main__": {"cli"},
 }
 
 # Rooms and files that only compute: Run in, answers or text out.
-PURE = (*(f"{noun}.py" for noun in NOUNS), "machine/labels.py", "machine/limits.py", "affinity/", "report/", "launch/")
+PURE = (*(f"{noun}.py" for noun in NOUNS), *(f"machine/{name}.py" for name in ("labels", "limits", "theory")))
+PURE += ("affinity/", "report/", "launch/")
 PURE += ("world/environment.py", "world/nodelist.py", "world/hosts.py")
+PURE += tuple(
+    f"fabric/{name}.py"
+    for name in ("model", "tree", "network", "rates", "labels", "rings", "orders", "collectives", "checks", "faults")
+)
+PURE += ("fabric/random_fabrics.py", "fabric/cluster.py")
 MAY_ACT = {"launch/torchrun.py", "launch/pin.py"}  # they replace the process by torchrun
 IMPURE_MODULES = {"os", "time", "subprocess", "socket", "signal", "threading", "random", "torch", "pynvml"}
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}

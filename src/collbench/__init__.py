@@ -1,0 +1,21 @@
+"""collbench measures what the wires between GPUs really carry, and chooses the best ones.
+
+In Python: `select` chooses GPUs for this process, `load` reads a saved run, `rank` and `check` judge it, and `Error` is
+what they raise. docs/python.md shows them. Importing collbench loads nothing: numpy, torch and CUDA come when needed.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collbench.api import Error, check, load, rank, select
+
+__all__ = ["Error", "check", "load", "rank", "select"]
+
+
+def __getattr__(name: str) -> object:
+    """Return what the interface offers, loaded when it is first asked for: the command line needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'collbench' has no attribute '{name}'")
+    from collbench import api
+
+    return getattr(api, name)

@@ -12,6 +12,9 @@ class NcclError(RuntimeError):
 class HangError(RuntimeError):
     position: int
 
+class PolicyError(RuntimeError):
+    position: int
+
 class DataError(RuntimeError):
     group: int
     rank: int
@@ -28,9 +31,11 @@ class GpuIdentity:
     memory_bytes: int
 
 def list_gpus() -> list[GpuIdentity]: ...
+def node_memory_refusal(node: int) -> str: ...
 
 class Gpus:
     image: int
+    cache_bytes: list[int]
     multicast_supported: list[bool]
     def __init__(self, ordinals: list[int], images: list[bytes], peers: bool = True) -> None: ...
     def free_bytes(self) -> list[int]: ...

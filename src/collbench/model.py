@@ -78,18 +78,19 @@ class Cell:
     """One thing to measure: an operation on some devices at one message size.
 
     `members` are positions, as `Variant` says. The pointer chase has (reader, owner of the memory) or with the host
-    variant (reader,), and its message is one access of 8 bytes.
+    variant (reader,), and its message is one access of 8 bytes. `numa_node` as in `operations.Work`.
     """
 
     operation: Operation
     members: tuple[int, ...]
     size_bytes: int
     variant: Variant = Variant.PLAIN
+    numa_node: int | None = None
 
     @property
     def work(self) -> Work:
         """The operation and how it runs."""
-        return Work(self.operation, self.variant)
+        return Work(self.operation, self.variant, self.numa_node)
 
     @property
     def moved_bytes(self) -> int:
@@ -218,6 +219,7 @@ class Health:
 
     Clocks in MHz, temperature in °C, power in W, `throttle` a list of active reasons, errors since driver load.
     `processes` counts other processes with memory on the device. PCIe as it is now: an idle GPU lowers its generation.
+    `others_memory` are the bytes that they, and whatever else is not ours, held before ours came.
     """
 
     sm_clock: int | None = None
@@ -233,6 +235,7 @@ class Health:
     processes: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    others_memory: int | None = None
 
 
 @dataclass(slots=True)

@@ -94,10 +94,14 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An operation and how it runs: what a plan lists groups and sizes for."""
+    """An operation and how it runs: what a plan lists groups and sizes for.
+
+    `numa_node` is where the host memory of a host copy lies, None for wherever the system puts it.
+    """
 
     operation: Operation
     variant: Variant = Variant.PLAIN
+    numa_node: int | None = None
 
     @property
     def verifiable(self) -> bool:
@@ -106,5 +110,6 @@ class Work:
         return not (overwrites and self.variant is Variant.IN_PLACE)
 
     def __str__(self) -> str:
-        """Return what tables call it: "ce-write", "ce-write both-ways", "allreduce in-place"."""
-        return f"{self.operation}" if self.variant is Variant.PLAIN else f"{self.operation} {self.variant}"
+        """Return what tables call it: "ce-write", "ce-write both-ways", "allreduce in-place", "h2d-ce host node 1"."""
+        where = "" if self.numa_node is None else f" node {self.numa_node}"
+        return f"{self.operation}" if self.variant is Variant.PLAIN else f"{self.operation} {self.variant}{where}"

@@ -18,17 +18,23 @@ from collbench.units import format_approximate_size, format_size
 # As nccl-tests: -n 20.
 _LAUNCHES = 20
 _SHORTEST_BUDGET = 1.0
+# A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger
+# ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which everybody then lacks.
+_LARGEST_ON_A_NODE = 64 * 2**20
+# METHOD.md §6: finalists are compared by at least six visits each.
+_VISITS_OF_SETS = 6
 QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to measure. `sizes` None takes the backend's default; `backend` is "cuda" or "host".
+    """What to measure. `sizes` None takes the backend's default; `backend` is "cuda", "host" or "sim".
 
     `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
-    each pair (`pairs`), or on `split` disjoint sets at the same time. `launches` times the ungraphed loop too.
-    `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to the method. `algorithms` asks
-    NCCL afterwards what it chose, in a process of its own.
+    each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
+    overlap: each alone, all in turn, at least six visits. `launches` times the ungraphed loop too. `iterations`,
+    `warmup`, `precision` and `budget_seconds` None leave the choice to the method. `algorithms` asks NCCL afterwards
+    what it chose, in a process of its own. `fabric` names the machine of the sim backend, or its file.
     """
 
     backend: str
@@ -54,14 +60,17 @@ class Request:
     quick: bool = False
     resume: bool = False
     algorithms: bool = False
+    sets: tuple[Members, ...] | None = None
+    fabric: str | None = None
 
     def effort(self) -> Effort:
         """Return how long to measure: the backend's own effort, and what was asked for instead."""
         own = EFFORTS[self.backend]
         budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
+        screening = max(own.screening, _VISITS_OF_SETS) if self.sets else own.screening
         return Effort(
-            screening=own.screening,
-            deciding=own.screening if self.quick else own.deciding,
+            screening=screening,
+            deciding=screening if self.quick else max(screening, own.deciding),
             budget_seconds=budget,
             block_bytes=own.block_bytes,
             longest_block_bytes=own.longest_block_bytes,
@@ -76,10 +85,12 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     sizes, skipped = _fitting(_wanted_sizes(request), backend)
     groups: dict[Work, tuple[Members, ...]] = {}
     works: dict[Work, tuple[int, ...]] = {}
-    for work in _copies(request, backend):
+    nodes, refused = _nodes(request, backend)
+    skipped += refused
+    for work in _copies(request, backend, nodes):
         reasons = {members: backend.can_run(work, members) for members in _places(work.variant, len(devices))}
         groups[work] = tuple(members for members, reason in reasons.items() if reason is None)
-        works[work], large = ((8,), []) if work.operation is Operation.CHASE else _side_by_side(work, sizes, backend)
+        works[work], large = _copy_sizes(work, sizes, backend)
         skipped += large
         skipped += [Skipped(f"{work} {_name(devices, m)}", reason) for m, reason in reasons.items() if reason]
     for work in request.collectives:
@@ -99,6 +110,8 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
         root=request.root,
         together=request.split > 1,
+        # Finalists share GPUs and stand for jobs that run alone.
+        isolated=frozenset((work, members) for work in kept for members in request.sets or ()),
         iterations=request.iterations,
         warmup=request.warmup,
         verify=request.verify,
@@ -122,9 +135,24 @@ def _wanted_sizes(request: Request) -> tuple[int, ...]:
     return tuple(size for size in sizes if not request.quick or size in QUICK_SIZES)
 
 
-def _copies(request: Request, backend: Backend) -> Iterator[Work]:
+def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], list[Skipped]]:
+    """Return the NUMA nodes whose memory host copies are timed with, (None,) where there is nothing to compare.
+
+    So, too, where this process may not say where its memory lies; that is skipped by its reason.
+    """
+    nodes = backend.numa_nodes() if Variant.HOST in request.copies else ()
+    if len(nodes) < 2:
+        return (None,), []
+    refusals = (backend.can_run(Work(Operation.H2D_CE, Variant.HOST, node), (0,)) for node in nodes)
+    reason = next(filter(None, refusals), None)
+    return ((None,), [Skipped("host copies by NUMA node", reason)]) if reason else (nodes, [])
+
+
+def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -> Iterator[Work]:
     for variant in request.copies:
-        yield from (Work(operation, variant) for operation in backend.operations(variant) if operation.is_copy)
+        operations = [operation for operation in backend.operations(variant) if operation.is_copy]
+        places = nodes if variant is Variant.HOST else (None,)
+        yield from (Work(operation, variant, node) for operation in operations for node in places)
     if request.chase:
         yield from (
             Work(Operation.CHASE, variant)
@@ -145,7 +173,9 @@ def _places(variant: Variant, n: int) -> tuple[Members, ...]:
 
 
 def _sets(request: Request, n: int) -> tuple[Members, ...]:
-    """Return the communicators' members: every pair, disjoint sets of neighbours, or all devices. Raises UsageError."""
+    """Return the communicators' members: named sets, every pair, neighbours, or all devices. Raises UsageError."""
+    if request.sets is not None:
+        return _checked_sets(request.sets, n)
     if request.pairs:
         return unordered_pairs(n)
     size, rest = divmod(n, request.split)
@@ -154,6 +184,14 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
     sets = tuple(tuple(range(first, first + size)) for first in range(0, n, size))
     if request.root >= size:
         raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
+    return sets
+
+
+def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
+    """Return the sets. Raises UsageError where one has no two distinct devices, or another size than the first."""
+    for members in sets:
+        if not 2 <= len(set(members)) == len(members) == len(sets[0]) or not set(members) <= set(range(n)):
+            raise UsageError(f"cannot compare the sets {sets}: each needs as many of the {n} devices, and at least two")
     return sets
 
 
@@ -169,6 +207,21 @@ def _collective_sizes(
         reason = f"smaller than one {dtype}, which takes {DTYPE_BYTES[dtype]} bytes"
     small = ", ".join(format_size(size) for size, fit in rounded.items() if fit == 0)
     return tuple(sorted(set(rounded.values()) - {0})), [Skipped(f"{work} of {small} bytes", reason)] if small else []
+
+
+def _copy_sizes(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes that a copy or pointer chase is timed with, and those that it is not."""
+    if work.operation is Operation.CHASE:
+        return (8,), []
+    if work.numa_node is None:
+        return _side_by_side(work, sizes, backend)
+    large = ", ".join(format_size(size) for size in sizes if size > _LARGEST_ON_A_NODE)
+    if not large:
+        return sizes, []
+    most = format_size(_LARGEST_ON_A_NODE)
+    fitting = tuple(size for size in sizes if size <= _LARGEST_ON_A_NODE) or (_LARGEST_ON_A_NODE,)
+    reason = f"{most} is the most with the memory of each NUMA node, which larger messages would take too much of"
+    return fitting, [Skipped(f"host copies of {large}", reason)]
 
 
 def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:

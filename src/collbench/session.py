@@ -15,7 +15,7 @@ from typing import Self
 
 from collbench import runfile
 from collbench.backends.nccl_choices import ask, probe, questions
-from collbench.backends.opening import Begun, Opened, nccl_settings, open_backend
+from collbench.backends.opening import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.keeper import Keeper
 from collbench.launch.freshness import Here, mismatch
@@ -25,6 +25,9 @@ from collbench.measure.visits import Watcher
 from collbench.model import Run, Settings, Skipped
 from collbench.planning import Request, make_plan
 from collbench.world.opening import World
+
+# What a run says that it skipped when wrong data has ended it.
+EVERYTHING_LEFT = "all that was left"
 
 
 class Session:
@@ -49,7 +52,7 @@ class Session:
             self._opened.backend.reserve(self._plan.largest_bytes())
             self._opened.backend.prepare(_collective_groups(self._plan))
             if previous is None:
-                self.run = _empty_run(request, self._opened, self._plan, skipped)
+                self.run = empty_run(request, self._opened, self._plan, skipped)
                 self.run.settings = _launched(self.run.settings, world)
             else:
                 self.run = _taken_up(previous, path, self._opened, skipped)
@@ -73,15 +76,16 @@ class Session:
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. However this ends, what was measured is saved. Raises BackendError, DataCorruption."""
-        backend = self._opened.backend
+        backend, corrupt = self._opened.backend, False
         try:
-            watcher = Watcher(progress, self._keeper.finished, self._opened.watch.flags)
+            watcher = Watcher(progress, self._keeper.finished, self._opened.watch.flags, self._opened.clock)
             sweep(backend, self._plan, self.run, self._request.effort(), self._rng(), watcher)
         except DataCorruption as error:
-            self.run.skipped.append(Skipped("all that was left", str(error)))  # whoever reads the file must know
+            self.run.skipped.append(Skipped(EVERYTHING_LEFT, str(error)))  # whoever reads the file must know
+            corrupt = True
             raise
         finally:
-            if self.run.measurements:
+            if self.run.measurements or corrupt:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
                     self.run.health_after = self._opened.health()
                 backend.close()  # what it holds is released while the run is saved and shown
@@ -115,6 +119,8 @@ class Session:
 def _opened(request: Request, world: World | None, begun: Begun) -> Opened:
     if world is not None:
         return world.open()
+    if request.backend == "sim":
+        return open_simulated(simulated(request.fabric), request.devices, request.seed)
     collectives = bool(request.collectives)
     return open_backend(request.backend, request.devices, request.nccl, collectives=collectives, begun=begun)
 
@@ -150,7 +156,8 @@ def _check_success(run: Run) -> None:
         raise BackendError(f"nothing could be measured: {run.measurements[-1].failure}")
 
 
-def _empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
+def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
+    """Return the run that a request begins: where it is measured and what was asked, and no visit yet."""
     return Run(
         backend=opened.backend.name,
         version=version("collbench"),
@@ -166,7 +173,7 @@ def _empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipp
             visits=request.effort().screening,
             seed=request.seed,
             command=request.command,
-            environment=nccl_settings(),
+            environment=dict(opened.environment),
             root=request.root,
             precision=request.precision,
             budget_seconds=request.budget_seconds,

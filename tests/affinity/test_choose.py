@@ -1,16 +1,18 @@
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.affinity.choose import choose, evidence, preference
+from collbench.affinity.choice import LeftOut
+from collbench.affinity.choose import choose, choose_by_labels, choose_by_rates, evidence
 from collbench.errors import UsageError
 from collbench.machine.nvidia_smi import facts, read_topology
-from collbench.model import Health, Run
+from collbench.model import Device, Health, Path, Run
 from collbench.operations import Operation
 from tests.builders import GIB, gpus, measured, pair_run, paths, run_of
 
@@ -40,7 +42,8 @@ def test_on_a_dgx_1v_two_get_a_double_link() -> None:
     run = dgx_1v()
     chosen = choose(run, 2)
     assert label(run, *chosen.members) == "NV2"
-    assert chosen.gbs == pytest.approx(48.3)
+    assert chosen.band is not None
+    assert chosen.band.hi == pytest.approx(48.3)
 
 
 def test_on_a_dgx_1v_four_get_one_of_the_two_full_meshes() -> None:
@@ -54,17 +57,33 @@ def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
     chosen = choose(run, 5)
     assert chosen.members != (0, 1, 2, 3, 4)
     assert has_nvlink_ring(run, chosen.members)
-    assert chosen.gbs == pytest.approx(24.2)
 
 
-@pytest.mark.parametrize("k", [3, 5, 6, 7])
-def test_on_a_dgx_1v_every_choice_has_an_nvlink_ring(k: int) -> None:
-    run = dgx_1v()
-    assert has_nvlink_ring(run, choose(run, k).members)
+@pytest.mark.parametrize(
+    ("k", "rings", "sets"),  # METHOD.md §6, "expected on DGX-1V"
+    [(3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8)],
+)
+def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) -> None:
+    chosen = choose(dgx_1v(), k)
+    assert chosen.band is not None
+    assert chosen.band.how == f"{rings} NVLink rings"
+    assert [chosen.band.lo, chosen.band.hi] == pytest.approx([rings * 24.2] * 2, rel=0.01)
+    alike = [some for some in chosen.finalists if some.band.how == chosen.band.how]
+    assert len(alike) == min(sets, 4)
+
+
+def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_six() -> None:
+    chosen = choose(dgx_1v(), 6)
+    assert chosen.members == (0, 1, 2, 4, 5, 6)
+    assert chosen.reason == "predicted 96.7 GB/s (4 NVLink rings), the first 6 48.4 GB/s"
+    assert [some.members for some in chosen.finalists if some.default] == [(0, 1, 2, 3, 4, 5)]
 
 
 def test_the_reason_names_what_was_gained() -> None:
-    assert choose(dgx_1v(), 2).reason == "it carries 48.3 GB/s, the machine's worst pair 9.5"
+    run = dgx_1v()
+    assert choose(run, 2).reason == "it carries 48.3 GB/s, the machine's worst pair 9.5"
+    run.backend = "sim"
+    assert choose(run, 2).reason.endswith("(sim)")
 
 
 def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
@@ -109,42 +128,166 @@ def test_one_device_is_chosen_by_the_tie_break_alone() -> None:
     assert choose(run, 1).members == (1,)
 
 
-def test_seventeen_devices_are_too_many_to_search_but_not_to_tie() -> None:
-    assert choose(pair_run(17, lambda a, b: 300.0), 2).members == (0, 1)
-    with pytest.raises(UsageError, match="cannot search 17 devices exactly: choose among 16 with --devices"):
-        choose(pair_run(17, lambda a, b: 300.0 if a else 100.0), 2)
+@pytest.mark.parametrize(("slow", "members"), [(None, (0, 1)), (0, (1, 2))])
+def test_seventeen_devices_are_searched_by_a_heuristic_and_say_so(slow: int | None, members: tuple[int, ...]) -> None:
+    chosen = choose(pair_run(17, lambda a, b: 100.0 if a == slow else 300.0), 2)
+    assert (chosen.members, chosen.heuristic) == (members, True)
+    assert ("heuristic" in chosen.reason) == (slow is not None)
+    assert chosen.tied == (slow is None)
 
 
 IDLE = Health(processes=0, utilization=0)
+FLAT = (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("title", "health", "nodes", "members"),
+    ("title", "health", "nodes", "members", "words"),
     [
-        ("nothing known: by position", (), (0, 0, 0, 0), (0, 1)),
-        ("another process", (Health(processes=1), IDLE, IDLE, IDLE), (0, 0, 0, 0), (1, 2)),
-        ("a busy GPU", (IDLE, Health(utilization=11), IDLE, IDLE), (0, 0, 0, 0), (0, 2)),
-        ("a little use is not busy", (IDLE, Health(utilization=10), IDLE, IDLE), (0, 0, 0, 0), (0, 1)),
-        ("a throttled GPU", (IDLE, Health(throttle=("HW slowdown",)), IDLE, IDLE), (0, 0, 0, 0), (0, 2)),
+        ("nothing known: by bus id", (), FLAT, (0, 1), "PCI bus id"),
+        ("another process", (Health(processes=1), IDLE, IDLE, IDLE), FLAT, (1, 2), "PCI bus id"),
+        ("a busy GPU", (IDLE, Health(utilization=11), IDLE, IDLE), FLAT, (0, 2), "PCI bus id"),
+        ("a little use is not busy", (IDLE, Health(utilization=10), IDLE, IDLE), FLAT, (0, 1), "PCI bus id"),
+        ("a throttled GPU", (IDLE, Health(throttle=("HW slowdown",)), IDLE, IDLE), FLAT, (0, 2), "PCI bus id"),
         (
             "set clocks are no fault",
             (IDLE, Health(throttle=("display clock setting",)), IDLE, IDLE),
-            (0, 0, 0, 0),
+            FLAT,
             (0, 1),
+            "PCI bus id",
         ),
-        ("an ECC error", (Health(ecc_errors=1), IDLE, IDLE, IDLE), (0, 0, 0, 0), (1, 2)),
-        ("one NUMA node rather than two", (IDLE,) * 4, (0, 1, 1, 0), (0, 3)),
-        ("idle goes before near", (Health(processes=1), IDLE, IDLE, IDLE), (0, 1, 0, 1), (1, 3)),
-        ("idle goes before sound", (Health(processes=1), Health(ecc_errors=1), IDLE, IDLE), (0, 0, 1, 1), (2, 3)),
+        ("an ECC error", (Health(ecc_errors=1), IDLE, IDLE, IDLE), FLAT, (1, 2), "PCI bus id"),
+        ("one NUMA node rather than two", (IDLE,) * 4, (0, 1, 1, 0), (0, 3), "the fewest NUMA nodes, then PCI bus id"),
+        (
+            "idle goes before near",
+            (Health(processes=1), IDLE, IDLE, IDLE),
+            (0, 1, 0, 1),
+            (1, 3),
+            "the fewest NUMA nodes",
+        ),
     ],
 )
 def test_the_tie_break(
-    title: str, health: tuple[Health, ...], nodes: tuple[int, ...], members: tuple[int, ...]
+    title: str, health: tuple[Health, ...], nodes: tuple[int, ...], members: tuple[int, ...], words: str
 ) -> None:
     run = pair_run(4, lambda a, b: 300.0)
     run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
     run.health_before = health
-    assert choose(run, 2).members == members
+    chosen = choose(run, 2)
+    assert (chosen.members, chosen.decided_by, chosen.tied) == (members, words, True)
+
+
+def test_what_all_gpus_have_against_them_is_counted_where_busy_ones_are_allowed() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), IDLE, Health(throttle=("HW slowdown",)), IDLE)
+    chosen = choose(run, 3, allow_busy=True)
+    assert (chosen.members, chosen.decided_by) == ((1, 2, 3), "the fewest GPUs that others use")
+    assert choose(run, 2, allow_busy=True).members == (1, 3)
+
+
+def test_small_messages_break_a_tie_of_large_ones() -> None:
+    cells = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
+    cells += [
+        measured(Operation.ALLREDUCE, pair, 0.002 if pair == (1, 3) else 0.001, 8) for pair in combinations(range(4), 2)
+    ]
+    chosen = choose(run_of(gpus(4), cells), 2)
+    assert (chosen.members, chosen.decided_by) == ((1, 3), "the lower latency of small messages")
+
+
+def test_the_next_job_gets_the_best_remainder() -> None:
+    """Fast links 2-0-1-3 in a row: whoever takes the middle one leaves the next job a slow pair."""
+    chosen = choose(pair_run(4, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
+    assert (chosen.members, chosen.decided_by) == ((0, 2), "the best remainder for the next job, then PCI bus id")
+
+
+def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
+    """Hops meet in a host bridge, which no pair alone shows: sets of one and of two bridges are worth measuring."""
+    labels = {pair: "PHB" for pair in combinations(range(8), 2) if pair[0] // 4 == pair[1] // 4}
+    run = pair_run(8, lambda a, b: 10.9, paths(8, "SYS", labels))
+    run.devices = tuple(replace(one, numa_node=place // 4) for place, one in enumerate(run.devices))
+    chosen = choose(run, 4)
+    assert (chosen.members, chosen.tied) == ((0, 1, 2, 3), False)
+    assert chosen.decided_by == "the fewest NUMA nodes, then PCI bus id"
+    assert {sum(member < 4 for member in some.members) for some in chosen.finalists} >= {2, 3, 4}
+
+
+@pytest.mark.parametrize("slow", [0.0, 150.0])
+def test_finalists_are_few_distinct_and_hold_the_default_once(slow: float) -> None:
+    run = pair_run(8, lambda a, b: slow if slow and a == 0 else 300.0)
+    for k in range(2, 8):
+        chosen = choose(run, k)
+        members = [some.members for some in chosen.finalists]
+        assert (members[0], len(set(members))) == (chosen.members, len(members))
+        assert [some.members for some in chosen.finalists if some.default] == [tuple(range(k))]
+        assert len(members) <= 5
+
+
+def test_too_few_devices_left_are_named_with_what_brings_them_back() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), IDLE, Health(ecc_errors=2), IDLE)
+    with pytest.raises(UsageError) as refusal:
+        choose(run, 3, exclude=(3,))
+    assert str(refusal.value) == (
+        "cannot choose 3 of 4 devices: 1 are left without GPU0 (busy: 1 other process); "
+        "GPU2 (faulty: 2 uncorrected ECC errors); GPU3 (excluded); choose fewer, or add --allow-busy"
+    )
+    with pytest.raises(UsageError, match=r"GPU3 \(excluded\); choose fewer$"):
+        choose(run, 3, exclude=(3,), allow_busy=True)
+
+
+def test_who_was_left_out_is_said_and_the_default_is_the_first_of_the_others() -> None:
+    run = pair_run(5, lambda a, b: 100.0 if b == 2 else 300.0)
+    run.health_before = (Health(processes=3), *[IDLE] * 4)
+    chosen = choose(run, 2)
+    assert chosen.left_out == (LeftOut(0, "busy: 3 other processes"),)
+    assert (chosen.members, chosen.finalists[0].members) == ((1, 3), (1, 3))
+    assert [some.members for some in chosen.finalists if some.default] == [(1, 2)]
+
+
+def test_those_that_are_left_are_no_choice() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), *[IDLE] * 3)
+    chosen = choose(run, 3)
+    assert (chosen.members, chosen.reason) == ((1, 2, 3), "the 3 of 4 devices that are left")
+
+
+def test_a_corrupt_pair_is_not_chosen_together() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.measurements[0].wrong = 5
+    assert choose(run, 2).members == (0, 2)
+    assert choose(run, 3).members == (0, 2, 3)
+
+
+def test_labels_alone_choose_and_say_that_nothing_was_measured() -> None:
+    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
+    six = choose_by_labels(devices, links, 6)
+    assert (six.members, six.estimated) == ((0, 1, 2, 4, 5, 6), True)
+    assert six.reason.startswith("estimated from labels, not measured: predicted ")
+    assert choose_by_labels(devices, links, 2, exclude=(0, 3)).members == (1, 2)
+    with pytest.raises(UsageError, match="cannot choose 9 of 8 devices"):
+        choose_by_labels(devices, links, 9)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"), list(pairwise(["NV4", "NV2", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS", "N/A"]))
+)
+def test_a_better_label_is_preferred(better: str, worse: str) -> None:
+    assert choose_by_labels(gpus(3), paths(3, worse, {(1, 2): better}), 2).members == (1, 2)
+
+
+def test_one_label_everywhere_is_a_tie() -> None:
+    chosen = choose_by_labels(gpus(4), paths(4, "NV18"), 2)
+    assert (chosen.members, chosen.tied) == ((0, 1), True)
+    assert chosen.reason == "estimated from labels, not measured: all pairs have the label NV18"
+
+
+def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
+    """Eight of 1,024 at 300 GB/s among themselves, 40 elsewhere; the islands of the others have 200."""
+    node = np.arange(1024) // 8
+    rates = np.where(np.equal.outer(node, node), 200.0, 40.0)
+    rates[-8:, -8:] = 300.0
+    np.fill_diagonal(rates, 0)
+    chosen = choose_by_rates(gpus(1024), rates, 8)
+    assert (chosen.members, chosen.heuristic) == (tuple(range(1016, 1024)), True)
 
 
 def test_evidence_is_what_training_runs_at_the_largest_size() -> None:
@@ -165,58 +308,74 @@ def test_the_evidence_of_an_interrupted_run_is_the_largest_size_that_has_most_pa
     assert (found.size_bytes, len(found.standings)) == (MIB, 3)
 
 
-Rates = dict[frozenset[int], float]
+LABELS = ("NV1", "NV2", "PIX", "PHB", "SYS")
+RATES = {"NV1": 24.2, "NV2": 48.3, "PIX": 11.0, "PHB": 10.0, "SYS": 9.5}
 
 
-def best_sets(rates: Rates, n: int, k: int, delta: float) -> set[tuple[int, ...]]:
-    """Return the sets that the rule cannot tell apart, by brute force: best ring, then most bandwidth inside."""
-
-    def ring(some: Sequence[int]) -> float:
-        first, *rest = some
-        orders = ([first, *order, first] for order in permutations(rest))
-        return max(min(rates[frozenset(edge)] for edge in pairwise(order)) for order in orders)
-
-    def inside(some: Sequence[int]) -> float:
-        return sum(rates[frozenset(pair)] for pair in combinations(some, 2))
-
-    sets = list(combinations(range(n), k))
-    best = max(map(ring, sets))
-    equal = [some for some in sets if ring(some) >= best * (1 - delta)]
-    most = max(map(inside, equal))
-    return {some for some in equal if inside(some) >= most * (1 - delta)}
+@st.composite
+def machines(draw: st.DrawFn) -> Run:
+    """Six GPUs with any labels, rates near those of the labels, health, and NUMA nodes."""
+    links = [Path(pair, draw(st.sampled_from(LABELS))) for pair in combinations(range(6), 2)]
+    noise = draw(st.sampled_from([0.0, 0.005, 0.2]))
+    cells = [
+        measured(Operation.ALLREDUCE, link.devices, RATES[link.label] * (1 + noise * draw(st.floats(-1, 1))))
+        for link in links
+    ]
+    devices = [replace(one, numa_node=draw(st.integers(0, 1))) for one in gpus(6)]
+    run = run_of(devices, cells, links)
+    run.health_before = tuple(draw(st.sampled_from([IDLE] * 8 + [Health(processes=1)])) for _ in range(6))
+    return run
 
 
-@settings(max_examples=60)
-@given(
-    st.permutations(range(6)), st.lists(st.integers(20, 400), min_size=15, max_size=15, unique=True), st.integers(2, 5)
-)
-def test_renaming_the_devices_renames_the_choice_up_to_ties(names: list[int], values: list[int], k: int) -> None:
-    rates = {frozenset(pair): float(value) for pair, value in zip(combinations(range(6), 2), values, strict=True)}
+def renamed(run: Run, names: Sequence[int]) -> Run:
+    """Return the same machine with the device at each position listed at `names[position]`."""
 
-    def run_with(name: Callable[[int], int]) -> Run:
-        return pair_run(6, lambda a, b: rates[frozenset((name(a), name(b)))])
+    def moved(members: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(names[member] for member in members))
 
-    ranking = evidence(run_with(lambda a: a))
-    assert ranking is not None
-    good = best_sets(rates, 6, k, ranking.delta)
-    here = choose(run_with(lambda a: a), k).members
-    there = choose(run_with(names.index), k).members
-    assert here == min(good)  # the preference among equals is by position
-    assert there == min(tuple(sorted(names[m] for m in some)) for some in good)
+    places = sorted(range(len(names)), key=names.__getitem__)
+    cells = [replace(m, cell=replace(m.cell, members=moved(m.cell.members))) for m in run.measurements]
+    return replace(
+        run,
+        devices=tuple(run.devices[place] for place in places),
+        health_before=tuple(run.health_before[place] for place in places) if run.health_before else (),
+        paths=tuple(replace(path, devices=(a, b)) for path in reversed(run.paths) for a, b in [moved(path.devices)]),
+        measurements=cells[::-1],
+    )
 
 
-@given(st.permutations(range(8)))
-def test_renaming_a_dgx_1v_keeps_the_quality_of_the_choice(names: list[int]) -> None:
+def uuids(run: Run, members: Sequence[int]) -> set[str]:
+    return {run.devices[member].uuid for member in members}
+
+
+@settings(max_examples=60, deadline=None)
+@given(machines(), st.permutations(range(6)), st.integers(1, 5))
+def test_renaming_the_devices_renames_the_answer_always(run: Run, names: list[int], k: int) -> None:
+    other = renamed(run, names)
+    here, there = choose(run, k, allow_busy=True), choose(other, k, allow_busy=True)
+    assert uuids(run, here.members) == uuids(other, there.members)
+    assert (here.reason, here.decided_by, here.tied) == (there.reason, there.decided_by, there.tied)
+    both = zip(here.finalists, there.finalists, strict=True)
+    assert all(uuids(run, a.members) == uuids(other, b.members) and a.band == b.band for a, b in both)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(20)), st.integers(2, 6), st.integers(0, 99))
+def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k: int, seed: int) -> None:
+    rates = np.random.default_rng(seed).choice([10.0, 20.0, 40.0], (20, 20))
+    rates = np.triu(rates, 1) + np.triu(rates, 1).T
+    devices, places = gpus(20), [names.index(place) for place in range(20)]
+    here = choose_by_rates(devices, rates, k)
+    there = choose_by_rates([devices[place] for place in places], rates[np.ix_(places, places)], k)
+    assert here.heuristic
+    assert set(here.members) == {places[member] for member in there.members}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(8)), st.integers(2, 7))
+def test_renaming_the_lines_of_a_topology_renames_the_estimate(names: list[int], k: int) -> None:
     devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
-    renamed = [replace(link, devices=(names[link.devices[0]], names[link.devices[1]])) for link in links]
-    run = run_of(devices, [measured(Operation.ALLREDUCE, r.devices, V100[r.label]) for r in renamed], renamed)
-    four = {names.index(member) for member in choose(run, 4).members}
-    assert four in ({0, 1, 2, 3}, {4, 5, 6, 7})
-    assert {names.index(member) for member in choose(run, 5).members} != {0, 1, 2, 3, 4}
-
-
-def test_preference_counts_before_it_looks_at_positions() -> None:
-    run = pair_run(3, lambda a, b: 300.0, paths(3))
-    run.health_before = (Health(processes=2), Health(throttle=("SW power cap",)), IDLE)
-    assert preference(run, (0, 1)) == (1, 1, 1, (0, 1))
-    assert preference(run, (2,)) == (0, 0, 1, (2,))
+    moved = [replace(link, devices=(names[link.devices[0]], names[link.devices[1]])) for link in links]
+    there: list[Device] = [devices[names.index(place)] for place in range(8)]
+    estimate = choose_by_labels(there, moved, k)
+    assert {names.index(member) for member in estimate.members} == set(choose_by_labels(devices, links, k).members)

@@ -50,3 +50,24 @@ def test_the_medians_deviation_approaches_its_limit() -> None:
 def test_the_least_significant_difference_is_the_methods(pairs: int, simulated: float) -> None:
     """METHOD.md §4 gives q for five visits with se = 1.2533 σ / √5; we split the product in another way."""
     assert range_quantile(pairs) * median_deviation(5) == pytest.approx(simulated * 1.2533 / math.sqrt(5), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("n", "freedom", "probability", "quantile"),
+    [  # published tables of the studentized range
+        (2, 1, 0.95, 17.97),
+        (3, 10, 0.95, 3.88),
+        (6, 20, 0.95, 4.45),
+        (10, 5, 0.95, 6.99),
+        (3, 10, 0.99, 5.27),
+        (20, 60, 0.95, 5.24),
+    ],
+)
+def test_fewer_visits_widen_the_range(n: int, freedom: float, probability: float, quantile: float) -> None:
+    assert range_quantile(n, probability, freedom) == pytest.approx(quantile, abs=0.006)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 6.314), (5, 2.015), (30, 1.697)])
+def test_of_two_it_is_students(freedom: float, quantile: float) -> None:
+    """Student's t, 90 % on both sides [published tables]."""
+    assert range_quantile(2, 0.90, freedom) / math.sqrt(2) == pytest.approx(quantile, abs=0.002)

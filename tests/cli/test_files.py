@@ -15,7 +15,7 @@ import pytest
 
 from collbench import runfile
 from collbench.backends import opening
-from collbench.cli import train
+from collbench.cli import evidence
 from collbench.launch.freshness import Here
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, save_run
@@ -59,7 +59,7 @@ UNUSABLE_HERE: list[tuple[str, Callable[[Path], object], str]] = [
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose four GPUs are only listed, as the builders have them."""
     monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
-    monkeypatch.setattr(train, "_here", lambda arguments, backend, present: Here(backend, present, DRIVER, NCCL))
+    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here(wanted.backend, present, DRIVER, NCCL))
 
 
 @pytest.mark.parametrize(("case", "make", "text"), UNREADABLE)
@@ -90,7 +90,7 @@ def test_train(program: Program, tmp_path: Path, case: str, make: Callable[[Path
 def test_train_after_an_update(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str, now: Here
 ) -> None:
-    monkeypatch.setattr(train, "_here", lambda *_: now)
+    monkeypatch.setattr(evidence, "here", lambda *_: now)
     save_run(tmp_path / "run.json", gpus(4))
     (tmp_path / "train.py").touch()
     said = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")

@@ -17,7 +17,7 @@ COLLECTIVES = [
     *("allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "sendrecv", "gather", "scatter"),
 ]
 # In the order of a first session.
-COMMANDS = ["pairs", "copies", "latency", *COLLECTIVES, "topo", "show", "train"]
+COMMANDS = ["pairs", "copies", "latency", *COLLECTIVES, "topo", "show", "rank", "check", "select", "nodes", "train"]
 
 
 def test_the_commands_are_listed_in_the_order_of_a_first_session(program: Program) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from collbench.backends import opening
-from collbench.cli import train
+from collbench.cli import evidence
 from collbench.launch.freshness import Here
 from collbench.model import Device
 from collbench.operations import Operation
@@ -124,10 +124,9 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
         return save_run(Path("probe.json"), gpus(4))
 
     monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
-    monkeypatch.setattr(
-        train, "_here", lambda arguments, backend, present: Here("cuda", present, "580.159.04", "2.28.9")
-    )
-    monkeypatch.setattr(train, "_probe", probe)
+    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(evidence, "probe", probe)
+    monkeypatch.setattr(evidence.Evidence, "as_now", lambda found: found.run)
     return probed
 
 
@@ -189,7 +188,7 @@ def test_ctrl_c_in_the_probe_starts_nothing(program: Program, monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
-    monkeypatch.setattr(train, "_here", lambda *_: Here("cuda", gpus(4)))
+    monkeypatch.setattr(evidence, "here", lambda *_: Here("cuda", gpus(4)))
     monkeypatch.setattr(subprocess, "run", interrupt)
     said = program("train", "--auto-select", "2", "--backend", "cuda", "train.py")
     assert said.status == 130

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,38 @@ def test_contradictions_get_one_clear_line(line: str, backend: str, message: str
         command(line, backend=backend)
 
 
+def test_ranks_are_bound_to_their_numa_nodes_on_request_in_words_that_torch_knows() -> None:
+    words = torchrun.command(split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", python="py", bind=True)
+    assert words == [*AGENT, "--standalone", "--nproc-per-node", "2", "--numa-binding", "node", "--", "a.py"]
+    run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
+    assert run.get_args_parser().parse_args(words[len(AGENT) :]).numa_binding == "node"
+
+
+@pytest.mark.parametrize(
+    ("title", "torch", "numactl", "reason"),
+    [
+        ("the first that can", "2.9.0", "/usr/bin/numactl", ""),
+        ("a later one", "2.13.0+cu130", "/usr/bin/numactl", ""),
+        ("a nightly of a major version to come", "3.0.0.dev20270101", "/usr/bin/numactl", ""),
+        ("one that is too old", "2.8.0", "/usr/bin/numactl", "torch 2.8.0 cannot, 2.9 can"),
+        ("a version that is no number", "git", "/usr/bin/numactl", "torch git cannot, 2.9 can"),
+        ("no numactl, without which ranks would not start", "2.9.0", None, "torchrun needs the command numactl for it"),
+        ("a torch that nobody installed", None, "/usr/bin/numactl", "torch's version is unknown"),
+    ],
+)
+def test_whether_torchrun_can_bind(
+    monkeypatch: pytest.MonkeyPatch, title: str, torch: str | None, numactl: str | None, reason: str
+) -> None:
+    def version(_name: str) -> str:
+        if torch is None:
+            raise metadata.PackageNotFoundError
+        return torch
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(shutil, "which", lambda _name: numactl)
+    assert torchrun.cannot_bind() == reason, title
+
+
 def test_a_rendezvous_in_the_environment_is_not_overridden() -> None:
     assert "--standalone" not in command("a.py", inherited={"PET_RDZV_ENDPOINT": "h:1"})
 
@@ -134,6 +168,9 @@ def test_the_choice_is_one_line_with_names_and_evidence() -> None:
     )
     assert choice(CORES, "fastest", QUICK_PROBE, backend="host") == (
         "collbench: using core 2, core 5 (host backend): fastest (quick probe)"
+    )
+    assert choice(GPUS, "fastest", QUICK_PROBE, backend="cuda", binding="bound to X").endswith(
+        ": fastest (quick probe); bound to X"
     )
 
 

@@ -27,6 +27,8 @@ def test_h200x4_devices_are_what_nvidia_smi_showed() -> None:
         memory_bytes=143771 * 2**20,
         numa_node=0,
         cpu_affinity="0-63",
+        pcie_generation=5,
+        pcie_width=16,
     )
     assert [device.pci_bus_id[-4:] for device in devices] == ["06.0", "07.0", "08.0", "09.0"]
 
@@ -141,6 +143,8 @@ def test_health_in_the_units_of_the_model() -> None:
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=37),
         "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x4 | 0x20,
         "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)],
+        "nvmlDeviceGetCurrPcieLinkGeneration": 4,
+        "nvmlDeviceGetCurrPcieLinkWidth": 8,
     }
     machine.gpus[0].link_fields = {161: 2, 162: 0, 163: 1}
     with Nvml(machine, NOWHERE) as nvml:
@@ -157,6 +161,8 @@ def test_health_in_the_units_of_the_model() -> None:
         nvlink_errors=18 * 1,
         ecc_errors=0,
         processes=1,
+        pcie_generation=4,
+        pcie_width=8,
     )
 
 

@@ -38,6 +38,7 @@ class FakeBackend:
         self.capacity = 2**40
         self.unreachable: dict[tuple[Operation | int, ...], str] = {}
         self.prepared: tuple[tuple[int, ...], ...] = ()
+        self.nodes: tuple[int, ...] = ()
 
     def devices(self) -> tuple[Device, ...]:
         return self._devices
@@ -50,6 +51,9 @@ class FakeBackend:
 
     def free_bytes(self) -> tuple[int, ...]:
         return (self.capacity * 3,) * len(self._devices)
+
+    def numa_nodes(self) -> tuple[int, ...]:
+        return self.nodes
 
     def reserve(self, largest_bytes: int) -> None:
         self.reserved.append(largest_bytes)

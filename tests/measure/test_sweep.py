@@ -5,12 +5,12 @@ import pytest
 
 from collbench.backends.protocol import Step, time_step
 from collbench.errors import BackendError, StepFailed
-from collbench.measure.audit import audit
+from collbench.measure.audit import audit, distrusted
 from collbench.measure.effort import Effort
 from collbench.measure.plan import Plan, directed_links, unordered_pairs
 from collbench.measure.sweep import sweep, warm_up
 from collbench.measure.visits import Watcher
-from collbench.model import Path, Run, StopReason
+from collbench.model import Audit, Path, Run, StopReason
 from collbench.operations import Operation, Work
 from collbench.stats import summarize
 from tests.builders import gpus, paths, run_of
@@ -164,6 +164,26 @@ def test_the_audit_finds_the_label_that_suffers_and_the_sweep_measures_it_alone(
         nvlink = set(found.cell.members) in ({0, 1}, {2, 3})
         assert {sample.concurrent for sample in found.samples} == {nvlink}
         assert summarize(found).algbw == pytest.approx(100.0)  # never the halved rate
+
+
+@pytest.mark.parametrize(
+    ("title", "failed", "isolated"),
+    [
+        ("none fails", [], set()),
+        ("a PCIe label: all PCIe paths, whatever the work", ["PHB"], {"PHB", "SYS"}),
+        ("NVLinks share nothing, so only that label", ["NV2"], {"NV2"}),
+        ("a label of cores is no PCIe path", ["L3"], {"L3"}),
+    ],
+)
+def test_paths_that_share_wires_are_distrusted_together(title: str, failed: list[str], isolated: set[str]) -> None:
+    """Which PCIe paths meet in an audit is chance, so one work's luck must not let its copies run together."""
+    links = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "PHB", (0, 2): "L3"})
+    write, allreduce = plan_for(4).groups
+    found = [Audit(write.operation, (0, 1), label, 10.0, 5.0, 0.5, 0.02, trusted=False) for label in failed]
+    plan = distrusted(plan_for(4), found, {frozenset(path.devices): path for path in links})
+    label = {path.devices: path.label for path in links}
+    assert {label[a, b] for work, (a, b) in plan.isolated if work == write and a < b} == isolated
+    assert {label[a, b] for work, (a, b) in plan.isolated if work == allreduce} == isolated & {"PHB", "SYS"}
 
 
 def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:

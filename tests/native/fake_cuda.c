@@ -4,9 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static Context contexts[kMostGpus];
 static _Thread_local Context* current;
+static int started;  // by cuInit
 
 Context* current_context(void) { return current; }
 int current_gpu(void) { return current == NULL ? kHost : current->gpu; }
@@ -48,6 +51,7 @@ static int visible(int gpus[kMostGpus]) {
 EXPORT int cuInit(unsigned flags) {
   (void)flags;
   CALLED;
+  started = 1;
   return kSuccess;
 }
 
@@ -75,6 +79,7 @@ EXPORT int cuGetErrorString(int error, const char** text) { return describe(erro
 
 EXPORT int cuDeviceGetCount(int* count) {
   CALLED;
+  if (!started) return kNotInitialized;
   int gpus[kMostGpus];
   *count = visible(gpus);
   return kSuccess;
@@ -117,6 +122,8 @@ EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
   CALLED;
   if (attribute == 16)  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
     *value = 132;
+  else if (attribute == 38)  // CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+    *value = (int)by_gpu("FAKE_L2", device, 0);
   else if (attribute == 132 && by_gpu("FAKE_MULTICAST", device, 0) >= 0)  // …_MULTICAST_SUPPORTED, of newer drivers
     *value = (int)by_gpu("FAKE_MULTICAST", device, 0);
   else
@@ -201,10 +208,19 @@ EXPORT int cuMemFree_v2(uint64_t at) {
   return release_memory((void*)(uintptr_t)at, "memory");
 }
 
+// A line for the real kernel's memory policy of this thread, where it is not the default.
+static void note_policy(void) {
+  int mode = 0;
+  unsigned long nodes[16] = {0};
+  if (syscall(SYS_get_mempolicy, &mode, nodes, 8 * sizeof nodes, NULL, 0) == 0 && mode != 0)
+    note("policy %d nodes %lx", mode, nodes[0]);
+}
+
 EXPORT int cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
   CALLED_ON_GPU;
   RETURN_IF(blocking(__func__));
   if (flags != 3) return kInvalidValue;  // portable and mapped: the only kind that every GPU may write
+  note_policy();
   return make_memory(at, bytes, kHost, "pinned");
 }
 

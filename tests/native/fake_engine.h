@@ -8,6 +8,7 @@ enum {
   kSuccess = 0,
   kInvalidValue = 1,
   kOutOfMemory = 2,
+  kNotInitialized = 3,
   kInvalidImage = 200,
   kInvalidContext = 201,
   kNoPeerSupport = 217,

@@ -34,7 +34,7 @@ static int world_count;
 static Split splits[kMostSplits];
 static int split_count, splits_done;
 // This thread's open group.
-static _Thread_local int depth, group_splits, group_error;
+static _Thread_local int depth, group_splits, group_error, split_turn;
 
 int failed(int code, const char* text) {
   if (depth > 0) group_error = code;  // the whole group fails at its end, and does nothing
@@ -122,6 +122,7 @@ EXPORT int ncclCommSplit(Comm* comm, int color, int key, Comm** made, const void
   if (depth == 0) return failed(kNcclInvalidUsage, "a split by one thread waits for the other ranks: use a group");
   if (config != NULL || split_count == kMostSplits) return failed(kNcclInvalidArgument, "not simulated");
   splits[split_count++] = (Split){comm, color, key, made};
+  split_turn = splits_done;
   *made = NULL;
   ++group_splits;
   return kNcclSuccess;
@@ -133,11 +134,12 @@ static int by_key(const void* one, const void* other) {
   return a->key != b->key ? a->key - b->key : a->parent->rank - b->parent->rank;
 }
 
-// Makes the new communicators once all ranks have called: the last thread makes everybody's, the others wait.
+// Makes the new communicators once all ranks have called: one thread makes everybody's, others wait or come later.
 static int finish_splits(void) {
-  const int mine = splits_done, ranks = splits[0].parent->clique->ranks;
+  if (splits_done != split_turn) return kNcclSuccess;
+  const int ranks = splits[0].parent->clique->ranks;
   if (split_count < ranks) {
-    while (splits_done == mine) let_others_run();
+    while (splits_done == split_turn) let_others_run();
     return kNcclSuccess;
   }
   note("split of %d ranks", split_count);

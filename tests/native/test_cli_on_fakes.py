@@ -31,7 +31,7 @@ def _run_file(tmp_path: Path) -> dict[str, Any]:
 def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int) -> set[float]:
     """Return the distinct block times of one cell."""
     for measurement in run["measurements"]:
-        cell = {"operation": operation, "members": members, "size_bytes": size, "variant": "plain"}
+        cell = {"operation": operation, "members": members, "size_bytes": size, "variant": "plain", "numa_node": None}
         if measurement["cell"] == cell:
             return {round(s, 12) for sample in measurement["samples"] for s in sample["seconds"]}
     raise AssertionError(f"{operation} on {members} at {size} was not measured")
@@ -94,6 +94,15 @@ def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes,
     assert "GPU1" in skipped[0]["reason"]
     assert "GPU1" in done.stdout
     assert "4M" in done.stdout
+
+
+def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, l2=60 * 10**6)
+    assert done.code == 0, done.stderr
+    assert "that are free for a buffer are too few against the reader's cache" in done.stdout
+    assert {m["cell"]["operation"] for m in _run_file(tmp_path)["measurements"]} == {
+        *("ce-write", "ce-read", "sm-write", "allreduce", "broadcast"),
+    }
 
 
 def test_no_size_that_fits_is_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:

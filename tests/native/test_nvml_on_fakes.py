@@ -37,6 +37,8 @@ def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: P
         "numa_node": 0,
         "cpu_affinity": "0-63",
         "host": "",
+        "pcie_generation": 5,
+        "pcie_width": 16,
     }
     assert len(facts["paths"]) == 6
     # [METHOD.md §5]: NV18 by 18 links to a switch, HOSTBRIDGE as the common ancestor.

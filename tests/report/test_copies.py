@@ -126,3 +126,36 @@ def test_cpu_cores_say_which_patterns_they_lack() -> None:
 @pytest.mark.parametrize("count", [2, 8, 16])
 def test_all_lines_fit_80_columns_for_many_devices(count: int) -> None:
     assert [line for line in after_header(patterns(count)).split("\n") if len(line) > 80] == []
+
+
+def by_node(nodes: list[int], count: int = 2, visits: int = 5) -> Run:
+    """Return host copies with the memory of each node: 55 GB/s where device and node are both even or odd, else 38."""
+    cells = []
+    for op in (Operation.H2D_CE, Operation.D2H_CE):
+        for a in range(count):
+            for node in nodes:
+                cells.append(how(Variant.HOST, measured(op, (a,), 55.0 if a % 2 == node % 2 else 38.0, MIB, visits)))
+                cells[-1].cell = replace(cells[-1].cell, numa_node=node)
+    return run_of(gpus(count), cells, command=("copies",))
+
+
+def test_host_copies_have_a_column_for_each_numa_node() -> None:
+    assert (
+        "host at 1M by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)\n"
+        "device  copy        node 0      node 1\n"
+        "GPU0    h2d-ce  55.0 ±0.0%  38.0 ±0.0%\n"
+        "GPU0    d2h-ce  55.0 ±0.0%  38.0 ±0.0%\n"
+        "GPU1    h2d-ce  38.0 ±0.0%  55.0 ±0.0%\n"
+        "GPU1    d2h-ce  38.0 ±0.0%  55.0 ±0.0%\n"
+    ) in after_header(by_node([0, 1]))
+
+
+def test_a_node_that_was_not_reached_shows_a_dash() -> None:
+    run = by_node([0, 1], visits=2)
+    del run.measurements[1]
+    assert "GPU0    h2d-ce    55.0       -\nGPU0    d2h-ce    55.0    38.0\n" in after_header(run)
+
+
+def test_many_nodes_fit_a_line_without_their_intervals() -> None:
+    shown = after_header(by_node(list(range(8))))
+    assert "GPU1    h2d-ce    38.0    55.0    38.0    55.0    38.0    55.0    38.0    55.0\n" in shown

@@ -69,7 +69,20 @@ def test_mixed_devices_are_counted_by_name() -> None:
 
 
 def test_an_unknown_backend_is_named_without_a_guess() -> None:
-    assert header(run_of(gpus(2), [CELL], backend="sim")).startswith("backend   sim\n")
+    assert header(run_of(gpus(2), [CELL], backend="mars")).startswith("backend   mars\n")
+
+
+def test_a_simulated_run_says_so_in_the_first_line_and_names_its_fabric() -> None:
+    machine = Machine("sim", "simulated", "", virtualization="pass-through", fabric="dgx-1v")
+    run = run_of(gpus(2), [CELL], backend="sim", machine=machine)
+    run.settings.environment["NCCL_P2P_DISABLE"] = "1"
+    assert header(run).splitlines() == [
+        "backend   sim: SIMULATED machine 'dgx-1v', nothing below was measured on a GPU",
+        "machine   2 × NVIDIA H200, all simulated",
+        "virtual   GPU pass-through to a virtual machine (simulated)",
+        "settings  NCCL_P2P_DISABLE=1 (simulated)",
+        "simulated 2026-01-02T03:04:05Z, 1.5 s of the machine's time, 1G, seed 7",
+    ]
 
 
 def test_a_run_without_sizes_has_no_span() -> None:

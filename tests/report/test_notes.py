@@ -54,6 +54,17 @@ def test_a_place_that_fails_at_many_sizes_is_one_line() -> None:
     ]
 
 
+def test_what_is_skipped_for_one_reason_is_one_line() -> None:
+    run = run_with()
+    run.skipped = [Skipped(f"sm-read GPU0 → GPU{peer}", "no peer access") for peer in range(1, 8)]
+    run.skipped.append(Skipped("sizes 2G", "no room"))
+    assert notes(run) == [
+        "skipped   sm-read GPU0 → GPU1, sm-read GPU0 → GPU2, sm-read GPU0 → GPU3, sm-read GPU0 → GPU4 and 3 more: "
+        "no peer access",
+        "skipped   sizes 2G: no room",
+    ]
+
+
 def test_of_very_many_failures_the_first_are_told() -> None:
     lines = notes(run_with(*(failed((0, 1), 8, f"hang {i}") for i in range(20))))
     assert len(lines) == 1 + 8 + 1
@@ -72,6 +83,7 @@ def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
         "(±2.0% was allowed)",
         "audit     ce-write both-ways on SYS pairs was timed alone: beside others it ran at 0.55 of its own speed "
         "(±2.0% was allowed)",
+        "audit     PCIe paths share wires, so all of them were timed alone",
         "skipped   sizes 2G: the fullest device has room for 1 GiB",
     ]
 

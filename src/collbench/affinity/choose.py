@@ -1,119 +1,178 @@
-"""Which k devices to use, from a run: the set with the best ring, or a tie-break where the choice does not matter."""
+"""Which k devices to use, from a run or from labels alone: predicted, tie-broken, settled by measuring finalists."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import combinations
-from math import comb
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from collbench.affinity.rings import bottleneck_ring, ring_bound
-from collbench.affinity.tiers import Ranking, rank_pairs
+import numpy as np
+
+from collbench.affinity import fitness
+from collbench.affinity.bands import predict
+from collbench.affinity.case import Case, Rates, evidence, from_labels, from_rates, from_run
+from collbench.affinity.choice import Band, Candidate, Choice, LeftOut, Members, Verified
+from collbench.affinity.finalists import finalists
+from collbench.affinity.rings import MOST_MEMBERS, Sets, all_sets
+from collbench.affinity.search import best, search
+from collbench.affinity.settle import settle
+from collbench.affinity.tiebreak import Level, decide, what_remains
 from collbench.errors import UsageError
-from collbench.machine.limits import holds_back
-from collbench.model import Run
-from collbench.operations import Operation
+from collbench.model import Device, Path, Run
 
-# What training runs comes first; the copies stand in for it where no collective was measured.
-_EVIDENCE = (
-    Operation.ALLREDUCE,
-    Operation.CE_WRITE,
-    Operation.SM_WRITE,
-    Operation.CPU_WRITE,
-    Operation.CE_READ,
-    Operation.SM_READ,
-    Operation.CPU_READ,
-    Operation.BROADCAST,
-)
-# C(16, 8) = 12,870 sets are searched exactly; more devices than that need the heuristic that is not written yet.
-_MOST_DEVICES = 16
-# Another process with memory on a GPU shares its time: METHOD.md §6's first tie-break.
-_BUSY_UTILIZATION = 10
+__all__ = [
+    "Band",
+    "Candidate",
+    "Choice",
+    "LeftOut",
+    "Verified",
+    "choose",
+    "choose_by_labels",
+    "choose_by_rates",
+    "evidence",
+    "settle",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The chosen positions, ascending, and why in half a sentence. `gbs` is the best ring's slowest edge."""
+def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool = False) -> Choice:
+    """Return the best k devices of the run without those excluded, faulty or, unless `allow_busy`, busy or throttled.
 
-    members: tuple[int, ...]
-    reason: str
-    gbs: float
-
-
-def evidence(run: Run) -> Ranking | None:
-    """Return the ranking that decides: the first operation with pairs, at its largest size. None without any.
-
-    An interrupted run may hold few pairs at the largest size; then the largest with the most pairs decides.
+    Raises UsageError for a k that cannot be, a run without pairs, or too few devices that are left.
     """
-    for operation in _EVIDENCE:
-        pairs = Counter(
-            m.cell.size_bytes for m in run.measured() if m.cell.operation is operation and len(m.cell.members) == 2
-        )
-        if pairs:
-            return rank_pairs(run, operation, max(pairs, key=lambda size: (pairs[size], size)))
-    return None
+    out = fitness.left_out(run, exclude, allow_busy=allow_busy)
+    fit = _fit(run.devices, k, out)
+    ranking = evidence(run, fit)
+    if ranking is None and k < len(fit):
+        raise UsageError("the run holds no pair: measure with 'collbench pairs' first")
+    if ranking is None or k == len(fit):
+        return _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
+    choice = _decided(from_run(run, fit, ranking), k)
+    sim = " (sim)" if run.backend == "sim" else ""
+    return replace(choice, left_out=out, reason=choice.reason + sim)
 
 
-def choose(run: Run, k: int) -> Choice:
-    """Return the best k devices of the run. Raises UsageError for a k that cannot be, or a run without pairs."""
-    n = len(run.devices)
+def choose_by_labels(
+    devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
+) -> Choice:
+    """Return the k devices that labels alone promise most of. Raises UsageError for a k that cannot be."""
+    out = tuple(LeftOut(place, "excluded") for place in sorted(exclude))
+    fit = _fit(devices, k, out)
+    choice = _decided(from_labels(devices, paths, fit), k)
+    reason = f"estimated from labels, not measured: {choice.reason}"
+    return replace(choice, left_out=out, reason=reason, estimated=True)
+
+
+def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequence[Path] = ()) -> Choice:
+    """Return the best k devices by a matrix of rates, GB/s, row source and column destination; 0 is not measured.
+
+    For machines too large for a run of all pairs. Raises UsageError for a k that cannot be.
+    """
+    _fit(devices, k, ())
+    return _decided(from_rates(devices, rates, paths), k)
+
+
+def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
+    """Return the positions that may be chosen. Raises UsageError where they are too few."""
+    n = len(devices)
     if not 1 <= k <= n:
         raise UsageError(f"cannot choose {k} of {n} devices: choose 1 to {n}")
-    ranking = evidence(run)
-    if k == n:
-        return Choice(tuple(range(n)), f"all {n} devices", ranking.standings[-1].gbs if ranking else 0.0)
-    if ranking is None:
-        raise UsageError("the run holds no pair: measure with 'collbench pairs' first")
-    every_pair = len(ranking.standings) == comb(n, 2)  # an interrupted run may lack some: they are not known to tie
-    if k == 1 or (ranking.all_tied and every_pair):
-        return _tie_break(run, k, ranking)
-    return _best_ring(run, k, ranking)
+    gone = {left.member: left.reason for left in out}
+    unknown = sorted(set(gone) - set(range(n)))
+    if unknown:
+        raise UsageError(f"cannot leave out device {unknown[0]}: there are {n}, counted from 0")
+    fit = [place for place in range(n) if place not in gone]
+    if len(fit) < k:
+        names = "; ".join(f"{devices[place].tag} ({reason})" for place, reason in gone.items())
+        advice = "choose fewer, or add --allow-busy" if any(_forgiven(why) for why in gone.values()) else "choose fewer"
+        raise UsageError(f"cannot choose {k} of {n} devices: {len(fit)} are left without {names}; {advice}")
+    return fit
 
 
-def _tie_break(run: Run, k: int, ranking: Ranking) -> Choice:
-    members = min(combinations(range(len(run.devices)), k), key=lambda some: preference(run, some))
-    word = "one device has no pair to compare" if k == 1 else ranking.verdict
-    return Choice(members, word, ranking.standings[-1].gbs)
+def _forgiven(reason: str) -> bool:
+    """Return whether --allow-busy would bring a device back."""
+    return reason != "excluded" and not reason.startswith("faulty")
 
 
-def _best_ring(run: Run, k: int, ranking: Ranking) -> Choice:
-    """Search all sets: the best ring, then the best tie-break among rings that the tie threshold cannot tell apart."""
-    if len(run.devices) > _MOST_DEVICES:
-        raise UsageError(
-            f"cannot search {len(run.devices)} devices exactly: choose among {_MOST_DEVICES} with --devices"
-        )
-    rates = {frozenset(standing.pair): standing.gbs for standing in ranking.standings}
+def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: Case | None) -> Choice:
+    members = tuple(sorted(fit))
+    band = predict(case.wired) if case and len(fit) > 1 else None
+    reason = f"all {len(fit)} devices" if not out else f"the {len(fit)} of {len(run.devices)} devices that are left"
+    found = (Candidate(members, band, default=True),) if band else ()
+    return Choice(members, reason, band, found, out)
 
-    def rate(a: int, b: int) -> float:
-        return rates.get(frozenset((a, b)), 0.0)
 
-    bounded = sorted(
-        ((ring_bound(some, rate), some) for some in combinations(range(len(run.devices)), k)), reverse=True
+def _decided(case: Case, k: int) -> Choice:
+    """Return the choice among the devices of a case: by bandwidth where it matters, then by the tie-breaks."""
+    if k == 1 or case.tied:
+        sets, heuristic = _tied_sets(case, k)
+        place, words = decide(sets, case.levels)
+        members = tuple(sets[place].tolist())
+        pair = "one device has no pair to compare" if k == 1 else case.verdict
+        return _choice(case, members, pair, _with_default(case, members), words, tied=True, heuristic=heuristic)
+    field = search(case.wired, k, case.delta)
+    equal = best(field, case.delta)
+    rest = () if field.heuristic or 2 * k > len(case.order) else (_remainder(field.sets, field.quick, case.delta),)
+    place, words = decide(field.sets[equal], (*case.levels, *rest))
+    chosen = int(equal[place])
+    found = finalists(case.wired, field, chosen, case.delta)
+    why = _why(case, found) + (", the best of a heuristic search" if field.heuristic else "")
+    return _choice(case, found[0].members, why, found, words, tied=False, heuristic=field.heuristic)
+
+
+def _tied_sets(case: Case, k: int) -> tuple[Sets, bool]:
+    """Return the sets that tie-breaks decide among; beyond 16 devices a few: the first k from each device on."""
+    n = len(case.order)
+    if n <= MOST_MEMBERS or k == 1:
+        return all_sets(n, k), False
+    return np.sort((np.arange(n)[:, None] + np.arange(k)) % n, axis=1), True
+
+
+def _remainder(sets: Sets, values: np.typing.NDArray[np.float64], delta: float) -> Level:
+    return Level("the best remainder for the next job", what_remains(sets, values, delta))
+
+
+def _with_default(case: Case, members: Members) -> tuple[Candidate, ...]:
+    if len(members) < 2:
+        return ()
+    default = tuple(range(len(members)))
+    return tuple(
+        Candidate(some, predict(case.wired.of(some)), default=some == default)
+        for some in dict.fromkeys([members, default])
     )
-    best, rings = 0.0, list[tuple[float, tuple[int, ...]]]()
-    for bound, some in bounded:
-        if bound < best * (1 - ranking.delta):
-            break
-        rings.append((bottleneck_ring(some, rate), some))
-        best = max(best, rings[-1][0])
-    equal = [(ring, some) for ring, some in rings if ring >= best * (1 - ranking.delta)]
-    # Equal rings: a second ring may run over the links that the first leaves, so more bandwidth inside is better.
-    inside = {some: sum(rate(a, b) for a, b in combinations(some, 2)) for _, some in equal}
-    most = max(inside.values())
-    richest = [(ring, some) for ring, some in equal if inside[some] >= most * (1 - ranking.delta)]
-    ring, members = min(richest, key=lambda item: preference(run, item[1]))
-    worst = min(rates.values())
-    what = "it carries" if k == 2 else "its slowest ring edge carries"
-    better = f"{what} {ring:.3g} GB/s, the machine's worst pair {worst:.3g}"
-    return Choice(members, ranking.verdict if ranking.one_tier else better, ring)
 
 
-def preference(run: Run, members: Iterable[int]) -> tuple[int, int, int, tuple[int, ...]]:
-    """Return METHOD.md §6's tie-break, smaller is better: busy devices, throttled or faulty ones, NUMA nodes, order."""
-    some = tuple(members)
-    health = [run.health_before[m] for m in some] if len(run.health_before) == len(run.devices) else []
-    busy = sum(bool(h.processes) or (h.utilization or 0) > _BUSY_UTILIZATION for h in health)
-    faulty = sum(any(map(holds_back, h.throttle)) or bool(h.ecc_errors) for h in health)
-    nodes = len({run.devices[m].numa_node for m in some})
-    return busy, faulty, nodes, some
+def _why(case: Case, found: tuple[Candidate, ...]) -> str:
+    """Return in half a sentence what the chosen set is predicted to carry; nothing where nothing is certain."""
+    chosen, default = found[0], next(some for some in found if some.default)
+    if case.one_tier and not case.tied and "no pair differs" in case.verdict:
+        return case.verdict
+    if len(chosen.members) == 2:
+        return f"it carries {chosen.band.lo:.3g} GB/s, the machine's worst pair {case.worst:.3g}"
+    k = len(chosen.members)
+    beside = f"the first {k} themselves" if chosen is default else f"the first {k} {default.band}"
+    return f"predicted {chosen.band} ({chosen.band.how}), {beside}"
+
+
+def _choice(
+    case: Case,
+    members: Members,
+    reason: str,
+    found: tuple[Candidate, ...],
+    words: str,
+    *,
+    tied: bool,
+    heuristic: bool,
+) -> Choice:
+    """Return the choice in the run's positions."""
+
+    def positions(some: Members) -> Members:
+        return tuple(sorted(case.order[place] for place in some))
+
+    return Choice(
+        members=positions(members),
+        reason=reason,
+        band=found[0].band if found else None,
+        finalists=tuple(replace(some, members=positions(some.members)) for some in found),
+        decided_by=words,
+        tied=tied,
+        heuristic=heuristic,
+    )

@@ -1,50 +1,81 @@
-"""The best ring through a set of GPUs: what NCCL will run, so what a set is worth (METHOD.md §6)."""
+"""The best ring through a set of GPUs, by its slowest hop: what NCCL runs where no packing of NVLinks is possible."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from itertools import combinations
 
-Rate = Callable[[int, int], float]
+import numpy as np
+from numpy.typing import NDArray
+
+Rates = NDArray[np.float64]
+Sets = NDArray[np.intp]
+
+# The table takes 2^n · n values: 8 MB for 16 devices, which is the most that is searched exactly (METHOD.md §6).
+MOST_MEMBERS = 16
 
 
-def bottleneck_ring(members: Sequence[int], rate: Rate) -> float:
-    """Return the slowest edge of the ring that makes it fastest, in `rate`'s unit; two members are their pair.
+def all_sets(n: int, k: int) -> Sets:
+    """Return every set of k of n positions, shape (sets, k), in lexicographic order."""
+    return np.array(list(combinations(range(n), k)), dtype=np.intp).reshape(-1, k)
 
-    `rate(a, b)` is symmetric. Exact; time grows with 2^members.
+
+def masks(sets: Sets) -> NDArray[np.int64]:
+    """Return each set as the bits of a number, shape (sets,)."""
+    return np.asarray((1 << sets.astype(np.int64)).sum(axis=1), dtype=np.int64)
+
+
+def ring_table(rates: Rates, k: int) -> Rates:
+    """Return for each set of k devices, as a bit mask, the slowest hop of the directed ring that makes it fastest.
+
+    `rates[src, dst]` is directed, 0 where there is no hop; a set without a ring has 0, and so have sets of another
+    size. Exact, by the Held-Karp recursion with (max, min): best[set, end] over all paths from the set's lowest member.
     """
-    if len(members) < 2:
+    n = len(rates)
+    if n > MOST_MEMBERS:
+        raise ValueError(f"{n} devices are too many for a table over all sets")
+    every = np.arange(1 << n)
+    size = sum(every >> v & 1 for v in range(n))
+    lowest = every & -every
+    best = np.zeros((1 << n, n))
+    for v in range(n):
+        best[1 << v, v] = np.inf
+    for count in range(1, k):
+        layer = every[size == count]
+        for v in range(1, n):
+            longer = layer[(layer >> v & 1 == 0) & (lowest[layer] < 1 << v)]
+            best[longer | 1 << v, v] = np.minimum(best[longer], rates[:, v]).max(axis=1, initial=0.0)
+    table = np.zeros(1 << n)
+    full = every[size == k]
+    first = np.log2(lowest[full]).astype(np.intp)
+    table[full] = np.minimum(best[full], rates[:, first].T).max(axis=1)
+    return table
+
+
+def best_ring(rates: Rates) -> float:
+    """Return the slowest hop of the fastest directed ring through all devices of `rates`, in its unit.
+
+    Exact up to 16; beyond, `ring_bound`.
+    """
+    n = len(rates)
+    if n < 2:
         raise ValueError("a ring needs two members")
-    if len(members) == 2:
-        return rate(*members)
-    rates = {(a, b): rate(a, b) for a in members for b in members if a != b}
-    bound = ring_bound(members, rate)
-    thresholds = sorted({value for value in rates.values() if value <= bound}, reverse=True)
-    # The complete graph has a ring, so the lowest threshold always does; what has one keeps it below.
-    place = bisect_left(thresholds, True, key=lambda limit: _has_ring(members, {e for e in rates if rates[e] >= limit}))
-    return thresholds[place]
+    return float(ring_table(rates, n)[-1]) if n <= MOST_MEMBERS else ring_bound(rates)
 
 
-def ring_bound(members: Sequence[int], rate: Rate) -> float:
-    """Return a cheap upper bound of bottleneck_ring: every member needs two edges, so its second-best one limits it."""
-    if len(members) == 2:
-        return rate(*members)
-    return min(sorted((rate(a, b) for b in members if b != a), reverse=True)[1] for a in members)
+def ring_bound(rates: Rates) -> float:
+    """Return what the slowest hop of a ring cannot exceed: each device is entered and left, and all are connected.
 
-
-def _has_ring(members: Sequence[int], edges: Collection[tuple[int, int]]) -> bool:
-    """Tell whether a Hamiltonian cycle uses only these edges, in 2^members steps.
-
-    Bit sets of the members but the first: `ends[visited]` holds where a path from the first through `visited` can end.
+    Where rates are those of a tree of switches the bound is reached.
     """
-    first, *rest = members
-    near = [sum(1 << j for j, b in enumerate(rest) if (a, b) in edges) for a in rest]
-    home = sum(1 << j for j, b in enumerate(rest) if (first, b) in edges)
-    ends = [0] * (1 << len(rest))
-    for j in range(len(rest)):
-        ends[1 << j] = home & 1 << j
-    for visited, reached in enumerate(ends):
-        for j, neighbours in enumerate(near):
-            if neighbours & reached and not visited >> j & 1:
-                ends[visited | 1 << j] |= 1 << j
-    return bool(ends[-1] & home)
+    n = len(rates)
+    bound = min(rates.max(axis=1).min(), rates.max(axis=0).min())
+    if n > 2:  # its two hops lead to two others
+        bound = min(bound, np.partition(np.maximum(rates, rates.T), -2, axis=1)[:, -2].min())
+    best = np.maximum(rates, rates.T)[0].copy()  # Prim's tree, grown from the first device by the fastest hop
+    best[0] = -1.0
+    for _ in range(n - 1):
+        place = int(np.argmax(best))
+        bound = min(bound, best[place])
+        best = np.where(best < 0, best, np.maximum(best, np.maximum(rates[place], rates[:, place])))
+        best[place] = -1.0
+    return float(bound)

@@ -1,26 +1,36 @@
-"""Which pairs differ and which tie: estimates, tiers and words (METHOD.md §4)."""
+"""Which links and pairs differ and which tie: order, tiers and words (METHOD.md §4; docs/method.md has the rule)."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
-from collbench.affinity.normal import median_deviation, range_quantile
+from collbench.affinity.estimates import (
+    FEWEST_VISITS,
+    Estimate,
+    Members,
+    cells_of,
+    differs,
+    estimates,
+    labels_of,
+    margin,
+    ties,
+    tolerance,
+)
 from collbench.model import Measurement, Run
-from collbench.operations import Operation
-from collbench.stats import deviations, sigma, summarize, tie_threshold
+from collbench.operations import Operation, Variant, Work
+from collbench.stats import summarize
 
-_FEWEST_VISITS_FOR_TIERS = 3
-_Z_90_PERCENT = 1.645
+# Where equals may look further apart than this many δ, their looking alike says nothing.
+_WIDEST_NOISE = 3
+_MIB = 2**20
 
 
 class Relation(StrEnum):
-    """How a pair stands to the best of all."""
+    """How a link stands to the best of all."""
 
     TIED = "tied"
     DIFFERENT = "different"
@@ -29,144 +39,172 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One unordered pair: bandwidth in GB/s with its 95 % interval, tier (1 is best), relation to the best pair.
+    """One link, pair or device: bandwidth in GB/s with its 95 % interval, seconds, tier (1 is best), and relation."""
 
-    For copies the bandwidth is that of the slower direction: a ring needs both.
-    """
-
-    pair: tuple[int, int]
+    members: Members
     label: str
     gbs: float
     interval: tuple[float, float] | None
+    seconds: float
     tier: int
     relation: Relation
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The two members. Raises ValueError for a single device."""
+        first, second = self.members
+        return first, second
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All pairs of one operation and size, best first.
+    """All links, pairs or devices (`kind`) of one work and size, best first.
 
-    `spread` is (best − worst) / best, `delta` the tie threshold, `visits` the fewest that any pair got.
+    Ratios: `spread` is (best − worst) / best; `delta` the difference that changes nobody's decision; `noise` how far
+    apart equals may look. `visits` are the fewest that any got.
     """
 
-    operation: Operation
+    work: Work
     size_bytes: int
+    kind: str
     standings: tuple[Standing, ...]
     delta: float
+    noise: float
     spread: float
     visits: int
 
     @property
+    def operation(self) -> Operation:
+        """What was timed."""
+        return self.work.operation
+
+    @property
+    def tiers(self) -> int:
+        """How many tiers there are."""
+        return self.standings[-1].tier
+
+    @property
     def one_tier(self) -> bool:
-        """True where no pair is distinguishable from the best; that may also mean that too little was measured."""
-        return all(standing.tier == 1 for standing in self.standings)
+        """True where none is distinguishable from the best; that may also mean that too little was measured."""
+        return self.tiers == 1
 
     @property
     def all_tied(self) -> bool:
-        """True where enough visits put every pair within `delta` of the best: the choice does not affect bandwidth.
+        """True where enough visits put all within δ, or within what noise makes of equals: the choice does not matter.
 
-        It asks for the spread of all pairs at once. Single pairs may still be undecided against the best, which was
-        picked for being the highest of many noisy figures.
+        It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
+        for being the highest of many noisy figures. Noise that would hide three times δ proves nothing.
         """
-        return self.one_tier and self.visits >= _FEWEST_VISITS_FOR_TIERS and self.spread <= self.delta
+        proves = self.visits >= FEWEST_VISITS and self.noise <= _WIDEST_NOISE * self.delta
+        return self.one_tier and proves and self.spread <= max(self.delta, self.noise)
 
     @property
     def verdict(self) -> str:
-        """Return in half a sentence whether the pairs differ."""
+        """Return in half a sentence whether they differ."""
         if len(self.standings) == 1:
-            return "there is one pair, so there is nothing to choose"
+            return f"there is one {self.kind}, so there is nothing to choose"
         if self.all_tied:
-            return f"all pairs tie within {self.spread:.1%}: the choice does not affect bandwidth"
+            what = "bandwidth" if self.size_bytes >= _MIB else "latency"
+            noise = ", which is noise" if self.spread > self.delta else ""
+            return f"all {self.kind}s tie within {self.spread:.1%}{noise}: the choice does not affect {what}"
         if self.one_tier:
-            return f"no pair differs for certain: the worst looks {self.spread:.1%} slower than the best"
-        return f"{self.standings[-1].tier} tiers: the worst pair is {self.spread:.0%} slower than the best"
+            return f"no {self.kind} differs for certain: the worst looks {self.spread:.1%} slower than the best"
+        return f"{self.tiers} tiers: the worst {self.kind} is {self.spread:.0%} slower than the best"
+
+
+# The same statistics; a name for those whose members are directed links where the work has a direction.
+LinkRanking = Ranking
+
+
+def rank_links(run: Run, work: Work, size_bytes: int) -> LinkRanking | None:
+    """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices."""
+    cells = cells_of(run, work, size_bytes)
+    return _ranking(work, size_bytes, kind_of(work), cells, estimates(cells, labels_of(run, cells)))
 
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | None:
-    """Return the pairs of a run in tiers, None where this cell family was not measured on any pair."""
-    found = _slower_direction(run, operation, size_bytes)
+    """Return the unordered pairs of a run in tiers, None without any. A copy counts by its slower direction.
+
+    A ring needs both directions.
+    """
+    work = Work(operation)
+    cells = cells_of(run, work, size_bytes)
+    found = estimates(cells, labels_of(run, cells))
+    slower: dict[Members, Members] = {}
+    for members in found:
+        pair = (min(members), max(members))
+        other = slower.get(pair)
+        if other is None or (found[members].middle, members) < (found[other].middle, other):
+            slower[pair] = members
+    return _ranking(
+        work,
+        size_bytes,
+        "pair",
+        {pair: cells[members] for pair, members in slower.items()},
+        {pair: found[members] for pair, members in slower.items()},
+    )
+
+
+def kind_of(work: Work) -> str:
+    """Return what one standing of a work is: "device", "pair" or "link"."""
+    if work.variant is Variant.HOST:
+        return "device"
+    return "pair" if work.operation.is_collective or work.variant is Variant.BOTH_WAYS else "link"
+
+
+def _ranking(
+    work: Work,
+    size_bytes: int,
+    kind: str,
+    cells: Mapping[Members, Measurement],
+    found: Mapping[Members, Estimate],
+) -> Ranking | None:
     if not found:
         return None
-    labels = {tuple(sorted(path.devices)): path.label for path in run.paths}
-    logs = {pair: _log_visits(measurement) for pair, measurement in found.items()}
-    sigmas = _pooled_sigma(logs, {pair: labels.get(pair, "?") for pair in logs})
-    ordered = sorted(logs, key=lambda pair: (-_middle(logs[pair]), pair))
-    delta = tie_threshold(max(sigmas.values()))
-    tiers = _tiers(ordered, logs, sigmas, delta)
-    standings = tuple(
-        Standing(
-            pair=pair,
-            label=labels.get(pair, "?"),
-            gbs=summarize(found[pair]).busbw,
-            interval=summarize(found[pair]).interval,
-            tier=tiers[pair],
-            relation=_relation(logs[ordered[0]], logs[pair], sigmas[pair], delta, tiers[pair]),
+    order = sorted(found, key=lambda members: (-found[members].middle, members))
+    delta = tolerance(size_bytes)
+    ordered = [found[members] for members in order]
+    tiers = tiers_of(ordered, delta)
+    best, worst = ordered[0], ordered[-1]
+    standings = []
+    for members, estimate, tier in zip(order, ordered, tiers, strict=True):
+        summary = summarize(cells[members])
+        relation = _relation(best, estimate, len(ordered), delta)
+        standings.append(
+            Standing(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
-        for pair in ordered
+    return Ranking(
+        work=work,
+        size_bytes=size_bytes,
+        kind=kind,
+        standings=tuple(standings),
+        delta=delta,
+        noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
+        spread=1 - math.exp(worst.middle - best.middle),
+        visits=min(len(estimate.visits) for estimate in ordered),
     )
-    spread = 1 - math.exp(_middle(logs[ordered[-1]]) - _middle(logs[ordered[0]]))
-    return Ranking(operation, size_bytes, standings, delta, spread, visits=min(map(len, logs.values())))
 
 
-def _slower_direction(run: Run, operation: Operation, size_bytes: int) -> dict[tuple[int, int], Measurement]:
-    found: dict[tuple[int, int], Measurement] = {}
-    for measurement in run.measured():
-        cell = measurement.cell
-        if cell.operation is not operation or cell.size_bytes != size_bytes or len(cell.members) != 2:
-            continue
-        low, high = sorted(cell.members)
-        other = found.get((low, high))
-        if other is None or _middle(_log_visits(measurement)) < _middle(_log_visits(other)):
-            found[low, high] = measurement
-    return found
+def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
+    """Return each link's tier; one opens where a link differs from its tier's *top*, so that steps do not chain.
+
+    It begins below the widest gap between the two: links of one kind whose rate is near the limit stay together, though
+    only some of them differ for certain.
+    """
+    starts = [0]
+    for place, estimate in enumerate(ordered):
+        while differs(ordered[starts[-1]], estimate, len(ordered), delta):
+            starts.append(_below_widest_gap(ordered, starts[-1], place))
+    return [bisect_right(starts, place) for place in range(len(ordered))]
 
 
-def _log_visits(measurement: Measurement) -> list[float]:
-    return [math.log(gbs) for gbs in summarize(measurement).visits]
+def _below_widest_gap(ordered: Sequence[Estimate], top: int, place: int) -> int:
+    """Return where the widest gap between neighbours ends, from a top to a place below; of equal ones the last."""
+    gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, place + 1)}
+    return max(gaps, key=lambda p: (gaps[p], p))
 
 
-def _middle(logs: Sequence[float]) -> float:
-    return float(np.median(logs))
-
-
-def _pooled_sigma(
-    logs: dict[tuple[int, int], list[float]], labels: dict[tuple[int, int], str]
-) -> dict[tuple[int, int], float]:
-    """Return σ̂ of one visit's log bandwidth, pooled over the pairs of a label."""
-    pools: dict[str, list[float]] = defaultdict(list)
-    for pair, values in logs.items():
-        if len(values) > 1:
-            pools[labels[pair]].extend(deviations(values))
-    pooled = {label: sigma(parts) for label, parts in pools.items()}
-    return {pair: pooled.get(labels[pair], 0.0) for pair in logs}
-
-
-def _tiers(
-    ordered: list[tuple[int, int]],
-    logs: dict[tuple[int, int], list[float]],
-    sigmas: dict[tuple[int, int], float],
-    delta: float,
-) -> dict[tuple[int, int], int]:
-    """Open a new tier at a pair that falls below its tier's *top* by more than δ and noise: no chaining."""
-    tiers, tier, top = {}, 1, ordered[0]
-    quantile = range_quantile(len(ordered)) if len(ordered) > 1 else 0.0
-    for pair in ordered:
-        visits = min(len(logs[pair]), len(logs[top]))
-        noise = quantile * max(sigmas[pair], sigmas[top]) * median_deviation(visits)
-        if visits >= _FEWEST_VISITS_FOR_TIERS and _middle(logs[top]) - _middle(logs[pair]) - noise > delta:
-            tier, top = tier + 1, pair
-        tiers[pair] = tier
-    return tiers
-
-
-def _relation(best: list[float], other: list[float], noise: float, delta: float, tier: int) -> Relation:
-    """Compare with the best pair: different in a lower tier, tied where the 90 % interval of the difference fits ±δ."""
-    if best is other:
-        return Relation.TIED
-    if tier > 1:
-        return Relation.DIFFERENT  # by the simultaneous 95 % interval: that is what opens a tier
-    if min(len(best), len(other)) < _FEWEST_VISITS_FOR_TIERS:
-        return Relation.UNDECIDED  # a single visit shows no noise, so everything would look certain
-    error = _Z_90_PERCENT * noise * math.hypot(median_deviation(len(best)), median_deviation(len(other)))
-    tied = abs(_middle(best) - _middle(other)) + error <= delta
-    return Relation.TIED if tied else Relation.UNDECIDED
+def _relation(best: Estimate, other: Estimate, count: int, delta: float) -> Relation:
+    if differs(best, other, count, delta):
+        return Relation.DIFFERENT
+    return Relation.TIED if ties(best, other, delta) else Relation.UNDECIDED

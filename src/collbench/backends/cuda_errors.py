@@ -15,7 +15,7 @@ from collbench.units import format_size
 
 @contextmanager
 def explained(doing: str, devices: Sequence[Device] = (), step: Step | None = None) -> Iterator[None]:
-    """Turn native exceptions into collbench's. A CUDA, NCCL or hang error costs the step: StepFailed."""
+    """Turn native exceptions into collbench's. What a GPU, NCCL or the kernel refuses costs the step: StepFailed."""
     where = ""
     if step is not None:
         where = " on " + ", ".join("-".join(devices[m].tag for m in group) for group in step.groups)
@@ -25,7 +25,7 @@ def explained(doing: str, devices: Sequence[Device] = (), step: Step | None = No
         raise DataCorruption(_describe_wrong(error, devices, step) if step else str(error)) from error
     except _native.LibraryError as error:
         raise MachineError(str(error)) from error
-    except (_native.CudaError, _native.NcclError, _native.HangError) as error:
+    except (_native.CudaError, _native.NcclError, _native.HangError, _native.PolicyError) as error:
         raise StepFailed(f"{doing}{where} failed: {error}") from error
 
 

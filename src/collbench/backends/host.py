@@ -55,6 +55,10 @@ class HostBackend:
         """Return nothing: cores share the machine's memory."""
         return ()
 
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return nothing: a core's copies start and end in its own node's memory."""
+        return ()
+
     def reserve(self, largest_bytes: int) -> None:
         """Do nothing: buffers grow as sizes come."""
 

@@ -21,6 +21,7 @@ from collbench.backends.worker_messages import (
     World,
 )
 from collbench.errors import BackendError, StepFailed
+from collbench.machine.numa import usable_nodes
 from collbench.model import Device
 from collbench.operations import Operation, Variant, Work
 
@@ -96,6 +97,10 @@ class IsolatedBackend:
     def free_bytes(self) -> tuple[int, ...]:
         """Return each GPU's free memory in bytes when it was opened first."""
         return self.facts.free_bytes
+
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return the NUMA nodes that this process, and so its worker, may use."""
+        return usable_nodes()
 
     def reserve(self, largest_bytes: int) -> None:
         """Allocate the buffers for messages of up to `largest_bytes`. Raises BackendError."""

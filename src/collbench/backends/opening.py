@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from collbench.backends.protocol import Backend
 from collbench.backends.worker_messages import Facts
-from collbench.errors import MachineError
+from collbench.errors import MachineError, UsageError
 from collbench.machine import cores, selection
+from collbench.machine.live_tools import LiveTools
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
 from collbench.model import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
     from collbench.backends.isolated import IsolatedBackend
+    from collbench.fabric.model import Fabric
 
-NAMES = ("auto", "cuda", "host")
+NAMES = ("auto", "cuda", "host", "sim")  # auto never takes sim
 # A worker on its way; None where there is nothing to begin.
 Begun: TypeAlias = "IsolatedBackend | None"
 
@@ -38,7 +41,8 @@ class Opened:
     """An open backend and what is known of its machine. `health` reads the devices' state now, by position.
 
     `watch` sees what goes wrong on them. `close` lets all of it go, at once; `vacate` ends the backend and waits until
-    the devices have their memory back.
+    the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` tells the seconds
+    that budgets are about.
     """
 
     backend: Backend
@@ -48,6 +52,8 @@ class Opened:
     close: Callable[[], None]
     watch: Watch = field(default_factory=nothing_to_watch)
     vacate: Callable[[], None] = lambda: None
+    environment: Mapping[str, str] = field(default_factory=lambda: nccl_settings(os.environ))
+    clock: Callable[[], float] = time.monotonic
 
 
 def resolve(name: str) -> tuple[str, str | None]:
@@ -67,7 +73,10 @@ def resolve(name: str) -> tuple[str, str | None]:
 
 
 def present_devices(name: str) -> tuple[Device, ...]:
-    """Return the devices that the backend may use here, in nvidia-smi's order; CUDA_VISIBLE_DEVICES is obeyed."""
+    """Return the devices that the backend may use here, in nvidia-smi's order; CUDA_VISIBLE_DEVICES is obeyed.
+
+    A simulated machine is not here: see `simulated_devices`.
+    """
     if name == "host":
         return cores.devices()
     with Nvml() as nvml:
@@ -76,7 +85,7 @@ def present_devices(name: str) -> tuple[Device, ...]:
 
 def begin(name: str) -> Begun:
     """Start what the backend takes long to start, and return at once: the worker, in which the driver starts."""
-    if name == "host":
+    if name in ("host", "sim"):
         return None
     from collbench.backends.isolated import IsolatedBackend
 
@@ -95,6 +104,42 @@ def open_backend(
     if name == "host":
         return _open_host(wanted)
     return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives)
+
+
+def simulated(fabric: str | None) -> Fabric:
+    """Return the machine to simulate, by name or file. Raises UsageError, without a name too."""
+    from collbench.fabric import file  # late: simulations are rare
+
+    if fabric is None:
+        raise UsageError(f"--backend sim needs a machine to simulate: --fabric FILE, or {', '.join(file.names())}")
+    return file.load(fabric)
+
+
+def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
+    """Return the GPUs of a machine to simulate. Raises UsageError."""
+    from collbench.fabric.labels import devices
+
+    return devices(simulated(fabric))
+
+
+def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
+    """Open the sim backend on the devices of a fabric that `wanted` names. A seed draws the same samples again."""
+    from collbench.backends.sim import SimBackend
+    from collbench.fabric.labels import devices
+
+    every = devices(fabric)
+    chosen = _chosen(every, wanted)
+    backend = SimBackend(fabric, seed, tuple(every.index(device) for device in chosen))
+    return Opened(
+        backend,
+        backend.machine(),
+        backend.paths(),
+        health=backend.health,
+        close=backend.close,
+        watch=backend,
+        environment=backend.environment(),
+        clock=backend.clock,
+    )
 
 
 def driver_version() -> str:
@@ -140,25 +185,37 @@ def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, colle
     with ExitStack() as stack:
         backend = cast("IsolatedBackend", begun)
         stack.callback(backend.close)
+        tools = LiveTools()
+        stack.callback(tools.close)
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         present = nvml.devices()
         visible = backend.list_gpus()
         devices = _chosen(tuple(device for device in present if device.uuid in visible), wanted)
         occupants = Occupants([nvml.processes(device) for device in devices], lambda: backend.process_ids)
+        held = [nvml.memory_used(device) for device in devices]  # before ours holds any
         backend.open(devices, nccl_path, collectives=collectives)
         machine = replace(
             here(), driver=nvml.driver_version(), cuda=nvml.cuda_version(), virtualization=nvml.virtualization()
         )
         paths = nvml.paths(devices)
+        facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
         return Opened(
             backend,
-            _with_facts(machine, backend.facts),
-            paths,
-            health=lambda: _health(nvml, devices, occupants),
+            _with_facts(machine, facts),
+            tools.told(devices, _with_peers(paths, facts)),
+            health=lambda: _health(nvml, devices, occupants, held),
             close=stack.pop_all().close,
             vacate=backend.reap,
             watch=HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants),
         )
+
+
+def _with_peers(paths: tuple[Path, ...], facts: Facts) -> tuple[Path, ...]:
+    """Return the paths with whether CUDA lets both devices reach each other's memory."""
+    if not facts.peers:
+        return paths
+    pairs = ((path, *path.devices) for path in paths)
+    return tuple(replace(path, cuda_peers=facts.peers[a][b] and facts.peers[b][a]) for path, a, b in pairs)
 
 
 def _with_facts(machine: Machine, facts: Facts) -> Machine:
@@ -171,9 +228,15 @@ def _with_facts(machine: Machine, facts: Facts) -> Machine:
     )
 
 
-def _health(nvml: Nvml, devices: tuple[Device, ...], occupants: Occupants) -> tuple[Health, ...]:
-    """Return the devices' state now; of the processes on them, our workers are not counted."""
+def _health(
+    nvml: Nvml, devices: tuple[Device, ...], occupants: Occupants, held: Sequence[int | None]
+) -> tuple[Health, ...]:
+    """Return the devices' state now; of the processes on them, and the memory `held`, nothing is our workers'."""
     return tuple(
-        replace(nvml.health(device), processes=occupants.others(position, nvml.processes(device)))
+        replace(
+            nvml.health(device),
+            processes=occupants.others(position, nvml.processes(device)),
+            others_memory=held[position],
+        )
         for position, device in enumerate(devices)
     )

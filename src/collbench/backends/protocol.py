@@ -17,7 +17,7 @@ class Step:
 
     `groups` are members as in `model.Variant`. `iterations` per block (accesses of a pointer chase), `blocks`
     timed blocks, `warmup` untimed blocks first. `launches` is how many ungraphed launches of a collective to time
-    beside (0: none). `verify` False leaves the data of collectives unchecked.
+    beside (0: none). `verify` False leaves the data of collectives unchecked. `numa_node` as in `operations.Work`.
     """
 
     operation: Operation
@@ -32,11 +32,12 @@ class Step:
     launches: int = 0
     variant: Variant = Variant.PLAIN
     verify: bool = True
+    numa_node: int | None = None
 
     @property
     def work(self) -> Work:
         """The operation and how it runs."""
-        return Work(self.operation, self.variant)
+        return Work(self.operation, self.variant, self.numa_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,9 @@ class Backend(Protocol):
 
     def free_bytes(self) -> tuple[int, ...]:
         """Return each device's free memory in bytes, by position; empty where devices share the machine's."""
+
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return the host's NUMA nodes between which host copies may differ; empty where there are none to compare."""
 
     def reserve(self, largest_bytes: int) -> None:
         """Make room for messages of up to `largest_bytes`; called once, before the first step."""

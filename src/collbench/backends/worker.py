@@ -81,11 +81,18 @@ class CudaSource:
             nccl=format_version(nccl.version) if nccl else "",
             nccl_path=nccl.path if nccl else "",
             multicast=backend.multicast,
+            peers=backend.peers,
         )
 
 
 def facts_of(
-    backend: Backend, *, kernel_image: str = "", nccl: str = "", nccl_path: str = "", multicast: bool | None = None
+    backend: Backend,
+    *,
+    kernel_image: str = "",
+    nccl: str = "",
+    nccl_path: str = "",
+    multicast: bool | None = None,
+    peers: tuple[tuple[bool, ...], ...] = (),
 ) -> Facts:
     """Return the facts of an open backend."""
     return Facts(
@@ -96,6 +103,7 @@ def facts_of(
         nccl=nccl,
         nccl_path=nccl_path,
         multicast=multicast,
+        peers=peers,
     )
 
 

@@ -51,7 +51,8 @@ class Open:
 class Facts:
     """What opening found: as Backend's methods of these names return, and where it comes from.
 
-    `operations` by variant; `multicast` is whether all GPUs support it, None where that cannot be told.
+    `operations` by variant; `multicast` is whether all GPUs support it, None where that cannot be told. `peers[i][j]`:
+    CUDA lets GPU i reach GPU j's memory; empty where each GPU has a process of its own.
     """
 
     free_bytes: tuple[int, ...]
@@ -61,6 +62,7 @@ class Facts:
     nccl: str
     nccl_path: str
     multicast: bool | None
+    peers: tuple[tuple[bool, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
     showing = Showing.asked(given)
     request, path = options.make_request(operation.value, given)
     # The host backend's collectives are in place in any case: nccl-tests' second half stays N/A.
-    both = given["in_place"] or (showing.as_nccl_tests and request.backend == "cuda")
+    both = given["in_place"] or (showing.as_nccl_tests and request.backend != "host")
     places = (Variant.PLAIN, Variant.IN_PLACE) if both else (Variant.PLAIN,)
     request = replace(
         request,

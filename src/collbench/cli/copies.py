@@ -21,7 +21,7 @@ _PATTERNS = {
     "staged": Variant.STAGED,
 }
 # nvbandwidth's own default on GPUs (-b 512); cores copy fifty times slower.
-_LARGEST = {"cuda": 512 * 2**20, "host": 64 * 2**20}
+_LARGEST = {"cuda": 512 * 2**20, "sim": 512 * 2**20, "host": 64 * 2**20}
 # All that a latency needs: the smallest message of the reference tools.
 _SMALL = 8
 

@@ -24,7 +24,7 @@ OPTIONS = (
         "--budget",
         metavar="TIME",
         help="Stop visiting unsettled cells after this time: 10s, 500ms or 2min. Each gets three visits in any case.  "
-        "[default: 2.5s; host: 8s]",
+        "[default: 2.3s; host: 8s]",
     ),
     click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three visits a cell."),
 )

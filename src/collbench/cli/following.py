@@ -17,6 +17,8 @@ from collbench.world.environment import Place, find_place
 from collbench.world.opening import join, refuse
 
 _INSTEAD = {
+    "check": "one process judges: run 'collbench check' by itself, with the run file that the processes saved",
+    "select": "each would choose for itself: run 'collbench select' once, before they start",
     "topo": "labels are told by one process: run 'collbench topo' on a host by itself",
     "train": "train starts torchrun itself: run it by itself, on one host",
 }

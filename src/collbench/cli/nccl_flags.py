@@ -31,8 +31,8 @@ _RANGE = ("minbytes", "maxbytes", "stepbytes", "stepfactor")
 def apply_nccl_flags(given: Mapping[str, Any], backend: str, processes: int = 1) -> dict[str, Any]:
     """Return the fields of planning.Request that the flags ask for; what nobody typed is left out, but for defaults.
 
-    `backend` is "cuda" or "host", `processes` the ranks of a torchrun-like launch. Raises UsageError where two options
-    contradict each other.
+    `backend` is "cuda", "host" or "sim", `processes` the ranks of a torchrun-like launch. Raises UsageError where two
+    options contradict each other.
     """
     fields: dict[str, Any] = {"dtype": given["dtype"], "redop": given["redop"], "root": given["root"]}
     sizes = _sizes(given, backend)
@@ -93,7 +93,8 @@ def _devices(given: Mapping[str, Any], backend: str, processes: int) -> str | No
         return None
     if count < 2:
         raise UsageError(f"{flags} is one device, and a collective needs two: write -g 2, or start a process for each")
-    present = opening.present_devices(backend)
+    simulated = backend == "sim"
+    present = opening.simulated_devices(given["fabric"]) if simulated else opening.present_devices(backend)
     if count > len(present):
         raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
     return ",".join(str(device.index) for device in present[:count])

@@ -19,6 +19,7 @@ from collbench.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.errors import UsageError
 from collbench.planning import Request
 from collbench.units import parse_sizes
+from collbench.world.environment import find_place
 
 Command = Callable[..., Any]
 
@@ -42,7 +43,11 @@ backend = click.option(
     type=click.Choice(opening.NAMES),
     default="auto",
     show_default=True,
-    help="cuda (GPUs), host (CPU cores), or auto: cuda where a GPU answers, else host.",
+    help="cuda (GPUs), host (CPU cores), sim (a machine that is only simulated), or auto: cuda where a GPU answers, "
+    "else host.",
+)
+fabric = click.option(
+    "--fabric", metavar="NAME|FILE", help="With --backend sim: the machine to simulate (docs/fabric-file.md)."
 )
 _SAVE = "Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs, where train finds it]"
 _FILE = click.Path(path_type=Path)
@@ -95,7 +100,7 @@ def apply(*options: Command) -> Callable[[Command], Command]:
 def measuring(*own: Command, saves: Command = output, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(*first, *own, *effort.OPTIONS, backend, saves, resuming.OPTION, nccl, seed)
+    add_options = apply(*first, *own, *effort.OPTIONS, backend, fabric, saves, resuming.OPTION, nccl, seed)
     return lambda function: add_options(resuming.resumable(function))
 
 
@@ -107,6 +112,7 @@ def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path]
     wanted = None if given.get("sizes") is None else parse_sizes(given["sizes"])
     element = parse_dtype(given.get("dtype") or "float32")
     quick, precision, budget = effort.parse(given)
+    _check_fabric(given["backend"], given.get("fabric"))
     name, reason = opening.resolve(given["backend"])
     if reason is not None:
         say(f"measuring CPU cores (host backend): {reason}")
@@ -126,8 +132,20 @@ def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path]
         budget_seconds=budget,
         quick=quick,
         resume=given["resume"] is not None,
+        fabric=given.get("fabric"),
     )
     return request, run_path(given["resume"] or given["output"], command, name)
+
+
+def _check_fabric(backend_name: str, given: str | None) -> None:
+    """Raise UsageError for a fabric without the sim backend, no or a wrong fabric with it, and several processes."""
+    if backend_name != "sim":
+        if given is not None:
+            raise UsageError(f"--fabric {given} is a machine to simulate: add --backend sim, or leave it out")
+        return
+    opening.simulated(given)
+    if find_place(os.environ) is not None:
+        raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
 
 
 def _checked_seed(given: int | None) -> int:

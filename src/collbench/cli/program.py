@@ -9,10 +9,14 @@ import sys
 import click
 
 from collbench.cli import leaving
+from collbench.cli.check import check
 from collbench.cli.collectives import COMMANDS
 from collbench.cli.copies import copies, latency
 from collbench.cli.following import check_command, follow
+from collbench.cli.nodes import nodes
 from collbench.cli.pairs import pairs, show
+from collbench.cli.rank import rank
+from collbench.cli.select import select
 from collbench.cli.topo import topo
 from collbench.cli.train import train
 from collbench.errors import CollbenchError
@@ -43,13 +47,14 @@ def cli() -> None:
       collbench pairs                           # every link and pair, ranked
       collbench copies                          # raw copies in every pattern
       collbench allreduce --sizes 1M:1G         # one collective over all GPUs
+      collbench select 2                        # the best two, and why
       collbench train --auto-select 2 train.py  # torchrun on the best two
 
     Without a GPU the same commands run on CPU cores: --backend host.
     """
 
 
-for command in (pairs, copies, latency, *COMMANDS, topo, show, train):
+for command in (pairs, copies, latency, *COMMANDS, topo, show, rank, check, select, nodes, train):
     cli.add_command(command)
 
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from dataclasses import dataclass
+from datetime import timedelta
 
 import click
 
-from collbench import runfile
 from collbench.backends import opening
-from collbench.cli import options
-from collbench.cli.leaving import Interrupted
-from collbench.cli.terminal import say
-from collbench.errors import BackendError, MachineError, RunFileError, UsageError
+from collbench.cli import evidence, numa_binding, options
+from collbench.cli.evidence import Wanted
+from collbench.errors import MachineError, UsageError
 from collbench.launch import environment, freshness, reason, torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.machine import selection
 from collbench.model import Device, Run
-
-# What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth.
-_PROBE = ("pairs", "--operations", "allreduce", "--sizes", "8,1M,64M")
-_HOST_PROBE = ("pairs", "--operations", "copy,allreduce", "--sizes", "8,1M,16M")
 
 
 class _Train(click.Command):
@@ -81,12 +74,16 @@ def train(arguments: TrainArguments) -> None:
     backend = _backend(arguments)
     present = opening.present_devices(backend)
     if arguments.devices is not None:
-        chosen, why, source = selection.select(present, arguments.devices), "chosen by hand", "--devices"
+        chosen = _Chosen(selection.select(present, arguments.devices), "chosen by hand", "--devices")
     else:
-        chosen, why, source = _chosen(arguments, backend, present, max_age)
-    changes = environment.for_devices(chosen, os.environ, backend=backend)
-    command = torchrun.command(arguments, chosen, os.environ, backend=backend, python=sys.executable)
-    click.echo(reason.choice(chosen, why, source, backend=backend), err=True)
+        chosen = _choose(arguments, backend, present, max_age)
+    devices, binding = chosen.devices, numa_binding.decide(arguments, chosen.run, chosen.members)
+    changes = environment.for_devices(devices, os.environ, backend=backend)
+    command = torchrun.command(
+        arguments, devices, os.environ, backend=backend, python=sys.executable, bind=binding.bind
+    )
+    line = reason.choice(devices, chosen.why, chosen.source, backend=backend, binding=binding.words)
+    click.echo(line, err=True)
     if arguments.dry_run:
         click.echo(reason.shell_line(changes, command))
         return
@@ -100,10 +97,18 @@ def _backend(arguments: TrainArguments) -> str:
     return name
 
 
-def _chosen(
-    arguments: TrainArguments, backend: str, present: tuple[Device, ...], max_age: timedelta
-) -> tuple[tuple[Device, ...], str, str]:
-    """Return the chosen devices, the reason, and the source of the evidence."""
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Devices, why, the evidence in words; and where there is some, the run, whose positions `members` are."""
+
+    devices: tuple[Device, ...]
+    why: str
+    source: str
+    run: Run | None = None
+    members: tuple[int, ...] = ()
+
+
+def _choose(arguments: TrainArguments, backend: str, present: tuple[Device, ...], max_age: timedelta) -> _Chosen:
     k = arguments.auto_select or 0
     if k > len(present):
         tags = ", ".join(device.tag for device in present) or "none"
@@ -111,63 +116,11 @@ def _chosen(
             f"--auto-select {k} is more than the {len(present)} that this process may use ({tags}): ask for fewer"
         )
     if k == len(present):
-        return present, "all there are", "no choice to make"
-    run, source = _evidence(arguments, backend, present, max_age)
+        return _Chosen(present, "all there are", "no choice to make")
+    wanted = Wanted(backend, arguments.run, max_age, arguments.fresh, arguments.nccl, "nothing was started")
+    found = evidence.find(wanted, present)
     from collbench.affinity.choose import choose  # late: numpy
 
-    choice = choose(run, k)
-    return tuple(run.devices[member] for member in choice.members), choice.reason, source
-
-
-def _evidence(
-    arguments: TrainArguments, backend: str, present: tuple[Device, ...], max_age: timedelta
-) -> tuple[Run, str]:
-    """Return the run to choose from and the words for it: the named one, the newest that fits, or a probe."""
-    here = _here(arguments, backend, present)
-    now = datetime.now(UTC)
-    if arguments.run is not None:
-        run = runfile.load(Path(arguments.run))
-        refusal = freshness.refusal(run, here, now, max_age)
-        if refusal:
-            raise RunFileError(f"{arguments.run} cannot choose devices here: {refusal}; measure again or use --fresh")
-        return run, reason.saved_run(run.started, arguments.run)
-    for path in () if arguments.fresh else sorted(options.runs_folder().glob("*.json"), reverse=True):
-        try:
-            run = runfile.load(path)
-        except RunFileError:
-            continue  # somebody else's file, or an older format: a probe costs seconds
-        if freshness.refusal(run, here, now, max_age) is None and _ranks_pairs(run):
-            return run, reason.saved_run(run.started, str(path))
-    return _probe(arguments, backend), reason.QUICK_PROBE
-
-
-def _ranks_pairs(run: Run) -> bool:
-    """Return whether pairs were timed at a size that shows bandwidth: whoever timed 8 bytes did not mean to choose."""
-    return any(
-        len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measured()
-    )
-
-
-def _here(arguments: TrainArguments, backend: str, present: tuple[Device, ...]) -> freshness.Here:
-    if backend == "host":
-        return freshness.Here(backend, present)
-    from collbench.backends.nccl_library import find_nccl, format_version
-
-    nccl = find_nccl(arguments.nccl or os.environ.get("COLLBENCH_NCCL"))
-    return freshness.Here(backend, present, opening.driver_version(), format_version(nccl.version))
-
-
-def _probe(arguments: TrainArguments, backend: str) -> Run:
-    """Measure in a child, so that no context, thread or affinity of ours outlives it into the job."""
-    path = options.run_path(None, "probe", backend)
-    words = [*(_HOST_PROBE if backend == "host" else _PROBE), "--backend", backend, "-o", str(path)]
-    words += ["--nccl", arguments.nccl] if arguments.nccl else []
-    say("no saved run fits: probing for a few seconds" if not arguments.fresh else "probing for a few seconds")
-    command = [sys.executable, "-P", "-m", "collbench", *words]
-    try:
-        status = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted in the probe: nothing was started") from error
-    if status != 0:
-        raise BackendError(f"the probe failed (exit status {status}, see above): nothing was started")
-    return runfile.load(path)
+    choice = choose(found.as_now(), k)
+    devices = tuple(found.run.devices[member] for member in choice.members)
+    return _Chosen(devices, choice.reason, found.source, found.run, choice.members)

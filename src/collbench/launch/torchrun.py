@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,13 +22,20 @@ _UNPINNABLE = ("--run-path", "--virtual-local-rank", "--numa-binding")
 
 
 def command(
-    arguments: TrainArguments, devices: Sequence[Device], inherited: Mapping[str, str], *, backend: str, python: str
+    arguments: TrainArguments,
+    devices: Sequence[Device],
+    inherited: Mapping[str, str],
+    *,
+    backend: str,
+    python: str,
+    bind: bool = False,
 ) -> list[str]:
     """Return the words that start training with local rank r on `devices[r]`. Raises UsageError.
 
     It is `python -m torch.distributed.run`, not the torchrun on PATH, which may belong to another installation than
     the one whose torch and NCCL were measured. -P keeps the working directory out of torchrun's own imports, as in
-    the torchrun script. `inherited` is read for torchrun's PET_* defaults and PYTHON_EXEC.
+    the torchrun script. `inherited` is read for torchrun's PET_* defaults and PYTHON_EXEC. `bind` lets torchrun bind
+    each rank to the CPUs of its GPU's NUMA node.
     """
     _check_process_count(arguments, len(devices))
     words = [python, "-P", "-m", "torch.distributed.run"]
@@ -33,6 +43,8 @@ def command(
         words.append("--standalone")
     if not arguments.has("--nproc-per-node"):
         words += ["--nproc-per-node", str(len(devices))]
+    if bind:
+        words += ["--numa-binding", "node"]
     if backend == "host":
         program = _pinned(arguments, devices, python, inherited.get("PYTHON_EXEC", python))
         return [*words, *_options(arguments, without=("--module", "--no-python")), "--no-python", "--", *program]
@@ -104,6 +116,27 @@ def find_torch() -> str:
             "install torch', or start collbench from the environment that has it"
         )
     return spec.origin
+
+
+def cannot_bind() -> str:
+    """Return why torchrun here cannot bind ranks to NUMA nodes, as a clause; "" where it can.
+
+    Reads the version that torch was installed with: importing it takes 2-4 s.
+    """
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "torch's version is unknown"
+    if not _knows_binding(version):
+        return f"torch {version} cannot, 2.9 can"
+    # [torch 2.13, torch/numa/binding.py, _raise_if_binding_invalid]: without it the ranks do not start.
+    return "" if shutil.which("numactl") else "torchrun needs the command numactl for it"
+
+
+def _knows_binding(version: str) -> bool:
+    """Return whether this torch's torchrun has --numa-binding: since 2.9 [pytorch#149334, July 2025]."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (2, 9)
 
 
 def execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

@@ -12,6 +12,7 @@ from itertools import combinations
 
 from collbench.errors import MachineError
 from collbench.machine.cpulist import format_cpus, parse_cpus
+from collbench.machine.numa import cpus_by_node, read
 from collbench.model import Device, Path
 
 # Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
@@ -34,7 +35,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
             f"the host backend copies between CPU cores and needs two, but this process may use {len(reach)} "
             f"(core: {named}): widen its taskset mask or the container's CPU set"
         )
-    nodes = _nodes_in_reach(root, reach)
+    nodes = cpus_by_node(root, reach)
     name = cpu_model(root)
     if len(nodes) > 1:
         # Between nodes lies the interconnect, the slowest and most telling wire of a host: one core each shows it.
@@ -56,7 +57,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
 
 def device(core: int, root: pathlib.Path = pathlib.Path("/")) -> Device:
     """Return one core as a device, as `devices` would."""
-    nodes = _nodes_in_reach(root, [core])
+    nodes = cpus_by_node(root, [core])
     return Device(
         index=core,
         uuid=_uuid(root, core),
@@ -76,16 +77,6 @@ def paths(chosen: Collection[Device]) -> tuple[Path, ...]:
     return tuple(Path(devices=(i, j), label="NODE" if nodes[i] == nodes[j] else "SYS") for i, j in pairs)
 
 
-def _nodes_in_reach(root: pathlib.Path, reach: Collection[int]) -> dict[int, list[int]]:
-    """Return the usable cores of each NUMA node, ascending; nodes with memory alone are left out."""
-    nodes: dict[int, list[int]] = {}
-    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        cores = sorted(set(parse_cpus(_read(folder / "cpulist"))) & set(reach))
-        if cores:
-            nodes[int(folder.name.removeprefix("node"))] = cores
-    return dict(sorted(nodes.items()))
-
-
 def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
     """Return the lowest usable hyper-thread of each physical core: two siblings share one path to memory."""
     seen: set[int] = set()
@@ -93,7 +84,7 @@ def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
     for core in cores:
         if core not in seen:
             firsts.append(core)
-            siblings = _read(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+            siblings = read(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
             seen.update(parse_cpus(siblings))
     return firsts
 
@@ -118,21 +109,13 @@ def _uuid(root: pathlib.Path, core: int) -> str:
 
 
 def _machine_identity(root: pathlib.Path) -> str:
-    return _read(root / "etc/machine-id").strip() or socket.gethostname()
+    return read(root / "etc/machine-id").strip() or socket.gethostname()
 
 
 def cpu_model(root: pathlib.Path = pathlib.Path("/")) -> str:
     """Return the kernel's model name; ARM kernels print none, so there it is the architecture."""
-    for line in _read(root / "proc/cpuinfo").splitlines():
+    for line in read(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
             return value.strip()
     return platform.machine()
-
-
-def _read(file: pathlib.Path) -> str:
-    """Return a file's text, or "" where the kernel does not offer it."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -54,11 +54,13 @@ def read(query: Query, handle: object) -> Health:
         power=None if milliwatts is None else milliwatts / 1000,
         throttle=_throttle(query, handle),
         utilization=getattr(query.ask("nvmlDeviceGetUtilizationRates", handle), "gpu", None),
-        memory_used=_memory_used(query, handle),
+        memory_used=memory_used(query, handle),
         nvlink_replays=nvlink.replays(query, handle, links),
         nvlink_errors=nvlink.errors(query, handle, links),
         ecc_errors=query.integer("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
         processes=_other_processes(query, handle),
+        pcie_generation=query.integer("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        pcie_width=query.integer("nvmlDeviceGetCurrPcieLinkWidth", handle),
     )
 
 
@@ -69,7 +71,7 @@ def _throttle(query: Query, handle: object) -> tuple[str, ...]:
     return tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
 
 
-def _memory_used(query: Query, handle: object) -> int | None:
+def memory_used(query: Query, handle: object) -> int | None:
     """Return bytes in use. Version 1 of the call counts the driver's own reserve too, so version 2 goes first."""
     version = getattr(query.lib, "nvmlMemory_v2", None)
     memory = None if version is None else query.ask("nvmlDeviceGetMemoryInfo", handle, version)

@@ -52,6 +52,11 @@ def is_nvlink(label: str) -> bool:
     return nvlink_count(label) > 0
 
 
+def is_pcie(label: str) -> bool:
+    """Return whether a label is of a path over PCIe, which may share wires with others: PIX to SYS."""
+    return label in _PCIE_BEST_FIRST
+
+
 def is_label(text: str) -> bool:
     """Return whether a word can stand between two different GPUs in the label matrix."""
     return is_nvlink(text) or text in _PCIE_BEST_FIRST or text == UNKNOWN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collbench.model import Health
+
 # Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
 THROTTLE_REASONS = {
     0x002: "applications clocks setting",
@@ -16,9 +18,24 @@ THROTTLE_REASONS = {
 # Clocks that somebody set are low on purpose and steady: what is measured is what this machine gives.
 _SET_BY_SOMEBODY = ("applications clocks setting", "display clock setting")
 
+# The first word of a sample's flag that says who else is there (machine/watch.py).
+SHARED = "shared"
+# What a process takes that opened a GPU and holds nothing on it: 526 MiB on an H200 with CUDA 13. torch opens all
+# GPUs of an NVSwitch machine where it copies between two.
+_CONTEXT_BYTES = 640 * 2**20
+# The driver's figure of utilisation may be the tail of our own previous work; below this nobody is at work.
+BUSY_PERCENT = 10
+
 # The issue's rule of thumb for GPUs: under 75 °C is good, over 80 is worth a warning, 84 to 90 throttles.
 GOOD_C, HOT_C = 75, 80
 TEMPERATURE_RULE = "under 75 °C is good, over 80 °C is hot, 84–90 °C throttles"
+
+
+def only_opened(state: Health) -> bool:
+    """Return whether the processes on a GPU have opened it and no more: they hold no data there and do no work."""
+    if not state.processes or state.others_memory is None:
+        return False
+    return state.others_memory <= state.processes * _CONTEXT_BYTES and (state.utilization or 0) <= BUSY_PERCENT
 
 
 def holds_back(reason: str) -> bool:

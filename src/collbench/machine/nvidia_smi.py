@@ -64,10 +64,14 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One GPU's line: its cells in the GPU columns, and what follows the last device column."""
+    """One GPU's line: its cells in the GPU columns, and what follows the last device column.
+
+    `others` are its cells in the columns of network cards.
+    """
 
     number: int
     cells: tuple[str, ...]
+    others: tuple[str, ...]
     rest: tuple[str, ...]
 
 
@@ -84,7 +88,12 @@ class _Header:
 
 def read_topology(file: str | pathlib.Path) -> Topology:
     """Return the matrix saved in a file. Raises UsageError for a file that cannot be read or holds something else."""
-    return parse_topology(_read_text(pathlib.Path(file)), str(file))
+    return parse_topology(_read_text(pathlib.Path(file), _TOPOLOGY_COMMAND), str(file))
+
+
+def read_p2p(file: str | pathlib.Path) -> PeerAccess:
+    """Return the peer-access matrix saved in a file. Raises UsageError as `read_topology` does."""
+    return parse_p2p(_read_text(pathlib.Path(file), _PEER_COMMAND), str(file))
 
 
 def parse_topology(text: str, name: str = "the topology") -> Topology:
@@ -125,23 +134,20 @@ def _path(positions: tuple[int, int], label: str) -> Path:
     return Path(devices=positions, label=label, ancestor=ancestor, nvlinks=links)
 
 
-def _read_text(file: pathlib.Path) -> str:
+def _read_text(file: pathlib.Path, command: str) -> str:
     try:
         with file.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"cannot read topology file {file}: {reason}; save one with: {_TOPOLOGY_COMMAND} > FILE"
-        ) from error
+        raise UsageError(f"cannot read topology file {file}: {reason}; save one with: {command} > FILE") from error
     try:
         if b"\0" in content or len(content) > _MOST_BYTES:
             raise ValueError("binary, or far too long")
         return content.decode("utf-8-sig")
     except ValueError as error:
         raise UsageError(
-            f"cannot read topology file {file}: it is not plain text of a few lines; "
-            f"save one with: {_TOPOLOGY_COMMAND} > FILE"
+            f"cannot read topology file {file}: it is not plain text of a few lines; save one with: {command} > FILE"
         ) from error
 
 
@@ -193,8 +199,10 @@ def _row(number: int, line: str, header: _Header, source: _Source) -> _Row:
         fields = line.split()
     if len(fields) < width:
         raise source.wrong(number, f"{fields[0]} has {len(fields) - 1} of {width - 1} columns")
-    cells = zip(header.devices, fields[1:width], strict=True)
-    return _Row(number, tuple(cell for name, cell in cells if name in header.gpus), tuple(fields[width:]))
+    cells = dict(zip(header.devices, fields[1:width], strict=True))
+    ours = tuple(cells[gpu] for gpu in header.gpus)
+    others = tuple(cell for name, cell in cells.items() if name not in header.gpus)
+    return _Row(number, ours, others, tuple(fields[width:]))
 
 
 def _checked(
@@ -224,4 +232,11 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
     if column not in header.affinities:
         return ("",) * len(rows)
     place = header.affinities.index(column)
-    return tuple(row.rest[place] if place < len(row.rest) else "" for row in rows)
+    return tuple(row.rest[place] if place < len(row.rest) and _is_whole(row) else "" for row in rows)
+
+
+def _is_whole(row: _Row) -> bool:
+    """Return whether the columns of network cards hold labels. Wide text that a terminal wrapped has lost the space
+    between two of them ("NODENODE"), and every later column has moved."""
+    known = (cell == labels.SELF or labels.is_label(labels.canonical(cell)) for cell in row.others)
+    return all(known)

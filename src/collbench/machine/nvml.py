@@ -75,6 +75,10 @@ class Nvml:
         """Return the state of one GPU now; units in model.Health, None where NVML does not tell."""
         return health.read(self._query, self._handle_of(device))
 
+    def memory_used(self, device: Device) -> int | None:
+        """Return the bytes in use on one GPU now, None where NVML does not tell."""
+        return health.memory_used(self._query, self._handle_of(device))
+
     def glance(self, device: Device) -> Glance:
         """Return what of one GPU's state is worth watching while measuring: °C, throttle reasons, process ids."""
         return health.glance(self._query, self._handle_of(device))
@@ -125,6 +129,8 @@ class Nvml:
             memory_bytes=getattr(self._query.ask("nvmlDeviceGetMemoryInfo", handle), "total", 0),
             numa_node=self._numa_node(handle, pci_id),
             cpu_affinity=format_cpus(_set_bits(self._query.ask("nvmlDeviceGetCpuAffinity", handle, _MASK_WORDS))),
+            pcie_generation=self._query.integer("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+            pcie_width=self._query.integer("nvmlDeviceGetMaxPcieLinkWidth", handle),
         )
 
     def _numa_node(self, handle: object, pci_id: str) -> int | None:

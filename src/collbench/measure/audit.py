@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from collbench.backends.protocol import Backend, time_step
 from collbench.errors import StepFailed
-from collbench.measure.plan import Members, Plan
+from collbench.machine.labels import is_pcie
+from collbench.measure.crossings import crossings
+from collbench.measure.plan import Members, Plan, runs_alone
 from collbench.model import Audit, Path
 from collbench.operations import Work
 from collbench.stats import deviations, sigma, tie_threshold
@@ -26,11 +28,14 @@ _LARGEST = 64 * 2**20
 def audit(
     backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random
 ) -> tuple[list[Audit], float]:
-    """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed."""
+    """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed.
+
+    Where labels tell of shared wires, pairs are taken that meet on them: in a random round they may happen not to.
+    """
     findings, timed = [], 0.0
     for work in plan.groups:
         seen: dict[str, int] = {}
-        for together in plan.rounds(work, rng):
+        for together in (*_crossings(plan, work, paths, rng), *plan.rounds(work, rng)):
             if len(together) < 2 or plan.together:
                 continue
             for members in together:
@@ -44,16 +49,33 @@ def audit(
     return findings, timed
 
 
+def _crossings(
+    plan: Plan, work: Work, paths: Mapping[frozenset[int], Path], rng: random.Random
+) -> Iterator[list[Members]]:
+    """Yield the crossings of those of a work's groups that may run beside others."""
+    if not runs_alone(work):
+        yield from crossings([m for m in plan.groups[work] if (work, m) not in plan.isolated], paths, rng)
+
+
 def distrusted(plan: Plan, findings: list[Audit], paths: Mapping[frozenset[int], Path]) -> Plan:
-    """Return the plan with every label class that failed its audit measured alone."""
+    """Return the plan with every label class that failed its audit measured alone, too.
+
+    PCIe paths share wires across labels, and chance decides which of them meet in an audit: where one class fails for
+    one work, all of them are measured alone, for all works.
+    """
     failed = {(Work(found.operation, found.variant), found.label) for found in findings if not found.trusted}
+    sharing = any(is_pcie(label) for _, label in failed)
+
+    def suspect(work: Work, label: str) -> bool:
+        return (work, label) in failed or (sharing and is_pcie(label))
+
     isolated = {
         (work, members)
         for work, groups in plan.groups.items()
         for members in groups
-        if (work, _label(paths, members)) in failed
+        if suspect(work, _label(paths, members))
     }
-    return replace(plan, isolated=frozenset(isolated))
+    return replace(plan, isolated=plan.isolated | isolated)
 
 
 def _label(paths: Mapping[frozenset[int], Path], members: Members) -> str:

@@ -49,7 +49,7 @@ class Plan:
         for work, groups in self.groups.items():
             for members in groups:
                 for size in self.sizes[work]:
-                    yield Cell(work.operation, members, size, work.variant)
+                    yield cell_of(work, members, size)
 
     def largest_bytes(self) -> int:
         """Return the room in bytes that a buffer needs: all to one puts a message of each sender side by side."""
@@ -72,6 +72,7 @@ class Plan:
             root=self.root,
             variant=work.variant,
             verify=self.verify,
+            numa_node=work.numa_node,
         )
 
     def decides(self, cell: Cell) -> bool:
@@ -83,15 +84,18 @@ class Plan:
     def passes(self, rng: random.Random, wanted: set[Cell], *, first: bool = True) -> list[Step]:
         """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan.
 
-        The first pass alone has untimed blocks, which warm a cell up.
+        The first pass alone has untimed blocks, which warm a cell up. What the user wants together stays so, though
+        one group alone may need another visit.
         """
         steps = []
         for work in self.groups:
             launches = self.launches if work.operation.is_collective else 0
+            inseparable = self.together and work.operation.is_collective
             for together in self.rounds(work, rng):
                 for size in self.sizes[work]:
-                    groups = [m for m in together if Cell(work.operation, m, size, work.variant) in wanted]
+                    groups = [m for m in together if cell_of(work, m, size) in wanted]
                     if groups:
+                        groups = together if inseparable else groups
                         step = replace(self.step(work, groups, size), launches=launches)
                         steps.append(step if first else replace(step, warmup=0))
         rng.shuffle(steps)
@@ -116,6 +120,11 @@ class Plan:
         alone = [members for members in together if (work, members) in self.isolated]
         rest = [members for members in together if (work, members) not in self.isolated]
         return [[members] for members in alone] + ([rest] if rest else [])
+
+
+def cell_of(work: Work, members: Members, size_bytes: int) -> Cell:
+    """Return the cell of a work on these members."""
+    return Cell(work.operation, members, size_bytes, work.variant, work.numa_node)
 
 
 def runs_alone(work: Work) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import numpy as np
 
 from collbench.model import Measurement, StopReason
@@ -29,7 +31,7 @@ def stop_reason(measurement: Measurement, precision: float | None = None) -> Sto
 
 
 def _noise_is_stable(measurement: Measurement) -> bool:
-    visits = [float(np.median(sample.seconds)) for sample in measurement.samples]
+    visits = [median(sample.seconds) for sample in measurement.samples]
     if len(visits) < _STABLE_VISITS:
         return False
     before, now = (float(np.std(np.log(part), ddof=1)) for part in (visits[:-2], visits))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -29,19 +28,20 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
 
     Cells that `run` has settled already are not measured again. Raises BackendError once nothing works any more.
     """
-    with _phase(run, NCCL_START):
+    clock, before = watcher.clock, run.seconds
+    with _phase(run, NCCL_START, clock):
         backend.ready()
-    begin, before = time.monotonic(), run.seconds
+    begin = clock()
     paths = {frozenset(path.devices): path for path in run.paths}
     visits = Visits(plan, run, effort, watcher)
     try:
         if visits.wanted:
-            with _phase(run, "warm-up"):
+            with _phase(run, "warm-up", clock):
                 warm_up(backend, plan, rng)
-            with _phase(run, "audit"):
+            with _phase(run, "audit", clock):
                 run.audits[:], visits.timed_seconds = audit(backend, plan, paths, rng)
             visits.plan = distrusted(plan, run.audits, paths)
-            with _phase(run, "visits"):
+            with _phase(run, "visits", clock):
                 visits.make(backend, rng, deadline=begin + effort.budget_seconds)
         run.complete = True
     finally:
@@ -50,7 +50,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         for found in run.measurements:
             found.stop = found.stop or stop_reason(found, effort.precision) or StopReason.INTERRUPTED
         run.phases["timed"] = round(run.phases.get("timed", 0.0) + visits.timed_seconds, 6)
-        run.seconds = round(before + time.monotonic() - begin, 3)
+        run.seconds = round(before + clock() - begin, 3)
 
 
 def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
@@ -75,10 +75,10 @@ def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], 
 
 
 @contextmanager
-def _phase(run: Run, name: str) -> Iterator[None]:
+def _phase(run: Run, name: str, clock: Callable[[], float]) -> Iterator[None]:
     """Add the seconds inside to the run's phase `name`."""
-    begin = time.monotonic()
+    begin = clock()
     try:
         yield
     finally:
-        run.phases[name] = round(run.phases.get(name, 0.0) + time.monotonic() - begin, 3)
+        run.phases[name] = round(run.phases.get(name, 0.0) + clock() - begin, 3)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.errors import BackendError, StepFailed
+from collbench.measure.deciding import undecided
 from collbench.measure.effort import Effort
-from collbench.measure.plan import Plan
+from collbench.measure.plan import Plan, cell_of
 from collbench.measure.stopping import stop_reason
 from collbench.model import Cell, Measurement, Run, Sample, StopReason
 
@@ -18,18 +19,22 @@ _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
 # One stuck link costs its cell. When all copies that are tried fail, or all collectives, trying on is no use for them;
 # an NCCL that does not start says nothing of copies.
 _FAILURES_IN_A_ROW = 4
+# What noisy deciding cells may take beyond the budget, as a share of it: 0.25 s on GPUs.
+_FOR_DECIDING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
     """Whom to tell. `progress(done, total)` counts steps of the present plan; `finished(measurement)` may journal it.
 
-    `flags(members)` returns what is wrong with these devices right now, for the samples just taken.
+    `flags(members)` returns what is wrong with these devices right now, for the samples just taken. `clock` tells the
+    seconds that budgets are about; a simulated machine has its own.
     """
 
     progress: Callable[[int, int], None]
     finished: Callable[[Measurement], None]
     flags: Callable[[tuple[int, ...]], tuple[str, ...]] = lambda _members: ()
+    clock: Callable[[], float] = time.monotonic
 
 
 class Visits:
@@ -56,9 +61,10 @@ class Visits:
         self.timed_seconds = 0.0
         self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
         self._hopeless: set[bool] = set()
+        self._last: float | None = None  # by the clock: when the deciding cells get no more visits than they are owed
 
     def make(self, backend: Backend, rng: random.Random, deadline: float) -> None:
-        """Give every cell the visits that it is owed, and until the deadline (monotonic) the unsettled ones more."""
+        """Give every cell the visits that it is owed, and until the deadline (by the clock) the unsettled ones more."""
         first, done, total = True, 0, 0
         while self.wanted:
             steps = self.plan.passes(rng, self.wanted, first=first)
@@ -68,7 +74,8 @@ class Visits:
                 done += 1
                 self._watcher.progress(done, max(done, total))
             first = False
-            self._dismiss(late=time.monotonic() > deadline)
+            self._dismiss(late=self._watcher.clock() > deadline)
+            self._owe_deciding(deadline)
         for found in self._results.values():
             found.stop = found.stop or stop_reason(found, self._effort.precision) or StopReason.BUDGET
 
@@ -77,7 +84,7 @@ class Visits:
         for step in steps:
             if step.operation.is_collective in self._hopeless:
                 continue
-            if time.monotonic() <= deadline or any(self._owed[cell] > 0 for cell in cells_of(step)):
+            if self._watcher.clock() <= deadline or any(self._owed[cell] > 0 for cell in cells_of(step)):
                 yield step
 
     def _dismiss(self, *, late: bool) -> None:
@@ -88,6 +95,18 @@ class Visits:
             if not (self._results[cell].failure or cell.operation.is_collective in self._hopeless)
             and (self._owed[cell] > 0 or not (late or stop_reason(self._results[cell], self._effort.precision)))
         }
+
+    def _owe_deciding(self, deadline: float) -> None:
+        """Owe the cells that decide one more visit where noise would hide a slow pair; soon after the deadline none."""
+        if self._effort.deciding == self._effort.screening or any(self._owed[cell] > 0 for cell in self.wanted):
+            return
+        now = self._watcher.clock()
+        self._last = self._last or max(deadline, now) + _FOR_DECIDING * self._effort.budget_seconds
+        deciding = [self._results[cell] for cell in self._owed if self.plan.decides(cell) and cell in self._results]
+        hopeful = [m for m in deciding if not m.failure and m.cell.operation.is_collective not in self._hopeless]
+        for cell in undecided(hopeful, self._run.paths) if now < self._last else ():
+            self._owed[cell] = 1
+            self.wanted.add(cell)
 
     def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
         """Record what a step brought. A failed step of several groups is tried again, each alone, to find the cause."""
@@ -155,7 +174,7 @@ class Visits:
 
 def cells_of(step: Step) -> list[Cell]:
     """Return the cells that a step visits, in the order of its groups."""
-    return [Cell(step.operation, members, step.size_bytes, step.variant) for members in step.groups]
+    return [cell_of(step.work, members, step.size_bytes) for members in step.groups]
 
 
 def _readable(seconds: float) -> float:

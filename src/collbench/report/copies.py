@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.model import Measurement, Run
-from collbench.operations import Operation, Variant
+from collbench.operations import Operation, Variant, Work
 from collbench.report.header import header
 from collbench.report.matrix import figure, render_bandwidths
 from collbench.report.notes import notes
@@ -23,6 +23,8 @@ _TABLES = {
     Variant.ALL_TO_ONE: "all others to one at once: all that a device receives",
     Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
 }
+# More nodes, with intervals, would break 80 columns.
+_NODES_WITH_INTERVALS = 4
 _LEGEND = """\
 ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
 read: the destination does; ±: half of the median's 95 % interval"""
@@ -34,7 +36,9 @@ def page(run: Run) -> Iterator[RenderableType]:
     for variant in (*_MATRICES, *_TABLES):
         found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
         if found:
-            yield from _matrices(run, variant, found) if variant in _MATRICES else _devices(run, variant, found)
+            several = len({measurement.cell.numa_node for measurement in found}) > 1
+            tables = _nodes if several else _matrices if variant in _MATRICES else _devices
+            yield from tables(run, variant, found)
     yield Text(f"\n{_LEGEND}")
     lines = notes(run)
     if run.backend == "host":
@@ -76,10 +80,32 @@ def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterat
     yield table
 
 
+def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
+    size = format_size(max(measurement.cell.size_bytes for measurement in found))
+    yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)")
+    nodes = sorted({measurement.cell.numa_node for measurement in found}, key=lambda node: -1 if node is None else node)
+    table = Table(box=None, pad_edge=False, header_style="")
+    for head in ("device", "copy"):
+        table.add_column(head)
+    for node in nodes:
+        table.add_column("anywhere" if node is None else f"node {node}", justify="right")
+    told = _figure if len(nodes) <= _NODES_WITH_INTERVALS else _rate
+    cells = {(m.cell.members[0], m.cell.work): told(m) for op in _operations(found) for m in _at_largest(found, op)}
+    for position, device in enumerate(run.devices):
+        for operation in _operations(found):
+            works = (Work(operation, variant, node) for node in nodes)
+            table.add_row(device.tag, operation.value, *(cells.get((position, work), "-") for work in works))
+    yield table
+
+
 def _figure(measurement: Measurement) -> str:
     half = half_width(block_seconds(measurement))
-    rate = figure(summarize(measurement).busbw)
-    return f"{rate} ±{half:.1%}" if np.isfinite(half) else rate
+    return f"{_rate(measurement)} ±{half:.1%}" if np.isfinite(half) else _rate(measurement)
+
+
+def _rate(measurement: Measurement) -> str:
+    return figure(summarize(measurement).busbw)
 
 
 def _operations(found: Sequence[Measurement]) -> list[Operation]:

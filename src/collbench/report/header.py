@@ -12,6 +12,8 @@ from collbench.units import format_size
 def header(run: Run) -> str:
     """Return the run's origin: backend first, then machine, devices, versions, and what was measured when."""
     machine = run.machine
+    if run.backend == "sim":
+        return _simulated(run)
     kinds = Counter(device.name for device in run.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
     lines = [
@@ -35,6 +37,24 @@ def header(run: Run) -> str:
     lines.append(
         f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
     )
+    return "\n".join(lines)
+
+
+def _simulated(run: Run) -> str:
+    """Return the lines of a simulated machine. No figure of its may pass for a measured one."""
+    kinds = Counter(device.name for device in run.devices)
+    devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
+    lines = [
+        f"backend   sim: SIMULATED machine '{run.machine.fabric}', nothing below was measured on a GPU",
+        f"machine   {devices}, all simulated",
+    ]
+    if run.machine.virtualization not in ("", "none"):
+        lines.append(f"virtual   GPU {run.machine.virtualization} to a virtual machine (simulated)")
+    settings = _settings(run.settings.environment)
+    if settings:
+        lines.append(f"settings  {settings} (simulated)")
+    done = "" if run.complete else " (interrupted)"
+    lines.append(f"simulated {run.started}, {run.seconds:.1f} s of the machine's time{_sizes(run)}{done}")
     return "\n".join(lines)
 
 

@@ -55,8 +55,19 @@ def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: 
     return text.append_text(render_matrix(run, bandwidth_matrix(run, operation, size_bytes, variant)))
 
 
-def render_matrix(run: Run, matrix: Matrix, *, extra: Sequence[str] = (), best_is_least: bool = False) -> Text:
-    """Return head and rows of a matrix, coloured; `extra` heads the columns beyond the devices'."""
+def render_matrix(
+    run: Run,
+    matrix: Matrix,
+    *,
+    extra: Sequence[str] = (),
+    best_is_least: bool = False,
+    style: Callable[[float], str] | None = None,
+) -> Text:
+    """Return head and rows of a matrix, coloured; `extra` heads the columns beyond the devices'.
+
+    `style` gives the style of a figure from its share of the best, NaN where there is none.
+    """
+    style = style or _style
     tags = [device.tag for device in run.devices]
     wide = len(tags) <= _DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
@@ -72,7 +83,7 @@ def render_matrix(run: Run, matrix: Matrix, *, extra: Sequence[str] = (), best_i
     for tag, row, values in zip(tags, cells, matrix, strict=True):
         text.append(f"\n{tag:<{first}}")
         for cell, width, value in zip(row, widths, values, strict=True):
-            text.append(f"{cell:>{width}}", style=_style(best / value if best_is_least else value / best))
+            text.append(f"{cell:>{width}}", style=style(best / value if best_is_least else value / best))
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from collbench.machine.labels import is_pcie
 from collbench.model import NCCL_START, Device, Run, StopReason
 from collbench.operations import Variant, Work
 from collbench.report.health import health_lines
@@ -21,6 +22,8 @@ _WORDS = {
 _TELLING_S = 0.05
 # More failures than this say the same thing again; the file holds them all.
 _MOST_FAILURES = 8
+# On a machine with 48 links that kernels cannot use, the first ones show which.
+_MOST_NAMES = 4
 
 
 def notes(run: Run) -> list[str]:
@@ -28,8 +31,7 @@ def notes(run: Run) -> list[str]:
     lines = [*_stopped(run), *_time(run), *_failures(run), *_audit(run)]
     lines += ["chosen    algorithms as NCCL told in a separate process with NCCL_DEBUG=INFO"] if run.chosen else []
     lines += [line.replace("health: ", "health    ", 1) for line in health_lines(run)]
-    lines += [f"skipped   {skipped.what}: {skipped.reason}" for skipped in run.skipped]
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys([*lines, *_skipped(run)]))
 
 
 def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> str:
@@ -73,6 +75,17 @@ def _failures(run: Run) -> Iterator[str]:
         yield f"failed    and {len(lines) - _MOST_FAILURES} more: the run file holds them"
 
 
+def _skipped(run: Run) -> Iterator[str]:
+    """Yield a line for each reason, with the first of what was skipped for it."""
+    reasons: dict[str, list[str]] = {}
+    for skipped in run.skipped:
+        reasons.setdefault(skipped.reason, []).append(skipped.what)
+    for reason, found in reasons.items():
+        what = list(dict.fromkeys(found))
+        more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
+        yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}: {reason}"
+
+
 def _audit(run: Run) -> Iterator[str]:
     trusted = [abs(1 - found.ratio) for found in run.audits if found.trusted]
     if trusted:
@@ -86,3 +99,5 @@ def _audit(run: Run) -> Iterator[str]:
                 f"audit     {Work(found.operation, found.variant)} on {found.label} pairs was timed alone: "
                 f"beside others it ran at {found.ratio:.2f} of its own speed (±{found.delta:.1%} was allowed)"
             )
+    if any(is_pcie(found.label) for found in run.audits if not found.trusted):
+        yield "audit     PCIe paths share wires, so all of them were timed alone"

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from collbench.model import Run
 from collbench.report import collective, copies, latency, pairs
 
-_PAGES = {"pairs": pairs.page, "copies": copies.page, "latency": latency.page}
+_PAGES = {"pairs": pairs.page, "check": pairs.page, "copies": copies.page, "latency": latency.page}
 
 
 def page(run: Run) -> Iterator[RenderableType]:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.affinity.choose import choose, evidence
+from collbench.affinity.fitness import left_out
 from collbench.affinity.tiers import Ranking, rank_pairs
-from collbench.errors import UsageError
 from collbench.model import Run
 from collbench.operations import Operation
 from collbench.report.header import header
@@ -106,12 +106,12 @@ def _row(
 
 
 def _recommendations(run: Run) -> Iterator[str]:
-    """Yield a line for 2, 4, 8, … devices, each with the reason."""
+    """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
+    out = left_out(run)
     count = 2
-    while count <= len(run.devices):
-        try:
-            chosen = choose(run, count)
-            yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}"
-        except UsageError as error:  # too many devices to search: the rest of the page is still worth reading
-            yield f"best {count:<3} {error}"
+    while count <= len(run.devices) - len(out):
+        chosen = choose(run, count)
+        yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}"
         count *= 2
+    for left in out:
+        yield f"left out {run.devices[left.member].tag}: {left.reason}"

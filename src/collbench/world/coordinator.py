@@ -72,6 +72,10 @@ class Coordinator:
         free = tuple(facts.free_bytes for facts in self._facts if facts.free_bytes is not None)
         return free if len(free) == len(self._facts) else ()
 
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return nothing: ranks copy nothing, and each has its own host's nodes."""
+        return ()
+
     def reserve(self, largest_bytes: int) -> None:
         """Make room on every rank."""
         self._setup.append(Reserve(largest_bytes))

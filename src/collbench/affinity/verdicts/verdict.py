@@ -1,0 +1,130 @@
+"""What a verdict is: where a label and the wires disagree, why, and how to check it (METHOD.md §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+Link = tuple[int, int]
+Interval = tuple[float, float, float]
+
+
+class Kind(StrEnum):
+    """The kinds of METHOD.md §5; LABELS_DIFFER is a disagreement of the tools that is no fault."""
+
+    DATA_CORRUPT = "DATA_CORRUPT"
+    HANG = "HANG"
+    CONTENTION = "CONTENTION"
+    P2P_CAP_MISMATCH = "P2P_CAP_MISMATCH"
+    LINKCOUNT_MISMATCH = "LINKCOUNT_MISMATCH"
+    NV_NOT_USED = "NV_NOT_USED"
+    NV_DEGRADED = "NV_DEGRADED"
+    HIDDEN_NVLINK = "HIDDEN_NVLINK"
+    IMPOSSIBLE = "IMPOSSIBLE"
+    PCIE_DEGRADED = "PCIE_DEGRADED"
+    P2P_SLOWER_THAN_STAGED = "P2P_SLOWER_THAN_STAGED"
+    ORDER_INVERSION = "ORDER_INVERSION"
+    ASYMMETRY = "ASYMMETRY"
+    INTRA_LABEL_OUTLIER = "INTRA_LABEL_OUTLIER"
+    COLLECTIVE_CONTRADICTION = "COLLECTIVE_CONTRADICTION"
+    VIRTUAL_FLAT = "VIRTUAL_FLAT"
+    LABELS_DIFFER = "LABELS_DIFFER"
+
+
+class Severity(StrEnum):
+    """How bad it is: `hard` is data corruption or a hang, `info` explains and is no fault."""
+
+    HARD = "hard"
+    CONTRADICTION = "contradiction"
+    INFO = "info"
+
+
+SEVERITIES = {
+    Kind.DATA_CORRUPT: Severity.HARD,
+    Kind.HANG: Severity.HARD,
+    Kind.VIRTUAL_FLAT: Severity.INFO,
+    Kind.LABELS_DIFFER: Severity.INFO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None where the kind has none.
+
+    `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
+    all that are concerned. `explains` are kinds that would have been found for the same links without this one.
+    `confirmed` is False where only samples beside others showed it, and no audit says that they count.
+    """
+
+    kind: Kind
+    severity: Severity
+    members: tuple[int, ...]
+    label: str
+    theory_gbs: float | None
+    measured: Interval | None
+    cause: str
+    command: str
+    what: str
+    explains: tuple[Kind, ...] = ()
+    confirmed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict on its way, with the directed links that it is about; `sure` where its cause was seen, not guessed."""
+
+    verdict: Verdict
+    links: frozenset[Link]
+    sure: bool = False
+
+
+class Told(NamedTuple):
+    """A finding's words; `sure` as in Finding."""
+
+    what: str
+    cause: str
+    command: str
+    sure: bool = False
+
+
+class Rates(NamedTuple):
+    """A finding's figures, as in Verdict."""
+
+    label: str = ""
+    theory_gbs: float | None = None
+    measured: Interval | None = None
+    confirmed: bool = True
+
+
+NO_RATES = Rates()
+
+
+def found(
+    kind: Kind,
+    members: tuple[int, ...],
+    links: Iterable[Link],
+    told: Told,
+    rates: Rates = NO_RATES,
+    severity: Severity | None = None,
+) -> Finding:
+    """Return a finding of a kind, with the severity that its kind has by itself unless another is given."""
+    verdict = Verdict(
+        kind=kind,
+        severity=severity or SEVERITIES.get(kind, Severity.CONTRADICTION),
+        members=members,
+        label=rates.label,
+        theory_gbs=rates.theory_gbs,
+        measured=rates.measured,
+        cause=told.cause,
+        command=told.command,
+        what=told.what,
+        confirmed=rates.confirmed,
+    )
+    return Finding(verdict, frozenset(links), told.sure)
+
+
+def both_ways(links: Iterable[Link]) -> frozenset[Link]:
+    """Return the links and their opposites."""
+    return frozenset(link for a, b in links for link in ((a, b), (b, a)))

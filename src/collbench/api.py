@@ -1,0 +1,160 @@
+"""collbench from Python: choose GPUs inside a training program, and judge saved runs. Documented in docs/python.md."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.errors import BackendError, DataCorruption, UsageError
+from collbench.errors import CollbenchError as Error
+
+if TYPE_CHECKING:
+    from collbench.affinity.selection import Selection
+    from collbench.affinity.tiers import LinkRanking
+    from collbench.affinity.verdicts import Verdict
+    from collbench.model import Run
+
+__all__ = ["Error", "check", "load", "rank", "select"]
+
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
+_ERRORS: dict[int, type[Error]] = {1: BackendError, 4: DataCorruption}
+
+
+def select(
+    k: int,
+    *,
+    run: str | os.PathLike[str] | None = None,
+    exclude: Iterable[int | str] = (),
+    allow_busy: bool = False,
+    verify: bool | None = None,
+    size: int | None = None,
+    fresh: bool = False,
+) -> Selection:
+    """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
+
+    The options are those of `collbench select`: `run` a run file to choose from, `exclude` indices or UUIDs, `verify`
+    None where the choice matters, `size` in bytes. Call it before CUDA starts in this process. What has to be measured,
+    a child process measures. Raises Error; where it raises, the environment is untouched.
+    """
+    _check_alone()
+    _check_cuda_is_down()
+    words = ["select", str(k), "--format", "json", "--backend", "cuda"]
+    words += [] if run is None else ["--from", os.fspath(run)]
+    excluded = ",".join(map(str, exclude))
+    words += ["--exclude", excluded] if excluded else []
+    words += ["--allow-busy"] * allow_busy + ["--fresh"] * fresh
+    words += [] if verify is None else ["--verify" if verify else "--no-verify"]
+    words += [] if size is None else ["--size", str(size)]
+    selection = _parse(_collbench(words))
+    os.environ.update(selection.environment)
+    return selection
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Return the run in a file that collbench saved, of any machine. Raises Error."""
+    from collbench import runfile
+
+    return runfile.load(Path(path))
+
+
+def rank(
+    run: Run,
+    operation: str = "allreduce",
+    size: int | None = None,
+    *,
+    variant: str = "plain",
+    numa_node: int | None = None,
+) -> LinkRanking | None:
+    """Return a run's links in tiers: directed ones of a copy, pairs of a collective; None where none was measured.
+
+    `operation` and `variant` are words of docs/run-file.md, `size` is in bytes, None for the largest. `numa_node` is of
+    the host memory in host copies, where the run has several. Raises Error.
+    """
+    from collbench.affinity.tiers import rank_links
+    from collbench.operations import Operation, Variant, Work
+
+    try:
+        work = Work(Operation(operation), Variant(variant), numa_node)
+    except ValueError as error:
+        raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
+    cells = [found.cell for found in run.measured(work.variant) if found.cell.work == work]
+    sizes = {cell.size_bytes for cell in cells if len(cell.members) <= 2}  # a communicator of more is no link
+    if size is None and not sizes:
+        return None
+    return rank_links(run, work, max(sizes) if size is None else size)
+
+
+def check(run: Run) -> tuple[Verdict, ...]:
+    """Return what is wrong or worth knowing about a run's machine, as `collbench check` prints it."""
+    from collbench.affinity.verdicts import judge
+
+    return judge(run)
+
+
+def _check_alone() -> None:
+    """Raise UsageError in one of several processes, which would each choose for themselves, and be one another's load.
+
+    In one of them CUDA_VISIBLE_DEVICES would come too late for the others, too.
+    """
+    from collbench.world.environment import find_place
+
+    place = find_place(os.environ)
+    if place is not None:
+        raise UsageError(
+            f"collbench.select was called in one of {place.world_size} processes that {place.launcher} started, and "
+            "each would choose for itself: choose before they start, with 'collbench train' or 'collbench select'"
+        )
+
+
+def _check_cuda_is_down() -> None:
+    """Raise UsageError where CUDA has started here: it reads CUDA_VISIBLE_DEVICES only then."""
+    who = _cuda_user()
+    if who:
+        raise UsageError(
+            f"collbench.select came too late: {who} in this process, and CUDA reads CUDA_VISIBLE_DEVICES only when it "
+            "starts; call it before anything uses a GPU"
+        )
+
+
+def _cuda_user() -> str:
+    """Return who started CUDA in this process, as a clause; "" where nobody did.
+
+    torch.cuda.is_available() may have: then the driver knows, and torch does not. RTLD_NOLOAD looks at the driver only
+    if it is loaded, and asking it how many devices there are starts nothing.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "torch has started CUDA"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return ""
+    status = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return "" if status == _NOT_INITIALIZED else "CUDA has started"
+
+
+def _collbench(words: list[str]) -> str:
+    """Return what the program prints, run in a child process. Raises Error with its line."""
+    command = [sys.executable, "-P", "-m", "collbench", *words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return done.stdout
+    told = done.stderr.strip().splitlines() or [f"'{' '.join(command)}' ended with status {done.returncode}"]
+    raise _ERRORS.get(done.returncode, UsageError)(told[-1].removeprefix("collbench: "))
+
+
+def _parse(text: str) -> Selection:
+    from collbench.affinity.selection import Selection
+    from collbench.plain import build
+
+    try:
+        selection: Selection = build(Selection, json.loads(text), "selection")
+    except ValueError as error:
+        raise BackendError(f"'collbench select' answered what cannot be read: {error}; report this") from error
+    return selection

@@ -1,0 +1,276 @@
+"""The sim backend: a fabric file stands in for a machine, and its samples are drawn, never measured.
+
+It knows no sleep and no clock of this machine: a seed gives the same run everywhere. `clock` counts the seconds that
+the steps would have taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from collbench.backends.protocol import Step, Timing, time_each
+from collbench.errors import DataCorruption, StepFailed
+from collbench.fabric import labels
+from collbench.fabric.collectives import truth_of
+from collbench.fabric.model import Fabric, Fault, FaultKind
+from collbench.fabric.rates import Transfer, network_of, route_of, shared_rates
+from collbench.machine.limits import HOT_C, holds_back
+from collbench.model import Device, Health, Machine, Path
+from collbench.operations import Operation, Variant, Work
+from collbench.units import busbw_factor, format_size
+
+_COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+_HOST_COPIES = (Operation.H2D_CE, Operation.D2H_CE, Operation.H2D_SM, Operation.D2H_SM)
+_KERNELS = (Operation.SM_WRITE, Operation.SM_READ, Operation.H2D_SM, Operation.D2H_SM)
+_INWARD = (Operation.H2D_CE, Operation.H2D_SM)
+_MICRO = 1e-6
+_BUFFERS = 3  # as on real GPUs: source, send, target
+# What a step costs beside its blocks, for the clock alone: the visits of `pairs` on 4 × H200 were some 1300 steps, and
+# 0.8 s of their 1.9 s was queueing and verifying (README.md).
+_STEP_S = 6e-4
+_DRAWN = 8192  # normal values at a time: one call of numpy's costs as much as a hundred values
+
+
+class SimBackend:
+    """Simulated GPUs of a fabric; positions are places in `gpus`, which are the fabric's own (all by default)."""
+
+    name = "sim"
+
+    def __init__(self, fabric: Fabric, seed: int, gpus: Sequence[int] | None = None) -> None:
+        self._fabric, self._network, self._truth = fabric, network_of(fabric), truth_of(fabric)
+        self._gpus = tuple(range(len(fabric.gpus)) if gpus is None else gpus)
+        known = labels.devices(fabric)
+        self._devices = tuple(known[gpu] for gpu in self._gpus)
+        state = labels.health(fabric)
+        self._health = tuple(state[gpu] for gpu in self._gpus)
+        states = zip(self._health, self._devices, strict=True)
+        self._flags = tuple(tuple(_wrong(found, device.tag)) for found, device in states)
+        self._rng = np.random.default_rng(seed)
+        self._drawn: Iterator[float] = iter(())
+        self._rates: dict[object, list[tuple[float, float]]] = {}
+        self._ends = fabric.faults_of(FaultKind.CORRUPT_LINK, FaultKind.HANGING_LINK)
+        self._mistimed = fabric.faults_of(FaultKind.MISTIMED)
+        self._seconds = 0.0
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the simulated GPUs by position."""
+        return self._devices
+
+    def clock(self) -> float:
+        """Return the seconds that all steps so far would have taken."""
+        return self._seconds
+
+    def machine(self) -> Machine:
+        """Return what a run says of its machine: that there is none, and the fabric's name."""
+        fabric = self._fabric
+        return Machine("sim", "simulated", "", virtualization=fabric.virtualization, fabric=fabric.name)
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the paths between the positions as the simulated tools tell them."""
+        found = {frozenset(path.devices): path for path in labels.paths(self._fabric)}
+        places = combinations(range(len(self._gpus)), 2)
+        return tuple(replace(found[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in places)
+
+    def health(self) -> tuple[Health, ...]:
+        """Return each position's state."""
+        return self._health
+
+    def flags(self, members: Iterable[int]) -> tuple[str, ...]:
+        """Return what is wrong on these positions, in the words of machine.watch."""
+        return tuple(flag for place in sorted(set(members)) for flag in self._flags[place])
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the simulated user has set."""
+        words = (fault.words or "NCCL_P2P_DISABLE=1" for fault in self._fabric.faults_of(FaultKind.P2P_DISABLED))
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return what a GPU can do: the same as on the cuda backend."""
+        if variant is Variant.HOST:
+            return (*_HOST_COPIES, Operation.CHASE)
+        if variant is Variant.STAGED:
+            return (Operation.CE_WRITE,)
+        return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else _COPIES
+
+    def capacity_bytes(self) -> int:
+        """Return the largest message in bytes that fits the fullest GPU three times."""
+        return min(self.free_bytes()) // _BUFFERS
+
+    def free_bytes(self) -> tuple[int, ...]:
+        """Return each GPU's free memory in bytes."""
+        states = zip(self._devices, self._health, strict=True)
+        return tuple(max(0, device.memory_bytes - (state.memory_used or 0)) for device, state in states)
+
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return the simulated host's NUMA nodes; none where the machine does not tell them."""
+        nodes = {root.numa_node for root in self._fabric.host_bridges}
+        return () if self._fabric.numa_hidden else tuple(sorted(nodes))
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Do nothing: nothing is moved."""
+
+    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+        """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
+        if work.variant in (Variant.HOST, Variant.STAGED) or work.operation in (Operation.CE_WRITE, Operation.CE_READ):
+            return None
+        if all(self._network.reaches(self._gpus[members[0]], self._gpus[other]) for other in members[1:]):
+            return None
+        return "no peer access, so a kernel cannot address the other GPU's memory"
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Do nothing: there are no communicators."""
+
+    def ready(self) -> None:
+        """Return at once: nothing was begun."""
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        """Draw the steps' times one after another."""
+        return time_each(self, steps)
+
+    def time_copies(self, step: Step) -> Timing:
+        """Return drawn times of copies or chases. Raises DataCorruption, StepFailed where the fabric says so."""
+        self._fail(step)
+        alike = (step.work, step.groups)
+        if alike not in self._rates:
+            self._rates[alike] = self._chases(step) if step.operation is Operation.CHASE else self._copies(step)
+        return self._timing(step, self._rates[alike])
+
+    def time_collective(self, step: Step) -> Timing:
+        """Return drawn times of a collective. Raises DataCorruption, StepFailed where the fabric says so."""
+        self._fail(step)
+        alike = (step.work, step.groups)
+        if alike not in self._rates:
+            self._rates[alike] = self._collectives(step)
+        found = self._timing(step, self._rates[alike])
+        if not step.launches:
+            return found
+        launch = self._fabric.delays.launch * _MICRO
+        return Timing(found.seconds, tuple(blocks[0] + launch * self._noise() for blocks in found.seconds))
+
+    def close(self) -> None:
+        """Do nothing: nothing was opened."""
+
+    def _copies(self, step: Step) -> list[tuple[float, float]]:
+        """Return seconds without bytes and seconds a byte of each group: that of its slowest message."""
+        groups = [self._transfers(step, members) for members in step.groups]
+        every = [transfer for transfers in groups for transfer in transfers]
+        rates = iter(shared_rates(self._network, every))
+        found = []
+        for transfers in groups:
+            waits = [self._wait(transfer) for transfer in transfers]
+            found.append((max(waits) * _MICRO, 1e-9 / min(next(rates) * self._hurry(t) for t in transfers)))
+        return found
+
+    def _transfers(self, step: Step, members: tuple[int, ...]) -> list[Transfer]:
+        first, *rest = (self._gpus[member] for member in members)
+        operation = step.operation
+        if step.variant is Variant.HOST:
+            inward = operation in _INWARD
+            src, dst = (None, first) if inward else (first, None)
+            return [Transfer(src, dst, operation, numa_node=step.numa_node)]
+        if step.variant is Variant.BOTH_WAYS:
+            return [Transfer(first, rest[0], operation), Transfer(rest[0], first, operation)]
+        if step.variant is Variant.ALL_TO_ONE:
+            return [Transfer(other, first, operation) for other in rest]
+        staged = step.variant is Variant.STAGED
+        return [Transfer(first, other, operation, staged=staged) for other in rest]
+
+    def _wait(self, transfer: Transfer) -> float:
+        """Return the µs that a message of no bytes takes."""
+        delays, route = self._fabric.delays, route_of(self._network, transfer)
+        through_host = transfer.src is not None and transfer.dst is not None and not self._touches(transfer)
+        own = delays.staged if through_host else delays.kernel if transfer.operation in _KERNELS else delays.copy
+        return own + route.latency_us
+
+    def _touches(self, transfer: Transfer) -> bool:
+        src, dst = transfer.src or 0, transfer.dst or 0
+        return not transfer.staged and self._network.reaches(src, dst)
+
+    def _hurry(self, transfer: Transfer) -> float:
+        """Return how much too fast the simulated clock makes a link: a fault of timing, not of the link."""
+        ends = {transfer.src, transfer.dst}
+        return math.prod(fault.factor for fault in self._mistimed if ends <= set(fault.devices))
+
+    def _chases(self, step: Step) -> list[tuple[float, float]]:
+        """Return the seconds of one access, there and back, of each group."""
+        found = []
+        for members in step.groups:
+            reader, *owner = (self._gpus[member] for member in members)
+            away = self._network.direct[owner[0], reader] if owner else self._network.host(reader, inward=True)
+            found.append(((self._fabric.delays.access + away.latency_us) * _MICRO, 0.0))
+        return found
+
+    def _collectives(self, step: Step) -> list[tuple[float, float]]:
+        groups = [tuple(self._gpus[member] for member in members) for members in step.groups]
+        found = []
+        for members, rate in zip(groups, self._truth.concurrent(groups), strict=True):
+            count = len(members)
+            hops = {Operation.ALLREDUCE: 2 * (count - 1), Operation.SENDRECV: 1}.get(step.operation, count - 1)
+            delays = self._fabric.delays
+            wait = delays.collective + hops * (delays.hop + self._truth.rings(members).latency_us)
+            found.append((wait * _MICRO, busbw_factor(step.operation, count) / rate * 1e-9))
+        return found
+
+    def _timing(self, step: Step, costs: list[tuple[float, float]]) -> Timing:
+        """Return the blocks of each group: its time, times the visit's noise and the block's."""
+        noise = self._fabric.noise
+        seconds = []
+        for wait, each_byte in costs:
+            middle = (wait + step.size_bytes * each_byte) * math.exp(noise.visit * self._normal())
+            seconds.append(tuple(middle * math.exp(noise.block * self._normal()) for _ in range(step.blocks)))
+        slowest = max(blocks[0] for blocks in seconds)
+        self._seconds += _STEP_S + slowest * step.iterations * (step.blocks + step.warmup)
+        return Timing(tuple(seconds))
+
+    def _noise(self) -> float:
+        return math.exp(self._fabric.noise.visit * self._normal())
+
+    def _normal(self) -> float:
+        found = next(self._drawn, None)
+        if found is None:
+            self._drawn = iter(self._rng.standard_normal(_DRAWN).tolist())
+            found = next(self._drawn)
+        return found
+
+    def _fail(self, step: Step) -> None:
+        if not self._ends or step.variant is Variant.HOST:
+            return
+        for members in step.groups:
+            for fault in self._ends:
+                if self._meets(fault, step, members):
+                    raise self._failure(fault, step, members)
+
+    def _meets(self, fault: Fault, step: Step, members: tuple[int, ...]) -> bool:
+        """Return whether a group's messages may take the faulty link. Staged ones do not."""
+        a, b = fault.devices
+        gpus = [self._gpus[member] for member in members]
+        if step.operation.is_collective:
+            return a in gpus and b in gpus
+        if step.variant is Variant.STAGED:
+            return False
+        links = {(t.src, t.dst) for t in self._transfers(step, members)}
+        return (a, b) in links or (not fault.one_way and (b, a) in links)
+
+    def _failure(self, fault: Fault, step: Step, members: tuple[int, ...]) -> DataCorruption | StepFailed:
+        what = f"{step.work} of {format_size(step.size_bytes)}"
+        tags = " → ".join(self._devices[member].tag for member in members)
+        if fault.kind is FaultKind.HANGING_LINK:
+            self._seconds += 5.0
+            return StepFailed(f"sim: {what} on {tags} failed: no answer for 5 s: the step was given up")
+        return DataCorruption(
+            f"sim: wrong data: {what}, link {tags}: 1 wrong, the first at byte {fault.offset}. Do not train over this "
+            "link; IOMMU or ACS settings are the usual cause"
+        )
+
+
+def _wrong(state: Health, tag: str) -> Iterator[str]:
+    yield from (f"throttled: {reason} on {tag}" for reason in state.throttle if holds_back(reason))
+    if state.temperature is not None and state.temperature > HOT_C:
+        yield f"hot: {tag} at {state.temperature} °C"
+    if state.processes:
+        yield f"shared: {state.processes} other process{'es' if state.processes > 1 else ''} on {tag}"

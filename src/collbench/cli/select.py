@@ -1,0 +1,291 @@
+"""`collbench select`: the best K devices, in the words of what will use them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from collbench.backends import opening
+from collbench.cli import evidence, options, verifying
+from collbench.cli.evidence import Evidence, Wanted
+from collbench.errors import MachineError, UsageError
+from collbench.launch import formats, freshness, reason
+from collbench.machine import nvidia_smi, selection
+from collbench.model import Device, Run
+from collbench.plain import plain
+from collbench.units import parse_size
+
+if TYPE_CHECKING:
+    from collbench.affinity.choice import Choice
+    from collbench.affinity.selection import Origin, Selection
+
+_TEXT, _JSON = "text", "json"
+_LAYOUTS = (_TEXT, _JSON, formats.LIST, *formats.ACTING)
+_ADVICE = "measure again, or add --elsewhere to judge it as another machine's"
+# The JSON's version: raised when a field changes its meaning or goes.
+_VERSION = 1
+
+
+class _Select(click.Command):
+    """A command that with --format env also fails in a shell's words, whatever goes wrong.
+
+    `eval "$(collbench select …)"` does not see our exit status, and training would go on on all GPUs.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Read the words."""
+        with _failing(in_shell="--format=env" in args or ("--format", "env") in pairwise(args)):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _failing(in_shell=ctx.params["layout"] == "env"):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _failing(*, in_shell: bool) -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.Exit:  # --help
+        raise
+    except BaseException:
+        if in_shell:
+            with suppress(OSError):  # nobody reads it
+                click.echo("false")
+        raise
+
+
+_own_options = options.apply(
+    click.option("--from", "file", metavar="RUN", help="Choose from this run file, not from the newest that fits."),
+    click.option("--elsewhere", is_flag=True, help="With --from: take a run of another machine or of the simulator."),
+    click.option("--topology", metavar="FILE", help="Estimate from saved 'nvidia-smi topo -m' text alone."),
+    click.option("--exclude", metavar="LIST", help="Leave these out: nvidia-smi indices or UUIDs."),
+    click.option("--allow-busy", is_flag=True, help="Do not leave busy, throttled or faulty GPUs out."),
+    click.option(
+        "--verify/--no-verify",
+        default=None,
+        help="Measure the best sets and the first K before one is taken.  [default: where the choice matters]",
+    ),
+    click.option(
+        "--size",
+        metavar="SIZE",
+        default=verifying.DEFAULT_SIZE,
+        show_default=True,
+        help="All-reduce size to measure them at: your job's.",
+    ),
+    click.option(
+        "--format",
+        "layout",
+        metavar="FORMAT",
+        type=click.Choice(_LAYOUTS),
+        default=_TEXT,
+        show_default=True,
+        help=f"What to print: {', '.join(_LAYOUTS)}.",
+    ),
+    click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Oldest saved run to believe."),
+    click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
+    options.backend,
+    options.nccl,
+)
+
+
+@click.command(cls=_Select, short_help="Choose the best K GPUs, for a shell, a container or Slurm.")
+@click.argument("count", metavar="K", type=click.IntRange(min=1))
+@_own_options
+def select(**given: Any) -> None:
+    """Choose the best K devices of this machine and say why.
+
+    Chooses from a saved run of this very machine, else from a probe of a few seconds. Busy, throttled and faulty GPUs
+    are left out, as of now. Where the choice matters, real all-reduces on the best sets decide. The format text prints
+    the reasons; any other prints its answer alone, and the reasons on stderr.
+
+    \b
+    Examples:
+      collbench select 2
+      eval "$(collbench select 2 --format env)" && python train.py
+      eval "docker run $(collbench select 2 --format docker) IMAGE"
+      srun $(collbench select 2 --format slurm) python train.py
+      collbench select 4 --topology topo.txt
+    """
+    _check(given)
+    if given["topology"] is not None:
+        answer = _by_labels(given)
+    elif given["elsewhere"]:
+        answer = _by_a_run_of_elsewhere(given)
+    else:
+        answer = _by_measurement(given)
+    _print(answer, given["layout"])
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Raise UsageError for options that contradict each other, before anything is measured."""
+    file, topology, layout = given["file"], given["topology"], given["layout"]
+    if topology is not None and (file is not None or given["fresh"] or given["elsewhere"]):
+        raise UsageError("--topology reads labels alone, --from, --fresh and --elsewhere are about runs: leave one out")
+    if file is not None and given["fresh"]:
+        raise UsageError("--from reads a saved run and --fresh ignores them: leave one out")
+    if given["elsewhere"] and file is None:
+        raise UsageError("--elsewhere needs the run of the other machine: add --from RUN")
+    if given["verify"] and (topology is not None or given["elsewhere"]):
+        raise UsageError("--verify measures this machine, --topology and --elsewhere speak of others: leave one out")
+    if given["backend"] == "sim":
+        raise UsageError(
+            "select acts on this machine: for a simulated one, measure it and write --from RUN --elsewhere"
+        )
+    if given["verify"] and given["count"] == 1:
+        raise UsageError("--verify measures all-reduces, and one device alone has none: leave it out")
+    if given["backend"] == "host" and layout in formats.ACTING:
+        raise UsageError(f"--format {layout} is for GPUs, and --backend host chooses CPU cores: write --format list")
+    if topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
+        raise UsageError(
+            f"--topology counts all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
+        )
+    parse_size(given["size"])
+    freshness.parse_duration(given["max_age"])
+
+
+def _by_labels(given: dict[str, Any]) -> Selection:
+    devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(given["topology"])))
+    excluded = _excluded(given, devices)
+    from collbench.affinity.choose import choose_by_labels  # late: numpy, scipy
+    from collbench.affinity.selection import Origin
+
+    choice = choose_by_labels(devices, paths, given["count"], exclude=excluded)
+    return _named(choice, devices, Origin("labels", f"labels in {given['topology']}"))
+
+
+def _by_a_run_of_elsewhere(given: dict[str, Any]) -> Selection:
+    """Choose from a run as it stands. Raises UsageError where its answer should act although nothing has such GPUs."""
+    from collbench import runfile
+
+    run = runfile.load(Path(given["file"]))
+    if run.backend != "cuda" and given["layout"] in formats.ACTING:
+        raise UsageError(
+            f"{given['file']} was measured on the {run.backend} backend, which has no GPUs to use: "
+            "write --format text, list or json"
+        )
+    from collbench.affinity.choose import choose
+    from collbench.affinity.selection import Origin
+
+    excluded, count = _excluded(given, run.devices), given["count"]
+    choice = choose(run, count, exclude=excluded, allow_busy=given["allow_busy"])
+    words = f"{'sim ' if run.backend == 'sim' else ''}{reason.saved_run(run.started, given['file'])}"
+    origin = Origin(run.backend, words, run.machine.hostname, run.machine.fabric)
+    return _named(choice, run.devices, origin, _binding(run, choice))
+
+
+def _by_measurement(given: dict[str, Any]) -> Selection:
+    backend, count = _backend(given), given["count"]
+    found = _evidence(given, backend)
+    from collbench.affinity.choose import choose
+    from collbench.affinity.selection import Origin
+
+    run = found.as_now()
+    if given["allow_busy"] and run.measurements and not found.probed and evidence.someone_is_busy(run):
+        found = evidence.measured_now(_wanted(given, backend), "what others leave is not in a saved run: ")
+        run = found.as_now()
+    choice = choose(run, count, exclude=_excluded(given, run.devices), allow_busy=given["allow_busy"])
+    origin = Origin(backend, found.source, run.machine.hostname)
+    if _worth_measuring(given, choice, backend):
+        return _verified(given, run, choice, origin)
+    return _named(choice, run.devices, origin, _binding(run, choice))
+
+
+def _evidence(given: dict[str, Any], backend: str) -> Evidence:
+    """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
+    present, count = opening.present_devices(backend), given["count"]
+    if not present:
+        raise MachineError("no GPU to choose: CUDA shows none to this process; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+    excluded = _excluded(given, present)
+    left = tuple(device for place, device in enumerate(present) if place not in excluded)
+    if count > len(left):
+        tags = ", ".join(device.tag for device in left) or "none"
+        raise UsageError(f"{count} is more than the {len(left)} that may be chosen here ({tags}): ask for fewer")
+    if count == len(present) and given["file"] is None:
+        return evidence.nothing_to_compare(backend, present)
+    return evidence.find(_wanted(given, backend), present)
+
+
+def _wanted(given: dict[str, Any], backend: str) -> Wanted:
+    max_age = freshness.parse_duration(given["max_age"])
+    return Wanted(
+        backend, given["file"], max_age, given["fresh"], given["nccl"], undone="nothing was chosen", advice=_ADVICE
+    )
+
+
+def _backend(given: dict[str, Any]) -> str:
+    name, why = opening.resolve(given["backend"])
+    if why is not None:
+        raise MachineError(
+            f"no GPU to choose: {why}; write --from RUN --elsewhere or --topology FILE to judge another machine, or "
+            "--backend host for CPU cores"
+        )
+    return name
+
+
+def _excluded(given: dict[str, Any], devices: Sequence[Device]) -> tuple[int, ...]:
+    """Return the positions that --exclude names. Raises UsageError."""
+    if given["exclude"] is None:
+        return ()
+    return tuple(devices.index(device) for device in selection.select(devices, given["exclude"]))
+
+
+def _worth_measuring(given: dict[str, Any], choice: Choice, backend: str) -> bool:
+    if given["verify"] is not None:
+        return bool(given["verify"]) and bool(choice.finalists)
+    return backend == "cuda" and given["count"] > 1 and not choice.tied and len(choice.finalists) > 1
+
+
+def _verified(given: dict[str, Any], run: Run, choice: Choice, origin: Origin) -> Selection:
+    from dataclasses import replace
+
+    from collbench.affinity.choose import settle
+
+    size = parse_size(given["size"])
+    sets = tuple(one.members for one in choice.finalists)
+    found, path = verifying.measure(verifying.Sitting(run.backend, run.devices, sets, size, given["nccl"]))
+    measured = replace(origin, verification=str(path), size_bytes=size)
+    settled = settle(choice, found)
+    return _named(settled, run.devices, measured, _binding(run, settled))
+
+
+def _binding(run: Run, choice: Choice) -> str:
+    from collbench.report import binding
+
+    return binding.line(run, choice.members)
+
+
+def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
+    from collbench.affinity.selection import named
+
+    chosen = [devices[member] for member in choice.members]
+    acts = origin.backend in ("cuda", "labels")
+    return named(choice, devices, formats.variables(chosen) if acts else {}, origin, binding)
+
+
+def _print(answer: Selection, layout: str) -> None:
+    """Print the answer on stdout; the reasons there, too, or on stderr where the answer is not for people."""
+    from collbench.report.selection import explanation
+
+    if layout == _TEXT:
+        click.echo(explanation(answer))
+        return
+    line = _json(answer) if layout == _JSON else formats.answer(layout, answer.devices)
+    click.echo(explanation(answer), err=True)
+    click.echo(line)
+
+
+def _json(answer: Selection) -> str:
+    """Return the selection as one JSON object, for docs/python.md describes its fields."""
+    head = {"format": "collbench-selection", "format_version": _VERSION}
+    return json.dumps({**head, **plain(answer)}, ensure_ascii=False, indent=2)

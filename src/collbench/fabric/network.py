@@ -1,0 +1,246 @@
+"""What each transfer crosses: directed resources with a capacity in GB/s, faults counted in.
+
+A resource is one direction of something that transfers share: an NVLink bundle, a switch port, a slot, an uplink.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import permutations
+
+from collbench.fabric.model import Bridge, Bundle, Fabric, Fault, FaultKind, HostBridge, Switch
+from collbench.fabric.tree import Tree
+from collbench.machine import theory
+
+Link = tuple[int, int]
+
+# A whole GPU runs slower: its links and its slot with it.
+_SLOWS_A_GPU = (FaultKind.SLOW_GPU, FaultKind.THROTTLED_GPU, FaultKind.FOREIGN_LOAD)
+
+
+class Medium(StrEnum):
+    """What carries a transfer; staged is through host memory."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    STAGED = "staged"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One transfer's way: the places of its resources in `Network.capacity`, and its latency in µs."""
+
+    medium: Medium
+    resources: tuple[int, ...]
+    latency_us: float
+
+
+class Network:
+    """A fabric's resources and routes. `capacity` is in GB/s by resource; links are (source, destination).
+
+    `direct` are the ways of plain copies: NVLink, else PCIe, else through the host where there is no peer access.
+    `bundles` are the NVLinks in use between two GPUs, by link: how many, and what each achieves in that direction.
+    `private` are links with a limit of their own; `shared` are bottlenecks, as (resource, its GPUs).
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric, self.tree = fabric, Tree(fabric)
+        self.capacity: list[float] = []
+        self.bundles: dict[Link, tuple[int, float]] = {}
+        self.private: set[Link] = set()
+        self.shared: list[tuple[int, frozenset[int]]] = []
+        self._scale = [_slowness(fabric, gpu) for gpu in range(len(fabric.gpus))]
+        self._named: dict[tuple[object, ...], int] = {}
+        self._nvlink = self._nvlinks()
+        links = list(permutations(range(len(fabric.gpus)), 2))
+        self.staged = {link: self._staged(link) for link in links}
+        self.direct = {link: self._direct(link) for link in links}
+        self._apply_faults()
+        disabled = bool(fabric.faults_of(FaultKind.P2P_DISABLED))
+        self.collective = self.staged if disabled else self.direct
+        if disabled:
+            self.bundles = {}
+
+    def reaches(self, a: int, b: int) -> bool:
+        """Return whether two GPUs can address each other's memory."""
+        return self.direct[a, b].medium is not Medium.STAGED
+
+    def alone_gbs(self, route: Route) -> float:
+        """Return what a transfer gets that has its way to itself, GB/s."""
+        return min(self.capacity[resource] for resource in route.resources)
+
+    def host(self, gpu: int, *, inward: bool, node: int | None = None) -> Route:
+        """Return the way between a GPU and host memory at a NUMA node, None: the GPU's own. The memory comes last."""
+        own = self.tree.root(gpu).numa_node
+        there = own if node is None else node
+        memory = self._resource(self.fabric.sockets.memory_gbs, "memory", there)
+        climb, latency = self._climb(gpu, up=not inward, to=None)
+        if there == own:
+            return Route(Medium.PCIE, (*climb, memory), latency)
+        ends = (there, own) if inward else (own, there)
+        crossing = self._resource(self.fabric.sockets.gbs, "sockets", *ends)
+        return Route(Medium.PCIE, (*climb, crossing, memory), latency + self.fabric.sockets.latency_us)
+
+    def _resource(self, gbs: float, *name: object) -> int:
+        if name not in self._named:
+            self._named[name] = len(self.capacity)
+            self.capacity.append(gbs)
+        return self._named[name]
+
+    def _nvlinks(self) -> dict[Link, Route]:
+        """Return the ways over NVLinks that are in use, and fill `bundles`."""
+        routes: dict[Link, Route] = {}
+        for switch in self.fabric.switches:
+            for a, b in permutations(switch.gpus, 2):
+                ends = (self._port(switch, a, "out"), self._port(switch, b, "in"))
+                routes[a, b] = Route(Medium.NVLINK, ends, switch.latency_us)
+        for bundle in self.fabric.bundles:
+            for a, b in (bundle.gpus, bundle.gpus[::-1]):
+                routes[a, b] = self._over(bundle, a, b)
+        unused = self.fabric.faults_of(FaultKind.NVLINK_UNUSED)
+        used = {link: route for link, route in routes.items() if not any(fault.covers(*link) for fault in unused)}
+        self.bundles = {link: found for link, found in self.bundles.items() if link in used}
+        return used
+
+    def _port(self, switch: Switch, gpu: int, way: str) -> int:
+        share = links_up(self.fabric, switch, gpu) / switch.links
+        return self._resource(switch.gbs * share * self._scale[gpu], "port", switch.gpus, gpu, way)
+
+    def _over(self, bundle: Bundle, a: int, b: int) -> Route:
+        links = links_up(self.fabric, bundle, *bundle.gpus)
+        rate = bundle.gbs * self._slow(a, b) * min(self._scale[a], self._scale[b])
+        self.bundles[a, b] = (links, rate)
+        return Route(Medium.NVLINK, (self._resource(links * rate, "bundle", a, b),), bundle.latency_us)
+
+    def _slow(self, a: int, b: int) -> float:
+        """Return what slow links leave of a direction's rate."""
+        left = 1.0
+        for fault in self.fabric.faults_of(FaultKind.SLOW_LINK):
+            if fault.devices == (a, b) or (fault.devices == (b, a) and not fault.one_way):
+                left *= fault.factor
+        return left
+
+    def _climb(self, gpu: int, *, up: bool, to: Bridge | HostBridge | None) -> tuple[list[int], float]:
+        """Return the resources between a GPU and what lies above it (None: the root), one way, and their µs."""
+        way = "up" if up else "down"
+        found = self.fabric.gpus[gpu]
+        slot = found.pcie_gbs * self._scale[gpu] * _slot_share(self.fabric, gpu)
+        resources, latency = [self._resource(slot, "slot", gpu, way)], 0.0
+        for bridge in self.tree.above(gpu):
+            latency += bridge.latency_us
+            if bridge == to:
+                break
+            resources.append(self._resource(bridge.up_gbs if up else bridge.down_gbs, "uplink", bridge.name, way))
+        else:
+            latency += self.tree.root(gpu).latency_us
+        return resources, latency
+
+    def _over_pcie(self, a: int, b: int) -> Route:
+        met = self.tree.meeting(a, b)
+        up, up_us = self._climb(a, up=True, to=met)
+        down, down_us = self._climb(b, up=False, to=met)
+        top = met or self.tree.root(a)
+        turns = [] if top.peer_gbs is None else [self._resource(top.peer_gbs, "turn", top.name, up[-1])]
+        between = [] if met else self._between(a, b)
+        same = met is not None or self.tree.root(a).name == self.tree.root(b).name
+        latency = max(up_us, down_us) if same else up_us + down_us
+        latency += self.fabric.sockets.latency_us if between else 0.0
+        return Route(Medium.PCIE, (*up, *turns, *between, *down), latency)
+
+    def _between(self, a: int, b: int) -> list[int]:
+        """Return the link between the sockets, where the GPUs hang on two."""
+        nodes = self.tree.root(a).numa_node, self.tree.root(b).numa_node
+        return [] if nodes[0] == nodes[1] else [self._resource(self.fabric.sockets.gbs, "sockets", *nodes)]
+
+    def _staged(self, link: Link) -> Route:
+        a, b = link
+        out, back = self.host(a, inward=False), self.host(b, inward=True)
+        down = back.resources[:-1]  # the data lies in the source's memory
+        resources = (*out.resources, *self._between(a, b), *down)
+        return Route(Medium.STAGED, resources, out.latency_us + back.latency_us)
+
+    def _direct(self, link: Link) -> Route:
+        if self._barred(link):
+            return self.staged[link]
+        if link in self._nvlink:
+            return self._nvlink[link]
+        unused = any(fault.covers(*link) for fault in self.fabric.faults_of(FaultKind.NVLINK_UNUSED))
+        return self._over_pcie(*link) if self.fabric.pcie_peers or unused else self.staged[link]
+
+    def _barred(self, link: Link) -> bool:
+        """Return whether this pair has no peer access, whatever its wires could do."""
+        denied = (told.gpus for told in self.fabric.labels if told.cuda_peers is False)
+        return any(set(pair) == set(link) for pair in (*self.fabric.unreachable, *denied))
+
+    def _apply_faults(self) -> None:
+        for fault in self.fabric.faults:
+            if fault.kind is FaultKind.SLOW_LINK:
+                self._limit(fault, self.direct, fault.factor)
+            elif fault.kind is FaultKind.P2P_SLOW:
+                self._limit(fault, self.staged, fault.factor * self.fabric.engines.staged)
+            elif fault.kind is FaultKind.BOTTLENECK:
+                self._share(fault)
+            elif fault.kind is FaultKind.FOREIGN_LOAD and len(fault.devices) == 2:
+                self._load(fault.devices[0], fault.devices[1], fault.factor)
+
+    def _load(self, a: int, b: int, left: float) -> None:
+        """Leave a share of all that somebody else's copies from a to b cross."""
+        for resource in self.direct[a, b].resources:
+            self.capacity[resource] *= left
+        if (a, b) in self.bundles:
+            links, rate = self.bundles[a, b]
+            self.bundles[a, b] = (links, rate * left)
+
+    def _limit(self, fault: Fault, base: dict[Link, Route], share: float) -> None:
+        """Give a link a limit of its own, a share of what the base route gives; bundles have theirs already."""
+        a, b = fault.devices
+        for link in ((a, b),) if fault.one_way else ((a, b), (b, a)):
+            if fault.kind is FaultKind.SLOW_LINK and link in self.bundles:
+                continue
+            resource = self._resource(self.alone_gbs(base[link]) * share, fault.kind, *link)
+            route = self.direct[link]
+            self.direct[link] = Route(route.medium, (*route.resources, resource), route.latency_us)
+            self.private.add(link)
+
+    def _share(self, fault: Fault) -> None:
+        resource = self._resource(fault.gbs, fault.kind, fault.devices)
+        members = frozenset(fault.devices or range(len(self.fabric.gpus)))
+        self.shared.append((resource, members))
+        for (a, b), route in self.direct.items():
+            if {a, b} <= members and route.medium is not Medium.STAGED:
+                self.direct[a, b] = Route(route.medium, (*route.resources, resource), route.latency_us)
+
+
+def links_up(fabric: Fabric, place: Bundle | Switch, *gpus: int) -> int:
+    """Return how many NVLinks of a bundle, or of a GPU's port, are up."""
+    down = sum(fault.links for fault in fabric.faults_of(FaultKind.LINKS_DOWN) if set(fault.devices) == set(gpus))
+    return max(0, place.links - down)
+
+
+def _slowness(fabric: Fabric, gpu: int) -> float:
+    """Return what throttling and other people's jobs leave of a GPU's rates."""
+    left = 1.0
+    for fault in fabric.faults_of(*_SLOWS_A_GPU):
+        if (fault.kind is not FaultKind.FOREIGN_LOAD or len(fault.devices) == 1) and fault.covers(gpu):
+            left *= fault.factor
+    return left
+
+
+def _slot_share(fabric: Fabric, gpu: int) -> float:
+    """Return what a degraded PCIe link leaves of its slot's rate."""
+    found = fabric.gpus[gpu]
+    full = theory.pcie(found.pcie_generation, found.pcie_width)
+    generation, width = pcie_now(fabric, gpu)
+    now = theory.pcie(generation, width)
+    return now.gbs / full.gbs if full and now else 1.0
+
+
+def pcie_now(fabric: Fabric, gpu: int) -> tuple[int, int]:
+    """Return the generation and width at which a GPU's slot runs."""
+    found = fabric.gpus[gpu]
+    generation, width = found.pcie_generation, found.pcie_width
+    for fault in fabric.faults_of(FaultKind.PCIE_DEGRADED):
+        if fault.covers(gpu):
+            generation, width = fault.generation or generation, fault.width or width
+    return generation, width

@@ -1,0 +1,75 @@
+"""The chosen devices in the words of what starts jobs: a shell, docker, apptainer, srun."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from collbench.errors import UsageError
+from collbench.model import Device
+
+LIST = "list"
+# These act on a machine, so the devices must be that machine's.
+ACTING = ("env", "docker", "apptainer", "slurm")
+
+
+def answer(layout: str, devices: Sequence[Device]) -> str:
+    """Return one line, without its end, for "list" or one of ACTING. Raises UsageError for CPU cores in the latter."""
+    if layout == LIST:
+        return _indices(devices)
+    if any(device.tag.startswith("CPU") for device in devices):
+        raise UsageError(f"--format {layout} is for GPUs, and these are CPU cores: write --format list or json")
+    lines = {"env": _shell, "docker": _docker, "apptainer": _apptainer, "slurm": _srun}
+    return lines[layout](devices)
+
+
+def variables(devices: Sequence[Device]) -> dict[str, str]:
+    """Return what makes CUDA see these GPUs alone, in this order; {} for CPU cores.
+
+    By UUID. A label file has none: then by index, with the order that makes CUDA's indices nvidia-smi's.
+    """
+    if any(device.tag.startswith("CPU") for device in devices):
+        return {}
+    names = {"CUDA_VISIBLE_DEVICES": ",".join(_names(devices))}
+    return names if all(device.uuid for device in devices) else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **names}
+
+
+def _shell(devices: Sequence[Device]) -> str:
+    """Return a command for eval in sh, bash or zsh."""
+    return "export " + " ".join(_assignments(variables(devices)))
+
+
+def _docker(devices: Sequence[Device]) -> str:
+    """Return docker run's option.
+
+    docker reads its value as CSV, so a list needs double quotes that a shell must leave there, hence the single ones
+    [docs.nvidia.com, container toolkit, Specialized Configurations with Docker].
+    """
+    names = ",".join(_names(devices))
+    return f"--gpus '\"device={names}\"'"
+
+
+def _apptainer(devices: Sequence[Device]) -> str:
+    """Return apptainer's options. One --env a variable: only so may its value hold commas [apptainer 1.1, PR 413]."""
+    return " ".join(["--nv", *(f"--env {pair}" for pair in _assignments(variables(devices)))])
+
+
+def _srun(devices: Sequence[Device]) -> str:
+    """Return srun's options for one task a GPU.
+
+    CUDA_VISIBLE_DEVICES would not do: srun sets it anew in every step. Its map_gpu counts as nvidia-smi does inside the
+    job: among the job's GPUs where cgroups constrain devices, else among all of the node [srun(1), --gpu-bind].
+    """
+    return f"--nodes=1 --ntasks={len(devices)} --gpu-bind=map_gpu:{_indices(devices)}"
+
+
+def _names(devices: Sequence[Device]) -> list[str]:
+    return [device.uuid or str(device.index) for device in devices]
+
+
+def _indices(devices: Sequence[Device]) -> str:
+    return ",".join(str(device.index) for device in devices)
+
+
+def _assignments(found: Mapping[str, str]) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in found.items()]

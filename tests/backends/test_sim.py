@@ -1,0 +1,283 @@
+"""The sim backend: what it draws, what it refuses, and that whoever reads a run cannot take it for a measured one."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collbench import runfile
+from collbench.backends import opening
+from collbench.backends.protocol import Backend, Step, Timing
+from collbench.backends.sim import SimBackend
+from collbench.errors import DataCorruption, StepFailed, UsageError
+from collbench.fabric import file
+from collbench.fabric.model import Fault, FaultKind, Noise
+from collbench.model import Run, StopReason
+from collbench.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.simulation import simulate
+from collbench.stats import summarize
+from tests.fabric.made import QUIET, complete, faulty, request, tree
+
+QUIET_DGX = replace(file.load("dgx-1v"), noise=QUIET)
+QUIET_H200 = replace(file.load("hgx-h200"), noise=QUIET)
+GIB = 2**30
+
+
+def step(operation: Operation, *groups: tuple[int, ...], size: int = GIB, variant: Variant = Variant.PLAIN) -> Step:
+    return Step(operation, groups, size, iterations=4, blocks=2, variant=variant)
+
+
+def gbs(backend: SimBackend, asked: Step) -> list[float]:
+    """Return each group's algorithm bandwidth, GB/s of one message."""
+    time = backend.time_collective if asked.operation.is_collective else backend.time_copies
+    return [asked.size_bytes / np.median(blocks) / 1e9 for blocks in time(asked).seconds]
+
+
+def test_it_is_a_backend() -> None:
+    backend: Backend = SimBackend(QUIET_DGX, seed=1)
+    assert backend.name == "sim"
+    assert len(backend.devices()) == 8
+
+
+@pytest.mark.parametrize(
+    ("title", "asked", "expected"),
+    [
+        ("one NVLink", step(Operation.CE_WRITE, (0, 1)), [24.2]),
+        ("two of them", step(Operation.CE_WRITE, (0, 3)), [48.3]),
+        ("no NVLink: through the host", step(Operation.CE_WRITE, (0, 5)), [9.5]),
+        ("both ways at once, each at its rate", step(Operation.CE_WRITE, (0, 1), variant=Variant.BOTH_WAYS), [24.2]),
+        ("staged", step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED), [9.5]),
+        ("to the host", step(Operation.D2H_CE, (0,), variant=Variant.HOST), [12.4]),
+        ("a pair's all-reduce", step(Operation.ALLREDUCE, (0, 3)), [2 * 24.17 * 0.92]),
+        ("two pairs at once", step(Operation.ALLREDUCE, (0, 3), (4, 7)), [2 * 24.17 * 0.92] * 2),
+        ("six rings of eight", step(Operation.ALLREDUCE, tuple(range(8))), [6 * 24.17 * 0.92 / (2 * 7 / 8)]),
+        ("a broadcast over them", step(Operation.BROADCAST, tuple(range(8))), [6 * 24.17 * 0.92]),
+    ],
+)
+def test_without_noise_a_large_message_takes_its_size_over_its_rate(
+    title: str, asked: Step, expected: list[float]
+) -> None:
+    assert gbs(SimBackend(QUIET_DGX, seed=1), asked) == pytest.approx(expected, rel=0.005), title
+
+
+def test_all_to_one_shares_the_port_of_the_one() -> None:
+    asked = step(Operation.CE_WRITE, (0, 1, 2, 3), variant=Variant.ALL_TO_ONE)
+    assert gbs(SimBackend(QUIET_H200, seed=1), asked) == pytest.approx([396 / 3], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("title", "asked", "microseconds"),
+    [
+        ("a small copy", step(Operation.CE_WRITE, (0, 1), size=8), 2.2),
+        ("a small staged copy", step(Operation.CE_WRITE, (0, 1), size=8, variant=Variant.STAGED), 17),
+        ("a small all-reduce of two", step(Operation.ALLREDUCE, (0, 1), size=8), 5.5),
+        ("a small all-reduce of four", step(Operation.ALLREDUCE, (0, 1, 2, 3), size=8), 7.7),
+        ("a pointer chase", step(Operation.CHASE, (0, 1), size=8), 0.8),
+    ],
+)
+def test_small_messages_of_h200_take_what_was_measured(title: str, asked: Step, microseconds: float) -> None:
+    """METHOD.md §2.3, and reference/h200x4/p2pBandwidthLatencyTest.txt; the chase 0.7 to 1 µs."""
+    backend = SimBackend(QUIET_H200, seed=1)
+    timing = backend.time_collective(asked) if asked.operation.is_collective else backend.time_copies(asked)
+    assert timing.seconds[0][0] * 1e6 == pytest.approx(microseconds, rel=0.15), title
+
+
+def test_launches_are_timed_beside_where_they_are_asked_for() -> None:
+    backend = SimBackend(QUIET_H200, seed=1)
+    plain = step(Operation.ALLREDUCE, (0, 1), size=8)
+    assert backend.time_collective(plain).launch_seconds == ()
+    timing = backend.time_collective(replace(plain, launches=20))
+    assert timing.launch_seconds[0] == pytest.approx(timing.seconds[0][0] + 2.8e-6, rel=0.01)
+
+
+def test_the_noise_is_the_fabrics() -> None:
+    noisy = replace(QUIET_DGX, noise=Noise(visit=0.02, block=0.005))
+    backend = SimBackend(noisy, seed=5)
+    asked = step(Operation.CE_WRITE, (0, 1))
+    blocks = np.log([backend.time_copies(asked).seconds[0] for _ in range(4000)])
+    within = float(np.std(blocks[:, 0] - blocks[:, 1])) / np.sqrt(2)
+    assert within == pytest.approx(0.005, rel=0.1)
+    assert float(np.std(blocks.mean(axis=1))) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("title", "work", "members", "can"),
+    [
+        ("a kernel over NVLink", Work(Operation.SM_WRITE), (0, 1), True),
+        ("a kernel without peer access", Work(Operation.SM_WRITE), (0, 5), False),
+        ("the copy engine without peer access", Work(Operation.CE_READ), (0, 5), True),
+        ("a chase without peer access", Work(Operation.CHASE), (0, 5), False),
+        ("a chase of host memory", Work(Operation.CHASE, Variant.HOST), (0,), True),
+        ("staged", Work(Operation.CE_WRITE, Variant.STAGED), (0, 5), True),
+        (
+            "a kernel to all others, one of them out of reach",
+            Work(Operation.SM_READ, Variant.ONE_TO_ALL),
+            (0, 1, 5),
+            False,
+        ),
+    ],
+)
+def test_what_it_can_run(title: str, work: Work, members: tuple[int, ...], can: bool) -> None:
+    assert (SimBackend(QUIET_DGX, seed=1).can_run(work, members) is None) is can, title
+
+
+def test_a_corrupt_link_raises_with_its_offset_and_its_neighbours_do_not() -> None:
+    fault = Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True, offset=4711)
+    backend = SimBackend(faulty(complete(3), fault), seed=1)
+    with pytest.raises(DataCorruption, match=r"sim: .*GPU0 → GPU1.*byte 4711"):
+        backend.time_copies(step(Operation.CE_WRITE, (0, 1)))
+    with pytest.raises(DataCorruption, match="byte 4711"):
+        backend.time_collective(step(Operation.ALLREDUCE, (0, 1)))
+    for healthy in ((1, 0), (0, 2)):
+        backend.time_copies(step(Operation.CE_WRITE, healthy))
+    backend.time_copies(step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED))
+
+
+def test_a_simulated_run_that_met_wrong_data_says_so() -> None:
+    fault = Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True, offset=4711)
+    run = simulate(faulty(complete(3), fault), request(sizes=(2**20,)), seed=1)
+    assert not run.complete
+    assert run.skipped[-1].what == "all that was left"
+    assert "byte 4711" in run.skipped[-1].reason
+
+
+@pytest.mark.parametrize(("gpu", "node", "expected"), [(0, None, 20), (0, 0, 20), (0, 1, 5), (2, 1, 20), (2, 0, 5)])
+def test_host_memory_of_the_other_socket_is_behind_the_sockets_link(
+    gpu: int, node: int | None, expected: float
+) -> None:
+    fabric = tree(("root0", "root0", "root2"))
+    backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, gbs=5)), seed=1)
+    assert backend.numa_nodes() == (0, 1)
+    for operation in (Operation.H2D_CE, Operation.D2H_CE):
+        asked = replace(step(operation, (gpu,), variant=Variant.HOST), numa_node=node)
+        assert gbs(backend, asked) == pytest.approx([expected], rel=0.01)
+
+
+def test_a_hanging_link_costs_its_cells_alone() -> None:
+    run = simulate(faulty(complete(4), Fault(FaultKind.HANGING_LINK, (1, 2))), request(sizes=(2**20,)), seed=1)
+    failed = {frozenset(found.cell.members) for found in run.measurements if found.stop is StopReason.FAILED}
+    assert failed == {frozenset((1, 2))}
+    assert all(found.samples for found in run.measurements if frozenset(found.cell.members) not in failed)
+    assert "no answer" in next(found.failure for found in run.measurements if found.failure)
+
+
+def test_a_hang_is_a_failed_step() -> None:
+    backend = SimBackend(faulty(complete(3), Fault(FaultKind.HANGING_LINK, (1, 2))), seed=1)
+    ((_, outcome),) = backend.time_steps([step(Operation.CE_WRITE, (1, 2))])
+    assert isinstance(outcome, StepFailed)
+    ((_, outcome),) = backend.time_steps([step(Operation.CE_WRITE, (0, 2))])
+    assert isinstance(outcome, Timing)
+
+
+def test_wrong_times_make_links_look_faster() -> None:
+    backend = SimBackend(faulty(complete(3), Fault(FaultKind.MISTIMED, (0, 1), factor=3)), seed=1)
+    found = gbs(backend, step(Operation.CE_WRITE, (0, 1))) + gbs(backend, step(Operation.CE_WRITE, (0, 2)))
+    assert found == pytest.approx([30, 10], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("title", "fault", "flags"),
+    [
+        ("throttled", Fault(FaultKind.THROTTLED_GPU, (1,), factor=0.8), ("throttled: SW power cap on GPU1",)),
+        ("shared", Fault(FaultKind.FOREIGN_LOAD, (1,), factor=0.8), ("shared: 1 other process on GPU1",)),
+        (
+            "a copying job",
+            Fault(FaultKind.FOREIGN_LOAD, (0, 1), factor=0.8),
+            ("shared: 1 other process on GPU0", "shared: 1 other process on GPU1"),
+        ),
+    ],
+)
+def test_flags_speak_as_the_watch_does(title: str, fault: Fault, flags: tuple[str, ...]) -> None:
+    backend = SimBackend(faulty(complete(3), fault), seed=1)
+    assert backend.flags((0, 1)) == flags, title
+    assert backend.flags((2,)) == ()
+
+
+def test_flags_reach_the_samples() -> None:
+    run = simulate(faulty(complete(3), Fault(FaultKind.FOREIGN_LOAD, (2,))), request(sizes=(2**20,)), seed=1)
+    flagged = {2 in found.cell.members for found in run.measurements for sample in found.samples if sample.flags}
+    assert True in flagged
+
+
+def same_but_for_the_date(runs: Iterable[Run]) -> bool:
+    first, second = (replace(run, started="") for run in runs)
+    return first == second
+
+
+def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
+    fabric = file.load("nvlink-pairs-2x2")
+    runs = {seed: [simulate(fabric, request(), seed=seed) for _ in range(2)] for seed in (1, 2)}
+    assert same_but_for_the_date(runs[1])
+    assert not same_but_for_the_date((runs[1][0], runs[2][0]))
+
+
+@pytest.mark.parametrize("name", file.names())
+def test_a_simulated_run_is_complete_and_survives_its_file(name: str) -> None:
+    run = simulate(file.load(name), request(), seed=3)
+    assert run.complete
+    assert (run.backend, run.machine.fabric) == ("sim", name)
+    assert runfile.loads(runfile.dumps(run), "run.json") == run
+    assert all(found.samples and found.stop is not None for found in run.measurements)
+
+
+def test_the_run_shows_the_fabrics_rates() -> None:
+    run = simulate(QUIET_DGX, request(collectives=()), seed=3)
+    written = [m for m in run.measurements if m.cell.operation is Operation.CE_WRITE]
+    largest = {m.cell.members: summarize(m).busbw for m in written if m.cell.size_bytes == 2**26}
+    assert largest[0, 3] == pytest.approx(48.3, rel=0.01)
+    assert largest[0, 1] == pytest.approx(24.2, rel=0.01)
+
+
+def test_budgets_count_the_simulated_machines_time() -> None:
+    """A slow machine gets what it is owed and no more; a fast one gets visits until its cells are settled."""
+    noisy = replace(complete(3), noise=Noise(visit=0.05, block=0.01))
+    short, long = (simulate(noisy, request(budget_seconds=budget), seed=1) for budget in (1e-6, 1e6))
+    assert {found.stop for found in short.measurements} >= {StopReason.BUDGET}
+    assert StopReason.BUDGET not in {found.stop for found in long.measurements}
+    assert long.seconds > short.seconds > 0
+
+
+def test_chosen_devices_keep_their_names_and_their_links() -> None:
+    run = simulate(QUIET_DGX, request(devices="5,1,0", sizes=(2**26,)), seed=1)
+    assert [device.index for device in run.devices] == [5, 1, 0]
+    assert [(path.devices, path.label) for path in run.paths] == [((0, 1), "NV2"), ((0, 2), "SYS"), ((1, 2), "NV1")]
+    rates = {m.cell.members: summarize(m).busbw for m in run.measurements if m.cell.operation is Operation.CE_WRITE}
+    assert rates[0, 1] == pytest.approx(48.3, rel=0.01)
+    assert rates[0, 2] == pytest.approx(9.5, rel=0.05)
+
+
+def test_a_variable_that_is_set_there_is_in_the_run() -> None:
+    disabled = faulty(QUIET_H200, Fault(FaultKind.P2P_DISABLED))
+    run = simulate(disabled, request(sizes=(2**26,)), seed=1)
+    assert run.settings.environment == {"NCCL_P2P_DISABLE": "1"}
+    assert simulate(QUIET_H200, request(sizes=(2**20,)), seed=1).settings.environment == {}
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_collective_is_timed(operation: Operation) -> None:
+    run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(operation),), pairs=False), seed=1)
+    assert summarize(run.measurements[-1]).busbw == pytest.approx(6 * 24.17 * 0.92, rel=0.05)
+
+
+@pytest.mark.parametrize("variant", [v for v in Variant if v is not Variant.IN_PLACE])
+def test_every_pattern_is_timed(variant: Variant) -> None:
+    run = simulate(tree(("root0", "root0", "root2")), request(copies=(variant,), collectives=(), chase=True), seed=1)
+    assert variant in {found.cell.variant for found in run.measurements}
+    assert all(found.samples for found in run.measurements)
+
+
+def test_messages_larger_than_the_memory_are_skipped_by_name() -> None:
+    run = simulate(complete(2), request(sizes=(2**20, 2**34)), seed=1)
+    assert any("16G" in skipped.what for skipped in run.skipped)
+
+
+def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert opening.resolve("auto")[0] == "host"
+    assert opening.resolve("sim") == ("sim", None)
+
+
+def test_one_device_is_refused_as_on_a_real_machine() -> None:
+    with pytest.raises(UsageError, match="needs two devices"):
+        opening.open_simulated(QUIET_DGX, "3", seed=1)

@@ -1,0 +1,178 @@
+"""`collbench check`: exit statuses, texts of nvidia-smi, and measuring first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.fabric import file as fabric_file
+from collbench.fabric.model import Fault, FaultKind
+from collbench.model import Run
+from collbench.operations import Operation
+from tests.affinity.checked import failed, h200, slow
+from tests.cli.program import Program, on_gpus
+from tests.native.fakes import Fakes
+
+DATA = Path(__file__).parents[1] / "data" / "h200x4"
+DEGRADED = h200(slow([(0, 1), (1, 0)], 7 / 18))
+
+
+@pytest.mark.parametrize(
+    ("case", "run", "status", "words"),
+    [
+        ("agree", h200(), 0, "Labels, tools and measurement agree."),
+        ("contradiction", DEGRADED, 3, "NV_DEGRADED  GPU0, GPU1 (NV18)"),
+        ("hang", failed(h200(), Operation.CE_READ, (2, 3), "hang: no answer within 5 s"), 4, "HANG  GPU2, GPU3"),
+    ],
+)
+def test_a_saved_run_is_judged(program: Program, case: str, run: Run, status: int, words: str) -> None:
+    runfile.save(run, Path("run.json"))
+    said = program("check", "run.json")
+    assert (said.status, said.err) == (status, ""), case
+    assert words in said.out
+
+
+def test_json_is_all_of_stdout(program: Program) -> None:
+    runfile.save(DEGRADED, Path("run.json"))
+    said = program("check", "run.json", "--json")
+    data = json.loads(said.out)
+    assert (said.status, data["exit_status"]) == (3, 3)
+    assert [verdict["kind"] for verdict in data["verdicts"]] == ["NV_DEGRADED", "LABELS_DIFFER"]
+
+
+def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:
+    silent = tuple(replace(path, tool_label=None, tool_peer_access=None) for path in h200().paths)
+    runfile.save(replace(h200(), paths=silent), Path("run.json"))
+    assert "not done  the labels against nvidia-smi" in program("check", "run.json").out
+    texts = ("--topology", f"{DATA}/nvidia-smi-topo-m.txt", "--p2p", f"{DATA}/nvidia-smi-topo-p2p-r.txt")
+    said = program("check", "run.json", *texts)
+    assert (said.status, said.err) == (0, "")
+    assert "not done" not in said.out
+
+
+def test_another_text_contradicts(program: Program) -> None:
+    runfile.save(h200(), Path("run.json"))
+    text = (DATA / "nvidia-smi-topo-m.txt").read_text()
+    Path("topo.txt").write_text(text.replace("NV18", "NV12"), encoding="utf-8")
+    said = program("check", "run.json", "--topology", "topo.txt")
+    assert said.status == 3
+    assert "LINKCOUNT_MISMATCH" in said.out
+    assert "nvidia-smi topo -m says NV12, NVML counts 18" in " ".join(said.out.split())
+    peers = (DATA / "nvidia-smi-topo-p2p-r.txt").read_text().replace("\tOK", "\tGNS")
+    Path("p2p.txt").write_text(peers, encoding="utf-8")
+    assert "P2P_CAP_MISMATCH" in program("check", "run.json", "--p2p", "p2p.txt").out
+
+
+@pytest.mark.parametrize(
+    ("case", "option", "content", "words"),
+    [
+        ("a cut text", "--topology", "\tGPU0\tGPU1\nGPU0\tX\tNV18\n", "topo.txt, line 1: GPU1 has a column but no row"),
+        ("another machine's", "--topology", "\tGPU0\nGPU0\tX\n", "and the run GPU1, GPU2, GPU3 as well"),
+        ("labels for peer access", "--p2p", "\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\n", "line 2: 'NV1'"),
+    ],
+)
+def test_a_bad_text_is_one_line(program: Program, case: str, option: str, content: str, words: str) -> None:
+    runfile.save(h200(), Path("run.json"))
+    Path("topo.txt").write_text(content, encoding="utf-8")
+    said = program("check", "run.json", option, "topo.txt")
+    assert (said.status, said.out) == (2, ""), case
+    assert words in said.line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("absent.json",), "cannot read run file absent.json"),
+        (("run.json", "--quick", "--devices", "0,1"), "run.json is measured already: leave out --devices, --quick"),
+        (("--topology", "absent.txt"), "cannot read topology file absent.txt"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_line(program: Program, words: tuple[str, ...], told: str) -> None:
+    runfile.save(h200(), Path("run.json"))
+    said = program("check", *words)
+    assert (said.status, said.out) == (2, "")
+    assert said.line.startswith(told)
+
+
+def simulated(program: Program, fault: Fault | None, *words: str, name: str = "hgx-h200") -> tuple[int, str, str]:
+    """Check a simulated machine with a fault; return status, page and notices."""
+    fabric = fabric_file.load(name)
+    Path("machine.json").write_text(
+        fabric_file.dumps(replace(fabric, faults=(fault,) if fault else ())), encoding="utf-8"
+    )
+    said = program("check", "--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json", *words)
+    return said.status, said.out, said.err
+
+
+def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
+    status, page, notices = simulated(program, None)
+    assert (status, notices) == (0, "collbench: saved run.json\n")
+    assert "agree     28 of 28 pairs: NV18" in page
+    run = runfile.load(Path("run.json"))
+    assert run.settings.command[0] == "check"
+    assert program("show", "run.json").status == 0
+
+
+def test_what_looks_slow_is_measured_alone_before_it_is_told(program: Program) -> None:
+    status, page, notices = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5))
+    assert status == 3
+    assert "measuring GPU2-GPU5 once more, alone" in notices
+    assert "NV_DEGRADED  GPU2, GPU5" in page
+    assert "not confirmed" not in page
+    samples = [s for m in runfile.load(Path("run.json")).measured() if m.cell.members == (2, 5) for s in m.samples]
+    assert {sample.concurrent for sample in samples} == {True, False}
+    assert program("check", "run.json").out == page
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True), "DATA_CORRUPT"),
+        (Fault(FaultKind.HANGING_LINK, (0, 1)), "HANG"),
+    ],
+)
+def test_wrong_data_and_hangs_are_told_with_their_status(program: Program, fault: Fault, kind: str) -> None:
+    status, page, _ = simulated(program, fault, name="titan-rtx-nv2")
+    assert status == 4
+    assert kind in page
+
+
+def test_a_variable_is_the_cause(program: Program) -> None:
+    status, page, _ = simulated(program, Fault(FaultKind.P2P_DISABLED))
+    assert status == 3
+    assert "NV_NOT_USED" in page
+    assert "COLLECTIVE_CONTRADICTION" in page
+    assert page.count("NCCL_P2P_DISABLE=1 forbids direct transfers") == 2
+
+
+def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    body = f'[ "$2" = -m ] && exec cat {DATA}/nvidia-smi-topo-m.txt; exec cat {DATA}/nvidia-smi-topo-p2p-r.txt'
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{body}\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    words = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json")
+    done = on_gpus(fakes, tmp_path, words, {"PATH": f"{tools}:/usr/bin:/bin"})
+    assert done.code == 0, done.stderr
+    run = runfile.load(tmp_path / "run.json")
+    assert {(p.tool_label, p.tool_peer_access, p.cuda_peers) for p in run.paths} == {("NV18", "OK", True)}
+    assert {(d.pcie_generation, d.pcie_width) for d in run.devices} == {(5, 16)}
+    assert "not done  links against their limits: no copy of 16M or more was measured" in done.stdout
+
+
+def test_several_processes_are_told_to_judge_once(fakes: Fakes, tmp_path: Path) -> None:
+    ranks = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    done = on_gpus(fakes, tmp_path, ("check",), ranks)
+    assert done.code == 2
+    assert "one process judges" in done.stderr

@@ -1,0 +1,48 @@
+"""A saved run's health is that of its day: choosing asks again."""
+
+from __future__ import annotations
+
+import pytest
+
+from collbench.cli import evidence
+from collbench.cli.evidence import Evidence
+from collbench.model import Health, Run
+from tests.builders import pair_run
+
+
+def a_run() -> Run:
+    run = pair_run(2, lambda *_: 300.0)
+    run.health_before = (Health(processes=1, nvlink_errors=5), Health(processes=0, nvlink_errors=0))
+    run.health_after = (Health(processes=1, nvlink_errors=5), Health(processes=0, nvlink_errors=0))
+    return run
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPU0 is free again; GPU1 has an occupant, and three NVLink errors since it was measured."""
+    states = (Health(processes=0, nvlink_errors=5), Health(processes=2, nvlink_errors=3))
+    monkeypatch.setattr(evidence, "health_of", lambda _devices: states)
+
+
+@pytest.mark.usefixtures("now")
+def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -> None:
+    found = Evidence(a_run(), "saved").as_now()
+    assert [state.processes for state in (*found.health_before, *found.health_after)] == [0, 2, 0, 2]
+    assert [state.nvlink_errors for state in (*found.health_before, *found.health_after)] == [5, 0, 5, 3]
+
+
+@pytest.mark.usefixtures("now")
+def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
+    """The probe told its own workers from other people's processes; NVML alone cannot."""
+    run = a_run()
+    assert Evidence(run, "quick probe", probed=True).as_now() is run
+    run.backend = "host"
+    assert Evidence(run, "saved").as_now() is run
+
+
+@pytest.mark.usefixtures("now")
+def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
+    run = a_run()
+    run.health_before = run.health_after = ()
+    found = Evidence(run, "saved").as_now()
+    assert [state.processes for state in found.health_before] == [0, 2]

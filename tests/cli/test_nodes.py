@@ -1,0 +1,77 @@
+"""`collbench nodes`: the plan, simulated clusters, and what is refused. Ranks on several hosts: tests/world."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from collbench.fabric.cluster import dumps, named
+from tests.cli.program import Program
+
+SIM = ("nodes", "--backend", "sim", "--fabric-cluster")
+
+
+def test_the_plan_for_1024_gpus_is_an_estimate_in_seconds(program: Program) -> None:
+    said = program("nodes", "--plan", "128x8")
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("plan      128 nodes × 8 GPUs = 1,024 GPUs; an estimate: nothing is measured\n")
+    total = re.search(r"^total +([\d.]+)$", said.out, re.MULTILINE)
+    assert total is not None
+    assert 30 < float(total[1]) < 60
+    assert "8,128 pairs would take 127 rounds" in said.out
+
+
+def test_a_simulated_cluster_is_surveyed_and_says_sim(program: Program) -> None:
+    said = program(*SIM, "tree-128-faulty", "--select", "64", "--gpus", "4", "--seed", "7")
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("backend   sim: nothing is measured\n")
+    slow = [line.split()[1].rstrip(":") for line in said.out.splitlines() if line.startswith("slow ")]
+    assert sorted(slow) == ["leaf9's", "node101", "node17", "node42"]
+    assert "\ngpus      0, 1, 2, 3 on each node (sim)\n" in said.out
+    assert said.out.endswith("truth     all-reduce busbw 400 GB/s, no nodes pass 400 (sim)\n")
+
+
+def test_a_seed_gives_the_same_page_again(program: Program) -> None:
+    first, again = (program(*SIM, "thin-32", "--seed", "3").out for _ in range(2))
+    assert first == again
+
+
+def test_one_way_tells_the_direction(program: Program) -> None:
+    said = program(*SIM, "tree-128-faulty", "--one-way", "--seed", "7")
+    assert "\nslow      node42: sending " in said.out
+
+
+def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(dumps(named("thin-32")), encoding="utf-8")
+    told = json.loads(program(*SIM, str(file), "--select", "3", "--seed", "1", "--json").out)
+    assert told["backend"] == "sim"
+    assert told["choice"]["nodes"] == ["node0", "node1", "node2"]
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "says"),
+    [
+        ("outside a launch", ("nodes", "--select", "2"), "start this with srun, torchrun or mpirun"),
+        ("no cluster", ("nodes", "--backend", "sim"), "needs --fabric-cluster: superpod-128, tree-128"),
+        ("an unknown one", (*SIM, "nope"), "no cluster is called 'nope'"),
+        ("a file that is not there", (*SIM, "nope.json"), "cannot read cluster file nope.json"),
+        ("a cluster for real nodes", ("nodes", "--fabric-cluster", "tree-128"), "add --backend sim"),
+        ("more nodes than there are", (*SIM, "thin-32", "--select", "33"), "--select 33 of 32 nodes"),
+        ("GPUs of no nodes", (*SIM, "thin-32", "--gpus", "2"), "add --select M"),
+        ("more GPUs than there are", (*SIM, "thin-32", "--select", "2", "--gpus", "9"), "--gpus 9 of 8"),
+        ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
+        ("a plan in words", ("nodes", "--plan", "many"), "--plan 'many' is no cluster"),
+        ("a plan of one node", ("nodes", "--plan", "1x8"), "two or more"),
+        ("no size", ("nodes", "--plan", "2x8", "--size", "0"), "size '0' is zero"),
+    ],
+)
+def test_what_means_nothing_is_refused_in_a_line(
+    program: Program, title: str, words: tuple[str, ...], says: str
+) -> None:
+    said = program(*words)
+    assert (said.status, said.out) == (2, "")
+    assert says in said.line

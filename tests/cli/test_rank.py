@@ -1,0 +1,97 @@
+"""`collbench rank` on saved runs: the page, the JSON, and what cannot be ranked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.operations import Operation
+from tests.builders import GIB, gpus, measured, pair_run, run_of
+from tests.cli.program import Program
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    path = tmp_path / "run.json"
+    runfile.save(pair_run(4, lambda a, b: 200.0 if (a, b) == (1, 3) else 300.0), path)
+    return str(path)
+
+
+def test_the_page_names_the_slow_pair(program: Program, saved: str) -> None:
+    said = program("rank", saved)
+    assert (said.status, said.err) == (0, "")
+    assert "2 tiers: the worst pair is 33% slower than the best." in said.out
+    assert any(line.split() == ["2", "200.0", "GPU1-GPU3", "different"] for line in said.out.split("\n"))
+    assert "\x1b[" not in said.out
+
+
+def test_json_is_all_that_is_printed(program: Program, saved: str) -> None:
+    told = json.loads(program("rank", saved, "--json").out)
+    assert told["devices"] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+    assert told["works"][0]["rankings"][0]["standings"][-1]["members"] == [1, 3]
+
+
+def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Program) -> None:
+    """A recorded run: no pair is better than another, whatever was timed, at the largest size and at 8 B."""
+    told = json.loads(program("rank", str(RECORDED), "--json").out)
+    assert [work["operation"] for work in told["works"]] == [
+        "ce-write",
+        "ce-read",
+        "sm-write",
+        "sm-read",
+        "allreduce",
+        "broadcast",
+    ]
+    rankings = [ranking for work in told["works"] for ranking in work["rankings"]]
+    assert [ranking["tiers"] for ranking in rankings] == [1] * 12
+    assert all(ranking["all_tied"] for ranking in rankings if ranking["size_bytes"] == GIB)
+    # The copy engine's latency is that of `collbench latency` in the same sitting, 2.5 µs [benchmarks/README.md].
+    for fit in told["works"][0]["fits"]:
+        assert fit["latency_us"][1] == pytest.approx(2.5, abs=0.2)
+
+
+@pytest.mark.parametrize("word", ["sm-read", "SM_READ"])
+def test_one_operation_at_one_size(program: Program, word: str) -> None:
+    (work,) = json.loads(program("rank", str(RECORDED), "--operation", word, "--size", "64M", "--json").out)["works"]
+    assert work["operation"] == "sm-read"
+    assert [ranking["size_bytes"] for ranking in work["rankings"]] == [64 * 2**20]
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "line"),
+    [
+        ("no such operation", ["--operation", "teleport"], "--operation 'teleport' is unknown: choose from ce-write"),
+        ("no such size", ["--size", "x"], "size 'x' is not a number of bytes"),
+        (
+            "an operation that was not measured",
+            ["--operation", "broadcast"],
+            "run.json has nothing to rank of broadcast: it holds allreduce at 1G",
+        ),
+        (
+            "a size that was not measured",
+            ["--size", "8"],
+            "run.json has nothing to rank at 8: it holds allreduce at 1G",
+        ),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(
+    program: Program, saved: str, title: str, words: list[str], line: str
+) -> None:
+    said = program("rank", saved, *words)
+    assert (said.status, said.out) == (2, "")
+    assert line in said.line
+
+
+def test_a_run_of_all_devices_alone_has_no_pair(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "all.json"
+    runfile.save(run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)]), path)
+    said = program("rank", str(path))
+    assert said.status == 2
+    assert said.line.endswith("it holds no link, pair or device: measure with 'collbench pairs' first")
+
+
+def test_a_file_that_is_none_is_refused(program: Program, tmp_path: Path) -> None:
+    assert program("rank", str(tmp_path / "none.json")).status == 2

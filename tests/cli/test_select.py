@@ -1,0 +1,374 @@
+"""`collbench select`: which devices it answers, in which words, where the reasons go, and when it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.backends import opening
+from collbench.cli import evidence, verifying
+from collbench.launch.freshness import Here
+from collbench.model import Health, Run
+from tests.builders import gpus, pair_run
+from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
+from tests.native.fakes import Fakes
+
+DGX_1V = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
+
+
+def saved_in(folder: Path) -> Path:
+    return folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
+    """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
+    monkeypatch.setattr(opening, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
+    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(verifying, "measure", lambda *_: pytest.fail("verified"))
+    monkeypatch.setattr(evidence, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
+    return save_run(saved_in(tmp_path), gpus(4))
+
+
+# --- the answer and its reasons -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "answer"),
+    [
+        ("env", "export CUDA_VISIBLE_DEVICES=GPU-2,GPU-3\n"),
+        ("list", "2,3\n"),
+        ("docker", "--gpus '\"device=GPU-2,GPU-3\"'\n"),
+        ("apptainer", "--nv --env CUDA_VISIBLE_DEVICES=GPU-2,GPU-3\n"),
+        ("slurm", "--nodes=1 --ntasks=2 --gpu-bind=map_gpu:2,3\n"),
+    ],
+)
+def test_stdout_holds_the_answer_alone_and_stderr_the_reasons(
+    program: Program, here: Run, layout: str, answer: str
+) -> None:
+    said = program("select", "2", "--no-verify", "--format", layout)
+    assert (said.status, said.out) == (0, answer)
+    assert said.err.startswith("GPU2, GPU3 (NVIDIA H200) on box\n")
+    assert "saved at " in said.err
+
+
+def test_the_page_for_people_is_on_stdout(program: Program, here: Run) -> None:
+    said = program("select", "2", "--no-verify")
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("GPU2, GPU3 (NVIDIA H200) on box\nwhy       ")
+    assert "GPU0, GPU1  " in said.out  # the first two, to compare with
+    assert "the first 2" in said.out
+
+
+def test_json_names_everything(program: Program, here: Run) -> None:
+    answer = json.loads(program("select", "2", "--no-verify", "--format", "json").out)
+    assert (answer["format"], answer["format_version"]) == ("collbench-selection", 1)
+    assert [device["index"] for device in answer["devices"]] == [2, 3]
+    assert answer["environment"] == {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3"}
+    assert answer["origin"]["backend"] == "cuda"
+    assert answer["gain"] is None
+    assert any(one["first"] and one["devices"] == ["GPU0", "GPU1"] for one in answer["finalists"])
+
+
+def test_equal_gpus_are_said_to_be_equal_and_nothing_is_measured(program: Program, here: Run, tmp_path: Path) -> None:
+    equal = replace(pair_run(4, lambda *_: 300.0), started=here.started)
+    runfile.save(equal, tmp_path / "equal.json")
+    said = program("select", "2", "--from", "equal.json")
+    assert said.status == 0, said.err
+    assert said.out.startswith("GPU0, GPU1 ")
+    assert "tie" in said.out
+
+
+# --- who is left out ----------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
+    program: Program, here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The saved run saw nobody on GPU2; now somebody is."""
+    now = tuple(Health(processes=int(index == 2)) for index in range(4))
+    monkeypatch.setattr(evidence, "health_of", lambda _: now)
+    said = program("select", "2", "--no-verify", "--format", "list")
+    assert said.status == 0, said.err
+    assert "2" not in said.out.strip().split(",")
+    assert "left out  GPU2: " in said.err
+    fresh = replace(here, health_before=now)  # what an old run saw is not what they leave
+    monkeypatch.setattr(evidence, "probe", lambda *_: fresh)
+    assert program("select", "2", "--no-verify", "--allow-busy", "--format", "list").out == "2,3\n"
+
+
+def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_out_now(
+    program: Program, here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shared = ("shared: 1 other process on GPU2", "shared: 1 other process on GPU3")
+    for found in here.measurements:
+        found.samples[:] = [replace(sample, flags=shared) for sample in found.samples]
+    runfile.save(here, saved_in(tmp_path))
+    named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
+    assert (named.out, "left out" in named.err) == ("2,3\n", False)
+    monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
+    with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: "):
+        program("select", "2", "--no-verify")
+
+
+def test_excluded_gpus_are_not_chosen(program: Program, here: Run) -> None:
+    said = program("select", "2", "--no-verify", "--exclude", "GPU-3,0", "--format", "list")
+    assert (said.status, said.out) == (0, "1,2\n")
+
+
+def test_as_many_as_there_are_need_no_measurement(program: Program, here: Run, tmp_path: Path) -> None:
+    saved_in(tmp_path).unlink()
+    said = program("select", "4", "--format", "list")
+    assert (said.status, said.out) == (0, "0,1,2,3\n")
+
+
+def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
+    program: Program, here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "health_of", lambda _: (Health(processes=1), *[Health(processes=0)] * 3))
+    said = program("select", "4")
+    assert (said.status, said.out) == (2, "")
+    assert "GPU0" in said.line
+    assert "--allow-busy" in said.line
+    assert program("select", "4", "--allow-busy", "--format", "list").out == "0,1,2,3\n"
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "says"),
+    [
+        ("too many", ("5",), "5 is more than the 4 that may be chosen here (GPU0, GPU1, GPU2, GPU3)"),
+        ("too many after excluding", ("3", "--exclude", "0,1"), "3 is more than the 2"),
+        ("none", ("0",), "0 is not in the range"),
+        ("no number", ("two",), "'two' is not a valid integer"),
+        ("an unknown format", ("2", "--format", "csh"), "'csh' is not one of"),
+        ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not here"),
+        ("labels and a run", ("2", "--topology", "t", "--from", "r"), "leave one out"),
+        ("a run and none", ("2", "--from", "r", "--fresh"), "leave one out"),
+        ("elsewhere without a run", ("2", "--elsewhere"), "add --from RUN"),
+        ("labels that should be verified", ("2", "--topology", "t", "--verify"), "leave one out"),
+        ("one GPU that should be verified", ("1", "--verify"), "one device alone"),
+        ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
+        ("a simulated machine", ("2", "--backend", "sim"), "--from RUN --elsewhere"),
+        ("no size", ("2", "--size", "big"), "size 'big'"),
+        ("no age", ("2", "--max-age", "old"), "duration 'old'"),
+        ("no such run", ("2", "--from", "none.json"), "none.json"),
+        ("no such topology", ("2", "--topology", "none.txt"), "none.txt"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(
+    program: Program, here: Run, case: str, words: tuple[str, ...], says: str
+) -> None:
+    said = program("select", *words)
+    assert (said.status, said.out) == (2, ""), case
+    assert says in said.line, case
+
+
+@pytest.mark.parametrize("words", [("9",), ("two",), ("2", "--from", "none.json"), ("2", "--nonsense")])
+@pytest.mark.parametrize("spelling", [("--format", "env"), ("--format=env",)])
+def test_a_shell_that_evaluates_a_failure_fails(
+    program: Program, here: Run, words: tuple[str, ...], spelling: tuple[str, ...]
+) -> None:
+    """An empty answer would evaluate to success, and the job would start on all GPUs."""
+    said = program("select", *words, *spelling)
+    assert said.status == 2
+    assert one_line(said.err)
+    shell = subprocess.run(["sh", "-c", f"eval '{said.out}' && echo started"], capture_output=True, check=False)
+    assert (shell.returncode, shell.stdout) == (1, b"")
+
+
+def test_help_is_no_failure(program: Program) -> None:
+    said = program("select", "--format", "env", "--help")
+    assert said.status == 0
+    assert said.out.startswith("Usage: ")
+
+
+# --- runs of other machines ---------------------------------------------------------------------------------------
+
+
+def another(tmp_path: Path, **changes: object) -> str:
+    save_run(tmp_path / "other.json", fake_gpus(), timedelta(days=30), **changes)
+    return "other.json"
+
+
+@pytest.mark.parametrize("layout", ["text", "json", "list", "env", "docker"])
+@pytest.mark.parametrize("backend", ["cuda", "sim"])
+def test_a_run_of_another_machine_is_refused_by_name(
+    program: Program, here: Run, tmp_path: Path, layout: str, backend: str
+) -> None:
+    said = program("select", "2", "--from", another(tmp_path, backend=backend), "--format", layout)
+    assert said.status == 2
+    assert "other.json cannot choose devices here: it was measured on " in said.line
+    assert "--elsewhere" in said.line
+
+
+@pytest.mark.parametrize("layout", ["text", "json", "list", "env"])
+def test_elsewhere_takes_it_and_names_the_machine(program: Program, here: Run, tmp_path: Path, layout: str) -> None:
+    said = program("select", "2", "--from", another(tmp_path), "--elsewhere", "--format", layout)
+    assert said.status == 0, said.err
+    assert "on box" in (said.out if layout == "text" else said.err)
+    assert layout != "env" or said.out == f"export CUDA_VISIBLE_DEVICES={fake_uuid(2)},{fake_uuid(3)}\n"
+
+
+def simulated(tmp_path: Path) -> str:
+    machine = replace(pair_run(2, lambda *_: 1.0).machine, fabric="dgx-1v")
+    return another(tmp_path, backend="sim", machine=machine)
+
+
+def test_a_figure_of_the_simulator_is_called_sim(program: Program, tmp_path: Path) -> None:
+    """No GPU, no driver, no fixture: nothing of this machine is asked."""
+    said = program("select", "2", "--from", simulated(tmp_path), "--elsewhere")
+    assert said.status == 0, said.err
+    assert said.out.startswith("GPU2, GPU3 of the simulated machine dgx-1v (sim)\n")
+    for line in said.out.splitlines():
+        assert "GB/s" not in line or "sim" in line
+    answer = json.loads(program("select", "2", "--from", "other.json", "--elsewhere", "--format", "json").out)
+    assert (answer["environment"], answer["origin"]["fabric"]) == ({}, "dgx-1v")
+
+
+@pytest.mark.parametrize("layout", ["env", "docker", "apptainer", "slurm"])
+def test_simulated_gpus_cannot_be_used(program: Program, tmp_path: Path, layout: str) -> None:
+    said = program("select", "2", "--from", simulated(tmp_path), "--elsewhere", "--format", layout)
+    assert said.status == 2
+    assert said.out == ("false\n" if layout == "env" else "")
+    assert "sim backend" in said.line
+
+
+# --- labels alone -------------------------------------------------------------------------------------------------
+
+
+def test_labels_alone_are_an_estimate(program: Program) -> None:
+    said = program("select", "4", "--topology", str(DGX_1V))
+    assert (said.status, said.err) == (0, "")
+    assert said.out.splitlines()[0] in ("GPU0, GPU1, GPU2, GPU3", "GPU4, GPU5, GPU6, GPU7")
+    assert "why       estimated from labels, not measured: " in said.out
+    assert f"evidence  labels in {DGX_1V}\n" in said.out
+
+
+def test_labels_name_gpus_by_index(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("select", "4", "--topology", str(DGX_1V), "--exclude", "0")
+    said = program(*words, "--format", "env")
+    assert said.out == "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=4,5,6,7\n"
+    assert "estimated from labels, not measured" in said.err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    refused = program(*words, "--format", "docker")
+    assert (refused.status, refused.out) == (2, "")
+    assert "CUDA_VISIBLE_DEVICES" in refused.line
+    assert program(*words, "--format", "list").out == "4,5,6,7\n"
+
+
+# --- on simulated GPUs --------------------------------------------------------------------------------------------
+
+
+def test_the_finalists_are_measured_beside_the_first_ones(fakes: Fakes, tmp_path: Path) -> None:
+    """The saved run says 2-3; the machine of today has slowed 0-1 to a tenth, as it says, too."""
+    save_run(saved_in(tmp_path), fake_gpus())
+    done = on_gpus(fakes, tmp_path, ["select", "2", "--size", "64K", "--format", "json"], rate="100,0-1=10")
+    assert done.code == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [device["index"] for device in answer["devices"]] == [2, 3]
+    measured = {tuple(one["devices"]): one["measured"] for one in answer["finalists"]}
+    # 5 µs and 64 KiB at 100 or at 10 GB/s: 5.66 and 11.55 µs.
+    assert measured["GPU0", "GPU1"][1] == pytest.approx(65536 / 11.5536e-6 / 1e9, rel=1e-3)
+    assert measured["GPU2", "GPU3"][1] == pytest.approx(65536 / 5.65536e-6 / 1e9, rel=1e-3)
+    low, middle, high = answer["gain"]
+    assert low <= middle <= high
+    assert middle == pytest.approx(11.5536 / 5.65536, rel=1e-3)
+    run = runfile.load(Path(answer["origin"]["verification"]))
+    assert min(len(found.samples) for found in run.measurements) >= 6
+    assert {sample.concurrent for found in run.measurements for sample in found.samples} == {False}
+    assert list(saved_in(tmp_path).parent.iterdir()) == [saved_in(tmp_path)]  # no evidence for the next choice
+
+
+def test_eval_starts_the_job_on_the_chosen_gpus(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    command = " ".join(collbench("select", "2", "--no-verify", "--format", "env"))
+    script = f'eval "$({command})" && printf %s "$CUDA_VISIBLE_DEVICES"'
+    done = fakes.run(["sh", "-c", script], tmp_path, environment(fakes, tmp_path))
+    assert done.code == 0, done.stderr
+    assert done.stdout == f"{fake_uuid(2)},{fake_uuid(3)}"
+
+
+def test_a_process_on_a_gpu_leaves_it_out(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    words = ["select", "2", "--no-verify", "--format", "list"]
+    done = on_gpus(fakes, tmp_path, words, process="0,3=4242")
+    assert done.code == 0, done.stderr
+    assert "3" not in done.stdout
+    assert "left out  GPU3: " in done.stderr
+
+
+def test_what_cuda_visible_devices_hides_is_not_chosen(fakes: Fakes, tmp_path: Path) -> None:
+    seen = {"CUDA_VISIBLE_DEVICES": "3,1"}
+    done = on_gpus(fakes, tmp_path, ["select", "2", "--format", "env"], seen)
+    assert done.code == 0, done.stderr
+    assert done.stdout == f"export CUDA_VISIBLE_DEVICES={fake_uuid(1)},{fake_uuid(3)}\n"
+    more = on_gpus(fakes, tmp_path, ["select", "3"], seen)
+    assert (more.code, more.stdout) == (2, "")
+    assert "more than the 2" in one_line(more.stderr)
+
+
+def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> None:
+    """Nothing but the links differs, and 0-1 is the slow one."""
+    words = ["select", "2", "--no-verify", "--format", "json"]
+    done = on_gpus(fakes, tmp_path, words, rate="100,0-1=10")
+    assert done.code == 0, done.stderr
+    assert done.stderr.startswith("collbench: no saved run fits: probing for a few seconds\n")
+    answer = json.loads(done.stdout)
+    assert answer["origin"]["source"] == "quick probe"
+    assert answer["left_out"] == []  # the probe's own processes are nobody's
+
+
+def test_a_probe_that_fails_chooses_nothing(fakes: Fakes, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["select", "2", "--format=env"], fail="ncclCommSplit:2:1")
+    assert (done.code, done.stdout) == (1, "false\n")
+    assert done.stderr.endswith("the probe failed (exit status 1, see above): nothing was chosen\n")
+
+
+@pytest.mark.parametrize("words", [("--backend", "cuda"), ("--backend", "cuda", "--allow-busy")])
+def test_when_all_gpus_are_hidden_the_line_says_so(fakes: Fakes, tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = on_gpus(fakes, tmp_path, ["select", "1", *words], {"CUDA_VISIBLE_DEVICES": ""})
+    assert (done.code, done.stdout) == (2, "")
+    assert "CUDA_VISIBLE_DEVICES" in one_line(done.stderr)
+
+
+def test_without_a_gpu_the_line_says_what_can_be_done(fakes: Fakes, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["select", "2"], gpus=0)
+    assert (done.code, done.stdout) == (2, "")
+    for advice in ("--elsewhere", "--topology", "--backend host"):
+        assert advice in one_line(done.stderr)
+
+
+def test_finalists_that_cannot_be_measured_are_one_line_with_a_way_out(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    done = on_gpus(fakes, tmp_path, ["select", "2", "--size", "64K", "--format", "env"], fail="ncclCommSplit:2:1")
+    assert (done.code, done.stdout) == (1, "false\n")
+    assert "cannot measure the finalists: " in done.stderr.splitlines()[-1]
+    assert "--no-verify" in done.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_while_the_finalists_are_measured(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    words = ["select", "2", "--size", "64K", "--format", "env"]
+    done = on_gpus(fakes, tmp_path, words, interrupt="cuGraphLaunch=5", signal_parent=1)
+    assert (done.code, done.stdout) == (130, "false\n")
+    assert done.stderr.endswith("interrupted while measuring the finalists: nothing was chosen\n")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
+def test_cores_are_chosen_on_the_host_backend(fakes: Fakes, tmp_path: Path) -> None:
+    low, high = sorted(os.sched_getaffinity(0))[:2]
+    words = collbench("select", "2", "--backend", "host", "--format", "list")
+    done = fakes.run(["taskset", "-c", f"{low},{high}", *words], tmp_path, environment(fakes, tmp_path))
+    assert (done.code, done.stdout) == (0, f"{low},{high}\n"), done.stderr

@@ -1,0 +1,92 @@
+"""`--backend sim --fabric NAME|FILE`: the whole pipeline on a simulated machine, and the word on every page."""
+
+import pathlib
+
+import pytest
+
+from collbench import runfile
+from collbench.fabric import file
+from tests.cli.program import Program
+
+SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
+WORDS = "sim: SIMULATED machine 'dgx-1v'"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pairs", "--sizes", "1M"),
+        ("copies", "--sizes", "1M"),
+        ("latency",),
+        ("allreduce", "--sizes", "1M"),
+        ("alltoall", "--sizes", "1M", "--split", "2"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_page_says_sim_in_its_first_line(program: Program, command: tuple[str, ...]) -> None:
+    said = program(*command, *SIM, "--output", "run.json")
+    assert said.status == 0, said.err
+    assert WORDS in said.out.splitlines()[0]
+    assert WORDS in program("show", "run.json").out.splitlines()[0]
+    assert runfile.load(pathlib.Path("run.json")).settings.seed == 1
+
+
+def test_the_nccl_tests_layout_says_it_too(program: Program) -> None:
+    said = program("allreduce", *SIM, "-b", "1M", "-e", "4M", "-f", "2", "-g", "4", "--format", "nccl-tests")
+    assert said.status == 0, said.err
+    assert "sim" in said.out.splitlines()[0]
+
+
+def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
+    mine = file.dumps(file.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
+    pathlib.Path("mine.json").write_text(mine, encoding="utf-8")
+    said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
+    assert "SIMULATED machine 'my machine'" in said.out.splitlines()[0]
+
+
+def test_an_interrupted_simulation_is_finished_under_its_options(program: Program) -> None:
+    assert program("pairs", *SIM, "--sizes", "1M", "--output", "run.json").status == 0
+    path = pathlib.Path("run.json")
+    run = runfile.load(path)
+    whole = len(run.measurements)
+    del run.measurements[10:]
+    run.complete = False
+    runfile.save(run, path)
+    said = program("pairs", "--resume", "run.json")
+    assert said.status == 0, said.err
+    assert len(runfile.load(path).measurements) == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--backend", "sim"), "--fabric FILE, or dgx-1v, hgx-h200"),
+        (("--fabric", "dgx-1v"), "add --backend sim"),
+        (("--backend", "host", "--fabric", "dgx-1v"), "add --backend sim"),
+        (("--backend", "sim", "--fabric", "dgx-2"), "cannot read fabric 'dgx-2'"),
+        (("--backend", "sim", "--fabric", "."), "cannot read fabric '.'"),
+        ((*SIM, "--devices", "0,9"), "device 9 is not here"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(program: Program, words: tuple[str, ...], told: str) -> None:
+    said = program("pairs", *words)
+    assert said.status == 2
+    assert told in said.line
+
+
+def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
+    for name, value in {**ranks, "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    said = program("allreduce", *SIM)
+    assert said.status == 2
+    assert "in one process" in said.line
+
+
+def test_corrupt_data_ends_with_status_4(program: Program) -> None:
+    text = file.dumps(file.load("titan-rtx-nv2"))
+    fault = '"faults": [{"kind": "corrupt-link", "devices": [0, 1], "offset": 64}]'
+    pathlib.Path("bad.json").write_text(text.replace('"faults": []', fault), encoding="utf-8")
+    said = program("pairs", "--backend", "sim", "--fabric", "bad.json", "--sizes", "1M")
+    assert said.status == 4
+    assert "byte 64" in said.line

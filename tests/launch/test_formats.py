@@ -1,0 +1,68 @@
+"""The chosen devices in other programs' words, read back as those programs and the shells read them."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+from collbench.errors import UsageError
+from collbench.launch import formats
+from collbench.model import Device
+
+# As nvidia-smi -L prints them, of the 4 × H200 in tests/data/h200x4.
+FIRST, LAST = "GPU-543c5224-1c2b-7f6e-9d55-0e7a1b7a52c1", "GPU-60b4d778-9f0e-4a51-8d0c-6a3b2f6c7d10"
+GPUS = (Device(0, FIRST, "NVIDIA H200"), Device(3, LAST, "NVIDIA H200"))
+FROM_LABELS = (Device(0, "", ""), Device(3, "", ""))
+CORES = (Device(0, "CPU-a", "EPYC"), Device(8, "CPU-b", "EPYC"))
+
+ANSWERS = [
+    ("list", GPUS, "0,3"),
+    ("list", FROM_LABELS, "0,3"),
+    ("list", CORES, "0,8"),
+    ("env", GPUS, f"export CUDA_VISIBLE_DEVICES={FIRST},{LAST}"),
+    ("env", FROM_LABELS, "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,3"),
+    ("docker", GPUS, f"--gpus '\"device={FIRST},{LAST}\"'"),
+    ("docker", FROM_LABELS, "--gpus '\"device=0,3\"'"),
+    ("apptainer", GPUS, f"--nv --env CUDA_VISIBLE_DEVICES={FIRST},{LAST}"),
+    ("apptainer", FROM_LABELS, "--nv --env CUDA_DEVICE_ORDER=PCI_BUS_ID --env CUDA_VISIBLE_DEVICES=0,3"),
+    ("slurm", GPUS, "--nodes=1 --ntasks=2 --gpu-bind=map_gpu:0,3"),
+]
+
+
+@pytest.mark.parametrize(("layout", "devices", "line"), ANSWERS)
+def test_what_each_format_prints(layout: str, devices: tuple[Device, ...], line: str) -> None:
+    assert formats.answer(layout, devices) == line
+
+
+@pytest.mark.parametrize("shell", [shell for shell in ("sh", "bash", "dash", "zsh", "ksh") if shutil.which(shell)])
+def test_eval_exports_the_variable_to_programs(shell: str) -> None:
+    script = f'eval "$(cat)"; {shell} -c \'printf %s "$CUDA_VISIBLE_DEVICES"\''
+    done = subprocess.run(
+        [shell, "-c", script], input=formats.answer("env", GPUS), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{FIRST},{LAST}"
+
+
+def test_docker_gets_the_value_that_its_csv_reader_takes_for_one_list() -> None:
+    """Docker reads --gpus as a CSV record of key=value fields [docker/cli, opts/gpus.go]."""
+    option, value = shlex.split(formats.answer("docker", GPUS))
+    assert option == "--gpus"
+    (record,) = csv.reader([value], strict=True)
+    assert record == [f"device={FIRST},{LAST}"]
+
+
+@pytest.mark.parametrize("layout", ["apptainer", "slurm", "list"])
+def test_these_need_no_quotes_so_an_unquoted_substitution_does(layout: str) -> None:
+    line = formats.answer(layout, GPUS)
+    assert shlex.split(line) == line.split()
+
+
+@pytest.mark.parametrize("layout", formats.ACTING)
+def test_cpu_cores_are_no_gpus(layout: str) -> None:
+    with pytest.raises(UsageError, match="--format list or json"):
+        formats.answer(layout, CORES)
+    assert formats.variables(CORES) == {}

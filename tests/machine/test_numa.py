@@ -1,0 +1,86 @@
+"""Which NUMA nodes a process may use, on trees of /sys and /proc as Linux lays them out."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+
+from collbench.machine import numa
+
+# Of a machine with two sockets [Linux 6.8, /sys/devices/system/node/node0/meminfo].
+_MEMINFO = "Node {node} MemTotal:       {kib} kB\nNode {node} MemFree:        128 kB\n"
+
+
+def machine(
+    root: pathlib.Path, cpus: dict[int, str], memory: dict[int, int] | None = None, allowed: str | None = None
+) -> pathlib.Path:
+    """Write what a kernel shows of nodes with these CPUs and KiB of memory; `allowed` is Mems_allowed_list."""
+    for node, cpulist in cpus.items():
+        folder = root / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cpulist}\n")
+        if memory is None or node in memory:
+            (folder / "meminfo").write_text(_MEMINFO.format(node=node, kib=(memory or {}).get(node, 2**20)))
+    if allowed is not None:
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/status").write_text(
+            f"Name:\tx\nMems_allowed:\t00000000,00000003\nMems_allowed_list:\t{allowed}\nThreads:\t1\n"
+        )
+    return root
+
+
+TWO = {0: "0-3", 1: "4-7"}
+
+
+@pytest.mark.parametrize(
+    ("title", "cpus", "memory", "allowed", "mask", "expected"),
+    [
+        ("two sockets", TWO, None, "0-1", range(8), (0, 1)),
+        ("two sockets and a kernel that tells no limits", TWO, None, None, range(8), (0, 1)),
+        ("one node", {0: "0-7"}, None, "0", range(8), (0,)),
+        ("the mask lies on one socket", TWO, None, "0-1", range(4, 8), (1,)),
+        ("the cpuset holds one socket's memory", TWO, None, "1", range(8), (1,)),
+        ("a socket without memory", TWO, {0: 2**20, 1: 0}, "0-1", range(8), (0,)),
+        ("a kernel that does not tell a node's memory", TWO, {1: 2**20}, "0-1", range(8), (1,)),
+        ("memory without CPUs, as of a GPU or CXL", TWO | {2: ""}, None, "0-2", range(8), (0, 1)),
+        ("numbers with gaps, more than nine nodes", {0: "0", 8: "1", 16: "2"}, None, "0,8,16", range(3), (0, 8, 16)),
+        ("a kernel that shows nothing", {}, None, None, range(8), ()),
+    ],
+)
+def test_usable_nodes(
+    tmp_path: pathlib.Path,
+    title: str,
+    cpus: dict[int, str],
+    memory: dict[int, int] | None,
+    allowed: str | None,
+    mask: range,
+    expected: tuple[int, ...],
+) -> None:
+    assert numa.usable_nodes(machine(tmp_path, cpus, memory, allowed), mask) == expected, title
+
+
+def test_this_machine_has_no_more_nodes_than_cpus() -> None:
+    assert len(numa.usable_nodes()) <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "expected"),
+    [
+        ("a node", "1\n", 1),
+        ("unknown, which torchrun takes for the first", "-1\n", 0),
+        ("no word", None, None),
+        ("no number", "?\n", None),
+    ],
+)
+def test_where_torchrun_would_bind(tmp_path: pathlib.Path, title: str, text: str | None, expected: int | None) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:db:00.0"
+    folder.mkdir(parents=True)
+    if text is not None:
+        (folder / "numa_node").write_text(text)
+    assert numa.node_of("00000000:DB:00.0", tmp_path) == expected, title
+
+
+def test_a_device_without_an_address_is_nowhere() -> None:
+    assert numa.node_of("") is None

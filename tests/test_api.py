@@ -1,0 +1,216 @@
+"""`import collbench`: what a training program and a notebook call, and docs/python.md, whose snippets are run here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import collbench
+from collbench import api, runfile
+from collbench.affinity.verdicts import judge
+from collbench.operations import Operation
+from tests.builders import gpus, measured, pair_run, run_of
+from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
+from tests.native.fakes import Fakes, Outcome, build
+
+DOCS = Path(__file__).parent.parent / "docs" / "python.md"
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
+    """Simulated GPUs that have everything."""
+    return build(tmp_path_factory.mktemp("fakes"))
+
+
+def python(fakes: Fakes, tmp_path: Path, code: str, extra: dict[str, str] | None = None) -> Outcome:
+    """Run code in a process of its own on four simulated GPUs."""
+    return fakes.run([sys.executable, "-c", code], tmp_path, environment(fakes, tmp_path) | (extra or {}))
+
+
+def saved(tmp_path: Path) -> None:
+    """Save a run of the simulated GPUs where `select` finds it: GPU2 and GPU3 are the best two."""
+    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
+
+
+def test_importing_it_loads_nothing() -> None:
+    code = "import collbench, sys; print([n for n in sys.modules if n.split('.')[0] in ('numpy', 'torch', 'click')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_it_offers_what_it_says_and_nothing_else() -> None:
+    assert {name for name in collbench.__all__ if getattr(collbench, name) is getattr(api, name)} == set(api.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'choose'"):
+        collbench.choose  # noqa: B018  # type: ignore[attr-defined]
+
+
+# --- select -------------------------------------------------------------------------------------------------------
+
+
+def test_select_sets_what_cuda_will_see(fakes: Fakes, tmp_path: Path) -> None:
+    saved(tmp_path)
+    done = python(
+        fakes,
+        tmp_path,
+        "import collbench, os\n"
+        "selection = collbench.select(2, verify=False)\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "print(*(device.uuid for device in selection.devices), selection.origin.backend, type(selection).__name__)\n"
+        "print(selection)\n",
+    )
+    assert done.code == 0, done.stderr
+    visible, devices, line = done.stdout.splitlines()
+    assert visible == f"{fake_uuid(2)},{fake_uuid(3)}"
+    assert devices == f"{fake_uuid(2)} {fake_uuid(3)} cuda Selection"
+    assert line.startswith("GPU2, GPU3: ")
+    assert done.stderr == ""
+
+
+def test_it_returns_what_the_command_prints(fakes: Fakes, tmp_path: Path) -> None:
+    saved(tmp_path)
+    printed = on_gpus(fakes, tmp_path, ["select", "2", "--no-verify", "--format", "json"]).stdout
+    code = "import collbench, json; from collbench.plain import plain\n"
+    code += "print(json.dumps(plain(collbench.select(2, verify=False))))"
+    returned = json.loads(python(fakes, tmp_path, code).stdout)
+    assert json.loads(printed) == {"format": "collbench-selection", "format_version": 1, **returned}
+
+
+REFUSED = "import collbench, os\n{before}\ntry:\n    collbench.select({arguments})\nexcept collbench.Error as error:\n"
+REFUSED += "    print(error.exit_code, error, os.environ.get('CUDA_VISIBLE_DEVICES', 'unset'), sep='|')\n"
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "arguments", "extra", "says"),
+    [
+        ("CUDA has started", "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)", "2", {}, "CUDA has started"),
+        (
+            "torch has started CUDA",
+            "import sys, types; sys.modules['torch'] = types.SimpleNamespace("
+            "cuda=types.SimpleNamespace(is_initialized=lambda: True))",
+            "2",
+            {},
+            "torch has started CUDA",
+        ),
+        (
+            "one of torchrun's processes",
+            "",
+            "2",
+            {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+            "one of 2 processes that torchrun started",
+        ),
+        ("more than there are", "", "9", {}, "9 is more than the 4"),
+        ("a run that is not there", "", "2, run='none.json'", {}, "none.json"),
+        ("a GPU that is not there", "", "2, exclude=[7]", {}, "device 7 is not here"),
+        ("no GPU", "", "2", {"FAKE_GPUS": "0"}, "no GPU to choose"),
+    ],
+)
+def test_where_it_refuses_the_environment_is_untouched(
+    fakes: Fakes, tmp_path: Path, case: str, before: str, arguments: str, extra: dict[str, str], says: str
+) -> None:
+    done = python(fakes, tmp_path, REFUSED.format(before=before, arguments=arguments), extra)
+    assert done.code == 0, done.stderr
+    status, line, visible = done.stdout.rstrip("\n").split("|")
+    assert (status, visible) == ("2", "unset"), case
+    assert says in line
+    assert not line.startswith("collbench: ")
+
+
+def test_a_driver_that_is_loaded_but_not_started_is_no_obstacle(fakes: Fakes, tmp_path: Path) -> None:
+    saved(tmp_path)
+    code = (
+        "import ctypes, collbench\nctypes.CDLL('libcuda.so.1')\nprint(len(collbench.select(2, verify=False).devices))"
+    )
+    done = python(fakes, tmp_path, code)
+    assert (done.code, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_this_process_starts_no_cuda(fakes: Fakes, tmp_path: Path) -> None:
+    saved(tmp_path)
+    code = "import collbench\nfrom collbench import api\n"
+    code += "collbench.select(2, verify=False)\nprint(api._cuda_user() or 'none')"
+    assert python(fakes, tmp_path, code).stdout == "none\n"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(1, "BackendError"), (2, "UsageError"), (4, "DataCorruption")])
+def test_errors_of_the_command_keep_their_status(monkeypatch: pytest.MonkeyPatch, status: int, kind: str) -> None:
+    done = types.SimpleNamespace(returncode=status, stdout="", stderr="collbench: probing\ncollbench: it broke\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(collbench.Error, match=r"^it broke$") as caught:
+        collbench.select(2)
+    assert (type(caught.value).__name__, caught.value.exit_code) == (kind, status)
+
+
+# --- load, rank, check --------------------------------------------------------------------------------------------
+
+
+def test_load_reads_what_was_saved_and_says_what_is_wrong(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run.json", gpus(3))
+    assert runfile.dumps(collbench.load(str(tmp_path / "run.json"))) == runfile.dumps(run)
+    with pytest.raises(collbench.Error, match=r"none\.json"):
+        collbench.load(tmp_path / "none.json")
+
+
+def test_rank_takes_the_largest_size_on_links() -> None:
+    cells = [measured(Operation.ALLREDUCE, (0, 1), gbs, size) for gbs, size in ((1.0, 8), (9.0, 1024))]
+    cells += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
+    run = run_of(gpus(3), cells)
+    ranking = collbench.rank(run)
+    assert ranking is not None
+    assert ranking.size_bytes == 1024
+    assert [standing.gbs for standing in ranking.standings] == pytest.approx([9.0])
+    small = collbench.rank(run, "allreduce", 8)
+    assert small is not None
+    assert small.standings[0].gbs == pytest.approx(1.0)
+    assert collbench.rank(run, "ce-write") is None
+    with pytest.raises(collbench.Error, match="'nonsense' is not a valid Operation"):
+        collbench.rank(run, "nonsense")
+
+
+def test_check_is_the_judge() -> None:
+    run = pair_run(3, lambda *_: 300.0)
+    assert collbench.check(run) == judge(run)
+
+
+# --- docs/python.md -----------------------------------------------------------------------------------------------
+
+RUNNER = """
+import os, re, sys
+text = open(sys.argv[1], encoding="utf-8").read()
+names = {}
+for block in re.findall(r"^```python\\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # each snippet stands for a program of its own
+    exec(block, names)
+"""
+
+
+def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -> None:
+    for path in (tmp_path / "run.json", tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"):
+        equal = pair_run(4, lambda *_: 300.0)  # so that nothing needs to be measured
+        save_run(path, fake_gpus(), measurements=equal.measurements)
+    assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 4
+    command = [sys.executable, "-c", RUNNER, str(DOCS)]
+    done = fakes.run(command, tmp_path, environment(fakes, tmp_path))
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith("GPU0, GPU1: ")
+
+
+def test_the_documentation_names_every_field(fakes: Fakes) -> None:
+    from collbench.affinity.selection import Finalist, Omitted, Origin, Selection
+
+    text = DOCS.read_text(encoding="utf-8")
+    for kind in (Selection, Origin, Finalist, Omitted):
+        for field in kind.__dataclass_fields__:
+            assert re.search(rf"`{field}(\[\])?`", text), f"{kind.__name__}.{field}"
+
+
+def test_the_documentation_shows_every_format() -> None:
+    from collbench.launch.formats import ACTING, LIST
+
+    rows = re.findall(r"^\| `(\w+)` \| .* \| `.*` \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {LIST, *ACTING, "json"} <= set(rows)
