@@ -119,7 +119,7 @@ def _compare_copies(bench: Bench, table: Table, cases: dict[str, str], mebibytes
     size = mebibytes * _MEBIBYTE
     is_host = cases is HOST_CASES
     name = f"{'host' if is_host else 'link'}-copies-{mebibytes}M"
-    # The peer takes longer still; with our default of 2.5 s the blocks of 48 cells would be four messages long.
+    # The peer takes longer still; with our default budget the blocks of 48 cells would be four messages long.
     options = ("--patterns", "host" if is_host else "one-way", "--sizes", f"{mebibytes}M", "--budget", "10s")
     peers, ours = [], []
     for repeat in range(bench.repeats):

@@ -1,0 +1,163 @@
+"""Each kind of verdict of METHOD.md §5 put into a machine: found at its place, with its cause, and nothing else?"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from collbench.affinity import verdicts
+from collbench.affinity.verdicts import Kind, Verdict
+from collbench.cli.confirming import confirm
+from collbench.errors import DataCorruption, UsageError
+from collbench.fabric import faults, file
+from collbench.fabric.model import Fabric, Fault, FaultKind
+from collbench.model import Run
+
+from .bench import Asked, Part, Row, drawn_seed, healthy, inspection, measured, noisy, rng_of, share, spread
+from .truth import contradictions, holds, times
+
+RUNS, BAR = 100, 0.99  # of each kind
+_PART = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One machine with a fault: whether its kind was found, at its place, with its cause; what was said elsewhere."""
+
+    kind: str
+    run: int
+    fabric: str
+    gpus: int
+    noise: float
+    place: str
+    found: bool
+    placed: bool
+    caused: bool
+    false_kinds: str
+    told: str
+
+
+# What a person should read as the cause, for each mechanism that was put in.
+_CAUSES = {
+    "data-corrupt": "IOMMU|ACS",
+    "hang": "IOMMU|ACS|fabric|NVLink|peer",
+    "nv-degraded": "NVLinks.*(down|lower rate|slow)",
+    "nv-not-used": "NVLinks are down or not set up",
+    "linkcount-mismatch": "NVLinks are down",
+    "hidden-nvlink": "hides the NVLinks",
+    "impossible": "timing is wrong",
+    "order-inversion": "uplink|ACS",
+    "intra-label-outlier": "alone|itself|share",
+    "asymmetry": "one direction|way",
+    "p2p-slower-than-staged": "detour",
+    "p2p-cap-mismatch": "peer access",
+    "pcie-degraded": "lanes|generation",
+    "contention": "somebody else's job|ports|meet elsewhere|ACS|load the bridge",
+    "collective-contradiction": "another path than the copies|too few channels",
+    "virtual-flat": "hypervisor",
+}
+
+
+def run(asked: Asked) -> Part:
+    """Return for each kind the share of injections that were found, and what was said of unrelated places."""
+    runs = asked.runs or RUNS
+    items = [(place, number) for place in range(len(faults.kinds())) for number in range(runs)]
+    every = spread(partial(trial, asked.seed), items, asked.jobs, chunk=4)
+    rows = []
+    for kind in faults.kinds():
+        ours = [t for t in every if t.kind == kind]
+        right, false = sum(t.caused for t in ours), sum(bool(t.false_kinds) for t in ours)
+        words = f"{share(right, len(ours))}, elsewhere {false}"
+        met = right >= BAR * len(ours) and not false
+        rows.append(Row(f"{kind}, found with place and cause", words, "≥ 99 %, 0", met))
+    wrong = Counter((t.kind, name) for t in every for name in t.false_kinds.split())
+    notes = [f"elsewhere, injecting {kind}: {name} {count}" for (kind, name), count in wrong.most_common()]
+    return Part(rows, every, notes)
+
+
+def trial(seed: int, item: tuple[int, int]) -> Trial:
+    """Return what was found of one kind on one machine."""
+    kind = faults.kinds()[item[0]]
+    rng = rng_of(seed, _PART, *item)
+    number = item[1]
+    while True:
+        quiet = healthy(number, rng)
+        try:
+            broken, members = faults.with_fault(quiet, kind, rng)
+        except UsageError:
+            number += 1  # this machine has no place for it
+            continue
+        break
+    fabric = noisy(broken, rng)
+    one = checked(fabric, drawn_seed(rng))
+    found = verdicts.judge(one)
+    wanted = Kind(kind.upper().replace("-", "_"))
+    ours = [v for v in found if wanted is v.kind or wanted in v.explains]
+    placed = [v for v in ours if is_at(v, kind, members)]
+    caused = [v for v in placed if re.search(cause_of(kind, broken) if v.kind is wanted else _of(v), v.cause)]
+    true = times(broken, inspection())
+    false = [v for v in contradictions(found) if not set(v.members) & set(members) and not holds(v, one, true)]
+    return Trial(
+        kind=kind,
+        run=item[1],
+        fabric=fabric.name,
+        gpus=len(fabric.gpus),
+        noise=round(fabric.noise.visit, 5),
+        place=_words(members),
+        found=bool(ours),
+        placed=bool(placed),
+        caused=bool(caused),
+        false_kinds=" ".join(sorted({str(v.kind) for v in false})),
+        told=" ".join(f"{v.kind}:{_words(v.members)}" for v in contradictions(found)),
+    )
+
+
+def _words(members: tuple[int, ...]) -> str:
+    return "-".join(map(str, members))
+
+
+def checked(fabric: Fabric, seed: int) -> Run:
+    """Return what `check` judges: its measurement, and what looked suspicious once more, alone."""
+    one = measured(fabric, inspection(), seed)
+    with tempfile.TemporaryDirectory(prefix="decisions-") as folder:
+        path = Path(folder) / f"{fabric.name}.json"
+        path.write_text(file.dumps(fabric), encoding="utf-8")
+        with suppress(DataCorruption):  # it is in the run already
+            confirm(replace(inspection(), fabric=str(path), seed=seed), one, lambda _words: None)
+    return one
+
+
+def is_at(verdict: Verdict, kind: str, members: tuple[int, ...]) -> bool:
+    """Return whether a verdict names the place: a link by its direction where that is what is wrong.
+
+    Slow collectives show where NVLinks or one bridge promise more: on PCIe machines on some of the GPUs.
+    """
+    if kind == "asymmetry" and verdict.kind is Kind.ASYMMETRY:
+        return verdict.members == members
+    if kind == "collective-contradiction":
+        return set(verdict.members) <= set(members)
+    return set(verdict.members) == set(members)
+
+
+def _of(verdict: Verdict) -> str:
+    """Return the pattern of a stronger verdict's cause: it names the kind that was put in as explained by its own."""
+    return _CAUSES[verdict.kind.lower().replace("_", "-")]
+
+
+def cause_of(kind: str, fabric: Fabric) -> str:
+    """Return the pattern that the cause must match, by the mechanism that the fault has."""
+    made: list[Fault] = [*fabric.faults[-1:]]
+    if made and made[0].kind is FaultKind.P2P_DISABLED:
+        return "NCCL_P2P_DISABLE=1"
+    if made and made[0].kind is FaultKind.FOREIGN_LOAD:
+        return "somebody else's job"
+    if made and made[0].kind is FaultKind.PCIE_DEGRADED:
+        return "generation" if made[0].generation else "lanes"
+    if made and kind == "intra-label-outlier":
+        return "itself" if made[0].kind is FaultKind.SLOW_GPU else "alone"
+    return _CAUSES[kind]

@@ -1,0 +1,108 @@
+"""How often the tier rule splits what is equal, and finds a pair that is 8 % slow: `python benchmarks/ties.py`.
+
+Draws visits, not machines: whole pipelines on simulated machines are decisions.py's. Seeds are fixed; `--runs` draws
+more. "owed" visits are what a sweep makes: seven, and more where their noise asks for it (measure/deciding.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.affinity.estimates import estimates_of
+from collbench.affinity.tiers import tiers_of
+from collbench.measure.deciding import visits_wanted
+
+Visits = NDArray[np.float64]  # log bandwidth, shape (links, visits)
+MOST = 15
+DELTA = 0.02
+SLOW = math.log(0.92)
+
+
+def equal(noise: float, rng: np.random.Generator, links: int) -> Visits:
+    return noise * rng.standard_normal((links, MOST))
+
+
+def noisier_links(noise: float, rng: np.random.Generator, links: int) -> Visits:
+    """Each link has a σ of its own, from a twentieth of the noise to all of it."""
+    return equal(noise, rng, links) * np.exp(rng.uniform(math.log(0.05), 0, (links, 1)))
+
+
+def one_noisy_link(noise: float, rng: np.random.Generator, links: int) -> Visits:
+    """One link is ten times as noisy as the others."""
+    return equal(noise, rng, links) * np.where(np.arange(links) == 0, 1.0, 0.1)[:, None]
+
+
+def heavy_tails(noise: float, rng: np.random.Generator, links: int) -> Visits:
+    """Student's t with three degrees of freedom, of the same standard deviation."""
+    return noise * rng.standard_t(3, (links, MOST)) / math.sqrt(3)
+
+
+def hiccups(noise: float, rng: np.random.Generator, links: int) -> Visits:
+    """A quarter of the noise, and every twentieth visit slow by 10 % on average."""
+    wild = rng.random((links, MOST)) < 0.05
+    return equal(noise / 4, rng, links) - wild * rng.exponential(0.1, (links, MOST))
+
+
+def spread_by_delta(noise: float, rng: np.random.Generator, links: int) -> Visits:
+    """Links truly differ, by 2 % at most."""
+    return equal(noise, rng, links) + rng.uniform(-DELTA / 2, DELTA / 2, (links, 1))
+
+
+def one_slow(noise: float, rng: np.random.Generator, links: int) -> Visits:
+    drawn = equal(noise, rng, links)
+    drawn[0] += SLOW
+    return drawn
+
+
+TIES = (equal, noisier_links, one_noisy_link, heavy_tails, hiccups, spread_by_delta)
+
+
+def tiers(drawn: Visits, visits: int | None) -> list[int]:
+    """Return each link's tier, by so many visits, or by those that a sweep makes."""
+    if visits is None:
+        visits = 7
+        while visits < min(MOST, visits_wanted(drawn[:, :visits].tolist())):
+            visits += 1
+    logs: dict[tuple[int, ...], list[float]] = {
+        (link, link + 1): row.tolist() for link, row in enumerate(drawn[:, :visits])
+    }
+    found = estimates_of(logs, dict.fromkeys(logs, "NV18"))
+    order = sorted(found.values(), key=lambda estimate: (-estimate.middle, estimate.members))
+    by_link = {one.members[0]: tier for one, tier in zip(order, tiers_of(order, DELTA), strict=True)}
+    return [by_link[link] for link in range(len(drawn))]
+
+
+def split_rate(draw: Callable[..., Visits], noise: float, links: int, visits: int | None, runs: int) -> float:
+    rng = np.random.default_rng([links, visits or 0, round(noise * 1e4)])
+    return sum(max(tiers(draw(noise, rng, links), visits)) > 1 for _ in range(runs)) / runs
+
+
+def found_rate(noise: float, links: int, visits: int | None, runs: int) -> float:
+    """Return how often the slow link, and it alone, is below the first tier."""
+    rng = np.random.default_rng([links, visits or 0, round(noise * 1e4), 1])
+    wanted = [2, *[1] * (links - 1)]
+    return sum(tiers(one_slow(noise, rng, links), visits) == wanted for _ in range(runs)) / runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000, help="of each cell of the tables")
+    runs = parser.parse_args().runs
+    print(f"runs with any false split, %, of {runs}: the bar is 1")
+    names = " ".join(f"{draw.__name__:>15}" for draw in TIES)
+    print(f"{'links':>5} {'visits':>6} {'noise':>6} {names}  8 % slow found")
+    for links in (1, 2, 3, 6, 28, 120):
+        for visits in (3, 5, 7, None):
+            for noise in (0.001, 0.01, 0.02):
+                row = " ".join(f"{split_rate(draw, noise, links, visits, runs):>15.2%}" for draw in TIES)
+                found = f"{found_rate(noise, links, visits, runs):.2%}" if links > 1 else "-"
+                print(f"{links:>5} {visits or 'owed':>6} {noise:>6.1%} {row} {found:>15}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
