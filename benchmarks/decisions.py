@@ -5,7 +5,7 @@
 
 All of it is simulation (sim); no figure here is of a real GPU. DIR/decisions.txt and .md hold the tables of all parts
 that were run into DIR, and DIR/PART.csv every trial of a part, with what draws it again. `--runs` replaces each part's
-own number. The whole takes about 25 minutes on two cores. Exits 1 when a bar is missed.
+own number. The whole takes about 40 minutes on two cores. Exits 1 when a bar is missed.
 """
 
 from __future__ import annotations
