@@ -158,4 +158,4 @@ def _check(given: Mapping[str, Any]) -> None:
         raise UsageError(f"--root {given['root']} is no rank of a pair: write 0 or 1")
 
 
-COMMANDS = tuple(_command(operation) for operation in COLLECTIVES)
+COMMANDS = {operation.value: _command(operation) for operation in COLLECTIVES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,10 @@ def measure_and_show(request: Request, path: Path, showing: Showing = _AS_PAGE) 
     if place is not None and place.rank > 0:
         serve_rank_0(place, request)
     begun = None if place else opening.begin(request.backend)
-    # Late: numpy takes as long to load as the driver to start, and now they do so side by side.
+    # Late: numpy and the pages take as long to load as the driver to start, and now they do so side by side.
     from collbench.session import Session
+
+    import_module("collbench.report.page")
 
     with ExitStack() as stack:
         try:
