@@ -32,9 +32,10 @@ class Request:
 
     `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
     each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
-    overlap: each alone, all in turn, at least six visits. `launches` times the ungraphed loop too. `iterations`,
-    `warmup`, `precision` and `budget_seconds` None leave the choice to the method. `algorithms` asks NCCL afterwards
-    what it chose, in a process of its own. `fabric` names the machine of the sim backend, or its file.
+    overlap: each alone, all in turn, at least six visits. `alone`: no link or pair beside another one. `launches`
+    times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
+    the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
+    of the sim backend, or its file.
     """
 
     backend: str
@@ -61,6 +62,7 @@ class Request:
     resume: bool = False
     algorithms: bool = False
     sets: tuple[Members, ...] | None = None
+    alone: bool = False
     fabric: str | None = None
 
     def effort(self) -> Effort:
@@ -110,8 +112,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
         root=request.root,
         together=request.split > 1,
-        # Finalists share GPUs and stand for jobs that run alone.
-        isolated=frozenset((work, members) for work in kept for members in request.sets or ()),
+        isolated=frozenset((work, members) for work in kept for members in _isolated(request, groups[work])),
         iterations=request.iterations,
         warmup=request.warmup,
         verify=request.verify,
@@ -185,6 +186,11 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
     if request.root >= size:
         raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
     return sets
+
+
+def _isolated(request: Request, groups: tuple[Members, ...]) -> tuple[Members, ...]:
+    """Return what never runs beside others: finalists, which share GPUs and stand for jobs that run alone."""
+    return groups if request.alone else request.sets or ()
 
 
 def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from collbench import runfile
-from collbench.cli import options
+from collbench.cli import gate, options
 from collbench.cli.confirming import confirm
 from collbench.cli.measuring import measure_and_show
 from collbench.cli.showing import Showing
@@ -31,6 +31,8 @@ _SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
 # Pairs and links as `pairs` has them; staged copies and host memory tell what PCIe carries.
 _COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
 _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
+# What --quick times: it decides all but what host memory tells of PCIe, and of 4 × H200 takes seconds.
+_QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
 _WIDEST, _NARROWEST = 100, 40
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
@@ -38,33 +40,39 @@ _topology = click.option(
     "--topology", metavar="FILE", help="Judge this 'nvidia-smi topo -m' text instead of the run's."
 )
 _p2p = click.option("--p2p", metavar="FILE", help="Judge this 'nvidia-smi topo -p2p r' text instead of the run's.")
+_expect = click.option("--expect", metavar="N", type=click.IntRange(min=2), help="Fail unless N devices were checked.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
 
 @click.command(short_help="Say where labels and measurement disagree.")
 @_file
-@options.measuring(_topology, _p2p, _json, sized=options.sizes_option("64M; host: 16M"))
+@options.measuring(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(**given: Any) -> None:
     """Say where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
 
     Judges a saved run, of any machine. Without RUN.JSON it measures this one first: every link and pair at 64M, staged
-    copies and host memory too, and what looks suspicious once more alone. Exit status: 0 they agree, 3 a contradiction,
+    copies and host memory too, and what looks suspicious once more alone. With --quick, for a prolog: every link and
+    pair alone, nothing else, and GPUs that could not be checked fail. Exit status: 0 they agree, 3 a contradiction,
     4 wrong data or a hang.
 
     \b
     Examples:
       collbench check
+      collbench check --quick --expect 8
       collbench check run.json --json
       collbench check run.json --topology topo.txt
     """
     texts = _Texts.read(given.pop("topology"), given.pop("p2p"))
-    as_json, run_file = given.pop("as_json"), given.pop("run_file")
+    as_json, run_file, expected = given.pop("as_json"), given.pop("run_file"), given.pop("expect")
     if run_file is not None:
         _refuse_measuring_options(run_file)
         run = runfile.load(run_file)
     else:
         run = _measured(given)
     _show(texts.applied(run), as_json=as_json)
+    gate.require_count(run, expected)
+    if given["quick"]:
+        gate.require_all(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,7 @@ class _Silently(Showing):
 def _refuse_measuring_options(run_file: Path) -> None:
     """Raise UsageError for an option that says how to measure, where there is nothing to measure."""
     context = click.get_current_context()
-    ours = {"run_file", "topology", "p2p", "as_json"}
+    ours = {"run_file", "topology", "p2p", "expect", "as_json"}
     others = [
         param.opts[-1]
         for param in context.command.params
@@ -130,9 +138,10 @@ def _refuse_measuring_options(run_file: Path) -> None:
 
 def _measured(given: dict[str, Any]) -> Run:
     """Measure this machine and return the run; of one that wrong data or a hang ended, what there is of it."""
+    if given["quick"]:
+        gate.refuse_cores(given["backend"])
     request, path = options.make_request("check", given)
-    sizes = request.sizes or (_SIZE_OF_CORES if request.backend == "host" else _SIZE,)
-    request = replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
+    request = _planned(request)
     before = _stamp(path)
     try:
         measure_and_show(request, path, _Silently())
@@ -142,7 +151,16 @@ def _measured(given: dict[str, Any]) -> Run:
             raise
         say(str(error))
         return run
-    return _confirmed(request, path)
+    return runfile.load(path) if request.quick else _confirmed(request, path)
+
+
+def _planned(request: Request) -> Request:
+    """Return the request with what a check times. --quick confirms nothing afterwards: all of it runs alone."""
+    sizes = request.sizes or (_SIZE_OF_CORES if request.backend == "host" else _SIZE,)
+    if request.quick:
+        copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
+        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, alone=True)
+    return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
 def _confirmed(request: Request, path: Path) -> Run:
