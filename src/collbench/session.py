@@ -158,6 +158,24 @@ def _check_success(run: Run) -> None:
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
     """Return the run that a request begins: where it is measured and what was asked, and no visit yet."""
+    settings = Settings(
+        operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
+        sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
+        dtype=request.dtype,
+        redop=request.redop,
+        visits=request.effort().screening,
+        seed=request.seed,
+        command=request.command,
+        environment=dict(opened.environment),
+        root=request.root,
+        precision=request.precision,
+        budget_seconds=request.budget_seconds,
+    )
+    return replace(begun_run(opened, settings), skipped=skipped)
+
+
+def begun_run(opened: Opened, settings: Settings) -> Run:
+    """Return a run that begins now on what was opened, with nothing measured."""
     return Run(
         backend=opened.backend.name,
         version=version("collbench"),
@@ -165,19 +183,6 @@ def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skippe
         machine=opened.machine,
         devices=opened.backend.devices(),
         paths=opened.paths,
-        settings=Settings(
-            operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
-            sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
-            dtype=request.dtype,
-            redop=request.redop,
-            visits=request.effort().screening,
-            seed=request.seed,
-            command=request.command,
-            environment=dict(opened.environment),
-            root=request.root,
-            precision=request.precision,
-            budget_seconds=request.budget_seconds,
-        ),
-        skipped=skipped,
+        settings=settings,
         health_before=opened.health(),
     )

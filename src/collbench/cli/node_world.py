@@ -8,8 +8,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ from collbench.errors import UsageError
 from collbench.model import Run, Settings
 from collbench.operations import Operation, Work
 from collbench.planning import Request
-from collbench.world.environment import find_place
+from collbench.world.environment import Place, find_place
 from collbench.world.opening import World
 
 if TYPE_CHECKING:
@@ -53,7 +51,9 @@ def survey(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> 
             world = stack.enter_context(World(place, request))
             opened = world.open()
             stack.callback(opened.close)
-            run = _empty_run(request, opened, place.world_size, place.launcher)
+            from collbench.session import begun_run  # late: numpy
+
+            run = begun_run(opened, _settings(request, opened, place))
             _survey(given, request, opened, run, path)
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted: the nodes were not judged") from error
@@ -151,26 +151,17 @@ def _check_counts(given: Mapping[str, Any], pairs: NodePairs) -> None:
         raise UsageError(f"--gpus {given['gpus']} where a node has {fewest} ranks: choose 1 to {fewest}")
 
 
-def _empty_run(request: Request, opened: Opened, processes: int, launcher: str) -> Run:
-    return Run(
-        backend=opened.backend.name,
-        version=version("collbench"),
-        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine=opened.machine,
-        devices=opened.backend.devices(),
-        paths=opened.paths,
-        settings=Settings(
-            operations=tuple(work.operation for work in request.collectives),
-            sizes=request.sizes or (),
-            dtype=request.dtype,
-            redop=request.redop,
-            visits=1,
-            seed=request.seed,
-            command=request.command,
-            environment=dict(opened.environment),
-            budget_seconds=request.budget_seconds,
-            processes=processes,
-            launcher=launcher,
-        ),
-        health_before=opened.health(),
+def _settings(request: Request, opened: Opened, place: Place) -> Settings:
+    return Settings(
+        operations=tuple(work.operation for work in request.collectives),
+        sizes=request.sizes or (),
+        dtype=request.dtype,
+        redop=request.redop,
+        visits=1,
+        seed=request.seed,
+        command=request.command,
+        environment=dict(opened.environment),
+        budget_seconds=request.budget_seconds,
+        processes=place.world_size,
+        launcher=place.launcher,
     )
