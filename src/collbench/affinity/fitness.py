@@ -66,14 +66,8 @@ def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
 
 def _busy(run: Run, place: int, signs: _Signs) -> list[str]:
     """Return how a device is in use by others: processes, utilisation in percent, memory; empty where it is not."""
-    before, after = _state(run.health_before, place), _state(run.health_after, place)
-    reasons = []
-    if only_opened(before):
-        pass  # told from the others by the tie-break
-    elif count := max(before.processes or 0, after.processes or 0):
-        reasons.append(f"busy: {count} other process{'' if count == 1 else 'es'}")
-    elif (share := signs.share(place, SHARED)) >= _FLAGGED_SHARE:
-        reasons.append(f"busy: another process in {share:.0%} of its visits")
+    before = _state(run.health_before, place)
+    reasons = _others(before, _state(run.health_after, place), signs.share(place, SHARED))
     used = before.memory_used
     nobody = before.processes == 0 and used is not None and used < _NOBODY_BYTES
     if (before.utilization or 0) > BUSY_PERCENT and not nobody:
@@ -83,6 +77,15 @@ def _busy(run: Run, place: int, signs: _Signs) -> list[str]:
         free = format_approximate_size(max(memory - used, 0))
         reasons.append(f"only {free} of {format_approximate_size(memory)} free")
     return reasons
+
+
+def _others(before: Health, after: Health, share: float) -> list[str]:
+    """Return that others are at work on a device, or were in this share of its visits."""
+    if only_opened(before):
+        return []  # the tie-break tells such a device from one that nobody opened
+    if count := max(before.processes or 0, after.processes or 0):
+        return [f"busy: {count} other process{'' if count == 1 else 'es'}"]
+    return [f"busy: another process in {share:.0%} of its visits"] if share >= _FLAGGED_SHARE else []
 
 
 def _throttled(run: Run, place: int, signs: _Signs) -> list[str]:
