@@ -1,0 +1,44 @@
+"""docs/troubleshooting.md: each symptom was seen where the page says, in words that are still ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collbench.affinity.verdicts import Kind
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "troubleshooting.md"
+SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Yield symptom, command, cause, and where it was seen, of every row."""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| ") and not line.startswith("| symptom"):
+            symptom, command, cause, seen = (part.strip() for part in line.strip("|").split(" | "))
+            yield symptom, command, cause, seen
+
+
+def evidence(seen: str) -> str:
+    """Return the text of the file that a row points to."""
+    found = re.fullmatch(r"\[.+\]\((.+)\)", seen)
+    assert found, seen
+    return (PAGE.parent / found[1]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: row[0])
+def test_a_symptom_and_its_verdict_stand_where_it_was_seen(row: tuple[str, str, str, str]) -> None:
+    symptom, _, cause, seen = row
+    text = evidence(seen)
+    said = [words for words in re.findall(r"`([^`]+)`", symptom) if " " in words]
+    kinds = [word for word in re.findall(r"`([A-Z_]+)`", cause) if word in set(Kind)][:1]  # others are examples
+    assert [words for words in said if words not in text and words not in SOURCES] == []
+    assert [kind for kind in kinds if kind not in text] == []
+
+
+def test_the_page_has_rows() -> None:
+    assert len(list(rows())) >= 15
