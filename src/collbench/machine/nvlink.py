@@ -60,7 +60,7 @@ def joining(first: Ends, first_id: str, second: Ends, second_id: str) -> tuple[i
 
 def line_rate(query: Query, handle: object, links: Sequence[int]) -> int | None:
     """Return the slowest of the given links' line rate in MB/s as NVML reports it; None where it does not."""
-    rates = [query.field(handle, _FIELD_LINE_RATE, link) for link in links]
+    rates = query.fields(handle, [(_FIELD_LINE_RATE, link) for link in links])
     known = [rate for rate in rates if rate]
     return min(known) if known else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
 
@@ -85,7 +85,7 @@ def _sum_counters(
     query: Query, handle: object, links: Sequence[int], fields: tuple[int, ...], counters: tuple[int, ...]
 ) -> int | None:
     """Sum over links by field (Hopper and newer), else by the older call, which newer drivers drop."""
-    by_field = [query.field(handle, field, link) for link in links for field in fields]
+    by_field = query.fields(handle, [(field, link) for link in links for field in fields])
     known = [count for count in by_field if count is not None]
     if not known:
         older = (query.integer("nvmlDeviceGetNvLinkErrorCounter", handle, link, c) for link in links for c in counters)
