@@ -28,8 +28,20 @@ MAY_IMPORT = {
     "measure": NOUNS | {"backends.protocol", "machine.labels"},  # which paths share wires
     # pure: the order of the labels, what throttling is, what a slot carries
     "affinity": NOUNS | {"machine.labels", "machine.limits", "machine.theory"},
-    "launch": NOUNS,
-    "report": NOUNS | {"machine.labels", "machine.limits", "affinity", "plain"},  # and their legend
+    "cost": NOUNS | {"affinity"},  # from curves of a run and a network to what a training step pays
+    # the same training job in two arms, in turn; it starts collbench itself as a child
+    "ablation": NOUNS | {"launch.arguments", "launch.options", "plain", "runfile", "wholefile"},
+    "launch": NOUNS | {"world.environment"},  # where Slurm's nodes meet
+    "doctor": NOUNS | {"machine", "backends.nccl_library"},  # what a run will depend on, before it
+    "reference": NOUNS | {"plain"},  # figures of healthy machines
+    "comparison": NOUNS | {"affinity.estimates", "reference.figures"},  # a run against others, or against those figures
+    "exchange": NOUNS | {"comparison.nvls"},  # a run as other tools read it
+    # and their legend
+    "report": NOUNS
+    | {"machine.labels", "machine.limits", "affinity", "comparison", "cost", "doctor.findings", "plain"}
+    | {"ablation.model", "ablation.words"},
+    "plot": NOUNS | {"affinity", "report"},  # the same facts as the pages', drawn by matplotlib
+    "html": NOUNS | {"machine.labels", "affinity", "report"},  # a page of what they say
     "fabric": NOUNS | {"machine.labels", "machine.theory", "plain"},  # what is simulated; `file` reads it
     "plain": set(),  # dataclasses as JSON
     "journal": NOUNS | {"plain"},
@@ -47,15 +59,18 @@ MAY_IMPORT = {
 }
 
 # Rooms and files that only compute: Run in, answers or text out.
-PURE = (*(f"{noun}.py" for noun in NOUNS), *(f"machine/{name}.py" for name in ("labels", "limits", "theory")))
-PURE += ("affinity/", "report/", "launch/")
+PURE = (*(f"{noun}.py" for noun in NOUNS), *(f"machine/{name}.py" for name in ("labels", "limits", "theory", "visible")))
+PURE += ("affinity/", "comparison/", "cost/", "exchange/", "report/", "plot/", "html/", "launch/")
+PURE += ("reference/figures.py",)
 PURE += ("world/environment.py", "world/nodelist.py", "world/hosts.py")
 PURE += tuple(
     f"fabric/{name}.py"
     for name in ("model", "tree", "network", "rates", "labels", "rings", "orders", "collectives", "checks", "faults")
 )
 PURE += ("fabric/random_fabrics.py", "fabric/cluster.py")
-MAY_ACT = {"launch/torchrun.py", "launch/pin.py"}  # they replace the process by torchrun
+PURE += ("doctor/facts.py", "doctor/findings.py", "doctor/judging", "doctor/nccl_", "doctor/visible.py")
+PURE += tuple(f"ablation/{name}.py" for name in ("arguments", "arms", "model", "result", "steps", "words"))
+MAY_ACT = {"launch/torchrun.py", "launch/pin.py", "launch/same_count.py"}  # they replace the process by torchrun
 IMPURE_MODULES = {"os", "time", "subprocess", "socket", "signal", "threading", "random", "torch", "pynvml"}
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
@@ -126,6 +141,8 @@ TOUCHES_NCCL = re.compile(
 )
 # For a process that asks NCCL what it chose, when the user wants to know; it times nothing.
 MAY_SET = {("nccl_choices.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
+# What `ablate --without p2p` and the like ask for by name, for the children of one arm.
+MAY_SET |= {("arms.py", f'"NCCL_{what}_DISABLE":') for what in ("P2P", "SHM", "IB")}
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if room(path) not in {"cli", "__init__"}], ids=place)

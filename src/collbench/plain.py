@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,69 +23,124 @@ def plain(value: Any) -> Any:
     return value
 
 
+class _Wrong(Exception):
+    """What is wrong with a value (`what`), and the way to it from where reading began (`place`)."""
+
+    def __init__(self, what: str, place: str = "") -> None:
+        self.what, self.place = what, place
+
+    def under(self, step: str) -> _Wrong:
+        """Return it as seen from one step further out."""
+        return _Wrong(self.what, step + self.place)
+
+
 def build(kind: Any, data: Any, where: str) -> Any:
     """Return `data` as the annotated type `kind`. Raises ValueError that names the place."""
+    try:
+        return _reader(kind)(data)
+    except _Wrong as wrong:
+        raise ValueError(f"{where}{wrong.place} {wrong.what}") from None
+
+
+# A run file holds tens of thousands of values: what their types are is looked up once, and where a value stands is put
+# together only for one that is wrong.
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(kind, data, where)
+        return _dataclass_reader(typing.cast("type", kind))
     if origin in (typing.Union, types.UnionType):
-        inner = next(part for part in typing.get_args(kind) if part is not types.NoneType)
-        return None if data is None else build(inner, data, where)
+        inner = _reader(next(part for part in typing.get_args(kind) if part is not types.NoneType))
+        return lambda data: None if data is None else inner(data)
     if origin in (tuple, list):
-        return _build_sequence(kind, data, where)
+        return _sequence_reader(kind)
     if origin is dict:
-        inner = typing.get_args(kind)[1]
-        return {key: build(inner, value, f"{where}.{key}") for key, value in _expect(data, dict, where).items()}
-    return _build_scalar(kind, data, where)
+        return _dict_reader(_reader(typing.get_args(kind)[1]))
+    return _enum_reader(kind) if issubclass(kind, enum.Enum) else _scalar_reader(kind)
 
 
-def _build_scalar(kind: Any, data: Any, where: str) -> Any:
-    if issubclass(kind, enum.Enum):
-        names = [member.value for member in kind]
-        if _expect(data, str, where) not in names:
-            raise ValueError(f"{where} is '{data}', not one of {', '.join(names)}")
-        return kind(data)
+def _enum_reader(kind: type[enum.Enum]) -> Callable[[Any], Any]:
+    members = {member.value: member for member in kind}
+
+    def read(data: Any) -> Any:
+        if _expect(data, str) not in members:
+            raise _Wrong(f"is '{data}', not one of {', '.join(members)}")
+        return members[data]
+
+    return read
+
+
+def _scalar_reader(kind: Any) -> Callable[[Any], Any]:
     if kind is float:
-        return float(_expect(data, (int, float), where))
-    return _expect(data, kind, where)
+        return lambda data: data if type(data) is float else float(_expect(data, (int, float)))
+    return lambda data: data if type(data) is kind else _expect(data, kind)
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Return a dataclass's annotations as types; evaluating them for each of thousands of samples takes a second."""
-    return typing.get_type_hints(kind)
-
-
-def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
-    hints = _hints(kind)
+def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    _expect(data, dict, where)
-    missing = [
+    needed = [
         name
         for name, field in fields.items()
-        if name not in data and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
-    if missing:
-        raise ValueError(f"{where} has no '{missing[0]}'")
-    known = {name: build(hints[name], data[name], f"{where}.{name}") for name in fields if name in data}
-    return kind(**known)
+    readers: dict[str, Callable[[Any], Any]] = {}
+
+    def read(data: Any) -> Any:
+        if not readers:  # late: a type may contain itself
+            hints = typing.get_type_hints(kind)
+            readers.update({name: _reader(hints[name]) for name in fields})
+        _expect(data, dict)
+        for name in needed:
+            if name not in data:
+                raise _Wrong(f"has no '{name}'")
+        known = {}
+        for name, reader in readers.items():
+            if name in data:
+                try:
+                    known[name] = reader(data[name])
+                except _Wrong as wrong:
+                    raise wrong.under(f".{name}") from None
+        return kind(**known)
+
+    return read
 
 
-def _build_sequence(kind: Any, data: Any, where: str) -> Any:
-    arguments = typing.get_args(kind)
-    items = _expect(data, list, where)
-    if typing.get_origin(kind) is list or arguments[-1] is Ellipsis:
-        made = (build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(items))
-        return list(made) if typing.get_origin(kind) is list else tuple(made)
-    if len(items) != len(arguments):
-        raise ValueError(f"{where} has {len(items)} items instead of {len(arguments)}")
-    return tuple(
-        build(part, item, f"{where}[{i}]") for i, (part, item) in enumerate(zip(arguments, items, strict=True))
-    )
+def _dict_reader(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(data: Any) -> Any:
+        made = {}
+        for key, value in _expect(data, dict).items():
+            try:
+                made[key] = reader(value)
+            except _Wrong as wrong:
+                raise wrong.under(f".{key}") from None
+        return made
+
+    return read
 
 
-def _expect(data: Any, kind: Any, where: str) -> Any:
+def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what reads list[X], tuple[X, ...], or a tuple with a type for each place."""
+    arguments, origin = typing.get_args(kind), typing.get_origin(kind)
+    many = origin is list or arguments[-1] is Ellipsis
+    readers = [_reader(part) for part in (arguments[:1] if many else arguments)]
+
+    def read(data: Any) -> Any:
+        items = _expect(data, list)
+        if not many and len(items) != len(readers):
+            raise _Wrong(f"has {len(items)} items instead of {len(readers)}")
+        made: list[Any] = []
+        try:
+            for reader, item in zip(itertools.repeat(readers[0]) if many else readers, items, strict=False):
+                made.append(reader(item))
+        except _Wrong as wrong:
+            raise wrong.under(f"[{len(made)}]") from None
+        return made if origin is list else tuple(made)
+
+    return read
+
+
+def _expect(data: Any, kind: Any) -> Any:
     # bool is an int to Python, but not to a reader of the file.
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
-        raise ValueError(f"{where} is {type(data).__name__}, not {getattr(kind, '__name__', 'a number')}")
+        raise _Wrong(f"is {type(data).__name__}, not {getattr(kind, '__name__', 'a number')}")
     return data

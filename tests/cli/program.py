@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from collbench import runfile
+from collbench.backends import opening, present
+from collbench.backends.present import Present
 from collbench.cli import main
-from collbench.model import Device, Run
+from collbench.model import Device, Health, Run
 from tests.builders import gpus, pair_run
 from tests.native.fakes import Fakes, Outcome
 
@@ -84,6 +87,15 @@ def fake_uuid(index: int) -> str:
 def fake_gpus(count: int = 4) -> tuple[Device, ...]:
     """Return the simulated GPUs as a run names them."""
     return tuple(replace(gpu, uuid=fake_uuid(gpu.index)) for gpu in gpus(count))
+
+
+def list_only(monkeypatch: pytest.MonkeyPatch, devices: Sequence[Device], **facts: Any) -> None:
+    """Let this process see a machine whose GPUs are only listed, all well; `facts` are more of `Present`'s fields."""
+    every = (*devices, *facts.get("hidden", ()), *facts.get("mig", ()))
+    states = {device.uuid: Health(processes=0) for device in every}
+    found = Present("cuda", tuple(devices), driver="580.159.04", states=states)
+    monkeypatch.setattr(present, "look", lambda _name: replace(found, **facts))
+    monkeypatch.setattr(opening, "present_devices", lambda name: tuple(devices) if name == "cuda" else ())
 
 
 def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(hours=1), **changes: object) -> Run:

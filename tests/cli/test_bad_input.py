@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends import opening
 from tests.builders import gpus
-from tests.cli.program import Program, has_library
+from tests.cli.program import Program, has_library, list_only
 
 # case, words, what the line names, what it says to do
 Row = tuple[str, str, str, str]
@@ -121,7 +120,7 @@ TRAIN: list[Row] = [
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> None:
     """A machine whose four GPUs are only listed, a script, and a saved label matrix."""
-    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
+    list_only(monkeypatch, gpus(4))
     (tmp_path / "train.py").touch()
     (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from collbench import runfile
-from collbench.backends import opening
 from collbench.cli import evidence
 from collbench.launch.freshness import Here
 from tests.builders import gpus
-from tests.cli.program import Program, collbench, environment, save_run
+from tests.cli.program import Program, collbench, environment, list_only, save_run
 from tests.native.fakes import Fakes
 
 DRIVER, NCCL = "580.159.04", "2.28.9"  # the builders' machine
@@ -49,7 +48,7 @@ UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
 ]
 UNUSABLE_HERE: list[tuple[str, Callable[[Path], object], str]] = [
     ("another machine's GPUs", _foreign, "GPU-elsewhere-0"),
-    ("fewer GPUs than there are", lambda path: save_run(path, gpus(3)), "did not measure GPU-3"),
+    ("fewer GPUs than there are", lambda path: save_run(path, gpus(3)), "did not measure GPU3 (GPU-3)"),
     ("more than --max-age old", lambda path: save_run(path, gpus(4), timedelta(days=8)), "8d old"),
     ("measured on CPU cores", lambda path: save_run(path, gpus(4), backend="host"), "host backend, not cuda"),
 ]
@@ -58,7 +57,7 @@ UNUSABLE_HERE: list[tuple[str, Callable[[Path], object], str]] = [
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose four GPUs are only listed, as the builders have them."""
-    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(evidence, "here", lambda wanted, present: Here(wanted.backend, present, DRIVER, NCCL))
 
 

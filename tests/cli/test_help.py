@@ -9,6 +9,8 @@ from importlib.metadata import version
 import click
 import pytest
 
+from collbench.ablation.arguments import FLAGS, VALUES
+from collbench.cli.ablate import ablate
 from collbench.cli.program import cli
 from collbench.cli.train import train
 from collbench.launch.options import OWN_FLAGS, OWN_VALUES
@@ -18,7 +20,7 @@ COLLECTIVES = [
     *("allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "sendrecv", "gather", "scatter"),
 ]
 # In the order of a first session.
-COMMANDS = ["pairs", "copies", "latency", *COLLECTIVES, "topo", "show", "rank", "check", "select", "nodes", "train"]
+COMMANDS = ["pairs", "copies", "latency", *COLLECTIVES, "topo", "doctor", "show", "rank", "plot", "report", "export", "check", "compare", "select", "nodes", "predict", "train", "ablate", "completion"]
 
 
 def test_the_commands_are_listed_in_the_order_of_a_first_session(program: Program) -> None:
@@ -115,6 +117,11 @@ def test_train_shows_exactly_the_options_that_it_reads(program: Program) -> None
     shown = {name for option in train.params for name in option.opts}
     assert shown | {"--help"} == OWN_VALUES | OWN_FLAGS
     assert {option.opts[0] for option in train.params if option.to_info_dict()["is_flag"]} == OWN_FLAGS - {"--help"}
+
+
+def test_ablate_shows_exactly_the_options_that_it_reads_besides_those_of_train(program: Program) -> None:
+    shown = {option.opts[-1]: option.to_info_dict()["is_flag"] for option in ablate.params}
+    assert shown == dict.fromkeys(VALUES, False) | dict.fromkeys(FLAGS, True)
 
 
 def test_help_of_train_stands_before_what_is_wrong_elsewhere(program: Program) -> None:

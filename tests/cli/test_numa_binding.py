@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from collbench import runfile
-from collbench.backends import opening
 from collbench.cli import evidence, numa_binding
 from collbench.cli.numa_binding import Decision
 from collbench.launch import torchrun
@@ -22,7 +21,7 @@ from collbench.model import Device, Run
 from collbench.operations import Operation
 from tests.affinity.test_binding import labelled, run_with
 from tests.builders import measured
-from tests.cli.program import Program
+from tests.cli.program import Program, list_only
 
 BOUND = Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
 ADVICE = "GPU2: node 0 is faster than node 1, which NVML names (node 0 55.0, node 1 38.0 GB/s)"
@@ -125,9 +124,8 @@ def test_a_dry_run_shows_the_option_and_one_line_says_why(
 ) -> None:
     devices = labelled([0, 0, 1, 1])
     saved(devices, AGREED, tmp_path / "run.json")
-    monkeypatch.setattr(opening, "present_devices", lambda _backend: devices)
+    list_only(monkeypatch, devices)
     monkeypatch.setattr(evidence, "here", lambda _wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence.Evidence, "as_now", lambda found: found.run)
     (tmp_path / "train.py").touch()
     words = ["--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py"]
     said = program("train", *words)

@@ -11,13 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends import opening
 from collbench.cli import evidence
 from collbench.launch.freshness import Here
 from collbench.model import Device
 from collbench.operations import Operation
 from tests.builders import gpus, measured
-from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
+from tests.cli.program import (
+    Program,
+    collbench,
+    environment,
+    fake_gpus,
+    fake_uuid,
+    list_only,
+    on_gpus,
+    one_line,
+    save_run,
+)
 from tests.native.fakes import Fakes
 
 # What a rank got goes to a file: ranks' prints interleave.
@@ -123,10 +132,9 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
         probed.append("probe")
         return save_run(Path("probe.json"), gpus(4))
 
-    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(evidence, "probe", probe)
-    monkeypatch.setattr(evidence.Evidence, "as_now", lambda found: found.run)
     return probed
 
 
@@ -187,7 +195,7 @@ def test_ctrl_c_in_the_probe_starts_nothing(program: Program, monkeypatch: pytes
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(evidence, "here", lambda *_: Here("cuda", gpus(4)))
     monkeypatch.setattr(subprocess, "run", interrupt)
     said = program("train", "--auto-select", "2", "--backend", "cuda", "train.py")

@@ -22,14 +22,16 @@ from collbench.model import Device
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
-PIN = ["--no-python", "--", "py", "-P", "-m", "collbench.launch.pin", "--cores", "2,5", "--"]
+INSIDE = torchrun.Inside("py", ("-P",), "/launch")
+PIN = ["--no-python", "--", "py", "-I", "-S", "/launch/pin.py", "--cores", "2,5", "--"]
+SAME = "py -I -S /launch/same_count.py --"
 AGENT = ["py", "-P", "-m", "torch.distributed.run"]
 
 
 def command(line: str, backend: str = "cuda", inherited: dict[str, str] | None = None) -> list[str]:
     devices = CORES if backend == "host" else GPUS
     arguments = split(["--auto-select", "2", *shlex.split(line)])
-    return torchrun.command(arguments, devices, inherited or {}, backend=backend, python="py")
+    return torchrun.command(arguments, devices, inherited or {}, backend=backend, inside=INSIDE)
 
 
 CUDA_COMMANDS = {
@@ -41,8 +43,23 @@ CUDA_COMMANDS = {
     "the right number of processes by hand": ("--nproc_per_node=2 a.py", "--standalone --nproc_per_node=2 -- a.py"),
     "standalone by hand": ("--standalone a.py", "--nproc-per-node 2 --standalone -- a.py"),
     "a rendezvous by hand": ("--rdzv_endpoint h:1 a.py", "--nproc-per-node 2 --rdzv_endpoint h:1 -- a.py"),
-    "several nodes": ("--nnodes 2 a.py", "--nproc-per-node 2 --nnodes 2 -- a.py"),
     "a module": ("-m pkg.a -m", "--standalone --nproc-per-node 2 -m -- pkg.a -m"),
+    "several nodes, whose ranks are counted": (
+        "--nnodes 2 --rdzv-endpoint h:1 a.py --x",
+        f"--rdzv-backend c10d --nproc-per-node 2 --nnodes 2 --rdzv-endpoint h:1 --no-python -- {SAME} py -u a.py --x",
+    ),
+    "a module on several nodes": (
+        "--nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:1 -m pkg.a",
+        f"--nproc-per-node 2 --nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:1 --no-python -- {SAME} py -u -m pkg.a",
+    ),
+    "a program of its own on several nodes": (
+        "--nnodes 2 --master-addr h --no-python ./a.sh",
+        f"--nproc-per-node 2 --nnodes 2 --master-addr h --no-python -- {SAME} ./a.sh",
+    ),
+    "a run path on several nodes, which leaves no process to compare them": (
+        "--nnodes 2 --master-addr h --run-path /a.py",
+        "--nproc-per-node 2 --nnodes 2 --master-addr h --run-path -- /a.py",
+    ),
 }
 
 HOST_PROGRAMS = {
@@ -78,7 +95,7 @@ def test_contradictions_get_one_clear_line(line: str, backend: str, message: str
 
 
 def test_ranks_are_bound_to_their_numa_nodes_on_request_in_words_that_torch_knows() -> None:
-    words = torchrun.command(split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", python="py", bind=True)
+    words = torchrun.command(split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", inside=INSIDE, bind=True)
     assert words == [*AGENT, "--standalone", "--nproc-per-node", "2", "--numa-binding", "node", "--", "a.py"]
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
     assert run.get_args_parser().parse_args(words[len(AGENT) :]).numa_binding == "node"

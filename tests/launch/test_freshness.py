@@ -100,13 +100,25 @@ def test_the_order_of_the_gpus_does_not_matter() -> None:
 
 def test_a_gpu_that_is_gone_or_new_is_named() -> None:
     other = Device(1, "GPU-9", "H200")
-    assert "measured on GPU-1, not among" in str(judged(a_run(), devices=(GPUS[0], other, GPUS[2])))
-    assert "did not measure GPU-9" in str(judged(a_run(), devices=(*GPUS, other)))
+    assert "measured on GPU1 (GPU-1), not among" in str(judged(a_run(), devices=(GPUS[0], other, GPUS[2])))
+    assert "did not measure GPU1 (GPU-9)" in str(judged(a_run(), devices=(*GPUS, other)))
 
 
 def test_a_changed_driver_or_nccl_is_named_from_and_to() -> None:
     assert judged(a_run(), driver="590.1") == "its driver was 580.159.04 and is 590.1 now"
     assert judged(a_run(), nccl="") == "its NCCL was 2.28.9 and is absent now"
+
+
+def test_a_run_may_hold_gpus_that_are_here_and_not_to_be_used_but_must_hold_the_others() -> None:
+    assert judged(a_run(), devices=GPUS[:2], besides=GPUS[2:]) is None
+    assert "measured on GPU2 (GPU-2), not among" in str(judged(a_run(), devices=GPUS[:2]))
+    smaller = replace(a_run(), devices=GPUS[1:])
+    assert "did not measure GPU0 (GPU-0)" in str(judged(smaller, devices=GPUS[:2], besides=GPUS[2:]))
+
+
+def test_the_nccl_of_a_container_is_unknown_and_not_compared() -> None:
+    assert judged(a_run(), nccl=None) is None
+    assert "its driver was" in str(judged(a_run(), nccl=None, driver="590.1"))
 
 
 def test_the_host_backend_asks_for_neither_driver_nor_nccl() -> None:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from collbench.launch import pin
 from collbench.launch.pin import core_and_program
 
 REFUSED = {
@@ -31,7 +32,7 @@ def test_each_rank_gets_its_core_and_the_same_program() -> None:
 
 
 def pinned(core: int, *program: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-P", "-m", "collbench.launch.pin", "--cores", str(core), "--", *program]
+    words = [sys.executable, "-I", "-S", pin.__file__, "--cores", str(core), "--", *program]
     return subprocess.run(words, env={**os.environ, "LOCAL_RANK": "0"}, capture_output=True, text=True, check=False)
 
 
@@ -56,7 +57,7 @@ def test_a_program_that_is_not_there_is_one_line() -> None:
 def test_the_launch_room_loads_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, collbench.launch.pin, collbench.launch.torchrun, collbench.launch.freshness, "
-        "collbench.launch.reason, collbench.launch.environment; print(*sys.modules)"
+        "collbench.launch.reason, collbench.launch.environment, collbench.launch.part; print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "collbench.launch.torchrun" in loaded

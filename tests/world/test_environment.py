@@ -3,7 +3,7 @@
 import pytest
 
 from collbench.errors import UsageError
-from collbench.world.environment import Place, find_place
+from collbench.world.environment import Place, Step, alone, find_place, find_step
 from collbench.world.nodelist import first_host, tasks_on_node
 
 TORCHRUN = {
@@ -19,6 +19,10 @@ MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
 }  # fmt: skip
+# kubeflow/training-operator v1.9, pkg/controller.v1/pytorch/envvar.go
+POD = {"MASTER_ADDR": "a", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1", "PET_NNODES": "2"}
+ONE_A_NODE = SRUN | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
+ONE_A_NODE |= {"SLURM_PROCID": "3", "SLURM_NODEID": "3", "SLURM_LOCALID": "0"}
 BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "gpu[07-08]"}
 
 
@@ -51,6 +55,12 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "
             Place(3, 4, 3, 4, "127.0.0.1", 29500, "Open MPI"),
         ),
         ("mpirun with one process", MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ("a pod of a PyTorchJob, in which torchrun is yet to start", POD, None),
+        (
+            "a rank that torchrun started in such a pod",
+            TORCHRUN | {"PET_NNODES": "2"},
+            Place(5, 8, 1, 4, "node0", 29400, "torchrun", agent_listens=True, generation=2),
+        ),
     ],
 )
 def test_a_process_finds_its_place(title: str, environment: dict[str, str], place: Place | None) -> None:
@@ -114,3 +124,32 @@ def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
 )
 def test_the_tasks_of_a_node(tasks: str, node: int, count: int | None) -> None:
     assert tasks_on_node(tasks, node) == count
+
+
+@pytest.mark.parametrize(
+    ("title", "environment", "step"),
+    [
+        ("one task on each of four nodes", ONE_A_NODE, Step(4, 3, "gpu07", 13457, "123456.1")),
+        ("a host by hand", ONE_A_NODE | {"MASTER_ADDR": "ib0"}, Step(4, 3, "ib0", 13457, "123456.1")),
+        ("a Slurm that tells only the job's nodes",
+         {name: value for name, value in ONE_A_NODE.items() if name != "SLURM_STEP_NUM_NODES"} | {"SLURM_NNODES": "4"},
+         Step(4, 3, "gpu07", 13457, "123456.1")),
+        ("a batch script", BATCH_SCRIPT, None),
+        ("no Slurm", TORCHRUN, None),
+    ],
+)  # fmt: skip
+def test_a_node_finds_its_step(title: str, environment: dict[str, str], step: Step | None) -> None:
+    assert find_step(environment) == step, title
+
+
+def test_a_step_of_several_tasks_a_node_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"starts 8 tasks on 2 nodes, .* --ntasks-per-node 1"):
+        find_step(SRUN | {"SLURM_STEP_NUM_NODES": "2"})
+
+
+@pytest.mark.parametrize("launched", [TORCHRUN, SRUN, MPIRUN, ONE_A_NODE, SRUN | MPIRUN])
+def test_a_process_may_be_told_that_it_is_alone_and_nothing_else_is_taken_from_it(launched: dict[str, str]) -> None:
+    told = alone(launched | {"NCCL_NVLS_ENABLE": "0", "HOME": "/root"})
+    assert find_place(told) is None
+    assert told["NCCL_NVLS_ENABLE"] == "0"
+    assert len(launched) + 2 - len(told) <= 4

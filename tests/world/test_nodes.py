@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.world.namespaces import hosts
 from tests.world.processes import as_slurm, ends, free_port, started, the_run
 
 COUNT = 3
@@ -16,32 +15,9 @@ COUNT = 3
 
 @pytest.fixture
 def three_hosts() -> Iterator[list[list[str]]]:
-    """Give the words that run a command on each of three hosts: network namespaces that a bridge joins."""
-    spaces = [f"collbench-{os.getpid()}-n{place}" for place in range(COUNT)]
-    bridge = f"collbench-{os.getpid()}-bridge"
-    commands = [f"ip netns add {space}" for space in (bridge, *spaces)]
-    commands += [f"ip -n {bridge} link add br0 type bridge", f"ip -n {bridge} link set br0 up"]
-    for place, space in enumerate(spaces):
-        commands += [
-            f"ip -n {bridge} link add port{place} type veth peer name veth0 netns {space}",
-            f"ip -n {bridge} link set port{place} master br0 up",
-            f"ip -n {space} addr add 10.77.1.{place + 1}/24 dev veth0",
-            f"ip -n {space} link set veth0 up",
-            f"ip -n {space} link set lo up",
-        ]
-    try:
-        for command in commands:
-            try:
-                subprocess.run(command.split(), check=True, capture_output=True, text=True)
-            except FileNotFoundError:
-                pytest.skip("three hosts need the command ip (iproute2)")
-            except subprocess.CalledProcessError as error:
-                pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
-        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
-        yield [["ip", "netns", "exec", space, *named, f"n{place}"] for place, space in enumerate(spaces)]
-    finally:
-        for space in (*spaces, bridge):
-            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+    """Give the words that run a command on each of three hosts."""
+    with hosts(COUNT) as words:
+        yield words
 
 
 def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list[list[str]], tmp_path: Path) -> None:

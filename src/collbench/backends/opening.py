@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
+from collbench.backends.present import may_use
 from collbench.backends.protocol import Backend
 from collbench.backends.worker_messages import Facts
 from collbench.errors import MachineError, UsageError
@@ -80,7 +81,7 @@ def present_devices(name: str) -> tuple[Device, ...]:
     if name == "host":
         return cores.devices()
     with Nvml() as nvml:
-        return _visible(nvml)
+        return may_use(nvml)
 
 
 def begin(name: str) -> Begun:
@@ -163,13 +164,6 @@ def _chosen(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ..
     devices = selection.select(present, wanted)
     selection.at_least_two(devices)
     return devices
-
-
-def _visible(nvml: Nvml) -> tuple[Device, ...]:
-    from collbench.backends.cuda import list_gpus
-
-    visible = {gpu.uuid for gpu in list_gpus()}
-    return tuple(device for device in nvml.devices() if device.uuid in visible)
 
 
 def _open_host(wanted: str | None) -> Opened:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 
 from collbench import runfile
@@ -18,13 +21,20 @@ from collbench.cli.leaving import Interrupted
 from collbench.cli.terminal import say
 from collbench.errors import BackendError, RunFileError
 from collbench.launch import freshness, reason
+from collbench.launch.part import part
 from collbench.machine.limits import SHARED
 from collbench.machine.nvml import Nvml
 from collbench.model import Device, Health, Run, Sample, Settings
+from collbench.world.environment import alone
 
-# What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth.
-_PROBE = ("pairs", "--operations", "allreduce", "--sizes", "8,1M,64M")
+# What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth. Its starts (Python,
+# driver, contexts, communicators) take 2 s on 4 × H200, and a launch with a probe is to cost 4.
+_PROBE = ("pairs", "--operations", "allreduce", "--sizes", "8,1M,64M", "--budget", "1s")
 _HOST_PROBE = ("pairs", "--operations", "copy,allreduce", "--sizes", "8,1M,16M")
+# Runs of other machines that share this home may lie between ours.
+_RECENT = 10
+# What a run is called that was saved without a name of the user's (options.run_path).
+_STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,9 @@ class Wanted:
     """Which evidence will do: from the file `run`, or saved within `max_age` unless `fresh`, with this `nccl`.
 
     `undone` ends the line after a failed probe: what did not happen then; `advice` the one that refuses `run`.
+    `besides` are devices of this machine that are not to be chosen, which a run may hold, too; `only` those that a
+    probe opens, () for all that CUDA shows. `driver` is its version where that is known already. `job_nccl`: the job
+    will load the NCCL that is found here, so it counts with which one a run was measured.
     """
 
     backend: str
@@ -41,6 +54,10 @@ class Wanted:
     nccl: str | None
     undone: str
     advice: str = "measure again or use --fresh"
+    besides: tuple[Device, ...] = ()
+    only: tuple[Device, ...] = ()
+    driver: str | None = None
+    job_nccl: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +68,20 @@ class Evidence:
     source: str
     probed: bool = False
 
-    def as_now(self) -> Run:
+    def as_now(self, states: Mapping[str, Health] | None = None) -> Run:
         """Return the run with the GPUs' health of this moment: who was busy when it was saved says little now.
 
         What its own counters of NVLink errors were stays as the start, so that errors since then count. A probe's
         reading stands: its killed workers may still be on the GPUs. What visits saw of other processes is forgotten,
-        for they may have gone. Raises MachineError for a lost GPU.
+        for they may have gone. `states` are by UUID, where NVML was asked already. Raises MachineError for a lost GPU.
         """
         if self.probed or self.run.backend != "cuda":
             return self.run
-        now = health_of(self.run.devices)
+        now = (
+            health_of(self.run.devices)
+            if states is None
+            else tuple(states.get(device.uuid, Health()) for device in self.run.devices)
+        )
         then = self.run.health_before or now
         before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
         found = [replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements]
@@ -74,7 +95,8 @@ def _alone(sample: Sample) -> Sample:
 def find(wanted: Wanted, present: tuple[Device, ...]) -> Evidence:
     """Return the named run, the newest saved one that fits the present devices, or a probe.
 
-    Raises RunFileError for a named run that speaks for another machine; BackendError, Interrupted for the probe.
+    Of a run that also holds others (`besides`) the present devices' part. Raises RunFileError for a named run that
+    speaks for another machine; BackendError, Interrupted for the probe.
     """
     place, now = here(wanted, present), datetime.now(UTC)
     if wanted.run is not None:
@@ -82,15 +104,46 @@ def find(wanted: Wanted, present: tuple[Device, ...]) -> Evidence:
         refusal = freshness.refusal(run, place, now, wanted.max_age)
         if refusal:
             raise RunFileError(f"{wanted.run} cannot choose devices here: {refusal}; {wanted.advice}")
-        return Evidence(run, reason.saved_run(run.started, wanted.run))
-    for path in () if wanted.fresh else sorted(options.runs_folder().glob("*.json"), reverse=True):
+        return Evidence(part(run, present), reason.saved_run(run.started, wanted.run))
+    if wanted.fresh:
+        return measured_now(wanted, "")
+    refused = ""
+    for path in _candidates(wanted, present, now):
         try:
             run = runfile.load(path)
         except RunFileError:
             continue  # somebody else's file, or an older format: a probe costs seconds
-        if freshness.refusal(run, place, now, wanted.max_age) is None and _ranks_pairs(run) and not _disturbed(run):
-            return Evidence(run, reason.saved_run(run.started, str(path)))
-    return measured_now(wanted, "" if wanted.fresh else "no saved run fits: ")
+        refusal = freshness.refusal(run, place, now, wanted.max_age) or _unfit(run)
+        if refusal is None:
+            return Evidence(part(run, present), reason.saved_run(run.started, str(path)))
+        refused = refused or f"{_of_the_newest(refusal)}: "
+    return measured_now(wanted, f"no saved run fits: {refused}")
+
+
+def _of_the_newest(refusal: str) -> str:
+    """Return a clause on "it" as one on the newest run: "it is 9d old, …", "its driver was …"."""
+    rest = refusal.removeprefix("it")
+    return f"the newest's{rest[1:]}" if rest.startswith("s ") else f"the newest{rest}"
+
+
+def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime) -> Iterator[Path]:
+    """Yield the newest saved run, for its refusal is told, and those of the others that may fit, newest first.
+
+    Reading a run takes 0.1 s, and there may be hundreds: the name tells the age of most, and a look for the devices'
+    UUIDs whose they are.
+    """
+    saved = sorted(options.runs_folder().glob("*.json"), reverse=True)
+    yield from saved[:1]
+    for path in saved[1:]:
+        stamp = _STAMP.match(path.name)
+        if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > wanted.max_age + timedelta(minutes=1):
+            continue  # a minute from the name to the start of measuring
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if all(device.uuid in text for device in present):
+            yield path
 
 
 def measured_now(wanted: Wanted, why: str) -> Evidence:
@@ -107,10 +160,27 @@ def someone_is_busy(run: Run) -> bool:
 
 def nothing_to_compare(backend: str, devices: tuple[Device, ...]) -> Evidence:
     """Return a run without a measurement: enough where all of the devices are wanted, and only their health counts."""
+    from importlib.metadata import version  # late: 10 ms
+
     settings = Settings((), (), dtype="float32", redop="sum", visits=0, seed=0, command=(), environment={})
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = Run(backend, version("collbench"), started, opening.here(), devices, (), settings, complete=True)
     return Evidence(run, "no choice to make")
+
+
+def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the GPUs that the newest saved run with any of the present ones had, and this machine has no more.
+
+    Reads only what the file says of devices: building the whole run takes 0.1 s.
+    """
+    known = {device.uuid for device in present}
+    for path in sorted(options.runs_folder().glob("*.json"), reverse=True)[:_RECENT]:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no run: nothing to learn from
+            found = json.loads(path.read_text(encoding="utf-8"))["devices"]
+            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in found)
+            if any(device.uuid in known for device in devices):
+                return tuple(device for device in devices if device.uuid not in known)
+    return ()
 
 
 def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
@@ -123,11 +193,17 @@ def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
 def here(wanted: Wanted, present: tuple[Device, ...]) -> freshness.Here:
     """Return the machine as it is now, to compare saved runs with. Raises MachineError without driver or NCCL."""
     if wanted.backend == "host":
-        return freshness.Here(wanted.backend, present)
+        return freshness.Here(wanted.backend, present, besides=wanted.besides)
+    driver = opening.driver_version() if wanted.driver is None else wanted.driver
+    return freshness.Here(wanted.backend, present, driver, _nccl_of_the_job(wanted), wanted.besides)
+
+
+def _nccl_of_the_job(wanted: Wanted) -> str | None:
+    if not wanted.job_nccl:
+        return None
     from collbench.backends.nccl_library import find_nccl, format_version
 
-    nccl = find_nccl(wanted.nccl or os.environ.get("COLLBENCH_NCCL"))
-    return freshness.Here(wanted.backend, present, opening.driver_version(), format_version(nccl.version))
+    return format_version(find_nccl(wanted.nccl or os.environ.get("COLLBENCH_NCCL")).version)
 
 
 def probe(wanted: Wanted, why: str) -> Run:
@@ -135,13 +211,15 @@ def probe(wanted: Wanted, why: str) -> Run:
 
     Raises BackendError, Interrupted.
     """
-    path = options.run_path(None, "probe", wanted.backend)
+    # Nodes that share a home start at the same second.
+    path = options.run_path(None, f"probe-{socket.gethostname()}-{os.getpid()}", wanted.backend)
     words = [*(_HOST_PROBE if wanted.backend == "host" else _PROBE), "--backend", wanted.backend, "-o", str(path)]
     words += ["--nccl", wanted.nccl] if wanted.nccl else []
+    words += ["--devices", ",".join(device.uuid for device in wanted.only)] if wanted.only else []
     say(f"{why}probing for a few seconds")
     command = [sys.executable, "-P", "-m", "collbench", *words]
     try:
-        status = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+        status = subprocess.run(command, env=alone(os.environ), stdout=subprocess.DEVNULL, check=False).returncode
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted in the probe: {wanted.undone}") from error
     if status != 0:
@@ -149,15 +227,16 @@ def probe(wanted: Wanted, why: str) -> Run:
     return runfile.load(path)
 
 
-def _disturbed(run: Run) -> bool:
-    """Return whether others were at work on its devices: what they left then is not what there is now."""
+def _unfit(run: Run) -> str | None:
+    """Return why a run that speaks for this machine says too little to choose by, as a clause; None where it does not.
+
+    Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now.
+    """
     from collbench.affinity.fitness import left_out  # late: numpy
 
-    return any(left.reason.startswith("busy") for left in left_out(run))
-
-
-def _ranks_pairs(run: Run) -> bool:
-    """Return whether pairs were timed at a size that shows bandwidth: whoever timed 8 bytes did not mean to choose."""
-    return any(
+    if not any(
         len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measured()
-    )
+    ):
+        return "it timed no pairs at a size that shows bandwidth"
+    busy = [left for left in left_out(run) if left.reason.startswith("busy")]
+    return f"it was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}" if busy else None

@@ -6,28 +6,39 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from collbench.cli.terminal import say
 from collbench.errors import CollbenchError, UsageError
-from collbench.planning import Request
 from collbench.world.environment import Place, find_place
-from collbench.world.opening import join, refuse
+
+if TYPE_CHECKING:
+    from collbench.planning import Request
 
 _INSTEAD = {
     "check": "one process judges: run 'collbench check' by itself, with the run file that the processes saved",
     "select": "each would choose for itself: run 'collbench select' once, before they start",
     "topo": "labels are told by one process: run 'collbench topo' on a host by itself",
-    "train": "train starts torchrun itself: run it by itself, on one host",
+    "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
+# Started once on each node, these are not ranks: each finds the other nodes by torchrun.
+_ONCE_A_NODE = ("train",)
 
 
 def processes() -> int:
     """Return how many processes were started together: 1 where this one is alone. Raises UsageError."""
     place = find_place(os.environ)
     return place.world_size if place else 1
+
+
+def place_of(words: list[str]) -> Place | None:
+    """Return this process's place among those that run these words; None where it runs them for itself.
+
+    Raises UsageError for launchers' variables that contradict each other.
+    """
+    place = find_place(os.environ)
+    return None if place is not None and place.local_size == 1 and _command(words) in _ONCE_A_NODE else place
 
 
 class Followed(Exception):
@@ -40,9 +51,13 @@ class Followed(Exception):
 
 def check_command(words: list[str]) -> None:
     """Raise UsageError for a command that means nothing to several processes at once."""
-    name = next((word for word in words if not word.startswith("-")), "")
+    name = _command(words)
     if name in _INSTEAD and not {"-h", "--help"} & set(words):
         raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
+
+
+def _command(words: list[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 def follow(invoke: Callable[[], object]) -> int:
@@ -59,7 +74,7 @@ def follow(invoke: Callable[[], object]) -> int:
             invoke()
     except Followed as end:
         if end.told:
-            say(end.told)
+            click.echo(f"collbench: {end.told}", err=True)
         return end.status
     except (CollbenchError, click.ClickException, click.exceptions.Exit):
         return 0
@@ -68,6 +83,8 @@ def follow(invoke: Callable[[], object]) -> int:
 
 def serve_rank_0(place: Place, request: Request) -> NoReturn:
     """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
+    from collbench.world.opening import join, refuse  # late: a tenth of a second
+
     refuse(request)
     try:
         released = join(place, request)

@@ -37,7 +37,8 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     if len(found) < len(members) or not all(one.agrees for one in found):
         return Decision()
     nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in found}
-    reason = torchrun.cannot_bind() or _forbidden(nodes)
+    image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
+    reason = image or torchrun.cannot_bind() or _forbidden(nodes)
     if reason:
         return Decision(words=f"not bound to the NUMA nodes that host copies prefer: {reason}")
     return Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")

@@ -11,10 +11,9 @@ from typing import cast
 import click
 
 from collbench.cli import leaving
-from collbench.cli.following import check_command, follow
+from collbench.cli.following import check_command, follow, place_of
 from collbench.errors import CollbenchError
 from collbench.operations import COLLECTIVES
-from collbench.world.environment import find_place
 
 # In the order of a first session: each command, and the module of collbench.cli that holds it under its name, or in a
 # dictionary COMMANDS.
@@ -24,12 +23,20 @@ _HOMES = {
     "latency": "copies",
     **{operation.value: "collectives" for operation in COLLECTIVES},
     "topo": "topo",
-    "show": "pairs",
+    "doctor": "doctor",
+    "show": "show",
     "rank": "rank",
+    "plot": "plot",
+    "report": "report",
+    "export": "export",
     "check": "check",
+    "compare": "compare",
     "select": "select",
     "nodes": "nodes",
+    "predict": "predict",
     "train": "train",
+    "ablate": "ablate",
+    "completion": "completion",
 }
 
 
@@ -81,6 +88,13 @@ def _invoke_together() -> None:
     _invoke()
 
 
+def _complete(question: str) -> None:
+    """Answer a shell that completes a line, and leave."""
+    from collbench.cli.completing import answer
+
+    raise click.exceptions.Exit(answer(cli, question))
+
+
 def run() -> int:
     """Run the program on sys.argv; return its exit status."""
     leaving.open_closed_streams()
@@ -88,7 +102,9 @@ def run() -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
     leaving.heed_sigterm()
     try:
-        place = find_place(os.environ)
+        if question := os.environ.get("_COLLBENCH_COMPLETE"):
+            _complete(question)
+        place = place_of(sys.argv[1:])
         if place is not None and place.rank > 0:
             return follow(_invoke_together)
         (_invoke if place is None else _invoke_together)()

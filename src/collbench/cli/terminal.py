@@ -7,13 +7,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from collbench.cli.folding import fold
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # rich shortens cells to fit its width, so it is told one that fits every page; what a terminal lacks is folded.
 _PAGE_WIDTH = 240
@@ -26,6 +25,11 @@ def say(text: str) -> None:
 
 def show_page(blocks: Iterable[RenderableType]) -> None:
     """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
+    from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
+    from rich.table import Table
+
+    from collbench.cli.folding import fold
+
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PAGE_WIDTH
     for block in blocks:
@@ -43,6 +47,9 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)

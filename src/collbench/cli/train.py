@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import dataclass
-from datetime import timedelta
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 
-from collbench.backends import opening
-from collbench.cli import evidence, numa_binding, options
-from collbench.cli.evidence import Wanted
-from collbench.errors import MachineError, UsageError
-from collbench.launch import environment, freshness, reason, torchrun
+from collbench.backends import present
+from collbench.cli import choosing, numa_binding, options
+from collbench.launch import environment, freshness, reason, rendezvous, torchrun
 from collbench.launch.arguments import TrainArguments, split
-from collbench.machine import selection
-from collbench.model import Device, Run
 
 
 class _Train(click.Command):
@@ -35,6 +29,8 @@ class _Train(click.Command):
 _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Take these devices instead: nvidia-smi indices or UUIDs."),
+    click.option("--exclude", metavar="LIST", help="Leave these out of the choice: nvidia-smi indices or UUIDs."),
+    click.option("--allow-busy", is_flag=True, help="Do not leave busy or throttled GPUs out of the choice."),
     click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
     click.option("--max-age", metavar="AGE", help="Oldest saved run to believe: 7d, 12h, 30m or 90s.  [default: 7d]"),
     click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
@@ -44,6 +40,7 @@ _options_in_help = options.apply(
         metavar="PATH",
         help="Compare saved runs with this libnccl.so.2, and probe with it.  [env var: COLLBENCH_NCCL]",
     ),
+    click.option("--container", metavar="IMAGE", help="Run torchrun in this image: apptainer exec --nv IMAGE …"),
     click.option("--dry-run", is_flag=True, help="Print the environment and the command, and start nothing."),
 )
 
@@ -66,61 +63,41 @@ def train(arguments: TrainArguments) -> None:
     Examples:
       collbench train --auto-select 2 train.py --epochs 3
       collbench train --devices 0,3 --max-restarts 1 -m mypackage.train
-      collbench train --auto-select 4 --dry-run train.py
+      collbench train --auto-select 4 --nnodes 2 --rdzv-endpoint n0:29500 train.py
+      srun --ntasks-per-node 1 collbench train --auto-select 4 train.py
+      collbench train --auto-select 2 --container image.sif train.py
     """
-    torchrun.check_script(arguments)
-    torchrun.find_torch()
-    max_age = freshness.parse_duration(arguments.max_age)
-    backend = _backend(arguments)
-    present = opening.present_devices(backend)
-    if arguments.devices is not None:
-        chosen = _Chosen(selection.select(present, arguments.devices), "chosen by hand", "--devices")
-    else:
-        chosen = _choose(arguments, backend, present, max_age)
+    apptainer = _check(arguments)
+    with ThreadPoolExecutor(1) as beside:  # the driver answers in a tenth of a second, and numpy loads in another
+        looking = beside.submit(present.look, arguments.backend)
+        chosen = choosing.choose(arguments, looking.result)
+    found = looking.result()
+    backend = found.backend
     devices, binding = chosen.devices, numa_binding.decide(arguments, chosen.run, chosen.members)
     changes = environment.for_devices(devices, os.environ, backend=backend)
-    command = torchrun.command(
-        arguments, devices, os.environ, backend=backend, python=sys.executable, bind=binding.bind
-    )
-    line = reason.choice(devices, chosen.why, chosen.source, backend=backend, binding=binding.words)
+    changes |= rendezvous.variables(arguments, os.environ)
+    inside = torchrun.here() if apptainer is None else torchrun.image()
+    command = torchrun.command(arguments, devices, os.environ, backend=backend, inside=inside, bind=binding.bind)
+    whole = {**os.environ, **changes}
+    if apptainer is not None:
+        command = torchrun.in_container(arguments, command, whole, apptainer)
+    for note in filter(None, (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))):
+        click.echo(f"collbench: {note}", err=True)
+    source, among = chosen.source, found.among
+    line = reason.choice(devices, chosen.why, source, backend=backend, among=among, binding=binding.words)
     click.echo(line, err=True)
     if arguments.dry_run:
         click.echo(reason.shell_line(changes, command))
         return
-    torchrun.execute(command, {**os.environ, **changes})
+    torchrun.execute(command, whole)
 
 
-def _backend(arguments: TrainArguments) -> str:
-    name, why = opening.resolve(arguments.backend)
-    if why is not None:
-        raise MachineError(f"no GPU to train on: {why}; write --backend host to train on CPU cores with gloo")
-    return name
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Devices, why, the evidence in words; and where there is some, the run, whose positions `members` are."""
-
-    devices: tuple[Device, ...]
-    why: str
-    source: str
-    run: Run | None = None
-    members: tuple[int, ...] = ()
-
-
-def _choose(arguments: TrainArguments, backend: str, present: tuple[Device, ...], max_age: timedelta) -> _Chosen:
-    k = arguments.auto_select or 0
-    if k > len(present):
-        tags = ", ".join(device.tag for device in present) or "none"
-        raise UsageError(
-            f"--auto-select {k} is more than the {len(present)} that this process may use ({tags}): ask for fewer"
-        )
-    if k == len(present):
-        return _Chosen(present, "all there are", "no choice to make")
-    wanted = Wanted(backend, arguments.run, max_age, arguments.fresh, arguments.nccl, "nothing was started")
-    found = evidence.find(wanted, present)
-    from collbench.affinity.choose import choose  # late: numpy
-
-    choice = choose(found.as_now(), k)
-    devices = tuple(found.run.devices[member] for member in choice.members)
-    return _Chosen(devices, choice.reason, found.source, found.run, choice.members)
+def _check(arguments: TrainArguments) -> str | None:
+    """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
+    freshness.parse_duration(arguments.max_age)
+    torchrun.check_options(arguments, os.environ)
+    if arguments.container is not None:
+        return torchrun.find_apptainer(arguments.container)
+    torchrun.check_script(arguments)
+    torchrun.find_torch()
+    return None

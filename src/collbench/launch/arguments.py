@@ -22,12 +22,15 @@ class TrainArguments:
 
     auto_select: int | None = None
     devices: str | None = None
+    exclude: str | None = None
+    allow_busy: bool = False
     run: str | None = None
     max_age: str = DEFAULT_MAX_AGE
     fresh: bool = False
     backend: str = "auto"
     dry_run: bool = False
     nccl: str | None = None
+    container: str | None = None
     help: bool = False
     torchrun_options: tuple[Option, ...] = ()
     program: tuple[str, ...] = ()
@@ -35,6 +38,10 @@ class TrainArguments:
     def has(self, *names: str) -> bool:
         """Return whether one of these torchrun options, by long name with dashes, was given."""
         return any(option.name in names for option in self.torchrun_options)
+
+    def value(self, name: str) -> str | None:
+        """Return the value of a torchrun option, by long name with dashes; of several the last, as torchrun does."""
+        return next((option.value for option in reversed(self.torchrun_options) if option.name == name), None)
 
 
 def split(argv: Sequence[str]) -> TrainArguments:
@@ -61,12 +68,15 @@ def _own(own: dict[str, str], torchrun: tuple[Option, ...], program: tuple[str, 
     return TrainArguments(
         auto_select=_count(own["--auto-select"]) if "--auto-select" in own else None,
         devices=own.get("--devices"),
+        exclude=own.get("--exclude"),
+        allow_busy="--allow-busy" in own,
         run=own.get("--run"),
         max_age=own.get("--max-age", DEFAULT_MAX_AGE),
         fresh="--fresh" in own,
         backend=own.get("--backend", "auto"),
         dry_run="--dry-run" in own,
         nccl=own.get("--nccl"),
+        container=own.get("--container"),
         torchrun_options=torchrun,
         program=program,
     )
@@ -89,6 +99,8 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
         raise UsageError("no GPUs asked for: write --auto-select K, or --devices 0,3, before the script")
     if arguments.auto_select is not None and arguments.devices is not None:
         raise UsageError("--auto-select and --devices both say which GPUs to use: leave one out")
+    if arguments.devices is not None and (arguments.exclude is not None or arguments.allow_busy):
+        raise UsageError("--devices says which GPUs to use, --exclude and --allow-busy help to choose: leave one out")
     if arguments.run is not None and arguments.fresh:
         raise UsageError("--run reads a saved run and --fresh ignores it: leave one out")
     if arguments.backend not in BACKENDS:

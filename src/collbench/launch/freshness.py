@@ -32,12 +32,17 @@ def parse_duration(text: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The machine as it is now: the backend asked for, all devices, and versions (empty where there is none)."""
+    """The machine as it is now: the backend asked for, all devices, and versions (empty where there is none).
+
+    `besides` are devices that are here and not to be used: a run may have measured them, too. `nccl` is None where the
+    job's is not known: then it is not compared.
+    """
 
     backend: str
     devices: Sequence[Device]
     driver: str = ""
-    nccl: str = ""
+    nccl: str | None = ""
+    besides: Sequence[Device] = ()
 
 
 def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> str | None:
@@ -52,25 +57,25 @@ def mismatch(run: Run, here: Here) -> str | None:
     """Return why `run` speaks for another machine than this one, as a clause; None where it is the same."""
     if run.backend != here.backend:
         return f"it was measured on the {run.backend} backend, not {here.backend}"
-    return _other_devices(run.devices, here.devices) or (_other_versions(run, here) if here.backend == "cuda" else None)
+    return _other_devices(run.devices, here) or (_other_versions(run, here) if here.backend == "cuda" else None)
 
 
-def _other_devices(measured: Sequence[Device], present: Sequence[Device]) -> str | None:
-    gone = _only_in(measured, present)
+def _other_devices(measured: Sequence[Device], here: Here) -> str | None:
+    gone = _only_in(measured, [*here.devices, *here.besides])
     if gone:
         return f"it was measured on {gone}, not among the devices that this process may use"
-    new = _only_in(present, measured)
+    new = _only_in(here.devices, measured)
     return f"it did not measure {new}" if new else None
 
 
 def _only_in(these: Sequence[Device], those: Sequence[Device]) -> str:
     known = {device.uuid for device in those}
-    return ", ".join(device.uuid for device in these if device.uuid not in known)
+    return ", ".join(f"{device.tag} ({device.uuid})" for device in these if device.uuid not in known)
 
 
 def _other_versions(run: Run, here: Here) -> str | None:
     for what, then, now in (("driver", run.machine.driver, here.driver), ("NCCL", run.machine.nccl, here.nccl)):
-        if then != now:
+        if now is not None and then != now:
             return f"its {what} was {then or 'absent'} and is {now or 'absent'} now"
     return None
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from collbench.errors import UsageError
 
-OWN_VALUES = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--backend", "--nccl"})
-OWN_FLAGS = frozenset({"--fresh", "--dry-run", "--help"})
+OWN_VALUES = frozenset(
+    {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container"}
+)
+OWN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
 
 # [torch 2.13, torch/distributed/run.py, get_args_parser]
 TORCHRUN_FLAGS = frozenset({"--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank"})

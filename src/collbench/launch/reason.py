@@ -20,17 +20,25 @@ def saved_run(started: str, path: str) -> str:
     return f"run of {when}, saved at {path}"
 
 
-def choice(devices: Sequence[Device], reason: str, source: str, *, backend: str, binding: str = "") -> str:
+def choice(
+    devices: Sequence[Device], reason: str, source: str, *, backend: str, among: str = "", binding: str = ""
+) -> str:
     """Return the line that says which devices train, why (`reason`), and on what evidence (`source`).
 
-    `binding` is a clause on NUMA nodes, "" for none.
+    `among` is a clause on what limited the choice and `binding` one on NUMA nodes, "" for none.
     """
     if backend == "host":
         which = ", ".join(f"core {device.index}" for device in devices) + " (host backend)"
     else:
         names = ", ".join(f"GPU{device.index}" for device in devices)
         which = f"{names} ({', '.join(device.uuid for device in devices)})"
-    return f"collbench: using {which}: {reason} ({source}){'; ' if binding else ''}{binding}"
+    clauses = [f"{reason}, {among}" if among else reason, f" ({source})", f"; {binding}" if binding else ""]
+    return f"collbench: using {which}: {''.join(clauses)}"
+
+
+def against(found: Sequence[tuple[Device, str]]) -> str:
+    """Return devices with what is said against each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
+    return ", ".join(f"{device.tag} ({why})" for device, why in found)
 
 
 def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:

@@ -8,17 +8,37 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from collbench.errors import MachineError, UsageError
+from collbench.launch import container, rendezvous
 from collbench.launch.arguments import TrainArguments
-from collbench.launch.options import RENDEZVOUS
 from collbench.model import Device
 
 # Each of these says what a rank binds to, or starts it in a way that leaves pin.py no process of its own.
 _UNPINNABLE = ("--run-path", "--virtual-local-rank", "--numa-binding")
+_FOLDER = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Where torchrun runs: its Python, that Python's options, and the folder in which it sees collbench.launch."""
+
+    python: str
+    options: tuple[str, ...]
+    shims: str
+
+
+def here() -> Inside:
+    """Return this very Python. -P keeps the working directory out of torchrun's own imports, as its script does."""
+    return Inside(sys.executable, ("-P",), _FOLDER)
+
+
+def image() -> Inside:
+    """Return an image's own Python, which may be older than 3.11 and not know -P."""
+    return Inside("python3", (), container.SHIMS)
 
 
 def command(
@@ -27,28 +47,27 @@ def command(
     inherited: Mapping[str, str],
     *,
     backend: str,
-    python: str,
+    inside: Inside,
     bind: bool = False,
 ) -> list[str]:
     """Return the words that start training with local rank r on `devices[r]`. Raises UsageError.
 
     It is `python -m torch.distributed.run`, not the torchrun on PATH, which may belong to another installation than
-    the one whose torch and NCCL were measured. -P keeps the working directory out of torchrun's own imports, as in
-    the torchrun script. `inherited` is read for torchrun's PET_* defaults and PYTHON_EXEC. `bind` lets torchrun bind
-    each rank to the CPUs of its GPU's NUMA node.
+    the one whose torch and NCCL were measured. `inherited` is read for torchrun's PET_* defaults, for PYTHON_EXEC and
+    for Slurm's variables. `bind` lets torchrun bind each rank to the CPUs of its GPU's NUMA node.
     """
     _check_process_count(arguments, len(devices))
-    words = [python, "-P", "-m", "torch.distributed.run"]
-    if not _names_rendezvous(arguments, inherited):
-        words.append("--standalone")
+    words = [inside.python, *inside.options, "-m", "torch.distributed.run", *rendezvous.options(arguments, inherited)]
     if not arguments.has("--nproc-per-node"):
         words += ["--nproc-per-node", str(len(devices))]
     if bind:
         words += ["--numa-binding", "node"]
-    if backend == "host":
-        program = _pinned(arguments, devices, python, inherited.get("PYTHON_EXEC", python))
-        return [*words, *_options(arguments, without=("--module", "--no-python")), "--no-python", "--", *program]
-    return [*words, *_options(arguments), "--", *_escaped(arguments.program, arguments.has("--no-python"))]
+    shims = _shims(arguments, devices, inherited, backend, inside)
+    if not shims:
+        return [*words, *_options(arguments), "--", *_escaped(arguments.program, arguments.has("--no-python"))]
+    program = [*shims, *_program(arguments, inherited.get("PYTHON_EXEC", inside.python))]
+    rest = _options(arguments, without=("--module", "--no-python"))
+    return [*words, *rest, "--no-python", "--", *_escaped(program, is_executable=True)]
 
 
 def _check_process_count(arguments: TrainArguments, count: int) -> None:
@@ -58,13 +77,6 @@ def _check_process_count(arguments: TrainArguments, count: int) -> None:
                 f"--nproc-per-node {option.value} contradicts the number of chosen devices, {count}: "
                 "leave it out, collbench sets it"
             )
-
-
-def _names_rendezvous(arguments: TrainArguments, inherited: Mapping[str, str]) -> bool:
-    """Return whether the user says how nodes meet: --standalone would override it without a word."""
-    names = (*RENDEZVOUS, "--standalone")
-    variables = (f"PET_{name[2:].replace('-', '_').upper()}" for name in names)
-    return arguments.has(*names) or any(variable in inherited for variable in variables)
 
 
 def _options(arguments: TrainArguments, without: tuple[str, ...] = ()) -> list[str]:
@@ -81,23 +93,72 @@ def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
     return [*first, *(word.replace("$", "$$") for word in program[len(first) :])]
 
 
-def _pinned(arguments: TrainArguments, devices: Sequence[Device], python: str, worker_python: str) -> list[str]:
+def _shims(
+    arguments: TrainArguments, devices: Sequence[Device], inherited: Mapping[str, str], backend: str, inside: Inside
+) -> list[str]:
+    """Return the words before each rank's own: what pins it to its core, and what compares the nodes.
+
+    Alone (-I, -S) each starts in 10 ms. --run-path leaves no process for them: then nodes are not compared.
+    """
+    words: list[str] = []
+    if backend == "host":
+        _refuse_unpinnable(arguments)
+        cores = ",".join(str(device.index) for device in devices)
+        words += [inside.python, "-I", "-S", f"{inside.shims}/pin.py", "--cores", cores, "--"]
+    if rendezvous.several_nodes(arguments, inherited) and not arguments.has("--run-path"):
+        words += [inside.python, "-I", "-S", f"{inside.shims}/same_count.py", "--"]
+    return words
+
+
+def _refuse_unpinnable(arguments: TrainArguments) -> None:
     for option in arguments.torchrun_options:
         if option.name in _UNPINNABLE:
             raise UsageError(f"{option.name} cannot be used on the host backend, which pins ranks: leave it out")
-    program = list(arguments.program)
-    if not arguments.has("--no-python"):
-        program = [worker_python, "-u", *(["-m"] if arguments.has("--module") else []), *program]
-    cores = ",".join(str(device.index) for device in devices)
-    pin = [python, "-P", "-m", "collbench.launch.pin", "--cores", cores, "--"]
-    return _escaped([*pin, *program], is_executable=True)
+
+
+def _program(arguments: TrainArguments, python: str) -> list[str]:
+    """Return the program's words as torchrun makes them."""
+    if arguments.has("--no-python"):
+        return list(arguments.program)
+    return [python, "-u", *(["-m"] if arguments.has("--module") else []), *arguments.program]
+
+
+def in_container(
+    arguments: TrainArguments, command: Sequence[str], environment: Mapping[str, str], apptainer: str
+) -> list[str]:
+    """Return the command as it runs in the image of --container, on the devices of this whole `environment`."""
+    shims = _FOLDER if any(word.startswith(container.SHIMS) for word in command) else ""
+    return container.wrap(command, arguments.container or "", environment, apptainer=apptainer, shims=shims)
+
+
+def find_apptainer(image: str) -> str:
+    """Return the command that runs the image. Raises MachineError without one, UsageError without the image."""
+    found = next(filter(None, map(shutil.which, ("apptainer", "singularity"))), None)
+    if "://" not in image and not Path(image).exists():
+        raise UsageError(
+            f"container image '{image}' does not exist in {Path.cwd()}: check its path, or build it with "
+            "'apptainer build IMAGE.sif docker://…'"
+        )
+    if found is None:
+        raise MachineError(
+            f"cannot run {image}: neither apptainer nor singularity is on PATH: install apptainer (or load its "
+            "module), or leave --container out"
+        )
+    return found
+
+
+def check_options(arguments: TrainArguments, inherited: Mapping[str, str]) -> None:
+    """Raise UsageError for torchrun options that contradict each other or K: before anything is measured."""
+    rendezvous.options(arguments, inherited)
+    if arguments.auto_select is not None:
+        _check_process_count(arguments, arguments.auto_select)
 
 
 def check_script(arguments: TrainArguments) -> None:
-    """Raise UsageError if Python cannot run the script. Modules and --no-python programs are left to torchrun."""
+    """Raise UsageError if Python cannot run the script. Modules, other programs and images are left to torchrun."""
     script = Path(arguments.program[0])
-    if arguments.has("--module", "--no-python"):
-        return
+    if arguments.has("--module", "--no-python") or arguments.container is not None:
+        return  # an image has files that this host has not
     if not script.exists():
         raise UsageError(
             f"script '{script}' does not exist in {Path.cwd()}: check its path, and that it is the first word "
@@ -123,6 +184,8 @@ def cannot_bind() -> str:
 
     Reads the version that torch was installed with: importing it takes 2-4 s.
     """
+    from importlib import metadata  # late: 10 ms
+
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -87,6 +87,11 @@ class Nvml:
         """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not tell."""
         return health.processes(self._query, self._handle_of(device))
 
+    def in_mig_mode(self, device: Device) -> bool:
+        """Return whether a GPU is cut into MIG instances now."""
+        modes = self._query.ask("nvmlDeviceGetMigMode", self._handle_of(device))  # current and pending
+        return bool(modes) and modes[0] == 1
+
     def driver_version(self) -> str:
         """Return the driver's version, such as "580.159.04"."""
         return self._query.text("nvmlSystemGetDriverVersion")

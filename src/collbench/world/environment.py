@@ -12,6 +12,8 @@ from collbench.world.nodelist import first_host, tasks_on_node
 _DEFAULT_PORT = 29500
 # Slurm names no port. Jobs that share a node need different ones: below the kernel's ephemeral range (32768 on).
 _FIRST_PORT, _PORTS = 10_000, 20_000
+# What `find_place` tells a launcher by.
+_TELLING = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,46 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
     return None
 
 
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that measures for itself, though this one was started with others."""
+    return {name: value for name, value in environment.items() if name not in _TELLING}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A Slurm step over several nodes with one task on each: this is node number `node`, from 0, of `nodes`.
+
+    All meet at `host`:`port`, the first node; `name` tells the step from others ("4711.0").
+    """
+
+    nodes: int
+    node: int
+    host: str
+    port: int
+    name: str
+
+
+def find_step(environment: Mapping[str, str]) -> Step | None:
+    """Return the Slurm step that this process is a task of, None outside one or on one node. Raises UsageError."""
+    found, place = _by_slurm(environment)
+    if not found or place is None:
+        return None
+    values = _Values(environment, "srun")
+    nodes = values.number("SLURM_STEP_NUM_NODES", values.number("SLURM_NNODES", 1))
+    if _checked(place).local_size > 1 or nodes != place.world_size:
+        raise UsageError(
+            f"srun starts {place.world_size} tasks on {nodes} nodes, and one starts all ranks of its node: "
+            "write srun --ntasks-per-node 1"
+        )
+    job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")
+    return Step(nodes, place.rank, place.master_addr, place.master_port, f"{job}.{step}")
+
+
 def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
     if not ("RANK" in environment and "WORLD_SIZE" in environment):
         return False, None
+    if "LOCAL_RANK" not in environment and "PET_NNODES" in environment:
+        return False, None  # a pod of a PyTorchJob, which torchrun is yet to be started in: RANK is the pod's
     values = _Values(environment, "torchrun")
     world_size = values.number("WORLD_SIZE")
     if world_size == 1:

@@ -1,0 +1,122 @@
+"""Which devices `collbench train` takes, and what is said of those that it does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from collbench.backends.present import Present
+from collbench.cli import evidence
+from collbench.cli.evidence import Evidence, Wanted
+from collbench.errors import UsageError
+from collbench.launch import freshness, reason
+from collbench.launch.arguments import TrainArguments
+from collbench.machine import selection
+from collbench.model import Device, Run
+
+_MIG = "in MIG mode, whose instances cannot talk P2P"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Devices, why, the evidence in words; and where there is some, the run, whose positions `members` are.
+
+    `note` is what else is to be said, "" for nothing: who was left out, or what is wrong with one taken by hand.
+    """
+
+    devices: tuple[Device, ...]
+    why: str
+    source: str
+    run: Run | None = None
+    members: tuple[int, ...] = ()
+    note: str = ""
+
+
+def choose(arguments: TrainArguments, look: Callable[[], Present]) -> Chosen:
+    """Return the devices to train on; `look` waits for what the machine has. Raises UsageError, and what probing does.
+
+    By hand, or the best K of those that are healthy now.
+    """
+    from collbench.affinity.choose import choose as choose_of  # late: numpy; and while the machine is looked at
+
+    found = look()
+    if arguments.devices is not None:
+        return _by_hand(arguments.devices, found)
+    k, left = arguments.auto_select or 0, _left(arguments, found)
+    chosen_from, run = _evidence(arguments, found, left)
+    choice = choose_of(run, k, allow_busy=arguments.allow_busy)
+    devices = tuple(run.devices[member] for member in choice.members)
+    if run.measurements:
+        out = [(run.devices[one.member], one.reason) for one in choice.left_out] + _barred(found, ())
+        return Chosen(devices, choice.reason, chosen_from.source, run, choice.members, _left_out(out))
+    why = "all that were not excluded" if arguments.exclude else "all there are"
+    return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(found, ()) + _lost(found)))
+
+
+def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
+    return f"left out: {reason.against(devices)}" if devices else ""
+
+
+def _by_hand(words: str, found: Present) -> Chosen:
+    from collbench.affinity.fitness import left_out
+
+    devices = selection.select(found.every, words)
+    cut = [device.tag for device in devices if device in found.mig]
+    if cut:
+        raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
+    run = evidence.nothing_to_compare(found.backend, devices).as_now(found.states)
+    wrong = [(devices[one.member], one.reason) for one in left_out(run)]
+    note = f"taken all the same: {reason.against(wrong)}" if wrong else ""
+    return Chosen(devices, "chosen by hand", "--devices", note=note)
+
+
+def _left(arguments: TrainArguments, found: Present) -> tuple[Device, ...]:
+    """Return the devices to choose from. Raises UsageError where they are fewer than K, and says why."""
+    excluded = () if arguments.exclude is None else selection.select(found.every, arguments.exclude)
+    left = tuple(device for device in found.devices if device not in excluded)
+    k = arguments.auto_select or 0
+    if k <= len(left):
+        return left
+    tags = ", ".join(device.tag for device in left) or "none"
+    hidden = f", {found.among}" if found.among else ""
+    lost = _lost(found)
+    but = f"; not {reason.against([*_barred(found, excluded), *lost])}" if excluded or found.mig or lost else ""
+    raise UsageError(
+        f"--auto-select {k} is more than the {len(left)} that this process may use ({tags}{hidden}{but}): ask for fewer"
+    )
+
+
+def _barred(found: Present, excluded: Sequence[Device]) -> list[tuple[Device, str]]:
+    return [(device, "excluded") for device in excluded] + [(device, _MIG) for device in found.mig]
+
+
+def _lost(found: Present) -> list[tuple[Device, str]]:
+    """Return the GPUs that this machine had when it was last measured, and what to do about them."""
+    gone = evidence.vanished((*found.every, *found.hidden)) if found.backend == "cuda" else ()
+    return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
+
+
+def _evidence(arguments: TrainArguments, found: Present, left: tuple[Device, ...]) -> tuple[Evidence, Run]:
+    """Return what to choose from, and it as a run with the health of now."""
+    if arguments.auto_select == len(left) and arguments.run is None:
+        whole = evidence.nothing_to_compare(found.backend, left)
+        return whole, whole.as_now(found.states)
+    barred = tuple(device for device in found.every if device not in left)
+    wanted = Wanted(
+        found.backend,
+        arguments.run,
+        freshness.parse_duration(arguments.max_age),
+        arguments.fresh,
+        arguments.nccl,
+        "nothing was started",
+        besides=found.hidden + barred,
+        only=left if barred else (),
+        driver=found.driver,
+        job_nccl=arguments.container is None,
+    )
+    first = evidence.find(wanted, left)
+    run = first.as_now(found.states)
+    if arguments.allow_busy and not first.probed and evidence.someone_is_busy(run):
+        first = evidence.measured_now(wanted, "what others leave is not in a saved run: ")
+        run = first.as_now(found.states)
+    return first, run

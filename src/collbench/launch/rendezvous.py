@@ -1,0 +1,107 @@
+"""How the nodes of a job find each other: torchrun's options, the user's own or those that Slurm's variables give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from collbench.errors import UsageError
+from collbench.launch.arguments import TrainArguments
+from collbench.launch.options import RENDEZVOUS
+from collbench.world.environment import Step, find_place, find_step
+
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+# Whoever gives one of these has decided how the nodes meet.
+_MEETING = ("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--master-port", "--node-rank")
+
+
+def options(arguments: TrainArguments, environment: Mapping[str, str]) -> list[str]:
+    """Return the torchrun options on the rendezvous that the user left to us. Raises UsageError.
+
+    torchrun takes defaults from PET_* variables, which Kubeflow's PyTorchJob sets: they count as the user's.
+    """
+    several = several_nodes(arguments, environment)
+    if _meets(arguments, environment):
+        return ["--rdzv-backend", "c10d"] if several and _lacks_backend(arguments, environment) else []
+    step = find_step(environment) if several else None
+    if step is not None:
+        return _in_a_step(step, arguments)
+    if several:
+        raise _nowhere_to_meet(arguments)
+    if any(_given(arguments, environment, name) is not None for name in RENDEZVOUS):
+        return []  # --standalone would override it without a word
+    _refuse_others(environment)
+    return ["--standalone"]
+
+
+def several_nodes(arguments: TrainArguments, environment: Mapping[str, str]) -> bool:
+    """Return whether ranks may run on more than this node: --nnodes "4", "1:4", PET_NNODES, or a step of Slurm's."""
+    given = _given(arguments, environment, "--nnodes")
+    if given:
+        return given.rpartition(":")[2].strip() != "1"
+    return not _meets(arguments, environment) and find_step(environment) is not None
+
+
+def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what to set so that a node that was lost can come back; {} where none can, or where it is set already.
+
+    After a restart torchrun's first node does not tell the others where its shared store is, and a node that is new
+    waits 60 s for it and fails [torch 2.13, elastic/rendezvous/dynamic_rendezvous.py, next_rendezvous].
+    """
+    fewest, _, most = (_given(arguments, environment, "--nnodes") or "").partition(":")
+    restarts = (_given(arguments, environment, "--max-restarts") or "0") != "0" or most not in ("", fewest)
+    if not restarts or not several_nodes(arguments, environment) or _OWN_STORE in environment:
+        return {}
+    return {_OWN_STORE: "1"}
+
+
+def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
+    """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" where none is."""
+    found = environment.get("PET_NPROC_PER_NODE", "")
+    if not found.isdecimal() or int(found) == count or arguments.has("--nproc-per-node"):
+        return ""
+    return f"PET_NPROC_PER_NODE={found} gives way to the {count} chosen here"
+
+
+def _in_a_step(step: Step, arguments: TrainArguments) -> list[str]:
+    """Slurm's step of one task a node: its first node is the host, and says so, for it may have many names."""
+    given = arguments.value("--nnodes")
+    if given is not None and given.rpartition(":")[2] != str(step.nodes):
+        raise UsageError(f"--nnodes {given} contradicts srun, which starts {step.nodes} nodes: leave it out")
+    words = [] if given is not None else ["--nnodes", str(step.nodes)]
+    words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{step.host}:{step.port}"]
+    words += [] if arguments.has("--rdzv-id") else ["--rdzv-id", step.name]
+    return words + ([] if arguments.has("--rdzv-conf") else ["--rdzv-conf", f"is_host={int(step.node == 0)}"])
+
+
+def _refuse_others(environment: Mapping[str, str]) -> None:
+    """Raise UsageError where a launcher started this once on each of several nodes: each would train for itself."""
+    place = find_place(environment)
+    if place is not None and place.local_size < place.world_size:
+        raise UsageError(
+            f"{place.launcher} started this on {place.world_size // place.local_size} nodes, which do not know of each "
+            "other: add --nnodes N --rdzv-endpoint HOST:29500, or --standalone"
+        )
+
+
+def _nowhere_to_meet(arguments: TrainArguments) -> UsageError:
+    return UsageError(
+        f"--nnodes {arguments.value('--nnodes') or 'in PET_NNODES'} does not say where the nodes meet: add "
+        "--rdzv-endpoint HOST:29500, with the same HOST on every node"
+    )
+
+
+def _lacks_backend(arguments: TrainArguments, environment: Mapping[str, str]) -> bool:
+    """Torchrun's default, static, needs a number for every node; whoever typed the same words on each has none."""
+    static = ("--rdzv-backend", "--node-rank", "--master-addr")
+    endpoint = _given(arguments, environment, "--rdzv-endpoint")
+    return endpoint is not None and not any(_given(arguments, environment, name) for name in static)
+
+
+def _meets(arguments: TrainArguments, environment: Mapping[str, str]) -> bool:
+    return any(arguments.has(name) or _given(arguments, environment, name) is not None for name in _MEETING)
+
+
+def _given(arguments: TrainArguments, environment: Mapping[str, str], name: str) -> str | None:
+    """Return an option's value, else that of the variable that torchrun reads for it."""
+    variable = f"PET_{name[2:].replace('-', '_').upper()}"
+    return arguments.value(name) if arguments.has(name) else environment.get(variable)

@@ -1,0 +1,59 @@
+"""Run by torchrun once per rank where there are several nodes: check that all chose as many, then become the program.
+
+    python -I -S same_count.py -- PROGRAM ARGUMENT…
+
+torchrun itself would start unequal nodes, and NCCL would then hang or average over the wrong ranks. Imports nothing
+but os, sys and time: it stands between torchrun and every rank's start, in a container without collbench, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+# Ends with the first rank's line, which torchrun answers by ending the others; a guard, should it not.
+_WAIT_S = 60
+# Until the other nodes have said theirs: where this one keeps torchrun's store, they end with it.
+_LINGER_S = 3
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+
+def complaint(environment: Mapping[str, str]) -> str:
+    """Return one line where this node has another number of ranks than the others, "" where all seem alike.
+
+    By torchrun's variables [torch 2.13, elastic/agent/server/local_elastic_agent.py]. LOCAL_RANK is not asked:
+    --virtual-local-rank makes it 0 everywhere.
+    """
+    words = [environment.get(name, "") for name in _NAMES]
+    if not all(word.isdecimal() for word in words):
+        return f"collbench: cannot compare the nodes: torchrun sets {', '.join(_NAMES)}, and not all are numbers here"
+    rank, world, local, node, nodes = map(int, words)
+    if local * nodes == world and rank // local == node:
+        return ""
+    return (
+        f"collbench: the nodes disagree on the number of ranks: node {node} of {nodes} has {local}, "
+        f"and all have {world} together: give every node the same --auto-select K"
+    )
+
+
+def main(words: Sequence[str]) -> None:
+    """Check and exec; returns never. What is amiss raises SystemExit, after one line a node."""
+    if len(words) < 2 or words[0] != "--":
+        raise SystemExit("collbench: cannot compare the nodes: usage: same_count -- PROGRAM ARGUMENT…")
+    line = complaint(os.environ)
+    if line and os.environ.get("LOCAL_RANK") != "0":
+        time.sleep(_WAIT_S)  # were this rank to end first, torchrun might end the one that speaks before it does
+    if line:
+        sys.stderr.write(f"{line}\n")
+        time.sleep(_LINGER_S)
+        raise SystemExit(1)
+    try:
+        os.execvp(words[1], list(words[1:]))
+    except OSError as error:
+        raise SystemExit(f"collbench: cannot start '{words[1]}': {error.strerror}: check its path") from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

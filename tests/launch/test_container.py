@@ -1,0 +1,96 @@
+"""torchrun in an image: the words around it, what gets inside, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from collbench.errors import MachineError, UsageError
+from collbench.launch import torchrun
+from collbench.launch.arguments import split
+from collbench.launch.container import SHIMS, wrap
+from collbench.model import Device
+
+GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
+CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
+
+
+def wrapped(line: str, environment: dict[str, str], *, backend: str = "cuda") -> list[str]:
+    arguments = split(["--auto-select", "2", "--container", "a.sif", *line.split()])
+    devices = CORES if backend == "host" else GPUS
+    words = torchrun.command(arguments, devices, environment, backend=backend, inside=torchrun.image())
+    return torchrun.in_container(arguments, words, environment, "/opt/apptainer")
+
+
+def test_on_one_node_only_the_devices_get_inside() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb", "HOME": "/root"}
+    assert " ".join(wrapped("a.py --x", environment)) == (
+        "/opt/apptainer exec --nv --env CUDA_VISIBLE_DEVICES=GPU-aaaa,GPU-bbbb a.sif "
+        "python3 -m torch.distributed.run --standalone --nproc-per-node 2 -- a.py --x"
+    )
+
+
+def test_what_nccl_and_torchrun_read_gets_inside_unchanged_even_where_a_site_cleans_the_environment() -> None:
+    told = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "eth0,ib0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+            "NVSHMEM_DISABLE_NVLS": "1", "PET_NNODES": "1"}  # fmt: skip
+    words = wrapped("a.py", told | {"CUDA_VISIBLE_DEVICES": "0", "TOKEN": "secret"})
+    inside = [words[place + 1] for place, word in enumerate(words) if word == "--env"]
+    assert sorted(inside) == sorted([*(f"{name}={value}" for name, value in told.items()), "CUDA_VISIBLE_DEVICES=0"])
+
+
+def test_the_words_between_torchrun_and_the_ranks_are_bound_read_only() -> None:
+    words = wrapped("--nnodes 2 --rdzv-endpoint h:1 a.py", {"CUDA_VISIBLE_DEVICES": "0"})
+    folder = Path(torchrun.__file__).parent
+    assert words[words.index("--bind") + 1] == f"{folder}:{SHIMS}:ro"
+    assert words.index("--bind") < words.index("a.sif")
+    assert (folder / Path(words[words.index("-S") + 1]).name).is_file()
+    assert words[words.index("-S") + 1] == f"{SHIMS}/same_count.py"
+    assert f"{SHIMS}/pin.py" in wrapped("a.py", {"CUDA_VISIBLE_DEVICES": ""}, backend="host")
+
+
+def test_an_empty_list_hides_all_gpus_inside_too() -> None:
+    assert "--env CUDA_VISIBLE_DEVICES= a.sif" in " ".join(wrap(["x"], "a.sif", {}, apptainer="a", shims=""))
+
+
+@pytest.mark.parametrize(
+    ("title", "image", "commands", "kind", "says"),
+    [
+        ("a missing image", "b.sif", ["apptainer"], UsageError, r"image 'b\.sif' does not exist in .*check its path"),
+        ("no apptainer", "a.sif", [], MachineError, "cannot run a.sif: neither apptainer nor singularity is on PATH"),
+        ("no apptainer for an image from afar", "docker://x", [], MachineError, "neither apptainer nor singularity"),
+        ("neither", "b.sif", [], UsageError, "does not exist"),
+    ],
+)
+def test_what_cannot_run_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    title: str,
+    image: str,
+    commands: list[str],
+    kind: type[Exception],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.sif").touch()
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in commands else None)
+    with pytest.raises(kind, match=says):
+        torchrun.find_apptainer(image)
+
+
+@pytest.mark.parametrize(
+    ("commands", "image", "found"),
+    [
+        (["apptainer", "singularity"], "a.sif", "/bin/apptainer"),
+        (["singularity"], "a.sif", "/bin/singularity"),
+        (["apptainer"], "docker://pytorch/pytorch", "/bin/apptainer"),
+    ],
+)
+def test_apptainer_goes_before_singularity(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commands: list[str], image: str, found: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.sif").touch()
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in commands else None)
+    assert torchrun.find_apptainer(image) == found

@@ -1,0 +1,109 @@
+"""Real torchrun on jobs that fail, are restarted, interrupted, or disagree: what the user sees and what ranks keep."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.launch.test_execution import PATIENCE_S, needs_torch, start, wait_for
+from tests.world.processes import free_port
+
+pytestmark = needs_torch
+GPUS = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]
+
+FAIL_ONCE = """
+import os, pathlib, sys
+rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+pathlib.Path(f"rank{rank}.start{restarts}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+sys.exit(5 if restarts == "0" and rank == "1" else 0)
+"""
+WAIT_FOR_SIGNAL = """
+import os, pathlib, signal, sys, time
+mine = "rank" + os.environ["RANK"]
+def heard(number, frame):
+    pathlib.Path(mine + "." + signal.Signals(number).name).touch()
+    sys.exit(0)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, heard)
+pathlib.Path(mine + ".ready").touch()
+time.sleep(100)
+"""
+
+
+def test_a_restarted_group_keeps_its_devices_and_a_success_is_a_success(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAIL_ONCE)
+    training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "--max-restarts", "1", "train.py")
+    _, err = training.communicate(timeout=PATIENCE_S)
+    assert training.returncode == 0, err
+    seen = {path.name: path.read_text() for path in tmp_path.glob("rank*")}
+    started = [name for name in seen if name.endswith(".start1")]
+    assert sorted(started) == ["rank0.start1", "rank1.start1"]
+    assert set(seen.values()) == {"GPU-aaaa,GPU-bbbb"}
+
+
+def test_ctrl_c_reaches_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAIT_FOR_SIGNAL)
+    training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "train.py")
+    try:
+        wait_for(tmp_path, "*.ready", 2, training)
+        training.send_signal(signal.SIGINT)
+        training.communicate(timeout=PATIENCE_S)
+    finally:
+        training.kill()
+    assert training.returncode != 0
+    heard = sorted(path.name for path in tmp_path.glob("*.SIG*"))
+    assert heard == ["rank0.SIGINT", "rank1.SIGINT"]
+
+
+def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def broken():\n    return 1 / 0\nbroken()\n")
+    training = start(tmp_path, "cuda", GPUS, "--devices", "3", "train.py")
+    _, err = training.communicate(timeout=PATIENCE_S)
+    assert training.returncode == 1
+    first = err[err.index("Traceback") :].splitlines()
+    assert "train.py" in first[1]
+    assert err.index("ZeroDivisionError: division by zero") < err.index("ChildFailedError")
+    assert "collbench.launch" not in err  # nothing of ours stands between
+
+
+def test_a_program_that_is_no_python_gets_its_words_and_its_status_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text('#!/bin/sh\necho "$LOCAL_RANK $*" > rank$LOCAL_RANK\nexit 9\n')
+    (tmp_path / "train.sh").chmod(0o755)
+    training = start(tmp_path, "cuda", GPUS[:1], "--devices", "3", "--no-python", "./train.sh", "--a", "b c")
+    _, err = training.communicate(timeout=PATIENCE_S)
+    assert training.returncode == 1
+    assert "exitcode  : 9" in err
+    assert (tmp_path / "rank0").read_text() == "0 --a b c\n"
+
+
+def test_nodes_that_chose_different_numbers_fail_with_a_line_each_before_the_script_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'a')\n")
+    meeting = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    asked: list[tuple[list[tuple[int, str]], str]] = [(GPUS, "3,0"), (GPUS[:1], "3")]
+    jobs = [start(tmp_path, "cuda", gpus, "--devices", names, *meeting, "train.py") for gpus, names in asked]
+    try:
+        ends = [job.communicate(timeout=PATIENCE_S) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [1, 1]
+    for number, (_, err) in zip((2, 1), ends, strict=True):
+        (line,) = [line for line in err.splitlines() if line.startswith("collbench: ")]
+        assert "the nodes disagree on the number of ranks" in line
+        assert f"of 2 has {number}, and all have 3 together: give every node the same --auto-select K" in line
+    assert not (tmp_path / "started").exists()
+
+
+def test_nodes_that_chose_the_same_number_train_together(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nopen('rank' + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'])\n"
+    )
+    meeting = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    jobs = [start(tmp_path, "cuda", [gpu], "--devices", str(gpu[0]), *meeting, "train.py") for gpu in GPUS]
+    try:
+        ends = [job.communicate(timeout=PATIENCE_S) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], ends
+    assert {path.name: path.read_text() for path in tmp_path.glob("rank?")} == {"rank0": "2", "rank1": "2"}

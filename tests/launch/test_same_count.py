@@ -1,0 +1,85 @@
+"""The word between torchrun and each rank of several nodes: they must all have chosen as many."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from collbench.launch import same_count
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+
+def variables(*numbers: object) -> dict[str, str]:
+    return dict(zip(NAMES, map(str, numbers), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("title", "numbers"),
+    [
+        ("the first of two nodes with four each", (0, 8, 4, 0, 2)),
+        ("the last rank of the second", (7, 8, 4, 1, 2)),
+        ("one node, as others have not come yet", (1, 2, 2, 0, 1)),
+        ("one rank a node", (2, 3, 1, 2, 3)),
+    ],
+)
+def test_equal_nodes_pass(title: str, numbers: tuple[int, ...]) -> None:
+    assert same_count.complaint(variables(*numbers)) == "", title
+
+
+@pytest.mark.parametrize(
+    ("title", "numbers", "says"),
+    [
+        ("two here, four there", (0, 6, 2, 0, 2), "node 0 of 2 has 2, and all have 6 together"),
+        ("four here, two there", (2, 6, 4, 1, 2), "node 1 of 2 has 4, and all have 6 together"),
+        ("three on the middle one of two, three and four", (2, 9, 3, 1, 3), "node 1 of 3 has 3, and all have 9"),
+        ("a launcher that is not torchrun", (0, 2, "", 0, 1), "cannot compare the nodes: torchrun sets"),
+    ],
+)
+def test_unequal_nodes_are_one_line(title: str, numbers: tuple[object, ...], says: str) -> None:
+    line = same_count.complaint(variables(*numbers))
+    assert says in line, title
+    assert line.startswith("collbench: ")
+    assert "\n" not in line
+
+
+def started(local_rank: int, *program: str, local: int = 2) -> subprocess.Popen[str]:
+    """Start local rank r of the first of two nodes, which has so many ranks; the other has two."""
+    environment = os.environ | variables(local_rank, local + 2, local, 0, 2) | {"LOCAL_RANK": str(local_rank)}
+    words = [sys.executable, "-I", "-S", same_count.__file__, "--", *program]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_program_gets_its_words_and_keeps_its_status() -> None:
+    code = "import sys; print(sys.argv[1:]); sys.exit(7)"
+    done = started(1, sys.executable, "-c", code, "-h", "--", "a b")
+    assert (done.communicate(timeout=60)[0], done.returncode) == (f"{['-h', '--', 'a b']}\n", 7)
+
+
+def test_the_first_rank_speaks_and_the_others_wait_in_silence_to_be_ended() -> None:
+    other, first = started(1, "true", local=4), started(0, "true", local=4)
+    try:
+        _, said = first.communicate(timeout=60)
+        assert (first.returncode, said.count("\n")) == (1, 1)
+        assert said.startswith("collbench: the nodes disagree on the number of ranks: node 0 of 2 has 4")
+        assert other.poll() is None
+        other.send_signal(signal.SIGTERM)  # as torchrun does
+        assert other.communicate(timeout=60) == ("", "")
+    finally:
+        other.kill()
+
+
+def test_a_program_that_is_not_there_is_one_line() -> None:
+    done = started(0, "/no/such/program")
+    assert done.communicate(timeout=60)[1] == (
+        "collbench: cannot start '/no/such/program': No such file or directory: check its path\n"
+    )
+
+
+def test_without_a_program_the_usage_is_said() -> None:
+    with pytest.raises(SystemExit, match="usage"):
+        same_count.main(["true"])

@@ -1,0 +1,66 @@
+"""What CUDA_VISIBLE_DEVICES shows, by the words of CUDA's guide."""
+
+from __future__ import annotations
+
+import pytest
+
+from collbench.errors import UsageError
+from collbench.machine.visible import visible
+from collbench.model import Device
+
+ALIKE = tuple(Device(index, f"GPU-{index}{index}a-{index}", "H200", f"00000000:0{index}:00.0") for index in range(4))
+UNLIKE = (*ALIKE[:3], Device(3, "GPU-33a-3", "T400", "00000000:03:00.0"))
+
+
+@pytest.mark.parametrize(
+    ("title", "setting", "indices"),
+    [
+        ("unset", None, [0, 1, 2, 3]),
+        ("empty", "", []),
+        ("minus one", "-1", []),
+        ("Slurm's word for a job without GPUs", "NoDevFiles", []),
+        ("one index", "2", [2]),
+        ("another order, which does not matter here", "2,1", [1, 2]),
+        ("the guide's example", "0,2,-1,1", [0, 2]),
+        ("an index that is too large ends the list", "0,7,1", [0]),
+        ("spaces", " 0, 3 ", [0, 3]),
+        ("an empty place ends the list", "0,,3", [0]),
+        ("an index twice", "1,2,1", []),
+        ("a UUID", "GPU-11a-1", [1]),
+        ("UUIDs cut short", "GPU-3,GPU-0", [0, 3]),
+        ("a UUID that nobody has ends the list", "GPU-0,GPU-9,GPU-1", [0]),
+        ("a UUID twice", "GPU-1,GPU-11a-1", []),
+        ("a UUID cut so short that it fits all", "GPU-", []),
+    ],
+)
+def test_documented_words(title: str, setting: str | None, indices: list[int]) -> None:
+    found = visible(ALIKE, setting, None)
+    assert found is not None
+    assert [device.index for device in found] == indices, title
+
+
+@pytest.mark.parametrize(
+    ("title", "devices", "setting", "order"),
+    [
+        ("an index among unlike GPUs, which CUDA sorts by its guess of their speed", UNLIKE, "0", None),
+        ("the same, said", UNLIKE, "0", "FASTEST_FIRST"),
+        ("an index and a UUID", ALIKE, "0,GPU-1", None),
+        ("a UUID and an index", ALIKE, "GPU-1,0", None),
+        ("an index with something behind it", ALIKE, "1gpu", None),
+        ("a UUID in capitals", ALIKE, "GPU-11A", None),
+    ],
+)
+def test_what_only_cuda_can_tell(title: str, devices: tuple[Device, ...], setting: str, order: str | None) -> None:
+    assert visible(devices, setting, order) is None, title
+
+
+def test_unlike_gpus_can_be_told_in_the_order_of_their_buses_by_uuid_or_all_hidden() -> None:
+    assert visible(UNLIKE, "3", "PCI_BUS_ID") == UNLIKE[3:]
+    assert visible(UNLIKE, "GPU-3", None) == UNLIKE[3:]
+    assert visible(UNLIKE, "", None) == ()
+
+
+@pytest.mark.parametrize("setting", ["MIG-GPU-11a-1/7/0", "MIG-0af7…", "0,MIG-x"])
+def test_mig_devices_are_one_clear_line(setting: str) -> None:
+    with pytest.raises(UsageError, match="MIG devices cannot talk P2P"):
+        visible(ALIKE, setting, None)
