@@ -1,0 +1,300 @@
+"""`collbench ablate` as people run it: on CPU cores and simulated GPUs, with scripts whose step times are exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import collbench as package_of_ours
+from collbench.ablation import file
+from collbench.ablation.model import Ablation, Measure
+from tests.builders import gpus
+from tests.cli.program import Program, collbench, fake_gpus, fake_uuid, list_only, on_gpus, save_run
+from tests.cli.program import environment as fakes_environment
+from tests.native.fakes import Fakes
+
+# Torch takes seconds to load, and most of these tests only need somebody who starts the ranks as torchrun does.
+TORCHRUN = """
+import os, subprocess, sys
+options, program = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
+count = int(options[options.index("--nproc-per-node") + 1])
+python = [] if "--no-python" in options else [sys.executable, "-u"]
+ranks = [subprocess.Popen([*python, *program], env={**os.environ, "RANK": str(n), "LOCAL_RANK": str(n)})
+         for n in range(count)]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+# Three slow steps, then ten of 8 ms, or of 10 without P2P; rank 0 alone prints.
+SCRIPT = """
+import os
+step = 10 if os.environ.get("NCCL_P2P_DISABLE") else 8
+if os.environ["RANK"] == "0":
+    for number in range(13):
+        print(f"step {number} step_time={900 if number < 3 else step}ms loss=5.3")
+    print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "no GPU", os.environ.get("NCCL_NVLS_ENABLE"))
+"""
+CRASHES = """
+import os, sys
+if os.environ.get("NCCL_P2P_DISABLE"):
+    raise ValueError("no data here")
+print("step_time=1ms\\n" * 9)
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path) -> Path:
+    """A script that prints steps."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> dict[str, str]:
+    """The variables under which torch is nothing but a quick torchrun."""
+    folder = tmp_path / "quick" / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    (folder / "run.py").write_text(TORCHRUN, encoding="utf-8")
+    return {"PYTHONPATH": f"{folder.parents[1]}:{Path(package_of_ours.__file__).parents[1]}"}
+
+
+def on_cores(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ablate on two CPU cores."""
+    command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *words)
+    ours = {"XDG_STATE_HOME": str(tmp_path / "state"), **variables}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    return subprocess.run(
+        command, env=kept | ours, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def first_cores() -> str:
+    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2])
+
+
+def saved(tmp_path: Path) -> Ablation:
+    [path] = (tmp_path / "state" / "collbench" / "ablations").glob("*.json")
+    return file.load(path)
+
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU core")
+
+
+@needs_two_cores
+def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
+    words = ["--without", "p2p", "--repeats", "2", "--seed", "0", "--no-allreduce", "--", "train.py", "--epochs", "1"]
+    done = on_cores(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert "p2p is worth 25.0 % (95 %: 25.0–25.0 %) of a step to this job" in done.stdout
+    assert "backend   host: gloo on CPU cores, which heeds no NCCL variable" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("saved     ")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("collbench: run ")]
+    assert lines == [
+        "collbench: run 1 of 4, with p2p: 8.000 ms a step",
+        "collbench: run 2 of 4, without p2p: 10.00 ms a step",
+        "collbench: run 3 of 4, without p2p: 10.00 ms a step",
+        "collbench: run 4 of 4, with p2p: 8.000 ms a step",
+    ]
+    found = saved(tmp_path)
+    assert found.command == ("train.py", "--epochs", "1")
+    assert [arm.allreduce for arm in found.arms] == [(), ()]
+    assert [len(run.step_seconds) for run in found.made] == [13] * 4
+    [logs] = (tmp_path / "state" / "collbench" / "ablations").glob("*-logs")
+    assert "step 12 step_time=8ms loss=5.3" in (logs / "run-1.log").read_text(encoding="utf-8")
+
+
+def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
+    fakes: Fakes, tmp_path: Path, torchrun: dict[str, str]
+) -> None:
+    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
+    words = ["ablate", "--auto-select", "2", "--without", "nvlink", "--repeats", "2", "--seed", "1", "-o", "a.json"]
+    extra = {"NCCL_NVLS_ENABLE": "0", **torchrun}
+    # Memory for all-reduces of 8 bytes and 1 MiB, for larger ones take the simulated GPUs minutes.
+    done = on_gpus(fakes, tmp_path, [*words, "--json", "--", "train.py"], extra, free=(256 + 2 * 512 + 20) * 2**20)
+    assert done.code == 0, done.stderr
+    assert "collbench: NCCL has no switch for NVLink alone: " in done.stderr
+    assert "collbench: using GPU2, GPU3 (" in done.stderr
+    found = file.load(tmp_path / "a.json")
+    assert json.loads(done.stdout) == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert [(arm.name, arm.environment) for arm in found.arms] == [
+        ("with nvlink", {}),
+        ("without nvlink", {"NCCL_P2P_DISABLE": "1"}),
+    ]
+    assert [arm.devices for arm in found.arms] == [(2, 3), (2, 3)]
+    assert found.environment == {"NCCL_NVLS_ENABLE": "0"}
+    assert [[one.size_bytes for one in arm.allreduce] for arm in found.arms] == [[8, 2**20]] * 2
+    assert all(arm.allreduce[1].busbw_gbs > 0 for arm in found.arms)
+    assert found.result is not None
+    assert found.result.ratio.middle == pytest.approx(1.25)
+    for log in (tmp_path / "state" / "collbench" / "ablations").glob("*-logs/run-*.log"):
+        assert f"sees {fake_uuid(2)},{fake_uuid(3)} 0" in log.read_text(encoding="utf-8")
+
+
+def test_another_set_of_gpus_instead(fakes: Fakes, tmp_path: Path) -> None:
+    words = ["ablate", "--devices", "0,1", "--against", "2,3", "--dry-run", "--max-restarts", "1", "train.py"]
+    done = on_gpus(fakes, tmp_path, words)
+    assert done.code == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert " --devices GPU-fa4e0000-0000-0000-0000-000000000000,GPU-fa4e0100" in first
+    assert " --devices GPU-fa4e0200-0000-0000-0000-000000000002,GPU-fa4e0300" in second
+    assert first.endswith(" --max-restarts 1 -- train.py")
+    assert not (tmp_path / "state" / "collbench" / "ablations").exists()
+
+
+@needs_two_cores
+def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CRASHES, encoding="utf-8")
+    words = ["--without", "p2p", "--no-allreduce", "--seed", "1", "-o", "a.json", "--", "train.py"]
+    done = on_cores(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert lines[-1].startswith("collbench: run 1 of 6, without p2p: the script failed (exit status 1, see above)")
+    told = "\n".join(lines[:-1])
+    assert told.index("Traceback (most recent call last)") < told.index("ValueError: no data here")
+    assert [run.status for run in file.load(tmp_path / "a.json").made] == [1]
+
+
+@needs_two_cores
+def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
+    tmp_path: Path, torchrun: dict[str, str]
+) -> None:
+    (tmp_path / "train.py").write_text("print('epoch 1 done')", encoding="utf-8")
+    words = ["--without", "NCCL_ALGO=Ring", "--repeats", "2", "--no-allreduce", "--verbose", "--", "train.py"]
+    done = on_cores(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stderr.count("no step times to compare in the script's output: what counts is the time of the whole") == 1
+    )
+    assert done.stderr.count("epoch 1 done") == 8  # of both ranks in four runs
+    assert saved(tmp_path).measure is Measure.PROCESS
+    assert "the whole process" in done.stdout
+
+
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("number", "status", "seed", "kept"),
+    [
+        (signal.SIGINT, 130, 0, "1 of 6 runs are saved as a.json"),
+        (signal.SIGTERM, 143, 1, "no run has ended, nothing is saved"),
+        (signal.SIGHUP, 143, 1, "no run has ended, nothing is saved"),
+    ],
+)
+def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
+    tmp_path: Path, number: signal.Signals, status: int, seed: int, kept: str
+) -> None:
+    """The ranks without P2P hold a pipe open: whoever reads it to its end has seen them all end."""
+    os.mkfifo(tmp_path / "held")
+    waits = f"{SCRIPT}\nif step == 10:\n    held = open('held', 'w')\n    import signal; signal.pause()\n"
+    (tmp_path / "train.py").write_text(waits, encoding="utf-8")
+    words = ["--without", "p2p", "--no-allreduce", "--seed", str(seed), "-o", "a.json", "--", "train.py"]
+    command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *words)
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as started:
+        with (tmp_path / "held").open(encoding="utf-8") as held:  # opens once a rank waits
+            started.send_signal(number)
+            assert held.read() == ""
+        _, told = started.communicate(timeout=60)
+    assert started.returncode == status, told
+    assert told.splitlines()[-1] == f"collbench: interrupted: {kept}"
+    assert (tmp_path / "a.json").exists() == (seed == 0)
+
+
+BASE = ("ablate", "--devices", "0,1", "--no-allreduce")
+SOME = (*BASE, "--without", "p2p")
+BAD: list[tuple[str, tuple[str, ...], str]] = [
+    (
+        "more GPUs than there are",
+        ("ablate", "--auto-select", "9", "--without", "p2p", "train.py"),
+        "--auto-select 9 is more",
+    ),
+    ("a GPU that is not here", ("ablate", "--devices", "0,7", "--without", "p2p", "train.py"), "device 7 is not here"),
+    ("one GPU", ("ablate", "--devices", "0", "--without", "p2p", "train.py"), "--devices 0 is one device"),
+    ("one GPU to choose", ("ablate", "--auto-select", "1", "--without", "p2p", "train.py"), "--auto-select 1 is one"),
+    ("a slip of the hand", (*BASE, "--without", "p2", "train.py"), "did you mean p2p?"),
+    ("what switches multicast", (*BASE, "--without", "NCCL_NVLS_ENABLE=1", "train.py"), "never sets what switches"),
+    ("the same GPUs", (*BASE, "--against", "1,0", "train.py"), "both would train alike"),
+    ("fewer GPUs", (*BASE, "--against", "2", "train.py"), "names 1 devices and the other arm has 2"),
+    ("an unusable pattern", (*SOME, "--step-pattern", "(", "train.py"), "is no regular expression"),
+    ("a pattern without a group", (*SOME, "--step-pattern", "x", "train.py"), "no group named s, ms or us"),
+    ("one run of each", (*SOME, "--repeats", "1", "train.py"), "--repeats 1: one run of each gives no interval"),
+    ("no script", (*SOME, "none.py"), "script 'none.py' does not exist"),
+    ("several nodes", (*SOME, "--nnodes", "2", "train.py"), "ablate compares on one node, and --nnodes names several"),
+    (
+        "another number of ranks",
+        ("ablate", "--auto-select", "2", "--nproc-per-node", "3", "--without", "p2p", "train.py"),
+        "--nproc-per-node 3 contradicts",
+    ),
+    ("a folder for the file", (*SOME, "-o", ".", "train.py"), "cannot save the ablation as .: it is a folder"),
+    ("a module and a file", (*SOME, "-m", "--no-python", "x"), "--module starts a Python module"),
+]
+
+
+@pytest.mark.parametrize(("case", "words", "told"), BAD, ids=[case for case, _, _ in BAD])
+def test_bad_input_is_one_line_before_anything_is_started(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, words: tuple[str, ...], told: str
+) -> None:
+    list_only(monkeypatch, gpus(4))
+    said = program(*words)
+    assert (said.status, said.out) == (2, ""), case
+    *before, last = said.err.splitlines()
+    assert told in last
+    assert all(line.startswith("collbench: using GPU0, GPU1 (") for line in before), case
+    assert not list(tmp_path.glob("state/collbench/ablations/*")), case
+
+
+@pytest.mark.parametrize(
+    ("case", "variables", "told"),
+    [
+        ("already without", {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1 is set already"),
+        ("Kubeflow's nodes", {"PET_NNODES": "4"}, "PET_NNODES names several"),
+        (
+            "by torchrun",
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+            "run it by itself",
+        ),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_one_line(
+    program: Program, monkeypatch: pytest.MonkeyPatch, case: str, variables: dict[str, str], told: str
+) -> None:
+    list_only(monkeypatch, gpus(4))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if "RANK" in variables:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", "29500")
+    said = program(*SOME, "train.py")
+    assert (said.status, said.out) == (2, ""), case
+    assert told in said.line
+
+
+def test_an_all_reduce_that_fails_trains_nothing(fakes: Fakes, tmp_path: Path) -> None:
+    words = ["ablate", "--devices", "0,1", "--without", "p2p", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, fail="ncclAllReduce:2:1")
+    assert (done.code, done.stdout) == (1, "")
+    assert "cannot measure the all-reduce with p2p (exit status 1, see above): nothing was trained" in done.stderr
+    assert not list(tmp_path.glob("state/collbench/ablations/*-logs/run-*.log"))
+
+
+def test_what_train_refuses_is_refused_before_the_first_run(fakes: Fakes, tmp_path: Path) -> None:
+    """In this environment no torch is found: train's own line and status reach the user."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "found = util.find_spec\n"
+        "util.find_spec = lambda name, package=None: None if name == 'torch' else found(name, package)\n"
+    )
+    extra = fakes_environment(fakes, tmp_path)
+    path = f"{hidden}:{fakes.environment()['PYTHONPATH']}"
+    done = on_gpus(fakes, tmp_path, [*SOME, "train.py"], extra | {"PYTHONPATH": path})
+    assert done.code == 2
+    assert done.stderr.splitlines()[-1].startswith("collbench: cannot start training: torch is not installed for ")
+    assert sys.executable in done.stderr
