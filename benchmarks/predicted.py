@@ -1,0 +1,247 @@
+"""What `collbench predict` says that slower links cost a training step, beside what `collbench ablate` measured.
+
+    python benchmarks/predicted.py CELLS.toml --json predicted.json
+    python benchmarks/predicted.py --cell "DDP, 2 GPUs" FAST.json SLOW.json ABLATION.json --strategy ddp --gpus 2
+
+FAST and SLOW are run files (several joined by commas) measured as the ablation's first and second arm ran: all-reduce,
+all-gather, reduce-scatter or pairs. The compute of a step is what the first arm's measured step leaves on FAST, unless
+`compute_ms` says it; the second arm's step is then predicted from SLOW, and nothing of it is used but to compare. The
+list is TOML, its paths beside it:
+
+    [[cell]]
+    label = "DDP bf16, 2 GPUs"
+    fast = ["curves-2-p2p-allreduce.json"]
+    slow = ["curves-2-nop2p-allreduce.json"]
+    ablation = "ablate-ddp-2.json"
+    strategy = "ddp"
+    gpus = 2
+    dtype = "bf16"       # as predict's options; also grad_dtype, model, micro_batches, bucket, shard, compute_ms
+
+The JSON holds what the table does, in ms: "cells": [{"label", "strategy", "gpus", "compute_ms", "base_ms",
+"predicted_ms": {"low", "middle", "high"}, "measured_ms": {…}, "error", "within_bar", "in_band"}].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from collbench import runfile
+from collbench.affinity.choice import Members
+from collbench.cost import models
+from collbench.cost.evidence import Evidence, gather
+from collbench.cost.prediction import Predictor, Question
+from collbench.cost.strategies import STRATEGIES
+from collbench.errors import CollbenchError, UsageError
+from collbench.units import parse_size
+
+BAR = 0.25  # issue 5: the error of the extra time
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison, files and options as predict has them; `compute_ms` None takes it from the first arm."""
+
+    label: str
+    fast: Sequence[str]
+    slow: Sequence[str]
+    ablation: str
+    strategy: str
+    gpus: int
+    model: str = "gpt2"
+    dtype: str = "bf16"
+    grad_dtype: str = ""
+    micro_batches: int = 1
+    bucket: str = "25M"
+    shard: int | None = None
+    compute_ms: float | None = None
+
+    def question(self) -> Question:
+        if self.strategy not in STRATEGIES:
+            raise UsageError(f"strategy '{self.strategy}' is none of {', '.join(STRATEGIES)}")
+        if {self.dtype, self.grad_dtype or self.dtype} - _BYTES.keys():
+            raise UsageError(f"dtype and grad_dtype are one of {', '.join(_BYTES)}")
+        return Question(
+            network=models.find(self.model),
+            strategies=(self.strategy,),
+            gpus=(self.gpus,),
+            parameter_bytes=_BYTES[self.dtype],
+            gradient_bytes=_BYTES[self.grad_dtype or self.dtype],
+            micro_batches=self.micro_batches,
+            bucket_bytes=parse_size(self.bucket),
+            shards=self.shard,
+        )
+
+
+@dataclass(frozen=True)
+class Span:
+    """Milliseconds: low, middle, high."""
+
+    low: float
+    middle: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({self.low:.2f}–{self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Arms:
+    """An ablation: the first arm's step in ms, what the second takes longer, and each arm's device indices."""
+
+    base_ms: float
+    extra_ms: Span
+    devices: tuple[Sequence[int], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Predicted beside measured extra time of a step; `error` is predicted over measured, minus one."""
+
+    cell: Cell
+    compute_ms: float
+    base_ms: float
+    predicted_ms: Span
+    measured_ms: Span
+
+    @property
+    def error(self) -> float:
+        return self.predicted_ms.middle / self.measured_ms.middle - 1
+
+    @property
+    def in_band(self) -> bool:
+        return self.predicted_ms.low <= self.measured_ms.middle <= self.predicted_ms.high
+
+    def as_json(self) -> dict[str, Any]:
+        own = {"label": self.cell.label, "strategy": self.cell.strategy, "gpus": self.cell.gpus}
+        spans = {"predicted_ms": vars(self.predicted_ms), "measured_ms": vars(self.measured_ms)}
+        verdict = {"error": self.error, "within_bar": abs(self.error) <= BAR, "in_band": self.in_band}
+        return own | {"compute_ms": self.compute_ms, "base_ms": self.base_ms} | spans | verdict
+
+
+def read_arms(path: Path) -> Arms:
+    """Read a file of `collbench ablate`. Raises UsageError where it holds no two steps to compare."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read ablation file {path}: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != "collbench-ablation":
+        raise UsageError(f'{path} is not an ablation: it has no "format": "collbench-ablation"')
+    if data.get("measure") != "step":
+        raise UsageError(
+            f"{path} timed a whole {data.get('measure')}, and a prediction is of one step: print step times"
+        )
+    if data.get("result") is None:
+        raise UsageError(f"{path} is incomplete: it has no result")
+    ratio = data["result"]["ratio"]
+    base = data["result"]["arms"][0]["seconds"] * 1e3
+    first, second = (arm["devices"] for arm in data["arms"])
+    return Arms(base, Span(*(base * (ratio[end] - 1) for end in ("low", "middle", "high"))), (first, second))
+
+
+def compare(cell: Cell, folder: Path) -> Compared:
+    """Return one cell's prediction and measurement. Raises CollbenchError."""
+    arms = read_arms(folder / cell.ablation)
+    fast, slow = (_evidence(folder, files) for files in (cell.fast, cell.slow))
+    here, there = _members(cell, fast, arms.devices[0]), _members(cell, slow, arms.devices[1])
+    compute = _compute(cell, fast, here, arms.base_ms)
+    before, after = _step_ms(cell, fast, here, compute), _step_ms(cell, slow, there, compute)
+    low, middle, high = (b - a for a, b in zip(before, after, strict=True))
+    extra = Span(min(low, middle), middle, max(middle, high))
+    return Compared(cell, compute * 1e3, arms.base_ms, extra, arms.extra_ms)
+
+
+def _compute(cell: Cell, evidence: Evidence, members: Members, base_ms: float) -> float:
+    """Return the seconds of a step's compute: as given, or what the first arm's step leaves."""
+    given = base_ms if cell.compute_ms is None else cell.compute_ms
+    question = replace(cell.question(), step_seconds=given / 1e3, measured_on_best=cell.compute_ms is None)
+    return Predictor(evidence).compute(question, cell.strategy, members) or 0.0
+
+
+def _step_ms(cell: Cell, evidence: Evidence, members: Members, compute: float) -> list[float]:
+    """Return the predicted step: least, middle, most."""
+    step = Predictor(evidence).cost(cell.question(), cell.strategy, members, compute).step
+    return [seconds * 1e3 for seconds in step or ()]
+
+
+def _evidence(folder: Path, files: Sequence[str]) -> Evidence:
+    return gather([(file, runfile.load(folder / file)) for file in files])
+
+
+def _members(cell: Cell, evidence: Evidence, indices: Sequence[int]) -> Members:
+    places = {device.index: place for place, device in enumerate(evidence.run.devices)}
+    missing = sorted(set(indices) - places.keys())
+    if missing or len(indices) != cell.gpus:
+        wrong = f"GPU{missing[0]} is in none of its runs" if missing else f"the ablation ran on {len(indices)} GPUs"
+        raise UsageError(f"{wrong}, the cell says {cell.gpus}")
+    return tuple(sorted(places[index] for index in indices))
+
+
+def table(found: Iterable[Compared]) -> list[str]:
+    """Return the comparison as a markdown table."""
+    lines = [
+        "| job | step, ms | of it compute | predicted extra, ms | measured extra, ms | error | verdict |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for one in found:
+        verdict = "within 25 %" if abs(one.error) <= BAR else "in the band" if one.in_band else "missed"
+        lines.append(
+            f"| {one.cell.label} | {one.base_ms:.2f} | {one.compute_ms:.2f} | {one.predicted_ms} | {one.measured_ms} "
+            f"| {one.error:+.0%} | {verdict} |"
+        )
+    return lines
+
+
+def cells_of(path: Path) -> list[Cell]:
+    """Read a list of cells from TOML. Raises UsageError."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return [Cell(**cell) for cell in data["cell"]]
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise UsageError(f"cannot read the cells in {path}: {error}") from error
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cells", nargs="?", type=Path, metavar="CELLS.toml")
+    parser.add_argument("--cell", nargs=4, action="append", default=[], metavar=("LABEL", "FAST", "SLOW", "ABLATION"))
+    parser.add_argument("--strategy", default="ddp")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--grad-dtype", default="")
+    parser.add_argument("--compute-ms", type=float)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    given = parser.parse_args(words)
+    names = ("strategy", "gpus", "model", "dtype", "grad_dtype", "compute_ms")
+    shared = {name: getattr(given, name) for name in names}
+    try:
+        cells = [(cell, given.cells.parent) for cell in cells_of(given.cells)] if given.cells else []
+        for label, fast, slow, ablation in given.cell:
+            cells.append((Cell(label, fast.split(","), slow.split(","), ablation, **shared), Path()))
+        if not cells:
+            raise UsageError("nothing to compare: name a CELLS.toml, or add --cell")
+    except CollbenchError as error:
+        raise SystemExit(f"predicted: {error}") from error
+    found = []
+    for cell, folder in cells:
+        try:
+            found.append(compare(cell, folder))
+        except CollbenchError as error:  # the other cells are worth their figures
+            print(f"predicted: {cell.label}: {error}", file=sys.stderr)
+    print("\n".join(table(found)))
+    if given.json is not None:
+        told = {"bar": BAR, "cells": [one.as_json() for one in found]}
+        given.json.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0 if len(found) == len(cells) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,167 @@
+"""How long a collective takes on a set of devices: as measured there, or from what was measured nearest to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import log, sqrt
+
+from collbench.affinity.choice import Band, Members
+from collbench.cost.curves import Curve
+from collbench.cost.evidence import Evidence
+from collbench.errors import UsageError
+from collbench.operations import Operation
+from collbench.units import busbw_factor, format_size
+
+# Seconds: the least, the middle and the most that a prediction allows; all equal where it was measured.
+Span = tuple[float, float, float]
+Bands = Callable[[Members], Band | None]
+
+_ALONE = 1.0, 1.0, 1.0
+WORDS = {
+    Operation.ALLREDUCE: "all-reduce",
+    Operation.ALLGATHER: "all-gather",
+    Operation.REDUCESCATTER: "reduce-scatter",
+}
+# What stands in for an operation that was not measured, the likest first: gather and scatter move the same bytes.
+_INSTEAD = {
+    Operation.ALLREDUCE: (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER),
+    Operation.ALLGATHER: (Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE),
+    Operation.REDUCESCATTER: (Operation.REDUCESCATTER, Operation.ALLGATHER, Operation.ALLREDUCE),
+}
+# Of a pair's small all-reduce, what each step of a ring beyond its two adds: 5.5 µs on 2 ranks, which take 2 steps, and
+# 7.7 on 4, which take 6 [H200x4, METHOD.md §2].
+_STEP_SHARE = (7.7 / 5.5 - 1) / 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds by message size on one set, from a measured curve.
+
+    A message takes as long as one of `ratio` times its bytes on the curve, which are the same bus bytes. What of that
+    is not the curve's own `latency` is stretched by the ratio of two bandwidths, and the set's `start` is added. `told`
+    is what was assumed, "" of what was measured.
+    """
+
+    curve: Curve
+    ratio: float = 1.0
+    latency: float = 0.0
+    start: float = 0.0
+    stretch: Span = _ALONE
+    told: str = ""
+
+    def seconds(self, size_bytes: int) -> Span:
+        """Return the least, middle and most seconds of a message."""
+        moving = max(0.0, self.curve(size_bytes * self.ratio) - self.latency)
+        low, middle, high = (self.start + moving * stretch for stretch in self.stretch)
+        return low, middle, high
+
+    def covers(self, size_bytes: int) -> bool:
+        """Return whether the curve was measured there."""
+        return self.curve.covers(size_bytes * self.ratio)
+
+
+class Timings:
+    """The timing of each operation on each set that is asked for."""
+
+    def __init__(self, evidence: Evidence, bands: Bands, delta: float) -> None:
+        """Take what was measured; `bands` predicts a set's busbw, `delta` is the ratio up to which sets are equal."""
+        self._evidence, self._bands, self._delta = evidence, bands, delta
+        self._known: dict[tuple[Operation, Members], Timing] = {}
+
+    def of(self, operation: Operation, members: Members) -> Timing:
+        """Return the timing. Raises UsageError where nothing that was measured comes near."""
+        key = operation, tuple(sorted(members))
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        return self._known[key]
+
+    def _find(self, operation: Operation, members: Members) -> Timing:
+        for found in (self._measured, self._alike, self._ring):
+            timing = found(operation, members)
+            if timing is not None:
+                return timing
+        names = self._evidence.tags(members)
+        raise UsageError(
+            f"cannot predict {WORDS[operation]} on {names}: neither they nor their pairs were measured in any run; "
+            "add the run file of 'collbench pairs', or measure these with --devices"
+        )
+
+    def _measured(self, operation: Operation, members: Members) -> Timing | None:
+        """Return what was measured on these very devices; another operation's by its bus bytes."""
+        curves = self._curves(members)
+        for other in _INSTEAD[operation]:
+            if other in curves:
+                ratio = busbw_factor(operation, len(members)) / busbw_factor(other, len(members))
+                share = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[ratio]
+                told = f"as long as the measured {WORDS[other]} of {share}"
+                return Timing(curves[other], ratio, told="" if other is operation else told)
+        return None
+
+    def _alike(self, operation: Operation, members: Members) -> Timing | None:
+        """Return what was measured on a set of as many that is predicted to carry the same."""
+        mine = self._bands(members)
+        if mine is None:
+            return None
+        near: list[tuple[float, Members]] = []
+        for other in self._evidence.sets:
+            band = self._bands(other) if len(other) == len(members) else None
+            if band is not None:
+                apart = max(abs(log(band.lo / mine.lo)), abs(log(band.hi / mine.hi)))
+                near += [(apart, other)] if apart <= self._delta else []
+        for _, other in sorted(near):
+            timing = self._measured(operation, other)
+            if timing is not None:
+                also = f", {timing.told}" if timing.told else ""
+                told = f"as on {self._evidence.tags(other)}, which are predicted alike{also}"
+                return Timing(timing.curve, timing.ratio, told=told)
+        return None
+
+    def _ring(self, operation: Operation, members: Members) -> Timing | None:
+        """Return a ring's time by the curve of the pair inside whose bandwidth is nearest to the set's."""
+        band = self._bands(members)
+        found = min(self._pairs(operation, members, band), default=None) if band else None
+        if band is None or found is None:
+            return None
+        _, pair, other, gbs = found
+        curve, k = self._evidence.curves[other, pair], len(members)
+        more = _steps(operation, k) - _steps(other, 2)
+        told = f"a ring at {band} ({band.how}), shaped as the {WORDS[other]} of {self._evidence.tags(pair)}"
+        return Timing(
+            curve=curve,
+            ratio=busbw_factor(operation, k) / busbw_factor(other, 2),
+            latency=curve.latency,
+            start=curve.latency * (1 + _STEP_SHARE * more),
+            stretch=(gbs / band.hi, gbs / sqrt(band.lo * band.hi), gbs / band.lo),
+            told=told,
+        )
+
+    def _pairs(
+        self, operation: Operation, members: Members, band: Band
+    ) -> Iterator[tuple[float, Members, Operation, float]]:
+        """Yield the measured pairs inside a set: how far their GB/s are from its, in log; the likest operation."""
+        for pair in combinations(members, 2):
+            own, curves = self._bands(pair), self._curves(pair)
+            other = next((some for some in _INSTEAD[operation] if some in curves), None)
+            if own is not None and other is not None:
+                yield abs(log(own.lo / sqrt(band.lo * band.hi))), pair, other, own.lo
+
+    def _curves(self, members: Members) -> Mapping[Operation, Curve]:
+        curves = self._evidence.curves
+        return {operation: curves[operation, members] for operation in WORDS if (operation, members) in curves}
+
+
+def _steps(operation: Operation, k: int) -> int:
+    """Return the steps of a ring of k: an all-reduce scatters, then gathers."""
+    return 2 * (k - 1) if operation is Operation.ALLREDUCE else k - 1
+
+
+def beyond(timing: Timing, sizes: Sequence[int]) -> str:
+    """Return what is assumed of sizes that were not measured, "" where all lie among measured ones."""
+    outside = [size for size in sizes if not timing.covers(size)]
+    if not outside:
+        return ""
+    first, last = (format_size(size) for size in (timing.curve.sizes[0], timing.curve.sizes[-1]))
+    measured = first if first == last else f"{first} to {last}"
+    return f"sizes beyond the measured {measured} by a line of latency and bandwidth"

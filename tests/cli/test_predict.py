@@ -1,0 +1,170 @@
+"""`collbench predict` on saved runs: the page, the JSON, docs/predict.md's example, and what cannot be predicted."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.cost.models import NAMES
+from collbench.operations import Operation
+from tests.builders import gpus, measured, run_of
+from tests.cli.program import Program
+from tests.cost.made import pairs, simulated
+
+DOCS = Path(__file__).parents[2] / "docs" / "predict.md"
+NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    runfile.save(NVLINK_PAIR, tmp_path / "run.json")
+    runfile.save(simulated("nvlink-pairs-2x2"), tmp_path / "sim.json")
+    return tmp_path
+
+
+def test_the_page(program: Program, saved: Path) -> None:
+    said = program("predict", "run.json", "--model", "gpt2", "--strategy", "ddp,fsdp", "--step-time", "22ms")
+    assert (said.status, said.err) == (0, "")
+    assert "\n2 GPUs: best GPU0, GPU1; worst GPU" in said.out
+    assert "\n4 GPUs: best GPU0, GPU1, GPU2, GPU3 (there is one set of 4" in said.out
+    assert "\x1b[" not in said.out
+
+
+def test_json_is_all_that_is_printed(program: Program, saved: Path) -> None:
+    words = ("run.json", "--params", "124M", "--layers", "12", "--gpus", "2", "--dtype", "fp32", "--json")
+    told = json.loads(program("predict", *words).out)
+    assert told["model"] == {"name": "124,000,000 parameters", "parameters": 124_000_000, "blocks": 12} | {
+        "source": "--params"
+    }
+    (case,) = told["cases"]
+    assert case["sent_bytes"] == {"allreduce": 496_000_000}
+    assert case["best"]["exposed_seconds"] is None
+
+
+def test_all_strategies_leave_hsdp_out_unless_its_shards_are_given(program: Program, saved: Path) -> None:
+    words = ("run.json", "--model", "gpt2", "--gpus", "4", "--strategy", "all", "--json")
+    without, with_shards = (
+        [case["strategy"] for case in json.loads(program("predict", *words, *more).out)["cases"]]
+        for more in ((), ("--shard", "2"))
+    )
+    assert without == ["ddp", "zero1", "zero2", "zero3", "fsdp"]
+    assert with_shards == [*without, "hsdp"]
+
+
+def test_gradients_of_four_bytes_beside_parameters_of_two(program: Program, saved: Path) -> None:
+    words = ("run.json", "--model", "gpt2", "--gpus", "2", "--grad-dtype", "fp32", "--strategy", "zero1", "--json")
+    (case,) = json.loads(program("predict", *words).out)["cases"]
+    assert case["sent_bytes"] == {"reducescatter": 4 * 124_439_808, "allgather": 2 * 124_439_808}
+
+
+def test_the_default_is_every_doubling_and_all(program: Program, tmp_path: Path) -> None:
+    runfile.save(pairs({}, 6), tmp_path / "six.json")
+    told = json.loads(program("predict", "six.json", "--model", "gpt2", "--json").out)
+    assert [case["gpus"] for case in told["cases"]] == [2, 4, 6]
+
+
+def test_without_pairs_the_default_is_what_was_measured(program: Program, tmp_path: Path) -> None:
+    runfile.save(simulated("dgx-1v", Operation.ALLGATHER, together=True), tmp_path / "all.json")
+    told = json.loads(program("predict", "all.json", "--model", "gpt2", "--strategy", "fsdp", "--json").out)
+    assert [(case["gpus"], case["worst"]) for case in told["cases"]] == [(8, None)]
+    assert told["cases"][0]["note"] == "one set of 8 was measured, and no pairs, so nothing is compared"
+
+
+def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Path) -> None:
+    runfile.save(simulated("nvlink-pairs-2x2", Operation.ALLREDUCE, together=True), saved / "all.json")
+    words = ("--model", "gpt2", "--gpus", "4", "--json")
+    alone, beside = (
+        json.loads(program("predict", *files, *words).out) for files in (["sim.json"], ["sim.json", "all.json"])
+    )
+    assert any("a ring at" in told for told in alone["assumptions"])
+    assert not any("a ring at" in told for told in beside["assumptions"])
+    raw = beside["cases"][0]["best"]["raw_seconds"]
+    assert raw["low"] == raw["middle"] == raw["high"]
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "line"),
+    [
+        ("no network", [], "which network? write either --model gpt2 or --params 124M"),
+        ("two networks", ["--model", "gpt2", "--params", "1B"], "which network? write either"),
+        ("an unknown network", ["--model", "gtp2"], "--model 'gtp2' is unknown: did you mean gpt2"),
+        ("layers of a known one", ["--model", "gpt2", "--layers", "3"], "--layers is for --params: gpt2 has its own"),
+        ("no number", ["--params", "many"], "--params 'many' is not a number of parameters"),
+        ("an unknown strategy", ["--model", "gpt2", "--strategy", "zero9"], "--strategy 'zero9' is unknown: did you"),
+        ("no time", ["--model", "gpt2", "--step-time", "22"], "--step-time '22' is not a time above zero: write 22ms"),
+        ("a time of zero", ["--model", "gpt2", "--step-time", "0ms"], "--step-time '0ms' is not a time above zero"),
+        ("one GPU", ["--model", "gpt2", "--gpus", "2,1"], "--gpus '1' is not a number of GPUs from 2"),
+        ("no GPUs", ["--model", "gpt2", "--gpus", "two"], "--gpus 'two' is not a number of GPUs from 2"),
+        ("more than there are", ["--model", "gpt2", "--gpus", "5"], "cannot predict for 5 of 4 devices: choose 2 to 4"),
+        ("hsdp without shards", ["--model", "gpt2", "--strategy", "hsdp"], "--strategy hsdp needs --shard N"),
+        (
+            "shards that do not divide",
+            ["--model", "gpt2", "--strategy", "all", "--shard", "3"],
+            "--shard 3 does not divide 2 GPUs",
+        ),
+        ("no size", ["--model", "gpt2", "--bucket", "big"], "size 'big' is not a number of bytes"),
+        (
+            "one step for several numbers",
+            ["--model", "gpt2", "--step-time", "22ms", "--timed-on", "best"],
+            "--timed-on best is one measured step: say on how many GPUs, with --gpus 2",
+        ),
+        ("where, but not how long", ["--model", "gpt2", "--timed-on", "best"], "add --step-time 22ms"),
+        (
+            "a step too short",
+            ["--model", "gpt2", "--gpus", "2", "--step-time", "1us", "--timed-on", "best"],
+            "is it a step without communication?",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(
+    program: Program, saved: Path, title: str, words: list[str], line: str
+) -> None:
+    said = program("predict", "run.json", *words)
+    assert (said.status, said.out) == (2, "")
+    assert line in said.line
+
+
+@pytest.mark.parametrize("option", [["--micro-batches", "0"], ["--layers", "x"], ["--dtype", "int3"], ["--shard", "1"]])
+def test_options_of_the_wrong_kind_are_refused(program: Program, saved: Path, option: list[str]) -> None:
+    said = program("predict", "run.json", "--params", "1M", *option)
+    assert (said.status, said.out) == (2, "")
+    assert option[0] in said.err
+    assert "Traceback" not in said.err
+
+
+def test_runs_that_cannot_be_used_are_refused(program: Program, saved: Path) -> None:
+    runfile.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), saved / "copies.json")
+    other = replace(NVLINK_PAIR, devices=tuple(replace(gpu, uuid=f"x{gpu.index}") for gpu in gpus(4)))
+    runfile.save(other, saved / "other.json")
+    for files, line in (
+        (["copies.json"], "copies.json: no all-reduce, all-gather or reduce-scatter was measured"),
+        (["run.json", "other.json"], "other.json has GPU0 (x0), which run.json lacks"),
+        (["run.json", "sim.json"], "are of different machines (cuda and sim nvlink-pairs-2x2)"),
+        (["none.json"], "cannot read run file none.json"),
+    ):
+        said = program("predict", *files, "--model", "gpt2")
+        assert (said.status, said.out) == (2, "")
+        assert line in said.line
+
+
+def test_without_a_file_it_is_refused(program: Program) -> None:
+    assert program("predict", "--model", "gpt2").status == 2
+
+
+def test_the_worked_example_of_the_docs_is_what_the_program_prints(program: Program, tmp_path: Path) -> None:
+    """The page's commands, run in an empty folder; a simulated run's time of day is not part of it."""
+    blocks = re.findall(r"\n    \$ (collbench .*)\n((?:    .*\n|\n(?=    ))*)", DOCS.read_text(encoding="utf-8"))
+    assert [command.split()[1] for command, _ in blocks] == ["pairs", "predict"]
+    assert program(*blocks[0][0].split()[1:]).status == 0
+    said = program(*blocks[1][0].split()[1:]).out
+    undated = re.sub(r"^simulated [^ ]+,", "simulated 2026-01-02T03:04:05Z,", said, flags=re.MULTILINE)
+    expected = re.sub(r"^    ", "", blocks[1][1], flags=re.MULTILINE)
+    assert undated.rstrip("\n") == expected.rstrip("\n")
+
+
+def test_the_docs_name_every_network_and_no_other() -> None:
+    table = DOCS.read_text(encoding="utf-8").partition("## Networks")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([\w./-]+)`", table.partition("\n\n|")[2])) == set(NAMES)

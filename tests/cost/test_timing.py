@@ -1,0 +1,101 @@
+"""Times of collectives that were not measured, from what was: against the fabric's own, and recorded H200s."""
+
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.cost.evidence import gather
+from collbench.cost.sets import Machine
+from collbench.cost.timing import Timings, beyond
+from collbench.errors import UsageError
+from collbench.model import Run
+from collbench.operations import Operation
+from collbench.stats import summarize
+from tests.builders import gpus, run_of
+from tests.cost.made import MIB, curve, pairs, simulated
+
+AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
+H200 = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200"
+
+
+def timings(*runs: Run) -> Timings:
+    evidence = gather([("a.json", run) for run in runs])
+    machine = Machine(evidence)
+    return Timings(evidence, machine.band, machine.delta)
+
+
+def test_what_was_measured_is_taken_as_it_is() -> None:
+    timing = timings(run_of(gpus(2), curve(AR, (0, 1), 100.0))).of(AR, (1, 0))
+    assert timing.seconds(MIB) == pytest.approx((5e-6 + MIB / 100e9,) * 3)
+    assert timing.told == ""
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "ratio", "told"),
+    [
+        (AR, AG, 0.5, "as long as the measured all-reduce of half the bytes"),
+        (AR, RS, 0.5, "as long as the measured all-reduce of half the bytes"),
+        (AG, RS, 1, "as long as the measured all-gather of the same bytes"),
+        (AG, AR, 2, "as long as the measured all-gather of twice the bytes"),
+    ],
+)
+def test_another_operation_stands_in_by_its_bus_bytes(
+    measured: Operation, asked: Operation, ratio: float, told: str
+) -> None:
+    timing = timings(run_of(gpus(3), curve(measured, (0, 1, 2), 100.0))).of(asked, (0, 1, 2))
+    assert timing.seconds(16 * MIB)[1] == pytest.approx(5e-6 + ratio * 16 * MIB / 100e9, rel=0.02)
+    assert timing.told == told
+
+
+def test_the_nearest_operation_stands_in_first() -> None:
+    cells = [*curve(AR, (0, 1), 1.0), *curve(AG, (0, 1), 100.0)]
+    assert timings(run_of(gpus(2), cells)).of(RS, (0, 1)).seconds(MIB)[1] == pytest.approx(5e-6 + MIB / 100e9)
+
+
+def test_a_set_that_is_predicted_alike_lends_its_curve() -> None:
+    """All pairs carry the same; three GPUs were measured together."""
+    timing = timings(pairs({}, 4), run_of(gpus(4), curve(AR, (0, 1, 2), 60.0))).of(AR, (1, 2, 3))
+    assert timing.told == "as on GPU0, GPU1, GPU2, which are predicted alike"
+    assert timing.seconds(MIB)[1] == pytest.approx(5e-6 + MIB / 60e9)
+
+
+@pytest.mark.parametrize("operation", [AR, AG, RS])
+@pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "pcie-4-two-bridges"])
+def test_a_ring_by_pairs_brackets_what_the_simulated_machine_takes_together(fabric: str, operation: Operation) -> None:
+    """Pairs' all-reduces alone, against the operation on all four GPUs: inside the band, of large messages."""
+    together = simulated(fabric, operation, together=True)
+    timing = timings(simulated(fabric)).of(operation, (0, 1, 2, 3))
+    assert timing.told.startswith("a ring at ")
+    for found in together.measurements:
+        if found.cell.size_bytes >= 16 * MIB:
+            low, _, high = timing.seconds(found.cell.size_bytes)
+            assert low * 0.93 <= summarize(found).seconds <= high * 1.07
+
+
+def test_a_ring_of_four_by_the_pairs_of_recorded_h200s() -> None:
+    """Four H200 in one communicator were recorded beside their pairs: large messages within a tenth."""
+    recorded = runfile.load(H200 / "allreduce.json")
+    four = {m.cell.size_bytes: summarize(m).seconds for m in recorded.measured() if len(m.cell.members) == 4}
+    timing = timings(runfile.load(H200 / "pairs.json")).of(AR, (0, 1, 2, 3))
+    large = [size for size in four if size >= 16 * MIB]
+    assert large
+    assert all(timing.seconds(size)[1] == pytest.approx(four[size], rel=0.25) for size in large)
+    assert timing.seconds(2**30)[1] == pytest.approx(four[2**30], rel=0.12)
+
+
+def test_a_slower_pair_never_makes_a_ring_faster() -> None:
+    before, after = (timings(pairs({(0, 1): gbs}, 4)).of(AR, (0, 1, 2, 3)).seconds(64 * MIB) for gbs in (100.0, 40.0))
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(before, after, strict=True))
+
+
+def test_what_is_beyond_the_measured_sizes_is_said() -> None:
+    timing = timings(run_of(gpus(2), curve(AR, (0, 1), 100.0))).of(AR, (0, 1))
+    assert beyond(timing, [MIB, 8]) == ""
+    assert beyond(timing, [MIB, 2**31]) == "sizes beyond the measured 8 to 1G by a line of latency and bandwidth"
+
+
+def test_where_nothing_comes_near_it_is_said() -> None:
+    run = run_of(gpus(4), curve(AR, (0, 1, 2, 3), 100.0))
+    with pytest.raises(UsageError, match="cannot predict all-gather on GPU0, GPU1: neither they nor their pairs"):
+        timings(run).of(AG, (0, 1))
