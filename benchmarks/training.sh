@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# What issue 5 must show on real GPUs, into the folder $1: the wires' curves with and without P2P, GPT-2 with and without
+# P2P, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
+# Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [curves|gpt2|local|scaling|launch|all] > LOG 2>&1
+#   On 4 × H200 a part is meant to take: curves 2 min, gpt2 7, local 2, scaling 4, launch 2. Each step has its own limit.
+#   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
+#   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
+#   EPOCHS=10 and REPEATS=3 change how long `scaling` and the ablations take. Nothing here sets NCCL's variables but
+#   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
+set -u -o pipefail
+[ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|local|scaling|launch|all]" >&2; exit 2; }
+out=$(cd "$1" && pwd)
+here=$(cd "$(dirname "$0")/.." && pwd)
+part=${2:-all}
+case $part in curves | gpt2 | local | scaling | launch | all) ;; *)
+    echo "training.sh: no part '$part': curves, gpt2, local, scaling, launch or all" >&2; exit 2 ;;
+esac
+export XDG_STATE_HOME=${XDG_STATE_HOME:-$out/.state} PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+DRY=${DRY:-}
+failed=0
+mkdir -p "$XDG_STATE_HOME"
+
+step() { # step LIMIT COMMAND …: a titled command with a limit in seconds, its wall time and exit status
+    local limit=$1; shift
+    echo "== $*"
+    local begin=$EPOCHREALTIME
+    timeout --kill-after=10 "$limit" "$@"
+    local status=$?
+    awk -v a="$begin" -v b="$EPOCHREALTIME" -v s=$status 'BEGIN { printf "-- exit %d, %.2f s\n", s, b - a }'
+    [ $status -eq 0 ] || failed=$((failed + 1))
+    return $status
+}
+
+program=("$python" -m collbench)
+
+if [ "$DRY" ]; then
+    backend=(--backend host) sizes=64K:4M:8 two=0,1 worlds=(2) images=(--tiny --images 960 --held-out 960 --gpus 1,2)
+    gpt2=("$here/benchmarks/gpt2_ddp.py" --tiny --batch 2 --sequence 64 --steps 8 --warmup 2)
+    four=$two
+else
+    backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(2 4) images=(--gpus "${GPUS:-1,2,3,4}")
+    gpt2=("$here/benchmarks/gpt2_ddp.py" --steps 50 --warmup 10)
+fi
+devices() { [ "$1" = 2 ] && echo $two || echo $four; }
+
+curves() {
+    step 60 "${program[@]}" pairs "${backend[@]}" --quick # saved where `train --auto-select` looks
+    for world in "${worlds[@]}"; do
+        for operation in allreduce allgather reducescatter; do
+            local words=("${program[@]}" "$operation" "${backend[@]}" --devices "$(devices "$world")" --sizes "$sizes" --quick)
+            step 60 "${words[@]}" --output "$out/curves-$world-p2p-$operation.json"
+            step 90 env NCCL_P2P_DISABLE=1 "${words[@]}" --output "$out/curves-$world-nop2p-$operation.json"
+        done
+    done
+}
+
+ablate() { # ablate WORLD STRATEGY DTYPE
+    step 180 "${program[@]}" ablate "${backend[@]}" --devices "$(devices "$1")" --without p2p --repeats "${REPEATS:-3}" \
+        --skip 0 -o "$out/ablate-$2-$1-$3.json" -- "${gpt2[@]}" --strategy "$2" --dtype "$3"
+}
+
+gpt2() {
+    for world in "${worlds[@]}"; do
+        for strategy in ddp fsdp; do ablate "$world" $strategy bf16; done
+    done
+    ablate 2 ddp amp # 4 bytes a gradient, as most people train
+    ablate 2 ddp fp32
+}
+
+one() { # one NAME WORLD OPTIONS …: a single job, its output kept
+    local name=$1 world=$2; shift 2
+    local words=("${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
+    [ "$world" = 1 ] && words=("${program[@]}" train "${backend[@]}" --devices 0)
+    step 90 "${words[@]}" "${gpt2[@]}" "$@" > "$out/gpt2-$name.txt" 2> "$out/gpt2-$name.err"
+    local status=$?
+    echo "== gpt2-$name: exit $status; $(grep ^summary "$out/gpt2-$name.txt" || tail -3 "$out/gpt2-$name.err")"
+    rm -f "$out/gpt2-$name.err"
+}
+
+local_() {
+    for dtype in bf16 amp fp32; do
+        one "none-$dtype" 1 --strategy none --dtype $dtype
+        one "local-2-$dtype" 2 --strategy local --dtype $dtype
+    done
+    for world in "${worlds[@]}"; do
+        [ "$world" = 2 ] || one "local-$world-bf16" "$world" --strategy local --dtype bf16
+    done
+    for dtype in bf16 amp; do one "buckets-$dtype" 2 --strategy ddp --dtype $dtype --profile-buckets; done
+    one "units-bf16" 2 --strategy fsdp --dtype bf16 --profile-buckets
+}
+
+scaling() {
+    step 420 "$python" "$here/benchmarks/scaling.py" "${backend[@]}" "${images[@]}" --epochs "${EPOCHS:-10}" \
+        --out "$out/scaling.json"
+}
+
+launch() {
+    step 240 "$python" "$here/benchmarks/launch_cost.py" --out "$out"
+}
+
+compare() { # predicted beside measured, once both are there; costs no GPU
+    local list=$out/predicted.toml
+    : > "$list"
+    for file in "$out"/ablate-*.json; do
+        [ -e "$file" ] || return 0
+        local name; name=$(basename "$file" .json)
+        local strategy world dtype
+        IFS=- read -r _ strategy world dtype <<< "$name"
+        cat >> "$list" <<CELL
+[[cell]]
+label = "${strategy^^} $dtype, $world GPUs"
+fast = ["curves-$world-p2p-allreduce.json", "curves-$world-p2p-allgather.json", "curves-$world-p2p-reducescatter.json"]
+slow = ["curves-$world-nop2p-allreduce.json", "curves-$world-nop2p-allgather.json", "curves-$world-nop2p-reducescatter.json"]
+ablation = "$name.json"
+strategy = "$strategy"
+gpus = $world
+dtype = "$([ "$dtype" = fp32 ] && echo fp32 || echo bf16)"
+grad_dtype = "$([ "$dtype" = bf16 ] && echo bf16 || echo fp32)"
+
+CELL
+    done
+    step 60 "$python" "$here/benchmarks/predicted.py" "$list" --json "$out/predicted.json"
+}
+
+if [ "$DRY" ]; then
+    echo "DRY=1: CPU cores and a tiny model, $(date -u +%FT%TZ)"
+else
+    echo "commit ${COMMIT:-unknown}, $(date -u +%FT%TZ), $(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c)"
+    cd "$here" || exit 1
+    step 120 "$python" -m pip install -q --no-build-isolation --no-deps --no-index . || exit 1
+fi
+cd "$out" || exit 1 # not the source tree: what was installed is what runs
+
+[ "$part" = all ] || [ "$part" = curves ] && curves
+[ "$part" = all ] || [ "$part" = gpt2 ] && gpt2
+[ "$part" = all ] || [ "$part" = local ] && local_
+[ "$part" = all ] || [ "$part" = scaling ] && scaling
+[ "$part" = all ] || [ "$part" = launch ] && launch
+compare
+echo "$failed steps failed"
+exit $((failed > 0))

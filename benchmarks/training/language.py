@@ -1,0 +1,88 @@
+"""The language model that benchmarks/gpt2_ddp.py trains, and its text: both from what is here, nothing downloaded."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+ROOT = Path(__file__).parents[2]
+HELD_OUT = 0.1  # of the text, its end, which is never trained on
+
+
+class NextToken(nn.Module):
+    """A language model and its loss in one, so that a wrapper such as DDP sees one forward with one result.
+
+    `blocks` are the layers that FSDP gathers one at a time.
+    """
+
+    def __init__(self, network: nn.Module, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.network = network
+        self._blocks = [blocks]  # in a list: not a second home for the same parameters
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's layers, in order."""
+        return self._blocks[0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the mean loss in nats of each token of (batch, sequence + 1) given those before it."""
+        logits = self.network(tokens[:, :-1])
+        logits = getattr(logits, "logits", logits)  # transformers wraps them
+        return functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Tiny(nn.Module):
+    """A transformer of two small layers, for dry runs: no figure of it is of GPT-2."""
+
+    def __init__(self, vocabulary: int = 256, width: int = 64, positions: int = 1024) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
+        layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True) for _ in range(2)]
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at every place."""
+        length = tokens.shape[1]
+        hidden = self.token(tokens) + self.position(torch.arange(length, device=tokens.device))
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device, dtype=hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=mask, is_causal=True)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def model(*, tiny: bool) -> NextToken:
+    """Return GPT-2 124M from transformers' default configuration, or the tiny one; weights from torch's seed.
+
+    Raises ModuleNotFoundError where transformers is not installed.
+    """
+    if tiny:
+        small = Tiny()
+        return NextToken(small, small.layers)
+    transformers = importlib.import_module("transformers")  # by name: it is no dependency of collbench
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, attn_implementation="sdpa"))
+    return NextToken(gpt2, gpt2.transformer.h)
+
+
+def text() -> Tensor:
+    """Return the project's own pages as tokens: each byte is one, below 256, so any vocabulary that large holds it."""
+    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    return torch.frombuffer(bytearray(b"\n".join(page.read_bytes() for page in pages)), dtype=torch.uint8).long()
+
+
+def parts(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what is trained on, and the end that is held out."""
+    border = int(len(tokens) * (1 - HELD_OUT))
+    return tokens[:border], tokens[border:]
+
+
+def windows(tokens: Tensor, shape: tuple[int, ...], length: int, seed: int) -> Tensor:
+    """Return tokens of shape (*shape, length + 1): pieces of the text that begin anywhere, drawn from a seed."""
+    begins = torch.randint(len(tokens) - length, shape, generator=torch.Generator().manual_seed(seed))
+    return tokens[begins[..., None] + torch.arange(length + 1)]

@@ -1,0 +1,185 @@
+"""The tables of docs/results.md in markdown, from the files of a session, beside what others published."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from collbench.ablation.model import ArmResult, Ratio
+from collbench.units import format_size
+
+from . import published, results
+from .results import Compared, Curve
+
+MISSING = "*Not measured yet: `benchmarks/results_tables.py` writes this.*"
+_SIZES = (1 << 20, 1 << 24, 1 << 26, 1 << 30)  # of messages, in the table of curves
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table, its first column to the left and the figures to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def headline(folder: Path) -> list[str]:
+    """Return a sentence for each ablation: what the job loses without P2P."""
+    return [f"- {_sentence(one)}" for one in results.ablations(folder)]
+
+
+def _sentence(one: Compared) -> str:
+    ratio = one.result.ratio
+    where = f"{one.job} on {results.hardware(one.ablation.gpus)}"
+    if ratio.low <= 1 <= ratio.high:
+        return f"{where}: no difference shown, a step takes {_ratio(ratio)} times as long without P2P."
+    return f"{where}: a step takes **{ratio.middle:.2f} times** as long without P2P ({ratio.low:.2f}–{ratio.high:.2f})."
+
+
+def gpt2(folder: Path) -> list[str]:
+    """Return the steps with and without P2P, and the published ones below."""
+    head = ("job", "GPUs", "step with P2P", "without", "ratio", "all-reduce of 64 MiB with, GB/s", "without")
+    rows = [_gpt2_row(one) for one in results.ablations(folder)]
+    if not rows:
+        return []
+    old = [(one.job, one.gpus, one.fast, one.slow, f"{one.ratio:.2f}", "–", "–") for one in published.LANGUAGE]
+    return markdown(head, [*rows, *old])
+
+
+def _gpt2_row(one: Compared) -> Sequence[str]:
+    times = [_step(arm) for arm in one.result.arms]
+    speeds = [{some.size_bytes: some.busbw_gbs for some in arm.allreduce}.get(1 << 26) for arm in one.ablation.arms]
+    shown = [f"{speed:.1f}" if speed is not None else "–" for speed in speeds]
+    return (one.job, results.hardware(one.ablation.gpus), *times, _ratio(one.result.ratio), *shown)
+
+
+def _step(arm: ArmResult) -> str:
+    low, high = (1e3 * end for end in arm.interval)
+    return f"{1e3 * arm.seconds:.2f} ms ({low:.2f}–{high:.2f})"
+
+
+def _ratio(ratio: Ratio) -> str:
+    return f"{ratio.middle:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
+
+
+def exposed(folder: Path) -> list[str]:
+    """Return what of a step waits for communication: with P2P and without, less the step that never exchanges."""
+    jobs = results.jobs(folder)
+    local = {(job["dtype"], job["ranks"]): results.step_ms(job) for job in jobs if job["strategy"] == "local"}
+    alone = {job["dtype"]: results.step_ms(job) for job in jobs if job["strategy"] == "none"}
+    rows = []
+    for one in results.ablations(folder):
+        base = local.get((one.dtype, str(one.ranks)))
+        if base is None:
+            continue
+        with_p2p, without = (1e3 * arm.seconds - base for arm in one.result.arms)
+        single = f"{alone[one.dtype]:.2f}" if one.dtype in alone else "–"
+        rows.append((one.job, str(one.ranks), single, f"{base:.2f}", f"{with_p2p:.2f}", f"{without:.2f}"))
+    head = ("job", "GPUs", "one GPU, ms", "never exchanged, ms", "exposed with P2P, ms", "without, ms")
+    return markdown(head, rows) if rows else []
+
+
+def buckets(folder: Path) -> list[str]:
+    """Return the messages that DDP sends in a step, in their order."""
+    found = results.buckets(folder)
+    rows = [(job, str(len(sizes)), ", ".join(f"{size / 2**20:.1f}" for size in sizes)) for job, sizes in found.items()]
+    return markdown(("job", "all-reduces", "MiB each, in order"), rows) if rows else []
+
+
+def curves(folder: Path) -> list[str]:
+    """Return the bandwidth of the collectives that training uses, with P2P and without."""
+    pairs: dict[tuple[str, int], dict[bool, Curve]] = {}
+    for curve in results.curves(folder):
+        pairs.setdefault((curve.operation, curve.ranks), {})[curve.p2p] = curve
+    rows = [
+        (operation, str(ranks), *(_both(both, size) for size in _SIZES))
+        for (operation, ranks), both in sorted(pairs.items())
+    ]
+    head = ("busbw with P2P / without, GB/s", "GPUs", *(format_size(size) for size in _SIZES))
+    return markdown(head, rows) if rows else []
+
+
+def _both(curve: dict[bool, Curve], size: int) -> str:
+    speeds = (curve[p2p].busbw.get(size) if p2p in curve else None for p2p in (True, False))
+    return " / ".join(f"{speed:.1f}" if speed is not None else "–" for speed in speeds)
+
+
+def predicted(folder: Path) -> list[str]:
+    """Return predicted beside measured extra time of a step, from benchmarks/predicted.py's JSON."""
+    data = results.loaded(folder / "predicted.json")
+    if data is None:
+        return []
+    rows = [
+        (cell["label"], *(_span(cell[name]) for name in ("predicted_ms", "measured_ms")), f"{cell['error']:+.0%}")
+        for cell in data["cells"]
+    ]
+    return markdown(("job", "predicted extra, ms", "measured extra, ms", "error"), rows)
+
+
+def _span(span: dict[str, float]) -> str:
+    return f"{span['middle']:.2f} ({span['low']:.2f}–{span['high']:.2f})"
+
+
+def scaling(data: dict[str, Any]) -> list[str]:
+    """Return both series of a scaling file: time, speed-up, efficiency, accuracy."""
+    head = ("fixed", "GPUs", "images a step", "steps", "time, s", "speed-up", "efficiency", "accuracy, %")
+    rows = []
+    for series in dict.fromkeys(row["series"] for row in data["rows"]):
+        mine = sorted((row for row in data["rows"] if row["series"] == series), key=lambda row: row["gpus"])
+        # the speed-up of a list that does not begin at one GPU is over as many as it begins with
+        first = mine[0]["seconds"] * mine[0]["gpus"]
+        rows += [_scaling_row(row, first) for row in mine]
+    return markdown(head, rows) if rows else []
+
+
+def _scaling_row(row: dict[str, Any], first: float) -> Sequence[str]:
+    speed_up = first / row["seconds"]
+    fixed = {"per-gpu": "images per GPU", "global": "images a step"}[row["series"]]
+    counts = (str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
+    times = (f"{row['seconds']:.2f}", f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
+    return (fixed, *counts, *times, f"{100 * row['accuracy']:.1f} ± {100 * margin(row):.1f}")
+
+
+def margin(row: dict[str, Any]) -> float:
+    """Return half the 95 % interval of an accuracy, as its held-out images allow: binomial, without training's luck."""
+    share = row["accuracy"]
+    return 1.96 * math.sqrt(share * (1 - share) / row["held_out"])
+
+
+def published_scaling() -> list[str]:
+    """Return METHOD.md §7's table of EfficientNet on CIFAR-10."""
+    first = published.IMAGES[0].seconds
+    rows = [
+        (
+            str(one.gpus),
+            f"{one.seconds:.0f}",
+            f"{first / one.seconds:.2f}",
+            f"{first / one.seconds / one.gpus:.0%}",
+            f"{one.accuracy:.2f}",
+        )
+        for one in published.IMAGES
+    ]
+    return markdown(("GPUs", "time, s", "speed-up", "efficiency", "accuracy, %"), rows)
+
+
+def _scaling_of(folder: Path) -> list[str]:
+    data = results.loaded(folder / "scaling.json", "collbench-scaling")
+    return scaling(data) if data else []
+
+
+TABLES: dict[str, Callable[[Path], list[str]]] = {
+    "headline": headline,
+    "gpt2": gpt2,
+    "exposed": exposed,
+    "buckets": buckets,
+    "curves": curves,
+    "predicted": predicted,
+    "scaling": _scaling_of,
+    "published-scaling": lambda _: published_scaling(),
+}
+
+
+def blocks(folder: Path | None) -> dict[str, str]:
+    """Return each table by its name in the page; where nothing was measured, words that say so. Raises ResultError."""
+    nowhere = folder or Path("/nonexistent")
+    return {name: "\n".join(make(nowhere)) or MISSING for name, make in TABLES.items()}

@@ -1,0 +1,185 @@
+"""docs/results.md's tables, the pictures and the session that both are made from, on invented files.
+
+No figure in tests/data/training was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.training import published, results, tables
+from collbench.errors import RunFileError
+
+ROOT = Path(__file__).parents[2]
+INVENTED = ROOT / "tests" / "data" / "training"
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def python(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / script), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
+EXPECTED = {
+    "headline": [
+        "- DDP bf16 on 2 × Invented GPU: a step takes **1.43 times** as long without P2P (1.42–1.44).",
+        "- FSDP bf16 on 4 × Invented GPU: no difference shown, a step takes 1.004 (0.990–1.018) times as long without "
+        "P2P.",
+    ],
+    "gpt2": [
+        "| DDP bf16 | 2 × Invented GPU | 22.40 ms (22.20–22.60) | 32.10 ms (31.80–32.40) | 1.433 (1.424–1.441) "
+        "| 320.5 | 27.9 |",
+        "| before: DDP, fp32, random tokens | 2 × NVIDIA H200 | 51.3 ms | 58.6 ms | 1.14 | – | – |",
+    ],
+    # 22.4 and 32.1 less the 20.1 of the same ranks without communication; there is none for four ranks
+    "exposed": ["| DDP bf16 | 2 | 19.50 | 20.10 | 2.30 | 12.00 |"],
+    "buckets": ["| DDP bf16 | 3 | 1.0, 25.0, 75.0 |"],
+    "predicted": ["| DDP bf16, 2 GPUs | 8.20 (0.00–9.40) | 9.70 (9.50–9.90) | -15% |"],
+    # 40 / 25 = 1.6, on two GPUs 80 %; 1.96 √(0.75 · 0.25 / 10,000) = 0.85 %
+    "scaling": [
+        "| images per GPU | 2 | 192 | 1000 | 25.00 | 1.60 | 80% | 75.0 ± 0.8 |",
+        "| images per GPU | 4 | 384 | 500 | 12.50 | 3.20 | 80% | 70.0 ± 0.9 |",
+        "| images a step | 2 | 96 | 2000 | 38.00 | 1.05 | 53% | 79.6 ± 0.8 |",
+    ],
+    # 707 / 109 = 6.486, an eighth of it 81 %
+    "published-scaling": ["| 8 | 109 | 6.49 | 81% | 68.82 |"],
+}
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_a_table_says_what_the_files_say(name: str) -> None:
+    lines = tables.blocks(INVENTED)[name].splitlines()
+    assert [line for line in EXPECTED[name] if line not in lines] == []
+
+
+def test_curves_with_and_without_p2p_stand_beside_each_other(tmp_path: Path) -> None:
+    recorded = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200" / "allreduce.json"
+    shutil.copy(recorded, tmp_path / "curves-4-p2p-allreduce.json")
+    (line,) = [line for line in tables.blocks(tmp_path)["curves"].splitlines() if "| 4 |" in line]
+    # session.log beside it printed 84.18, 254.17, 314.40 and 354.42 GB/s at these sizes
+    assert line == "| allreduce | 4 | 84.2 / – | 254.2 / – | 314.4 / – | 354.4 / – |"
+
+
+def test_the_ratios_of_what_was_published() -> None:
+    for one in published.LANGUAGE:
+        fast, slow = (float(time.split()[0]) for time in (one.fast, one.slow))
+        assert one.ratio == pytest.approx(slow / fast, abs=0.005)
+
+
+def page_blocks(page: str) -> dict[str, str]:
+    return dict(re.findall(r"<!-- figure: ([\w-]+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL))
+
+
+def test_the_pages_tables_are_those_of_its_folder() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    (folder,) = re.findall(r"<!-- results: (\S+) -->", page)
+    expected = tables.blocks(None if folder == "none" else ROOT / folder)
+    assert page_blocks(page) == expected
+    assert folder != "none" or set(expected.values()) - {tables.MISSING} == {expected["published-scaling"]}
+
+
+def test_update_fills_the_page_and_nothing_else(tmp_path: Path) -> None:
+    before = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = tmp_path / "results.md"
+    page.write_text(before, encoding="utf-8")
+    done = python("results_tables.py", str(INVENTED), "--update", str(page))
+    assert done.returncode == 0, done.stderr
+    after = page.read_text(encoding="utf-8")
+    assert page_blocks(after) == tables.blocks(INVENTED)
+    bare = [
+        re.sub(r"(<!-- (?:figure|results): ).*?(?=<!-- end|$)", r"\1", text, flags=re.DOTALL)
+        for text in (before, after)
+    ]
+    assert bare[0] == bare[1]
+    assert f"<!-- results: {INVENTED.as_posix()} -->" in after
+
+
+@pytest.mark.parametrize("script", ["results_tables.py", "training_plots.py"])
+def test_files_that_are_not_results_are_one_line(tmp_path: Path, script: str) -> None:
+    (tmp_path / "scaling.json").write_text("[]", encoding="utf-8")
+    done = python(script, str(tmp_path))
+    assert done.returncode == 2
+    assert "scaling.json" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unfinished_ablation_is_refused(tmp_path: Path) -> None:
+    data: dict[str, Any] = json.loads((INVENTED / "ablate-ddp-2-bf16.json").read_text(encoding="utf-8"))
+    (tmp_path / "ablate-a.json").write_text(json.dumps(data | {"result": None}), encoding="utf-8")
+    with pytest.raises(results.ResultError, match="incomplete"):
+        results.ablations(tmp_path)
+    (tmp_path / "ablate-a.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RunFileError):
+        results.ablations(tmp_path)
+
+
+def test_pictures_are_the_same_bytes_twice_and_say_where_and_when(tmp_path: Path) -> None:
+    names = ("ablation.svg", "scaling.svg", "predicted.svg")
+    made = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        shutil.copytree(INVENTED, folder)
+        done = python("training_plots.py", str(folder))
+        assert done.returncode == 0, done.stderr
+        made.append([(folder / name).read_bytes() for name in names])
+    assert made[0] == made[1]
+    for picture in made[0]:
+        text = picture.decode("utf-8")
+        assert "Invented GPU" in text
+        assert "2026-11-21" in text
+    assert "step, ms" in made[0][0].decode("utf-8")
+
+
+# Stands for python3: notes what it is asked, and fails for one of the commands.
+FAKE_PYTHON = """#!/bin/sh
+echo "P2P_DISABLE=${{NCCL_P2P_DISABLE:-}} $@" >> '{log}'
+case "$*" in *reducescatter*) exit 9 ;; esac
+"""
+
+
+def test_the_session_runs_its_parts_and_counts_what_failed(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(FAKE_PYTHON.format(log=tmp_path / "log"), encoding="utf-8")
+    fake.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    environment |= {"DRY": "1", "PYTHON": str(fake)}
+
+    def session(part: str) -> subprocess.CompletedProcess[str]:
+        command = [str(BENCHMARKS / "training.sh"), str(tmp_path / "out"), part]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+
+    done = session("curves")
+    assert done.returncode == 1
+    assert done.stdout.endswith("2 steps failed\n")
+    assert done.stdout.count("-- exit 9, ") == 2
+    asked = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    assert len(asked) == 7  # pairs, and three collectives with and without P2P
+    assert sum(line.startswith("P2P_DISABLE=1 ") for line in asked) == 3
+    assert all(("nop2p" in line) is line.startswith("P2P_DISABLE=1 ") for line in asked)
+    assert session("gpt2").stdout.endswith("0 steps failed\n")
+    later = (tmp_path / "log").read_text(encoding="utf-8").splitlines()[7:]
+    trained = [re.search(r"ablate .* --without p2p .*--strategy (\w+) --dtype (\w+)", line) for line in later]
+    assert [found and found.groups() for found in trained] == [
+        ("ddp", "bf16"),
+        ("fsdp", "bf16"),
+        ("ddp", "amp"),
+        ("ddp", "fp32"),
+    ]
+    assert session("everything").returncode == 2
+
+
+def test_the_session_changes_no_variable_of_nccl_but_the_one_it_measures() -> None:
+    source = (BENCHMARKS / "training.sh").read_text(encoding="utf-8")
+    assert (
+        set(re.findall(r"(\w+)=\S+", source)) & {"NCCL_NVLS_ENABLE", "NCCL_DEBUG", "NCCL_ALGO", "NCCL_PROTO"} == set()
+    )
+    assert set(re.findall(r"NCCL_\w+", source)) == {"NCCL_P2P_DISABLE"}
