@@ -13,17 +13,18 @@ from pathlib import Path
 from collbench.errors import RunFileError
 
 
-def write(text: str, path: Path, doing: str, option: str) -> None:
-    """Write the text so that a reader, or a crash, meets either the old file or the new one.
+def write(content: str | bytes, path: Path, doing: str, option: str) -> None:
+    """Write text (UTF-8) or bytes so that a reader, or a crash, meets either the old file or the new one.
 
     Raises RunFileError for a folder that cannot be written and for a full disk; the old file is then untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # A name from the system that is not UTF-8 holds lone surrogates: as \udcxx they are valid JSON.
+    data = content if isinstance(content, bytes) else content.encode("utf-8", errors="backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A name from the system that is not UTF-8 holds lone surrogates: as \udcxx they are valid JSON.
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -47,7 +47,7 @@ def test_of_times_the_least_is_the_brightest() -> None:
     run = run_of(gpus(3), cells)
     found = rank_links(run, Work(Operation.CE_WRITE), 8)
     assert found is not None
-    lines = text([heat_map(run, found, seconds=True)], terminal=True).split("\n")
+    lines = text([heat_map(run, found, unit="us")], terminal=True).split("\n")
     assert "48;5;227m   2.00" in lines[2]  # from GPU1 to GPU2 8 B at 0.004 GB/s take 2 µs, the best
     assert "48;5;31m   4.00" in lines[1]  # and from GPU0 to GPU1 at 0.002 GB/s twice that
 

@@ -1,17 +1,14 @@
-"""`collbench pairs` and `collbench show`: every link and pair, measured or read back, on one page."""
+"""`collbench pairs`: every link and pair, measured, on one page."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
-from collbench import runfile
 from collbench.cli import options
 from collbench.cli.measuring import measure_and_show
-from collbench.cli.showing import FORMAT, Showing
 from collbench.errors import UsageError
 from collbench.operations import Operation, Variant, Work
 
@@ -53,22 +50,6 @@ def pairs(**given: Any) -> None:
         pairs=True,
     )
     measure_and_show(request, path)
-
-
-@click.command(short_help="Print a saved run again.")
-@click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
-@FORMAT
-def show(run_file: Path, layout: str) -> None:
-    """Print a saved run again, as the command that measured it did.
-
-    Any machine's run will do; the page names the machine that it came from.
-
-    \b
-    Examples:
-      collbench show run.json
-      collbench show --format nccl-tests allreduce.json
-    """
-    Showing(layout).show(runfile.load(run_file))
 
 
 def _parse_operations(text: str) -> tuple[str, ...]:

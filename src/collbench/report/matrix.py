@@ -18,7 +18,7 @@ Matrix = NDArray[np.float64]
 # Colour-blind safe, dark to light as viridis runs; 256-colour numbers. The steps are fractions of the best link.
 _SCALE = ((0.98, "color(154)"), (0.90, "color(78)"), (0.75, "color(37)"), (0.50, "color(68)"), (0.0, "color(99)"))
 # Beyond this many devices a decimal place would break 80 columns.
-_DEVICES_WITH_DECIMALS = 9
+DEVICES_WITH_DECIMALS = 9
 _KINDS = {
     Variant.PLAIN: "row sends to column",
     Variant.STAGED: "row sends to column, through host memory",
@@ -62,17 +62,19 @@ def render_matrix(
     extra: Sequence[str] = (),
     best_is_least: bool = False,
     style: Callable[[float], str] | None = None,
+    printed: Callable[[float], str] | None = None,
 ) -> Text:
     """Return head and rows of a matrix, coloured; `extra` heads the columns beyond the devices'.
 
-    `style` gives the style of a figure from its share of the best, NaN where there is none.
+    `style` gives the style of a figure from its share of the best, NaN where there is none; `printed` its text.
     """
     style = style or _style
     tags = [device.tag for device in run.devices]
-    wide = len(tags) <= _DEVICES_WITH_DECIMALS
+    wide = len(tags) <= DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
     heads = [*(tags if wide else [str(device.index) for device in run.devices]), *extra]
-    cells = [[_cell(value, decimals=int(wide)) for value in row] for row in matrix]
+    tell = printed or (lambda value: figure(value, decimals=int(wide)))
+    cells = [["-" if np.isnan(value) else tell(value) for value in row] for row in matrix]
     least, gap = (7, 2) if wide else (4, 1)
     columns = zip(heads, zip(*cells, strict=True), strict=True)
     widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
@@ -90,10 +92,6 @@ def render_matrix(
 def figure(value: float, decimals: int = 1) -> str:
     """Return a figure as matrices print it: small ones get a digit more, so that 0.12 does not print as 0.1."""
     return f"{value:.{decimals if value >= 9.95 else decimals + 1}f}"  # 9.96 rounds up to a number without it
-
-
-def _cell(value: float, *, decimals: int) -> str:
-    return "-" if np.isnan(value) else figure(value, decimals)
 
 
 def _style(share: float) -> str:

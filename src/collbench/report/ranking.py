@@ -19,11 +19,10 @@ from collbench.model import Run
 from collbench.operations import Work
 from collbench.plain import plain
 from collbench.report.header import header
-from collbench.report.heatmap import heat_map, shades
+from collbench.report.heatmap import heat_map, shades, unit_of, value
 from collbench.report.matrix import figure
 from collbench.units import format_approximate_size, format_size
 
-_MIB = 2**20
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
 _MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
 _MOST_FITS = 28
@@ -41,7 +40,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType]:
     yield Text(header(run))
     for ranked in summary.works:
         for ranking in ranked.rankings:
-            yield from _ranking(run, ranking)
+            yield from section(run, ranking, mapped=ranking.kind != "device" and len(run.devices) > 2)
     for ranked in summary.works:
         yield from _fits(run, ranked)
     yield Text("\n").append_text(shades()).append(f"\n{_WORDS_LEGEND}")
@@ -81,20 +80,20 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
     return numbers | words | {"standings": [plain(standing) for standing in ranking.standings]}
 
 
-def _ranking(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
-    small = ranking.size_bytes < _MIB
-    unit = "us" if small else "GB/s"
-    yield Text(f"\n{_title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
+def section(run: Run, ranking: Ranking, *, mapped: bool) -> Iterator[RenderableType]:
+    """Yield what there is to say of one work at one size: tiers, verdict, resolution, and if `mapped` the heat map."""
+    unit = unit_of(run, ranking.work, ranking.size_bytes)
+    yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit)
     yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
     if len(ranking.standings) > 1:
         yield Text(_resolution(ranking))
-    if ranking.kind != "device" and len(run.devices) > 2:
-        yield heat_map(run, ranking, seconds=small)
+    if mapped:
+        yield heat_map(run, ranking, unit=unit)
 
 
-def _title(run: Run, work: Work) -> str:
-    """Name a work; a simulated one never without saying so."""
+def title(run: Run, work: Work) -> str:
+    """Name a work and what it ran on; a simulated one never without saying so."""
     kind = {"device": "by device", "pair": "by pair", "link": "row sends to column"}[kind_of(work)]
     return f"{'sim ' if run.backend == 'sim' else ''}{work} ({kind})"
 
@@ -109,13 +108,13 @@ def _resolution(ranking: Ranking) -> str:
 
 def _tiers(run: Run, ranking: Ranking, unit: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="")
-    for title, justify in (("tier", "left"), (unit, "right"), (f"{ranking.kind}s", "left"), ("vs best", "left")):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for head, justify in (("tier", "left"), (unit, "right"), (f"{ranking.kind}s", "left"), ("vs best", "left")):
+        table.add_column(head, justify=justify)  # type: ignore[arg-type]
     tiers: dict[int, list[Standing]] = defaultdict(list)
     for standing in ranking.standings:
         tiers[standing.tier].append(standing)
     for tier, standings in tiers.items():
-        figures = [standing.seconds * 1e6 if unit == "us" else standing.gbs for standing in standings]
+        figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
         names = _names(run, ranking, standings)
         table.add_row(str(tier), _range(figures), names[0], _words(standings))
         for more in names[1:]:
@@ -154,12 +153,12 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
     fits = [fit for fit in ranked.fits if isinstance(fit, Fit)]
     if not fits:
         return
-    yield Text(f"\n{_title(run, ranked.work)}: latency and bandwidth over {_sizes(fits)} sizes")
+    yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {_sizes(fits)} sizes")
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(kind_of(ranked.work))
     table.add_column("label")
-    for title in ("latency us", "bandwidth GB/s", "n½", "misfit"):
-        table.add_column(title, justify="right")
+    for head in ("latency us", "bandwidth GB/s", "n½", "misfit"):
+        table.add_column(head, justify="right")
     for fit in fits[:_MOST_FITS]:
         table.add_row(
             name(run, ranked.work, fit.members),

@@ -1,0 +1,101 @@
+"""`collbench show` with an operation and a size: what it finds by which words, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.operations import Operation, Variant
+from tests.builders import GIB, gpus, measured, run_of
+from tests.cli.program import Program, collbench
+from tests.cli.test_terminal import ANSI, COLOUR, colourful, on_terminal
+
+MIB = 2**20
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    """All-reduces of pairs, out of place and in place, and a copy both ways; at 1 MiB and 1 GiB."""
+    found = [
+        measured(Operation.ALLREDUCE, pair, 200.0, size) for pair in combinations(range(3), 2) for size in (MIB, GIB)
+    ]
+    in_place = measured(Operation.ALLREDUCE, (0, 1), 210.0)
+    both = measured(Operation.CE_WRITE, (0, 1), 390.0)
+    for other, variant in ((in_place, Variant.IN_PLACE), (both, Variant.BOTH_WAYS)):
+        object.__setattr__(other.cell, "variant", variant)
+    runfile.save(run_of(gpus(3), [*found, in_place, both]), tmp_path / "run.json")
+    return "run.json"
+
+
+@pytest.mark.parametrize(
+    ("typed", "titles"),
+    [
+        ("allreduce", ["allreduce (by pair) at 1G, GB/s"]),
+        ("All-Reduce", ["allreduce (by pair) at 1G, GB/s"]),
+        ("all_reduce in-place", ["allreduce in-place (by pair) at 1G, GB/s"]),
+        ("ce_write", ["ce-write both-ways (by pair) at 1G, GB/s"]),  # all that there is of it
+    ],
+)
+def test_words_for_an_operation(program: Program, saved: str, typed: str, titles: list[str]) -> None:
+    said = program("show", saved, "--operation", typed, "--size", "1G")
+    assert (said.status, said.err) == (0, "")
+    assert [line for line in said.out.split("\n") if line.startswith(("allreduce", "ce-write"))] == titles
+    assert "\x1b" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "line"),
+    [
+        (
+            "an operation that was not measured",
+            ["--operation", "alltoall"],
+            "run.json has no operation 'alltoall': it holds allreduce, allreduce in-place, ce-write both-ways",
+        ),
+        (
+            "a size that was not measured",
+            ["--operation", "allreduce", "--size", "64M"],
+            "run.json has no allreduce at 64M: it holds 1M, 1G",
+        ),
+        ("a size in letters", ["--operation", "allreduce", "--size", "x"], "size 'x' is not a number of bytes"),
+        ("a size of what", ["--size", "1M"], "--size 1M alone says not what to show: add --operation"),
+        (
+            "a picture for a parser",
+            ["--operation", "allreduce", "--format", "nccl-tests"],
+            "--format nccl-tests prints tables: leave one out",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: str, words: list[str], line: str) -> None:
+    said = program("show", saved, *words)
+    assert (said.status, said.out) == (2, "")
+    assert line in said.line
+
+
+def test_a_run_without_a_sample_says_so(program: Program, tmp_path: Path) -> None:
+    runfile.save(run_of(gpus(2), []), tmp_path / "run.json")
+    said = program("show", "run.json", "--operation", "allreduce")
+    assert said.line == "run.json has no operation 'allreduce': it holds nothing that was measured"
+
+
+def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program, tmp_path: Path) -> None:
+    words = ("show", str(RECORDED), "--operation", "ce-write")
+    piped = program(*words).out
+    assert max(map(len, piped.partition("ce-write")[2].split("\n"))) <= 80
+    shown = on_terminal(collbench(*words), colourful(), tmp_path)
+    assert COLOUR.search(shown)
+    assert [line.rstrip() for line in ANSI.sub("", shown).split("\n")] == piped.split("\n")
+    assert on_terminal(collbench(*words), colourful() | {"NO_COLOR": "1"}, tmp_path) == piped
+
+
+def test_a_terminal_without_dots_still_has_the_figures(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = collbench("show", str(RECORDED), "--operation", "ce-write")
+    done = subprocess.run(command, env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\n  1G  2710.3      396.2   396.0    396.3      88.0%\n" in done.stdout
