@@ -1,0 +1,159 @@
+"""`collbench compare`: a run against others, or against figures of healthy machines."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from collbench import runfile
+from collbench.cli.terminal import show_page
+from collbench.errors import UsageError
+from collbench.model import Run
+from collbench.operations import Operation
+
+_AGREE, _REGRESSED = 0, 3
+_SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
+
+
+@click.command(short_help="Say what became faster or slower between runs.")
+@click.argument("run_files", metavar="BASE.JSON NEW.JSON…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--fail-below",
+    metavar="SHARE",
+    default="5%",
+    show_default=True,
+    help="Exit with 3 where something is slower than the base by more than this for certain.",
+)
+@click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
+@click.option("--reference", is_flag=True, help="Compare one run with published figures of its machine kind.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
+def compare(
+    run_files: tuple[Path, ...], fail_below: str, operation: str | None, reference: bool, as_json: bool
+) -> None:
+    """Say what became faster or slower from one run to another.
+
+    What differs beside the figures comes first: NCCL, driver, variables. Then only what is worse or better for certain,
+    then counts. Of three runs and more, a trend by date, and the newest against the oldest. --reference says whether
+    one run is normal for its machine kind. Exit status: 0, or 3 for a regression.
+
+    \b
+    Examples:
+      collbench compare base.json new.json
+      collbench compare base.json new.json --fail-below 3% --operation allreduce
+      collbench compare run.json --reference
+    """
+    limit = _parse_share(fail_below)
+    wanted = None if operation is None else _parse_operation(operation)
+    _check_count(run_files, reference=reference)
+    runs = [runfile.load(path) for path in run_files]
+    _check_alike(runs, run_files)
+    if reference:
+        status = _reference(runs[0], wanted, as_json=as_json)
+    elif len(runs) == 2:
+        status = _two(runs, run_files, limit, wanted, as_json=as_json)
+    else:
+        status = _many(runs, run_files, limit, wanted, as_json=as_json)
+    sys.stdout.flush()  # a full disk is told before the status
+    if status:
+        raise click.exceptions.Exit(status)
+
+
+def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
+    """Raise UsageError for runs that there is nothing to compare with."""
+    if reference and len(paths) > 1:
+        raise UsageError(f"--reference judges one run, {len(paths)} were given: leave out all but one")
+    if not reference and len(paths) == 1:
+        raise UsageError(f"{paths[0]} alone: name a second run to compare it with, or add --reference")
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        first = seen.setdefault(path.resolve(), path)
+        if first is not path:
+            raise UsageError(f"{path} and {first} are the same file: compare it with another one")
+
+
+def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
+    """Raise UsageError for runs of different backends: their figures are of different things."""
+    for run, path in zip(runs, paths, strict=True):
+        if run.backend != runs[0].backend:
+            raise UsageError(
+                f"{paths[0]} is of the {runs[0].backend} backend and {path} of the {run.backend} backend: "
+                "their figures are of different things; compare runs of one backend"
+            )
+
+
+def _two(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Operation | None, *, as_json: bool) -> int:
+    # Late: numpy takes as long to load as the rest of the program.
+    from collbench.comparison.compare import compare as compared
+    from collbench.report import comparison, comparison_json
+
+    found = compared(runs[0], runs[1], limit, wanted)
+    status = _REGRESSED if found.regressions else _AGREE
+    if not found.changes:
+        _nothing(paths, wanted)
+    if as_json:
+        click.echo(comparison_json.of_comparison(found, status), nl=False)
+    else:
+        show_page(comparison.page(found, (str(paths[0]), str(paths[1]))))
+    return status
+
+
+def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Operation | None, *, as_json: bool) -> int:
+    from collbench.comparison.trend import by_date
+    from collbench.comparison.trend import trend as trended
+    from collbench.report import comparison_json, trend
+
+    order = by_date(runs)
+    found = trended([runs[place] for place in order], limit, wanted)
+    status = _REGRESSED if found.last.regressions else _AGREE
+    if not found.last.changes:
+        _nothing(paths, wanted)
+    if as_json:
+        click.echo(comparison_json.of_trend(found, status), nl=False)
+    else:
+        show_page(trend.page(found, tuple(str(paths[place]) for place in order)))
+    return status
+
+
+def _nothing(paths: Sequence[Path], wanted: Operation | None) -> None:
+    of = f" of {wanted}" if wanted else ""
+    raise UsageError(
+        f"{paths[0]} and {paths[-1]} have no cell{of} in common: measure both with the same command and sizes"
+    )
+
+
+def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
+    from collbench.comparison.reference import judge
+    from collbench.reference.file import load
+    from collbench.report import comparison_json, reference
+
+    answers = judge(run, load(), wanted)
+    status = _REGRESSED if answers.below else _AGREE
+    if as_json:
+        click.echo(comparison_json.of_answers(answers, status), nl=False)
+    else:
+        show_page(reference.page(answers))
+    return status
+
+
+def _parse_operation(text: str) -> Operation:
+    for operation in Operation:
+        if _plain(text) == _plain(operation):
+            return operation
+    raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
+
+
+def _plain(text: str) -> str:
+    return "".join(letter for letter in text.lower() if letter not in "-_ ")
+
+
+def _parse_share(text: str) -> float:
+    """Return the ratio that `text` names: "5%" or "0.05". Raises UsageError."""
+    match = _SHARE.fullmatch(text.strip())
+    ratio = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= ratio < 1:
+        raise UsageError(f"--fail-below '{text}' is not a share from 0 to below 100 %: write 5%, 2.5% or 0.05")
+    return ratio

@@ -1,0 +1,177 @@
+"""A run against reference figures: normal, below or above, with the band, the conditions and the source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+
+from collbench.affinity.estimates import FEWEST_VISITS, Estimate
+from collbench.comparison.cells import Key, Named, cells
+from collbench.comparison.estimating import Part, estimates, reach
+from collbench.comparison.nvls import Nvls, nvls
+from collbench.model import Run
+from collbench.operations import Operation, Variant, Work
+from collbench.reference.figures import Figure
+from collbench.stats import summarize
+
+_ALPHA = 0.01  # all answers of a run together
+_Matched = tuple[Figure, list[Key]]
+
+
+class Standing(StrEnum):
+    """How a run stands to a figure."""
+
+    NORMAL = "normal"
+    BELOW = "below"
+    ABOVE = "above"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One place of a run at one size: members, busbw in GB/s, and how it stands to the figure."""
+
+    members: tuple[int, ...]
+    gbs: float
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one figure says of a run: `places` are all links, pairs or sets that it speaks for, the slowest first.
+
+    `mismatch` says what differs from the figure's conditions; then nothing is below it for certain.
+    """
+
+    figure: Figure
+    size_bytes: int
+    places: tuple[Measured, ...]
+    mismatch: str
+
+    @property
+    def standing(self) -> Standing:
+        """The worst that is certain of any place; undecided where none is and some are unclear."""
+        found = {place.standing for place in self.places}
+        if Standing.BELOW in found:
+            return Standing.UNDECIDED if self.mismatch else Standing.BELOW
+        return next(s for s in (Standing.UNDECIDED, Standing.NORMAL, Standing.ABOVE) if s in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A work of the run on so many members that no figure speaks for; `others` are figures at other sizes."""
+
+    work: Work
+    ranks: int
+    others: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Everything that the figures say of a run, and what they do not. `known`: some are of this machine's kind."""
+
+    run: Run
+    nvls: Nvls
+    answers: tuple[Answer, ...]
+    unknown: tuple[Unknown, ...]
+    known: bool
+
+    @property
+    def below(self) -> bool:
+        """True where something is below its band for certain, under the figure's own conditions."""
+        return any(answer.standing is Standing.BELOW for answer in self.answers)
+
+
+def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
+    """Return what the figures say of a run; of one operation where it is given."""
+    names = {device.name for device in run.devices}
+    ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
+    found = {key: named for key, named in cells(run).items() if operation in (None, named.work.operation)}
+    labels = {frozenset(path.devices): path.label for path in run.paths}
+    state = nvls(run)
+    matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, found, labels))], state)
+    errors = estimates(found, run.paths)
+    tested = sum(len(keys) for _, keys in matched)
+    answers = tuple(
+        Answer(figure, keys[0].size_bytes, _places(figure, keys, found, errors, tested), _mismatch(figure, state))
+        for figure, keys in matched
+    )
+    told = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
+    return Answers(run, state, answers, tuple(_unknown(found, ours, told)), bool(ours))
+
+
+def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
+    """Leave out figures of another NVLS where the same work has one of the run's own."""
+    fitting = {(figure.operation, figure.ranks) for figure, _ in matched if not _mismatch(figure, state)}
+    return [
+        (figure, keys)
+        for figure, keys in matched
+        if not _mismatch(figure, state) or (figure.operation, figure.ranks) not in fitting
+    ]
+
+
+def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
+    """Return the cells that a figure speaks for, at the largest size that it covers; of host copies the best node's."""
+    low, high = figure.sizes
+    ours = [
+        key
+        for key, named in found.items()
+        if (named.work.operation, named.work.variant) == (figure.operation, figure.variant)
+        and len(key.members) == figure.ranks
+        and low <= key.size_bytes <= high
+        and all(figure.links_are(labels.get(frozenset(pair), "?")) for pair in combinations(key.members, 2))
+    ]
+    largest = max((key.size_bytes for key in ours), default=0)
+    best: dict[tuple[int, ...], Key] = {}
+    for key in (key for key in ours if key.size_bytes == largest):
+        # Memory on another NUMA node is slower by its nature: the nearest shows what the slot carries.
+        other = best.get(key.members)
+        if other is None or found[key].gbs > found[other].gbs:
+            best[key.members] = key
+    return list(best.values())
+
+
+def _places(
+    figure: Figure, keys: Sequence[Key], found: dict[Key, Named], errors: dict[Key, Estimate], tested: int
+) -> tuple[Measured, ...]:
+    places = []
+    for key in keys:
+        gbs = summarize(found[key].found).busbw
+        places.append(Measured(key.members, gbs, _standing(figure, gbs, errors[key], _ALPHA / tested)))
+    return tuple(sorted(places, key=lambda place: (place.gbs, place.members)))
+
+
+def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> Standing:
+    """Return below or above only where the whole interval lies outside the band."""
+    low, high = figure.band
+    if low <= gbs and (high is None or gbs <= high):
+        return Standing.NORMAL
+    if len(estimate.visits) < FEWEST_VISITS:
+        return Standing.UNDECIDED
+    far = math.exp(reach([Part(estimate.wary**2, estimate.freedom, estimate.label)], alpha))
+    if gbs * far < low:
+        return Standing.BELOW
+    return Standing.ABOVE if high is not None and gbs / far > high else Standing.UNDECIDED
+
+
+def _mismatch(figure: Figure, state: Nvls) -> str:
+    """Return what differs in NVLS, "" where nothing does. Where it is possible, NCCL was free to use it, as there."""
+    if figure.nvls in (None, state.value) or (figure.nvls, state) == (Nvls.ON.value, Nvls.POSSIBLE):
+        return ""
+    return f"NVLS {figure.nvls} there, {state.value} here"
+
+
+def _unknown(
+    found: dict[Key, Named], figures: Sequence[Figure], told: set[tuple[Operation, Variant, int]]
+) -> Iterator[Unknown]:
+    works: dict[tuple[str, int], Work] = {}
+    for key, named in found.items():
+        works.setdefault((str(Work(named.work.operation, named.work.variant)), len(key.members)), named.work)
+    for (_, ranks), work in works.items():
+        if (work.operation, work.variant, ranks) not in told:
+            kind = (work.operation, work.variant)
+            others = (f for f in figures if (f.operation, f.variant) == kind and f.ranks == ranks)
+            yield Unknown(Work(work.operation, work.variant), ranks, tuple(others))

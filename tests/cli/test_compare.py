@@ -1,0 +1,186 @@
+"""`collbench compare`: the page, the JSON, the exit status, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.operations import Operation
+from tests.builders import gpus, measured, run_of
+from tests.cli.program import Program
+from tests.comparison.runs import RESULTS, copies, recorded, scaled
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
+DAYS = ("2026-03-02T00:00:00Z", "2026-03-01T00:00:00Z", "2026-03-03T00:00:00Z")
+
+
+@pytest.fixture
+def files(program: Program) -> None:
+    """A base, the same again, one that is slower on the pair 1-3, one of cores, one that is simulated."""
+    slow = copies(lambda a, b: 0.9 if {a, b} == {1, 3} else 1.0, seed=2)
+    runs = {
+        "base": copies(),
+        "again": copies(seed=1),
+        "slow": slow,
+        "cores": replace(copies(), backend="host"),
+        "other": run_of(gpus(4), [measured(Operation.SM_READ, (0, 1), 300.0)]),
+        "sim": replace(copies(), backend="sim"),
+        "sim2": replace(scaled(copies(), 2), backend="sim"),
+    }
+    for name, run in runs.items():
+        runfile.save(run, Path(f"{name}.json"))
+
+
+@pytest.mark.usefixtures("files")
+def test_the_same_again_has_nothing_to_tell(program: Program) -> None:
+    said = program("compare", "base.json", "again.json")
+    assert (said.status, said.err) == (0, "")
+    assert "worse as a whole" not in said.out
+    assert said.out.endswith("Nothing is slower for certain.\n")
+    assert "\x1b[" not in said.out
+
+
+@pytest.mark.usefixtures("files")
+def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
+    said = program("compare", "base.json", "slow.json")
+    assert said.status == 3
+    assert "GPU1-GPU3: all that runs there" in said.out
+    assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", said.out, re.MULTILINE)
+    assert "GPU0→GPU1" not in said.out
+    assert said.out.endswith("Regression: slower for certain by more than 5 % (--fail-below).\n")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(("share", "status"), [("0", 3), ("5%", 3), ("0.05", 3), ("15%", 0), ("99%", 0)])
+def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -> None:
+    said = program("compare", "base.json", "slow.json", "--fail-below", share)
+    assert said.status == status
+    assert status or "Something is slower for certain, none of it for certain by more than" in said.out
+
+
+@pytest.mark.usefixtures("files")
+def test_json_is_all_that_is_printed(program: Program) -> None:
+    said = program("compare", "base.json", "slow.json", "--json")
+    told = json.loads(said.out)
+    assert (said.status, told["exit_status"], told["format"]) == (3, 3, "collbench-comparison")
+    worse = {tuple(cell["members"]) for cell in told["cells"] if cell["verdict"] == "worse"}
+    assert worse == {(1, 3), (3, 1)}
+    assert told["counts"]["worse"] == 6
+    assert len(told["cells"]) == 36
+    assert [group["members"] for group in told["groups"] if group["regressed"]] == [[1, 3]]
+
+
+@pytest.mark.usefixtures("files")
+def test_many_runs_are_a_trend_by_date(program: Program) -> None:
+    for name, day in zip(("base", "again", "slow"), DAYS, strict=True):
+        runfile.save(replace(runfile.load(Path(f"{name}.json")), started=day), Path(f"{name}.json"))
+    said = program("compare", "base.json", "again.json", "slow.json")
+    assert said.status == 3
+    assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
+    assert "run 3 against run 1, cell by cell" in said.out
+    told = json.loads(program("compare", "base.json", "again.json", "slow.json", "--json").out)
+    assert [run["started"] for run in told["runs"]] == sorted(DAYS)
+    assert [point["worse"] for point in told["lines"][0]["points"]] == [0, 0, 2]
+    assert told["last"]["counts"]["worse"] == 6
+
+
+@pytest.mark.usefixtures("files")
+def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None:
+    said = program("compare", "sim.json", "sim2.json")
+    assert said.out.startswith("backend   sim: SIMULATED machines, nothing below was measured on a GPU\n")
+    assert "\nsim: worse\n" in said.out
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("title", "words", "told"),
+    [
+        ("nothing", "", "missing argument"),
+        ("one run alone", "base.json", "base.json alone: name a second run to compare it with, or add --reference"),
+        ("the same file twice", "base.json base.json", "base.json and base.json are the same file"),
+        ("the same file by another name", "base.json ./base.json", "are the same file"),
+        ("no such file", "base.json none.json", "cannot read run file none.json"),
+        ("no run file", "base.json text.json", "text.json is not a run file"),
+        (
+            "another backend",
+            "base.json cores.json",
+            "base.json is of the cuda backend and cores.json of the host backend",
+        ),
+        ("a simulated run", "base.json sim.json", "their figures are of different things"),
+        ("nothing in common", "base.json other.json", "base.json and other.json have no cell in common"),
+        (
+            "nothing of the operation",
+            "base.json slow.json --operation allreduce",
+            "have no cell of allreduce in common",
+        ),
+        ("no such operation", "base.json slow.json --operation teleport", "--operation 'teleport' is unknown"),
+        ("a share in words", "base.json slow.json --fail-below much", "--fail-below 'much' is not a share"),
+        ("a share of everything", "base.json slow.json --fail-below 100%", "--fail-below '100%' is not a share"),
+        ("a negative share", "base.json slow.json --fail-below=-1%", "--fail-below '-1%' is not a share"),
+        ("two runs for reference", "base.json slow.json --reference", "--reference judges one run, 2 were given"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(program: Program, title: str, words: str, told: str) -> None:
+    Path("text.json").write_text("no run", encoding="utf-8")
+    said = program("compare", *shlex.split(words))
+    assert (said.status, said.out) == (2, "")
+    assert told in said.line
+
+
+def test_reference_says_normal_with_band_and_source(program: Program) -> None:
+    said = program("compare", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
+    assert said.status == 0
+    assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, least on " in said.out
+    assert "band 376.6 to 416.8" in said.out
+    assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
+    assert "no figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
+    assert said.out.endswith("Normal (7 normal).\n")
+
+
+def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
+    runfile.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
+    assert program("compare", "no-p2p.json", "--reference").status == 3
+    told = json.loads(program("compare", "no-p2p.json", "--reference", "--operation", "ce-read", "--json").out)
+    assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (0, {"normal"})
+    runfile.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
+    said = program("compare", "l4.json", "--reference")
+    assert (said.status, said.out.splitlines()[-1]) == (0, "No figure for this machine kind: 2 × NVIDIA L4, NV18.")
+
+
+def examples() -> list[list[str]]:
+    """Return the words of each command that docs/exchange.md shows on a line of its own."""
+    return [shlex.split(line) for line in re.findall(r"^    collbench (.*)$", PAGE, re.MULTILINE)]
+
+
+@pytest.fixture
+def documented(program: Program) -> None:
+    """The files that docs/exchange.md speaks of, real ones."""
+    shutil.copy(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json", "run.json")
+    shutil.copy(RESULTS / "2026-11-21-4xh200" / "allreduce.json", "allreduce.json")
+    shutil.copy(RESULTS / "2026-11-21-4xh200-judging" / "pairs.json", "base.json")
+    runfile.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("new.json"))
+    for day, name in enumerate(("monday", "tuesday", "wednesday")):
+        runfile.save(replace(copies(seed=day), started=f"2026-03-0{day + 2}T00:00:00Z"), Path(f"{name}.json"))
+
+
+@pytest.mark.usefixtures("documented")
+@pytest.mark.parametrize("words", examples(), ids=shlex.join)
+def test_every_command_of_the_page_runs(program: Program, words: list[str]) -> None:
+    said = program(*words)
+    assert said.status == (3 if "new.json" in words else 0), said.err
+    assert said.out or "-o" in words
+
+
+@pytest.mark.usefixtures("documented")
+def test_the_page_shows_what_is_printed(program: Program) -> None:
+    printed = program("compare", "base.json", "new.json").out
+    indented = [f"    {line}" if line else "" for line in printed.rstrip("\n").splitlines()]
+    assert "\n".join(["    collbench compare base.json new.json", *indented]) in PAGE

@@ -1,0 +1,110 @@
+"""`collbench export`: each format to standard output or a file, and what is refused in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+
+from collbench import runfile
+from collbench.exchange.columns import COLUMNS
+from collbench.operations import Operation
+from tests.builders import gpus, measured, run_of
+from tests.cli.program import Program, collbench
+from tests.exchange.hostile import hostile_run
+from tests.report.test_nccl_scripts import superbench
+
+TEXTS = ("csv", "markdown", "json", "prometheus")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    path = tmp_path / "run.json"
+    runfile.save(hostile_run(), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("layout", [*TEXTS, "nccl-tests"])
+def test_a_file_holds_what_standard_output_would(program: Program, saved: str, layout: str) -> None:
+    printed = program("export", saved, "--format", layout)
+    assert (printed.status, printed.err) == (0, "")
+    said = program("export", saved, "--format", layout, "-o", "out/export")
+    assert (said.status, said.out, said.err) == (0, "", "collbench: wrote out/export\n")
+    assert Path("out/export").read_text(encoding="utf-8") == printed.out
+
+
+def test_json_are_records(program: Program, saved: str) -> None:
+    records = json.loads(program("export", saved, "--format", "json").out)
+    assert [list(record) for record in records] == [[column.name for column in COLUMNS]] * 7
+
+
+def test_parquet_goes_through_a_pipe(saved: str) -> None:
+    done = subprocess.run(collbench("export", saved, "--format", "parquet"), capture_output=True, check=True)
+    assert len(pd.read_parquet(io.BytesIO(done.stdout))) == 7
+    assert done.stderr == b""
+
+
+def test_parquet_does_not_go_to_a_terminal(program: Program, saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    said = program("export", saved, "--format", "parquet")
+    assert (said.status, said.out) == (2, "")
+    assert said.line == "--format parquet is no text: name a file with --output FILE, or pipe it"
+
+
+def test_without_pyarrow_one_line_says_how_to_get_it(
+    program: Program, saved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    said = program("export", saved, "--format", "parquet", "-o", "run.parquet")
+    assert said.status == 2
+    assert "pip install 'collbench[parquet]'" in said.line
+    assert not Path("run.parquet").exists()
+
+
+def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "allreduce.json"
+    runfile.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], command=("allreduce",)), path)
+    read = superbench(program("export", str(path), "--format", "nccl-tests").out)
+    assert read[2**30][1:] == pytest.approx((300.0, 300.0))
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "told"),
+    [
+        ("no such file", ("none.json", "--format", "csv"), "cannot read run file none.json"),
+        ("no run file", ("text.json", "--format", "csv"), "text.json is not a run file"),
+        ("no format", ("RUN",), "missing option '--format'"),
+        ("an unknown format", ("RUN", "--format", "xlsx"), "'xlsx' is not one of"),
+        ("two runs", ("RUN", "RUN", "--format", "csv"), "unexpected extra argument"),
+        ("into a folder", ("RUN", "--format", "csv", "-o", "."), "cannot write the export to .: it is a folder"),
+        (
+            "below a file",
+            ("RUN", "--format", "csv", "-o", "text.json/x.csv"),
+            "choose another place with --output FILE",
+        ),
+        ("copies alone as nccl-tests", ("COPIES", "--format", "nccl-tests"), "nccl-tests"),
+        ("nothing measured", ("EMPTY", "--format", "csv"), "nothing was measured"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    program: Program, saved: str, tmp_path: Path, title: str, words: tuple[str, ...], told: str
+) -> None:
+    Path("text.json").write_text("no run", encoding="utf-8")
+    runfile.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), tmp_path / "copies.json")
+    runfile.save(run_of(gpus(2), []), tmp_path / "empty.json")
+    files = {"RUN": saved, "COPIES": "copies.json", "EMPTY": "empty.json"}
+    said = program("export", *(files.get(word, word) for word in words))
+    assert (said.status, said.out) == (2, "")
+    assert told in said.line
+
+
+@pytest.mark.parametrize("layout", [*TEXTS, "nccl-tests"])
+def test_a_simulated_run_says_sim(program: Program, tmp_path: Path, layout: str) -> None:
+    path = tmp_path / "sim.json"
+    runfile.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], backend="sim"), path)
+    assert "sim" in program("export", str(path), "--format", layout).out.replace("simulated", "")
