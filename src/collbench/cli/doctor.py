@@ -1,0 +1,77 @@
+"""`collbench doctor`: what a run will depend on, before it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from importlib.metadata import version
+
+import click
+
+from collbench.cli import options
+from collbench.cli.terminal import show_page
+from collbench.doctor import host
+from collbench.doctor.facts import Folder
+from collbench.errors import UsageError
+
+_WIDEST, _NARROWEST = 100, 40
+
+
+@click.command(short_help="Say what a run here will depend on, and what is amiss.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    type=click.Choice(("cuda", "host")),
+    default="cuda",
+    show_default=True,
+    help="cuda: everything for GPUs; host: what CPU cores need.",
+)
+@click.option(
+    "--nccl",
+    metavar="PATH",
+    envvar="COLLBENCH_NCCL",
+    show_envvar=True,
+    help="Examine this libnccl.so.2 instead of torch's or the system's.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON (docs/doctor.md).")
+def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
+    """Say what a run on this machine will depend on: driver, GPUs, links, NCCL, torch, limits, variables.
+
+    Each line is ok, warn, fail or unknown, with the fix. It takes a second, measures nothing and opens no GPU. Exit
+    status: 0 nothing fails, 1 something does.
+
+    \b
+    Examples:
+      collbench doctor
+      collbench doctor --json
+      collbench doctor --backend host
+    """
+    from collbench.doctor.examining import examine  # late: pynvml, the extension
+    from collbench.doctor.judging import judge, status
+    from collbench.report import doctor as report
+
+    findings = judge(examine(backend, _runs(), os.environ, nccl))
+    left = status(findings)
+    if as_json:
+        head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
+        click.echo(report.dumps(findings, head, left), nl=False)
+    else:
+        show_page(report.page(findings, _width()))
+    sys.stdout.flush()  # a full disk is told before the status
+    if left:
+        raise click.exceptions.Exit(left)
+
+
+def _runs() -> Folder:
+    """Return the folder of saved runs; that there is no home is a finding, not an error."""
+    try:
+        return host.runs_folder(options.runs_folder())
+    except UsageError as error:
+        return Folder(error=str(error).partition(":")[0])
+
+
+def _width() -> int:
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDEST
+    return max(_NARROWEST, min(columns, _WIDEST))

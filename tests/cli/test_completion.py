@@ -1,0 +1,212 @@
+"""What shells complete: asked through the real shells where they are installed, and through click's protocol."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collbench.cli.completion import script_for
+from collbench.launch import formats
+from tests.cli.program import Program, collbench
+
+SHELLS = ("bash", "zsh", "fish")
+# (words before the one that is typed, the word, what must be offered, what must not)
+LINES = [
+    ((), "pa", {"pairs"}, {"copies"}),
+    ((), "all", {"allreduce", "allgather", "alltoall"}, {"pairs"}),
+    (("pairs",), "--ba", {"--backend"}, {"--budget"}),
+    (("pairs", "--backend"), "", {"auto", "cuda", "host", "sim"}, set()),
+    (("select", "2", "--format"), "", {"text", "json", *formats.ACTING}, set()),
+    (("all-reduce",), "--siz", {"--sizes"}, {"--devices"}),
+    (("train",), "--au", {"--auto-select"}, {"--devices"}),
+    (("train", "--auto-select", "2", "--backend"), "", {"auto", "cuda", "host"}, {"sim"}),
+    (("train", "--nnodes", "2", "--standalone"), "--ma", {"--max-age", "--max-restarts"}, set()),
+    (("train", "-m"), "--red", {"--redirects"}, set()),
+    (("train", "--auto-select", "2", "train.py"), "--au", set(), {"--auto-select"}),
+    (("ablate", "--against", "2,3"), "--auto", {"--auto-select"}, set()),
+    (("doctor", "--backend"), "", {"cuda", "host"}, {"sim"}),
+    (("completion",), "", set(SHELLS), set()),
+    (("no-such-command",), "--", set(), {"--sizes"}),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH on which `collbench` is this checkout's."""
+    script = tmp_path / "bin" / "collbench"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m collbench "$@"\n')
+    script.chmod(0o755)
+    return f"{script.parent}:{os.environ['PATH']}"
+
+
+def offered(words: tuple[str, ...], typed: str) -> list[str]:
+    """Return click's answer lines for bash, such as "plain,pairs"; fails the test if stderr says anything."""
+    line = " ".join(("collbench", *words, typed))
+    environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) + 1), "_COLLBENCH_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        collbench(), env=os.environ | environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(("words", "typed", "wanted", "unwanted"), LINES)
+def test_what_may_follow(words: tuple[str, ...], typed: str, wanted: set[str], unwanted: set[str]) -> None:
+    found = {line.removeprefix("plain,") for line in offered(words, typed)}
+    assert wanted <= found
+    assert not found & unwanted
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("show",), ("check", "--topology"), ("train",), ("train", "--run"), ("train", "--tee", "3"), ("pairs", "--nccl"),
+     ("pairs", "-o"), ("train", "--devices", "0,1", "train.py")],
+)  # fmt: skip
+def test_where_a_file_follows_the_shell_is_asked_for_files(words: tuple[str, ...]) -> None:
+    assert offered(words, "") == ["file,"]
+
+
+@pytest.mark.parametrize("question", ["bash_complete", "bash_nonsense", "tcsh_complete", "nonsense", "zsh_complete"])
+def test_a_question_without_sense_fails_in_silence(question: str) -> None:
+    done = subprocess.run(
+        collbench(), env=os.environ | {"_COLLBENCH_COMPLETE": question}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_bash_itself_completes(path: str, tmp_path: Path) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text(script_for("bash"))
+    for words, typed, wanted, unwanted in LINES[:5] + LINES[6:9]:
+        line = ["collbench", *words, typed]
+        asked = (
+            f"source {script}; complete -p collbench >&2 || exit 9; COMP_WORDS=({' '.join(line[:-1])} '{typed}');"
+            f"COMP_CWORD={len(words) + 1}; _collbench_completion collbench; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        )
+        done = subprocess.run(
+            ["bash", "--norc", "-c", asked], env={"PATH": path}, capture_output=True, text=True, check=True
+        )
+        found = set(done.stdout.split())
+        assert wanted <= found, line
+        assert not found & unwanted, line
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_itself_completes(path: str, tmp_path: Path) -> None:
+    script = tmp_path / "collbench.fish"
+    script.write_text(script_for("fish"))
+    for words, typed, wanted, unwanted in LINES[:5] + LINES[6:8]:
+        asked = f"source {script}; complete -C '{' '.join(('collbench', *words, typed))}'"
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", asked], env={"PATH": path, "HOME": str(tmp_path)}, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        found = {line.partition("\t")[0] for line in done.stdout.splitlines()}
+        assert wanted <= found, (words, done.stderr)
+        assert not found & unwanted
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_itself_completes(path: str, tmp_path: Path) -> None:
+    """In a terminal of its own, for zsh completes nowhere else: Tab after "pairs --pre" writes "--precision"."""
+    folder = tmp_path / "functions"
+    folder.mkdir()
+    (folder / "_collbench").write_text(script_for("zsh"))
+    asked = f"""
+        zmodload zsh/zpty
+        zpty shell zsh -f -i
+        zpty -w shell "PS1=; fpath=({folder} \\$fpath); autoload -Uz compinit; compinit -u -D; print -r READY"
+        zpty -r -m shell out '*READY*READY*'
+        zpty -w -n shell "collbench pairs --pre"$'\\t'
+        zpty -r -m shell out '*--precision*' && print -r DONE
+        zpty -d shell
+    """
+    done = subprocess.run(
+        ["zsh", "-f", "-c", asked], env={"PATH": path, "HOME": str(tmp_path), "TERM": "dumb"}, capture_output=True,
+        text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["DONE"], (done.stdout, done.stderr)
+
+
+def installed(program: Program, monkeypatch: pytest.MonkeyPatch, home: Path, *words: str) -> tuple[str, list[str]]:
+    """Install into a home; return what was said and the files there."""
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    said = program("completion", *words, "--install")
+    assert (said.status, said.err) == (0, "")
+    return said.out, sorted(str(file.relative_to(home)) for file in home.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("shell", "place"),
+    [
+        ("bash", ".local/share/bash-completion/completions/collbench"),
+        ("zsh", ".local/share/zsh/site-functions/_collbench"),
+        ("fish", ".config/fish/completions/collbench.fish"),
+    ],
+)
+def test_one_command_installs_completion_and_manual_for_the_users_shell(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str, place: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    _, files = installed(program, monkeypatch, home)
+    assert (home / place).read_text() == script_for(shell)
+    assert {".local/share/man/man1/collbench.1", ".local/share/man/man1/collbench-pairs.1"} <= set(files)
+
+
+def test_a_startup_file_gets_its_line_once_and_keeps_the_rest(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".zshrc").write_bytes(b"setopt autocd # caf\xe9")
+    said, _ = installed(program, monkeypatch, tmp_path, "zsh")
+    first = (tmp_path / ".zshrc").read_bytes()
+    assert first.startswith(b"setopt autocd # caf\xe9\nfpath=(")
+    assert "added to" in said
+    said, _ = installed(program, monkeypatch, tmp_path, "zsh")
+    assert (tmp_path / ".zshrc").read_bytes() == first
+    assert "added to" not in said
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "says"),
+    [
+        ("/bin/tcsh", (), "$SHELL is 'tcsh'"),
+        ("", (), "$SHELL is not set"),
+        ("/bin/bash", ("csh",), "'csh' is not one of 'bash', 'zsh', 'fish'"),
+    ],
+)
+def test_a_shell_that_is_not_served_is_one_line(
+    program: Program, monkeypatch: pytest.MonkeyPatch, shell: str, words: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.setenv("SHELL", shell)
+    said = program("completion", *words)
+    assert (said.status, says in said.line) == (2, True)
+
+
+def test_a_home_that_cannot_be_written_is_one_line(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".local").write_text("a file in the way")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    said = program("completion", "bash", "--install")
+    assert said.status == 2
+    assert "cannot save the completion as" in said.line
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_scripts_are_valid(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "script"
+    script.write_text(script_for(shell))
+    subprocess.run([shell, "-n", str(script)], check=True)

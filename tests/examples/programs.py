@@ -1,0 +1,70 @@
+"""A `collbench` that does as a test says, for scripts that call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+_FAKE = """\
+import json, os, shutil, subprocess, sys, time
+words = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps([words, os.environ.get("CUDA_VISIBLE_DEVICES")]) + "\\n")
+if words[0] != "check":
+    sys.exit(subprocess.call([{python!r}, "-m", "collbench", *words]))
+print("GPU0-GPU1: NV_DEGRADED")
+if {run!r}:
+    shutil.copy({run!r}, words[words.index("--output") + 1])
+if {hang!r}:
+    time.sleep(600)
+sys.exit({status!r})
+"""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A folder with a fake `collbench`, and what it was called with."""
+
+    folder: Path
+
+    @property
+    def program(self) -> Path:
+        """The fake's path."""
+        return self.folder / "collbench"
+
+    def will(self, status: int = 0, run: Path | None = None, hang: bool = False) -> None:
+        """Let `collbench check` save this run, and end with this status or never; other commands are the real ones."""
+        code = _FAKE.format(
+            log=str(self.folder / "calls"), python=sys.executable, run=str(run or ""), hang=hang, status=status
+        )
+        self.program.write_text(f"#!{sys.executable}\n{code}", encoding="utf-8")
+        self.program.chmod(0o755)
+
+    def calls(self) -> list[tuple[list[str], str | None]]:
+        """Return the words of each call, and CUDA_VISIBLE_DEVICES in it."""
+        log = self.folder / "calls"
+        return [tuple(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def start(self, script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a script of examples/ as a daemon would: in an environment that has these variables and no others."""
+        ours = {"COLLBENCH": str(self.program), "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(self.folder)}
+        return subprocess.run(
+            [str(script)], env=ours | environment, capture_output=True, text=True, check=False, timeout=100,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+def shellcheck() -> str | None:
+    """Return the path of shellcheck: of its wheel, beside this Python, or of the system."""
+    beside = Path(sys.executable).parent / "shellcheck"
+    if beside.exists():
+        return str(beside)
+    found = [Path(folder) / "shellcheck" for folder in os.environ["PATH"].split(os.pathsep)]
+    return next((str(path) for path in found if path.exists()), None)

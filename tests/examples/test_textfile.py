@@ -1,0 +1,128 @@
+"""The systemd timer's script: its file is read by prometheus_client, is replaced at once, and tells every status."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from tests.builders import pair_run
+from tests.examples.programs import EXAMPLES, Stand
+
+SCRIPT = EXAMPLES / "systemd" / "collbench-textfile"
+UNITS = [EXAMPLES / "systemd" / f"collbench-check.{kind}" for kind in ("service", "timer")]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A saved run of four GPUs."""
+    file = tmp_path / "saved.json"
+    runfile.save(pair_run(4, lambda a, b: 300.0 + a + b), file)
+    return file
+
+
+def started(stand: Stand, **environment: str) -> tuple[int, dict[str, list[float]], str]:
+    """Run the script; return its status, the samples in its file by metric, and what it said."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    folder = stand.folder / "textfiles"
+    folder.mkdir(exist_ok=True)
+    path = environment.pop("PATH", "/usr/bin:/bin")
+    done = stand.start(SCRIPT, COLLBENCH_TEXTFILES=str(folder), PATH=path, **environment)
+    assert {file.name for file in folder.iterdir()} <= {"collbench.prom"}  # no half-written file stays
+    file = folder / "collbench.prom"
+    samples: dict[str, list[float]] = {}
+    for family in parser.text_string_to_metric_families(file.read_text() if file.exists() else ""):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample.value)
+    return done.returncode, samples, done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 4])
+def test_every_status_is_told_with_the_figures(stand: Stand, run: Path, status: int) -> None:
+    stand.will(status=status, run=run)
+    left, samples, _ = started(stand)
+    assert left == 0
+    assert samples["collbench_check_status"] == [float(status)]
+    assert samples["collbench_check_timestamp_seconds"][0] > 1_700_000_000
+    bandwidths = [value for name, values in samples.items() if "bandwidth" in name or "bytes_per" in name
+                  for value in values]  # fmt: skip
+    assert len(bandwidths) >= 6  # of six pairs
+
+
+def test_where_nothing_was_measured_the_status_stands_alone(stand: Stand) -> None:
+    stand.will(status=1)
+    left, samples, said = started(stand)
+    assert left == 0
+    assert set(samples) == {"collbench_check_status", "collbench_check_timestamp_seconds"}
+    assert samples["collbench_check_status"] == [1.0]
+    assert "NV_DEGRADED" in said  # the page, for the journal
+
+
+def test_a_hang_is_status_124(stand: Stand) -> None:
+    stand.will(hang=True)
+    assert started(stand, COLLBENCH_LIMIT="1")[1]["collbench_check_status"] == [124.0]
+
+
+def test_a_missing_collbench_is_told_too(stand: Stand) -> None:
+    assert started(stand)[1]["collbench_check_status"] == [127.0]
+
+
+def test_figures_that_cannot_be_exported_fail_the_service_and_keep_the_status(stand: Stand, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    stand.will(status=3, run=broken)
+    left, samples, said = started(stand)
+    assert (left, samples["collbench_check_status"]) == (1, [3.0])
+    assert "could not be exported" in said
+
+
+def test_busy_gpus_are_left_alone_and_so_is_the_file(stand: Stand, tmp_path: Path) -> None:
+    stand.will(status=0)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho 4711\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    (tmp_path / "textfiles").mkdir()
+    (tmp_path / "textfiles" / "collbench.prom").write_text("collbench_check_status 3\n")
+    left, samples, said = started(stand, PATH=f"{tools}:/usr/bin:/bin")
+    assert (left, samples["collbench_check_status"], stand.calls()) == (0, [3.0], [])
+    assert "in use" in said
+
+
+def test_a_folder_that_cannot_be_written_fails_the_service(stand: Stand) -> None:
+    stand.will(status=0)
+    done = stand.start(SCRIPT, COLLBENCH_TEXTFILES=str(stand.folder / "none"), PATH="/usr/bin:/bin")
+    assert done.returncode == 1
+    assert "cannot write to" in done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_the_units_are_read_by_systemd(unit: Path, tmp_path: Path) -> None:
+    parsed = configparser.ConfigParser(strict=False, interpolation=None)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.read(unit)
+    assert "Unit" in parsed
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed; read as a configuration file only")
+    for original in UNITS:  # the script stands where the unit wants it on a node only
+        text = original.read_text().replace("/usr/local/lib/collbench/collbench-textfile", str(SCRIPT))
+        (tmp_path / original.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "collbench" in line]) == (0, [])
+
+
+def test_the_service_starts_this_script_with_variables_that_it_reads() -> None:
+    service = UNITS[0].read_text()
+    assert re.search(r"^ExecStart=\S*/collbench-textfile$", service, re.MULTILINE)
+    set_here = set(re.findall(r"^Environment=(COLLBENCH\w*)=", service, re.MULTILINE))
+    assert set_here <= set(re.findall(r"\$\{(\w+):-", SCRIPT.read_text()))
