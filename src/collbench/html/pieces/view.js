@@ -1,0 +1,249 @@
+// One run's map and curves: what is chosen, and the parts that show it.
+
+const DIRECTIONS = ["row sends to column", "row receives from column", "the slower direction"];
+const [SENDS, RECEIVES] = [0, 1];
+const MOST_BESIDE = 9; // columns of a map that has room beside its curves
+const SCALES = ["logarithmic", "linear"];
+const SHADES = { A: "0 %", E: "25 %", I: "50 %", M: "75 %", Q: "90 %", U: "95 %", X: "98 %", Y: "of the best" };
+const RATIOS = { a: "−25 %", b: "−10 %", c: "−5 %", d: "−2 %", e: "the same, or not certain", f: "+2 %", g: "+5 %", h: "+10 %", i: "+25 %" };
+
+class View {
+  constructor(section, data) {
+    this.data = data;
+    this.now = { series: firstSeries(data.series), size: 0, figure: 0, direction: SENDS, scale: 0, place: 0 };
+    this.now.size = this.series.sizes.length - 1;
+    this.grid = new Grid({
+      took: (cell) => this.#take(cell),
+      passed: (cell) => this.#tell(cell ?? this.now),
+      turned: (step) => this.#choose("size", this.now.size + step),
+    });
+    this.chart = new Chart({ passed: (point) => this.#tell(point ?? this.now), took: (point) => this.#take(point, true) });
+    this.form = make("form", { class: "controls", "aria-label": "What the map shows" });
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.choosers = {
+      series: chooser(this.form, "Operation", (at) => this.#chooseSeries(at)),
+      size: chooser(this.form, "Size", (at) => this.#choose("size", at)),
+      figure: chooser(this.form, "Figure", (at) => this.#choose("figure", at)),
+      direction: chooser(this.form, "Direction", (at) => this.#choose("direction", at)),
+      scale: chooser(this.form, "Scale of the curves", (at) => this.#choose("scale", at)),
+    };
+    this.readout = make("div", { class: "readout", role: "status" });
+    this.sentence = make("p", { class: "sentence" });
+    this.legend = make("p", { class: "legend", "aria-hidden": "true" });
+    this.curves = make("figcaption");
+    this.table = make("tbody");
+    section.querySelector(".written").before(this.form, (this.panes = this.#makePanes()));
+    new ResizeObserver(() => this.#curves()).observe(this.chart.svg.parentElement);
+    this.#show();
+  }
+
+  get series() {
+    return this.data.series[this.now.series];
+  }
+
+  get figure() {
+    return this.series.figures[this.now.figure];
+  }
+
+  // A matrix of devices; else places down and sizes across.
+  get square() {
+    return this.series.kind === "link" || this.series.kind === "pair";
+  }
+
+  #makePanes() {
+    const box = make("div", { class: "box" }, this.grid.table);
+    const head = make("tr", {}, ...["size", "value", "95 % interval"].map((text) => make("th", { scope: "col" }, text)));
+    const table = make("table", { class: "list" }, make("thead", {}, head), this.table);
+    const details = make("details", {}, make("summary", {}, "The figures of this curve"), table);
+    return make(
+      "div",
+      { class: "panes" },
+      make("div", { class: "pane" }, this.grid.title, box, this.legend, this.sentence, this.readout),
+      make("figure", { class: "pane" }, this.curves, make("div", {}, this.chart.svg), details),
+    );
+  }
+
+  #chooseSeries(at) {
+    const size = this.series.sizes[this.now.size];
+    const title = this.figure.title;
+    this.now.series = at;
+    const same = this.series.sizes.indexOf(size);
+    this.now.size = same < 0 ? this.series.sizes.length - 1 : same;
+    this.now.figure = Math.max(0, this.series.figures.findIndex((figure) => figure.title === title));
+    this.now.place = Math.min(this.now.place, this.series.places.length - 1);
+    this.#show();
+  }
+
+  #choose(what, at) {
+    const most = what === "size" ? this.series.sizes.length - 1 : at;
+    this.now[what] = Math.max(0, Math.min(most, at));
+    this.#show();
+  }
+
+  // A cell or a point of a curve was chosen; the map need not be drawn anew unless another size was.
+  #take(cell, fromCurve = false) {
+    if (cell === null || cell.place === null) return;
+    const other = cell.size !== this.now.size || fromCurve;
+    this.now.place = cell.place;
+    this.now.size = cell.size;
+    if (other && (this.square || fromCurve)) this.#show();
+    else {
+      this.#choices();
+      this.#tell(this.now);
+      this.#curves();
+    }
+  }
+
+  #show() {
+    const focused = this.grid.focused;
+    this.#choices();
+    this.#map();
+    this.#tell(this.now);
+    this.#curves();
+    if (focused) this.grid.refocus();
+  }
+
+  #choices() {
+    const { series, now } = this;
+    this.choosers.series.show(this.data.series.map((one) => one.name), now.series);
+    this.choosers.size.show(series.size_names, now.size);
+    this.choosers.figure.show(series.figures.map((one) => `${one.title}, ${one.unit}`), now.figure);
+    this.choosers.direction.show(series.kind === "link" ? DIRECTIONS : [series.about], series.kind === "link" ? now.direction : 0);
+    if (this.figure.unit === RATIO) this.choosers.scale.show(["linear"], 0);
+    else this.choosers.scale.show(SCALES, now.scale);
+  }
+
+  #map() {
+    const { series, figure, now, data } = this;
+    const about = series.kind === "link" ? DIRECTIONS[now.direction] : series.about;
+    const at = this.square && figure.by_size ? ` at ${series.size_names[now.size]}` : "";
+    const title = `${series.name}${at}: ${figure.title}, ${figure.unit} (${about})`;
+    this.grid.title.replaceChildren(title, ...simWord(data.sim));
+    const rows = this.square ? this.#matrix() : this.#list();
+    let home = [0, this.square ? 1 : 0];
+    rows.forEach((row, r) => {
+      const column = row.cells.findIndex((cell) => cell.place === now.place && cell.size === now.size);
+      if (column >= 0 && (home[2] === undefined || r === this.grid.home[0])) home = [r, column, true];
+    });
+    const heads = this.square ? data.tags : this.#heads();
+    this.panes.classList.toggle("wide", heads.length > MOST_BESIDE);
+    this.grid.show(heads, rows, home.slice(0, 2));
+    this.sentence.textContent = now.figure === 0 ? sentence(series.verdicts[now.size]) : "";
+    this.#legend();
+  }
+
+  #heads() {
+    return this.figure.by_size ? this.series.size_names : ["all sizes"];
+  }
+
+  #matrix() {
+    const { series, data } = this;
+    const places = new Map(series.places.map((members, at) => [members.join(), at]));
+    const find = (a, b) => places.get(`${a},${b}`) ?? (series.kind === "pair" ? places.get(`${b},${a}`) : undefined);
+    return data.tags.map((tag, row) => ({
+      head: tag,
+      cells: data.tags.map((_, column) => this.#cell(this.#directed(find, row, column), this.now.size)),
+    }));
+  }
+
+  #directed(find, row, column) {
+    const [there, back] = [find(row, column), find(column, row)];
+    if (this.series.kind === "pair" || this.now.direction === SENDS) return there;
+    if (this.now.direction === RECEIVES || there === undefined) return back;
+    const [mine, other] = [this.#bounds(there, this.now.size)[1], this.#bounds(back, this.now.size)[1]];
+    return other !== null && (mine === null || other > mine === this.figure.least) ? back : there;
+  }
+
+  #list() {
+    return this.series.names.map((name, place) => ({
+      head: name,
+      cells: this.#heads().map((_, size) => this.#cell(place, this.figure.by_size ? size : this.now.size)),
+    }));
+  }
+
+  #cell(place, size) {
+    if (place === undefined) return { text: NONE, shade: "-", says: "nothing here", place: null, size };
+    const row = this.figure.by_size ? size : 0;
+    const [, value] = this.#bounds(place, size);
+    const text = figureText(value, this.figure.unit);
+    const says = `${this.series.names[place]}: ${value === null ? "not measured" : withUnit(text, this.figure.unit)}`;
+    return { text, shade: this.figure.shades[row][place], says, place, size };
+  }
+
+  // The low end, the value and the high end of a figure.
+  #bounds(place, size, figure = this.figure) {
+    const row = figure.by_size ? size : 0;
+    return ["low", "value", "high"].map((end) => figure[end][row][place]);
+  }
+
+  #tell({ place, size }) {
+    if (place === null) return;
+    const { series, figure, data } = this;
+    const [low, value, high] = this.#bounds(place, size);
+    const theory = series.theory[place];
+    const facts = [
+      ["95 % interval", intervalText(low, high, figure.unit) || (value === null ? "" : "too few blocks for one")],
+      ["size", figure.by_size ? series.size_names[size] : "all"],
+      ["label", series.labels[place]],
+      ["tier", tierText(series.tiers[size]?.[place])],
+      ["theory", theory === null ? "" : `${figureText(theory)} GB/s one way`],
+      ["NCCL chose", series.chosen[size]],
+      ["note", series.words[series.notes[size][place]]],
+    ];
+    const text = value === null ? "not measured" : withUnit(figureText(value, figure.unit), figure.unit);
+    const list = facts.filter(([, told]) => told).map(([name, told]) => make("div", {}, make("dt", {}, name), make("dd", {}, told)));
+    this.readout.replaceChildren(
+      make("p", { class: "place" }, series.names[place]),
+      make("p", { class: "value" }, text, ...simWord(data.sim)),
+      make("dl", { class: "facts" }, ...list),
+    );
+  }
+
+  #curves() {
+    const { series, now, data } = this;
+    const figure = this.figure.by_size ? this.figure : series.figures[0];
+    const lines = series.places.map((_, place) => {
+      const [low, value, high] = ["low", "value", "high"].map((end) => figure[end].map((row) => row[place]));
+      return { place, group: series.labels[place], low, value, high };
+    });
+    const title = `${series.name}: ${figure.title} of ${series.names[now.place]}, and of the others`;
+    this.curves.replaceChildren(title, ...simWord(data.sim));
+    const level = figure.unit === "GB/s" ? series.theory[now.place] : figure.unit === RATIO ? 1 : null;
+    this.chart.show({
+      width: this.chart.svg.parentElement.clientWidth,
+      sizes: series.sizes,
+      names: series.size_names,
+      lines,
+      chosen: lines[now.place],
+      theory: level,
+      size: now.size,
+      unit: figure.unit,
+      log: now.scale === 0 && figure.unit !== RATIO,
+      says: `${title}, ${figure.unit} over message size`,
+    });
+    this.#figures(figure);
+  }
+
+  #figures(figure) {
+    const rows = this.series.size_names.map((name, size) => {
+      const [low, value, high] = this.#bounds(this.now.place, size, figure);
+      const texts = [withUnit(figureText(value, figure.unit), figure.unit), intervalText(low, high, figure.unit) || NONE];
+      return make("tr", {}, make("th", { scope: "row" }, name), ...texts.map((text) => make("td", {}, text)));
+    });
+    this.table.replaceChildren(...rows);
+  }
+
+  #legend() {
+    const shades = Object.entries(this.figure.unit === RATIO ? RATIOS : SHADES);
+    this.legend.replaceChildren(...shades.map(([letter, name]) => make("span", { class: `swatch s${letter}` }, name)));
+  }
+}
+
+function sentence(text) {
+  return text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "";
+}
+
+// What a reader asks first is what training runs: an all-reduce, else the first there is.
+function firstSeries(all) {
+  return Math.max(0, all.findIndex((one) => one.name.startsWith("allreduce")));
+}
