@@ -5,7 +5,7 @@
 #   On 4 × H200 a part is meant to take: curves 2 min, gpt2 7, local 2, scaling 4, launch 2. Each step has its own limit.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
 #   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
-#   EPOCHS=10 and REPEATS=3 change how long `scaling` and the ablations take. Nothing here sets NCCL's variables but
+#   EPOCHS=10, REPEATS=3 and ABLATIONS='ddp-2-bf16 …' change how long `scaling` and the ablations take. Nothing here sets NCCL's variables but
 #   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
 set -u -o pipefail
 [ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|local|scaling|launch|all]" >&2; exit 2; }
@@ -42,6 +42,9 @@ else
     backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(2 4) images=(--gpus "${GPUS:-1,2,3,4}")
     gpt2=("$here/benchmarks/gpt2_ddp.py" --steps 50 --warmup 10)
 fi
+# strategy-world-dtype; amp sends 4 bytes a gradient, as most people train
+ablations=${ABLATIONS:-ddp-2-bf16 fsdp-2-bf16 ddp-4-bf16 fsdp-4-bf16 ddp-2-amp ddp-2-fp32}
+[ "$DRY" ] && ablations=${ABLATIONS:-ddp-2-bf16 fsdp-2-bf16}
 devices() { [ "$1" = 2 ] && echo $two || echo $four; }
 
 curves() {
@@ -61,11 +64,12 @@ ablate() { # ablate WORLD STRATEGY DTYPE
 }
 
 gpt2() {
-    for world in "${worlds[@]}"; do
-        for strategy in ddp fsdp; do ablate "$world" $strategy bf16; done
+    local one
+    for one in $ablations; do
+        local strategy world dtype
+        IFS=- read -r strategy world dtype <<< "$one"
+        ablate "$world" "$strategy" "$dtype"
     done
-    ablate 2 ddp amp # 4 bytes a gradient, as most people train
-    ablate 2 ddp fp32
 }
 
 one() { # one NAME WORLD OPTIONS …: a single job, its output kept
