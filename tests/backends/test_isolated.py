@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.patience import Patience
 from collbench.backends.protocol import Step, Timing, time_step
-from collbench.backends.worker_messages import World
+from collbench.backends.worker_messages import Open, World
 from collbench.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.operations import Operation, Variant, Work
 from tests.backends import fake_worker as fate
@@ -108,6 +109,21 @@ def test_what_goes_wrong_costs_its_step_and_the_next_worker_does_the_rest(
     assert says in found[0], what
     assert workers(tmp_path) == 3, what
     assert log(tmp_path).count("reserve 4096") == 3, what
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_worker_begins_nothing_after_a_failed_step(tmp_path: Path) -> None:
+    """A rank that joins the next collective would meet the one that the failed rank never called."""
+    ours, theirs = Pipe()
+    words = [sys.executable, "-m", "tests.backends.fake_worker", str(theirs.fileno())]
+    with subprocess.Popen(words, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        theirs.close()
+        for request in (Open(gpus(fate.DEVICES), None, collectives=True), *row(fate.STICKY, fate.GOOD)):
+            ours.send(request)
+        ours.recv()
+        assert isinstance(ours.recv(), StepFailed)
+        ours.close()
+    assert log(tmp_path) == ["open peers=True", "plain 1024"]
 
 
 @hasty

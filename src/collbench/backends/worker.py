@@ -32,7 +32,7 @@ from collbench.backends.worker_messages import (
     Request,
     Reserve,
 )
-from collbench.errors import CollbenchError
+from collbench.errors import CollbenchError, StepFailed
 from collbench.operations import Variant
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -201,6 +201,19 @@ def _serve(pipe: Connection[Reply, Request], desk: _Desk) -> None:
         except CollbenchError as error:
             reply = error
         pipe.send(reply)
+        if isinstance(request, Step) and isinstance(reply, StepFailed):
+            _await_the_end(pipe)
+            return
+
+
+def _await_the_end(pipe: Connection[Reply, Request]) -> None:
+    """Time no more steps: the context or the communicators are broken, and the parent ends this process.
+
+    It may have sent steps before it learns of the failure: a rank that joins such a step would meet the failed one's.
+    """
+    with suppress(EOFError, ConnectionError):
+        while True:
+            pipe.recv()
 
 
 def run(descriptor: int, source: Source) -> None:
