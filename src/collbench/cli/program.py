@@ -55,9 +55,16 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take "all-reduce" and "all_reduce" for "allreduce"."""
+        """Take "all-reduce" and "all_reduce" for "allreduce"; of another word, name the command that is nearest."""
         plain = args[0].replace("-", "").replace("_", "")
-        return super().resolve_command(ctx, [plain if plain in _HOMES else args[0], *args[1:]])
+        name = plain if plain in _HOMES else args[0]
+        if name not in _HOMES and not name.startswith("-") and not ctx.resilient_parsing:
+            import difflib
+
+            near = difflib.get_close_matches(name, _HOMES, n=1)
+            advice = f" Did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"No such command '{name}'.{advice}", ctx)
+        return super().resolve_command(ctx, [name, *args[1:]])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
