@@ -217,7 +217,13 @@ static void answer_field(int gpu, FieldValue* value) {
 
 EXPORT int nvmlDeviceGetFieldValues(Handle handle, int count, FieldValue* values) {
   CALLED;
-  for (int i = 0; i < count; ++i) answer_field(gpu_of(handle), &values[i]);
+  bool counts_errors = false;
+  for (int i = 0; i < count; ++i) {
+    counts_errors = counts_errors || (values[i].field >= kFieldReplay && values[i].field <= kFieldCrc);
+    answer_field(gpu_of(handle), &values[i]);
+  }
+  // As r580's does of these fields, somewhere behind the last entry.
+  if (counts_errors) memset(&values[count], 0xA5, 8 * sizeof *values);
   return kSuccess;
 }
 

@@ -77,6 +77,16 @@ def test_another_process_shows_in_a_gpus_health(fakes: Fakes, tmp_path: Path) ->
     assert health[0]["nvlink_errors"] == 0
 
 
+def test_a_library_that_writes_behind_what_it_is_given_does_no_harm(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's debug allocator looks behind each block that is freed, and ends the process where it was written to."""
+    monkeypatch.setenv("PYTHONMALLOC", "debug")
+    health = _facts(fakes, tmp_path, gpus=2, nvlink_errors="0,1=7")["health"]
+
+    assert [state["nvlink_errors"] for state in health] == [0, 7]
+
+
 def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes, tmp_path: Path) -> None:
     # nvml.h: NVML_ERROR_DRIVER_NOT_LOADED is 9.
     said = fakes.script(

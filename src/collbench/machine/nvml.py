@@ -90,7 +90,7 @@ class Nvml:
     def in_mig_mode(self, device: Device) -> bool:
         """Return whether a GPU is cut into MIG instances now."""
         modes = self._query.ask("nvmlDeviceGetMigMode", self._handle_of(device))  # current and pending
-        return bool(modes) and modes[0] == 1
+        return modes is not None and modes[0] == 1
 
     def driver_version(self) -> str:
         """Return the driver's version, such as "580.159.04"."""

@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any, cast
 
 # nvmlValueType_t → the member of the value union that holds it [nvml.h, r580]
 _UNION_MEMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+# Entries behind those that are asked for. Of NVLink's error counters r580's library writes behind the last one: seen on
+# 4 × H200 (580.159.04) with blocks of memory that end at a guard page; without, one run in some hundreds ended with
+# "free(): invalid next size" [benchmarks/README.md].
+_ROOM = 128
 
 
 class Query:
@@ -43,8 +49,22 @@ class Query:
 
     def fields(self, handle: object, wanted: Sequence[tuple[int, int]]) -> list[int | None]:
         """Return the values of several (field, scope), by one call: each takes 0.7 ms on an H200."""
-        values = self.ask("nvmlDeviceGetFieldValues", handle, list(wanted)) if wanted else None
+        values = self._field_values(handle, wanted) if wanted else None
         return [None] * len(wanted) if values is None else [_integer(value) for value in values]
+
+    def _field_values(self, handle: object, wanted: Sequence[tuple[int, int]]) -> Sequence[Any] | None:
+        """Return the binding's structures; the library is called by hand, as the binding would leave it no room."""
+        library = getattr(self.lib, "nvmlLib", None)
+        if library is None:  # not the module pynvml
+            return self.ask("nvmlDeviceGetFieldValues", handle, list(wanted))
+        values = (self.lib.c_nvmlFieldValue_t * (len(wanted) + _ROOM))()
+        for value, (field_id, scope) in zip(values, wanted, strict=False):
+            value.fieldId, value.scopeId = field_id, scope
+        try:
+            refused = library.nvmlDeviceGetFieldValues(handle, ctypes.c_int(len(wanted)), values)
+        except AttributeError:  # a library older than the call
+            return None
+        return None if refused else values[: len(wanted)]
 
 
 def _integer(value: Any) -> int | None:

@@ -1,0 +1,34 @@
+"""Run a Python script whose every block of memory, once it calls guard_on(), is watched: see guard.c."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUARD = Path(__file__).parent / "guard.c"
+# What a script begins with, after its imports: those would make more blocks than can be watched.
+ON = "import ctypes; guard = ctypes.CDLL(None); guard.guard_on()\n"
+
+
+def run_guarded(script: str, tmp_path: Path, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script under the guard. Skips the test where there is no C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
+    library = tmp_path / "guard.so"
+    flags = ["-O1", "-g", "-shared", "-fPIC", "-fno-builtin"]
+    subprocess.run([compiler, *flags, "-o", str(library), str(GUARD)], check=True)
+    preload = " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
+    # malloc: Python's own allocator would put small blocks side by side.
+    environment = os.environ | {"LD_PRELOAD": preload, "PYTHONMALLOC": "malloc", "PYTHONFAULTHANDLER": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | (extra or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )

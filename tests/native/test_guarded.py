@@ -1,0 +1,27 @@
+"""The guard that tests/gpu puts around NVML sees what it is for."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.native.guarded import ON, run_guarded
+
+BLOCK = "import ctypes\n" + ON + "block = (ctypes.c_char * 1437)(); at = ctypes.addressof(block)\n"
+
+
+@pytest.mark.parametrize(
+    ("case", "then", "ends"),
+    [
+        ("inside", "ctypes.memset(at, 1, 1437); del block", 0),
+        ("a byte behind, in the padding", "ctypes.memset(at, 1, 1438); del block", -signal.SIGABRT),
+        ("an entry behind", "ctypes.memset(at, 1, 1477)", -signal.SIGSEGV),
+        ("read behind", "ctypes.string_at(at + 1440, 8)", -signal.SIGSEGV),
+        ("after it was freed", "del block; ctypes.memset(at, 1, 8)", -signal.SIGSEGV),
+    ],
+)
+def test_what_touches_memory_that_is_not_its_own_is_stopped(tmp_path: Path, case: str, then: str, ends: int) -> None:
+    done = run_guarded(BLOCK + then, tmp_path)
+    assert done.returncode == ends, case
