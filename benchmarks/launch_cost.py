@@ -135,19 +135,25 @@ def report(sitting: Sitting, run: Run, times: dict[str, list[float]]) -> Iterato
     now, rounds = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", len(times[TORCHRUN])
     yield f"measured  {now}, {rounds} rounds, interleaved, K = {sitting.count}"
     if sitting.backend == "host":
-        yield "note      the bars are for GPUs; a probe of CPU cores takes its time from slower copies"
+        yield "note      the bars are for GPUs: a probe of CPU cores takes its time, as their copies are slow"
     yield ""
     yield f"{'command':<18}{'wall, s: median':>16}  {'min–max':<13}{'added, s: median':>17}  {'min–max':<13}bar"
     for arm, walls in times.items():
         added = [wall - plain for wall, plain in zip(walls, times[TORCHRUN], strict=True)]
         line = f"{arm:<18}{statistics.median(walls):>16.2f}  {spread(walls):<13}"
         if arm in BARS:
-            met = "met" if statistics.median(added) <= BARS[arm] else "missed"
-            line += f"{statistics.median(added):>17.2f}  {spread(added):<13}{BARS[arm]} {met}"
+            line += f"{statistics.median(added):>17.2f}  {spread(added):<13}{verdict(sitting, arm, added)}"
         yield line.rstrip()
     yield ""
     yield "where it goes, s (alone, one after the other)"
     yield from phases(sitting)
+
+
+def verdict(sitting: Sitting, arm: str, added: Sequence[float]) -> str:
+    """Return an arm's bar, and whether it is met; CPU cores are not held to it."""
+    if sitting.backend == "host":
+        return f"{BARS[arm]} on GPUs"
+    return f"{BARS[arm]} {'met' if statistics.median(added) <= BARS[arm] else 'missed'}"
 
 
 def phases(sitting: Sitting) -> Iterator[str]:
@@ -177,8 +183,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="K; 2 by default, or one less than there are")
     given = parser.parse_args()
     with TemporaryDirectory(prefix="collbench-launch-") as folder:
-        sitting = sit(Path(folder), given.backend, given.count)
-        times = measure(sitting, given.repeats)
+        try:
+            sitting = sit(Path(folder), given.backend, given.count)
+            times = measure(sitting, given.repeats)
+        except RuntimeError as error:
+            raise SystemExit(f"launch_cost.py: {error}") from None
         lines = list(report(sitting, runfile.load(sitting.saved()), times))
     print("\n".join(lines))
     given.out.mkdir(parents=True, exist_ok=True)

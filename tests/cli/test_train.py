@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
@@ -12,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from collbench.cli import evidence
+from collbench.cli.leaving import Terminated
 from collbench.launch.freshness import Here
 from collbench.model import Device
 from collbench.operations import Operation
-from tests.builders import gpus, measured
+from tests.builders import gpus, measured, pair_run
 from tests.cli.program import (
     Program,
     collbench,
@@ -28,6 +31,8 @@ from tests.cli.program import (
     save_run,
 )
 from tests.native.fakes import Fakes
+from tests.world.processes import PATIENCE_S, wait_for
+from tests.world.processes import environment as alone
 
 # What a rank got goes to a file: ranks' prints interleave.
 SCRIPT = """
@@ -37,6 +42,8 @@ pathlib.Path("rank" + os.environ["RANK"] + ".json").write_text(json.dumps(got))
 sys.exit(int(os.environ.get("FAIL_WITH", "0")))
 """
 PROBED = "(quick probe)"
+MACHINE = pair_run(2, lambda *_: 1.0).machine
+OTHER_DRIVER, OTHER_NCCL = replace(MACHINE, driver="570.1"), replace(MACHINE, nccl="2.27.3")
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +107,24 @@ def test_without_a_choice_nothing_is_measured(
     assert why in one_line(done.stderr), case
     assert done.stdout.startswith(f"CUDA_VISIBLE_DEVICES={visible(*indices)} "), case
     assert not (tmp_path / "state").exists(), case
+
+
+@pytest.mark.parametrize(
+    ("case", "k", "machine", "code", "says"),
+    [
+        ("busy, others are free", "2", {"process": "0,3=4242"}, 0, "left out: GPU3 (busy: 1 other process; busy: 90%"),
+        ("busy, and all are wanted", "4", {"process": "0,3=4242"}, 2, "3 are left without GPU3 (busy: 1 other process"),
+        ("gone, and all are wanted", "4", {"gpus": 3}, 2, f"not GPU3 (gone since the last run, {fake_uuid(3)}: see nv"),
+    ],
+)
+def test_what_happened_to_a_gpu_since_the_run_is_noticed_at_launch(
+    fakes: Fakes, tmp_path: Path, case: str, k: str, machine: dict[str, object], code: int, says: str
+) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", k, "--dry-run", "train.py"], **machine)
+    assert (done.code, bool(done.stdout)) == (code, code == 0), case
+    assert says in done.stderr.splitlines()[0]
+    assert visible(3) not in done.stdout
 
 
 def test_fresh_probes_although_a_run_is_saved(fakes: Fakes, tmp_path: Path) -> None:
@@ -191,16 +216,74 @@ def test_a_run_that_is_named_is_taken(program: Program, listed: list[str], tmp_p
     assert listed == []
 
 
-def test_ctrl_c_in_the_probe_starts_nothing(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "devices", "age", "changes", "why"),
+    [
+        ("stale", gpus(4), timedelta(days=9), {}, "it is 9d old, more than --max-age 7d"),
+        ("of another machine", fake_gpus(4), timedelta(0), {}, f"it was measured on GPU0 ({fake_uuid(0)}), GPU1 ("),
+        ("before a GPU was added", gpus(3), timedelta(0), {}, "it did not measure GPU3 (GPU-3)"),
+        ("of CPU cores", gpus(4), timedelta(0), {"backend": "host"}, "it was measured on the host backend, not cuda"),
+        ("simulated", gpus(4), timedelta(0), {"backend": "sim"}, "it was measured on the sim backend, not cuda"),
+        ("cut short", gpus(4), timedelta(0), {"complete": False, "measurements": []}, "it was interrupted before any"),
+        ("by another driver", gpus(4), timedelta(0), {"machine": OTHER_DRIVER}, "its driver was 570.1 and is 580.159"),
+        ("by another NCCL", gpus(4), timedelta(0), {"machine": OTHER_NCCL}, "its NCCL was 2.27.3 and is 2.28.9 now"),
+    ],
+)
+def test_a_named_run_that_does_not_speak_for_this_machine_is_refused_with_the_reason(
+    program: Program,
+    listed: list[str],
+    case: str,
+    devices: tuple[Device, ...],
+    age: timedelta,
+    changes: dict[str, object],
+    why: str,
+) -> None:
+    save_run(Path("mine.json"), devices, age, **changes)
+    said = program("train", "--auto-select", "2", "--run", "mine.json", "train.py")
+    assert (said.status, said.out, listed) == (2, "", []), case
+    assert said.line.startswith(f"mine.json cannot choose devices here: {why}")
+    assert said.line.endswith("; measure again or use --fresh")
+
+
+@pytest.mark.parametrize(("signal", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_ctrl_c_and_sigterm_in_the_probe_start_nothing(
+    program: Program, monkeypatch: pytest.MonkeyPatch, signal: type[BaseException], status: int
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        raise signal
 
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(evidence, "here", lambda *_: Here("cuda", gpus(4)))
     monkeypatch.setattr(subprocess, "run", interrupt)
     said = program("train", "--auto-select", "2", "--backend", "cuda", "train.py")
-    assert said.status == 130
+    assert said.status == status
     assert said.err.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core, and nothing to probe")
+def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
+    """As a pod's kubelet does it: the signal goes to the first process alone. The probe here would last."""
+    (tmp_path / "probe").write_text("#!/bin/sh\necho $$ > pid && mv pid probing && exec sleep 1000\n", encoding="utf-8")
+    (tmp_path / "probe").chmod(0o755)
+    code = "import sys; from collbench.cli import main; sys.executable = './probe'; sys.exit(main())"
+    words = [sys.executable, "-c", code, "train", "--auto-select", "1", "--backend", "host", "--fresh", "train.py"]
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
+    training = subprocess.Popen(
+        ["taskset", "-c", cores, *words], cwd=tmp_path, env=alone(tmp_path), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for("the probe", (tmp_path / "probing").exists, [training])
+        training.terminate()
+        _, said = training.communicate(timeout=PATIENCE_S)  # until the probe, too, has closed its end of the pipe
+    finally:
+        training.kill()
+    assert training.returncode == 143
+    assert said.splitlines() == [
+        "collbench: probing for a few seconds",
+        "collbench: interrupted in the probe: nothing was started",
+    ]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "probing").read_text(encoding="utf-8")), 0)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")

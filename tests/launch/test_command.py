@@ -40,6 +40,10 @@ CUDA_COMMANDS = {
         "-t3 --log_dir d a.py",
         "--standalone --nproc-per-node 2 -t3 --log_dir d -- a.py",
     ),
+    "restarts and binding by hand": (
+        "--max-restarts 3 --numa-binding=socket a.py",
+        "--standalone --nproc-per-node 2 --max-restarts 3 --numa-binding=socket -- a.py",
+    ),
     "the right number of processes by hand": ("--nproc_per_node=2 a.py", "--standalone --nproc_per_node=2 -- a.py"),
     "standalone by hand": ("--standalone a.py", "--nproc-per-node 2 --standalone -- a.py"),
     "a rendezvous by hand": ("--rdzv_endpoint h:1 a.py", "--nproc-per-node 2 --rdzv_endpoint h:1 -- a.py"),
@@ -201,16 +205,41 @@ def test_a_dry_run_line_means_the_same_to_a_shell() -> None:
 SHOW = "import os,sys; print([os.environ['CUDA_VISIBLE_DEVICES'], os.environ['X']], sys.argv[1:], sep='')"
 
 
-def test_a_missing_script_is_named_but_modules_and_programs_are_not_looked_for(
+def test_a_missing_script_is_named_but_modules_are_not_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"script 'x\.py' does not exist in .*check its path"):
         torchrun.check_script(split(["--devices", "0", "x.py"]))
     torchrun.check_script(split(["--devices", "0", "-m", "x"]))
-    torchrun.check_script(split(["--devices", "0", "--no-python", "x"]))
+    torchrun.check_script(split(["--devices", "0", "--container", "a.sif", "x.py"]))
     (tmp_path / "x.py").touch()
     torchrun.check_script(split(["--devices", "0", "x.py"]))
+
+
+@pytest.mark.parametrize(
+    ("title", "program", "says"),
+    [
+        ("nowhere", "no-such-program", "program 'no-such-program' does not exist: check its path"),
+        ("not here", "./a.sh", r"program '\./a\.sh' does not exist"),
+        (
+            "a file that may not be run",
+            "./x.py",
+            r"'\./x\.py' cannot be executed: chmod \+x \./x\.py, or leave --no-py",
+        ),
+        ("a folder", "./folder", r"'\./folder' does not exist"),
+    ],
+)
+def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, program: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch(mode=0o644)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=says):
+        torchrun.check_script(split(["--devices", "0", "--no-python", program]))
+    for there in ("sh", sys.executable):
+        torchrun.check_script(split(["--devices", "0", "--no-python", there]))
 
 
 def test_a_machine_without_torch_is_told_how_to_install_it(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ ELASTIC_POD = {
     "PYTHONUNBUFFERED": "1", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_RDZV_BACKEND": "c10d",
     "PET_NNODES": "1:3", "PET_MAX_RESTARTS": "10", "PET_NPROC_PER_NODE": "8",
 }  # fmt: skip
+# Its successor, the Trainer [kubeflow/trainer, pkg/constants/constants.go].
+TRAIN_JOB_POD = {
+    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+}  # fmt: skip
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "node0",
@@ -62,6 +67,7 @@ IN_STEP = "--nnodes 4 --rdzv-backend c10d --rdzv-endpoint node03:14711 --rdzv-id
         ("srun of one task", "", SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, "--standalone"),
         ("a pod of a PyTorchJob", "", POD, ""),
         ("a pod of an elastic one", "", ELASTIC_POD, ""),
+        ("a pod of a TrainJob", "", TRAIN_JOB_POD, ""),
         ("mpirun, one a node, with words that say where", f"--nnodes 2 {ENDPOINT}", MPIRUN, "--rdzv-backend c10d"),
         ("mpirun, one a node, each for itself", "--standalone", MPIRUN, ""),
         ("the only pod", "", {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, ""),
@@ -86,6 +92,7 @@ def test_what_is_added_to_what_the_user_types(
         ("one, though srun starts four", "--nnodes 1", SLURM, False),
         ("a batch script outside srun", "", BATCH, False),
         ("a PyTorchJob", "", POD, True),
+        ("a TrainJob", "", TRAIN_JOB_POD, True),
         ("a PyTorchJob of one pod", "", POD | {"PET_NNODES": "1"}, False),
     ],
 )
@@ -129,6 +136,16 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
             "srun --ntasks-per-node 1",
         ),
         ("mpirun, one a node", "", MPIRUN, "Open MPI started this on 2 nodes, .* --rdzv-endpoint HOST:29500"),
+        (
+            "a word for a number",
+            f"--nnodes two {ENDPOINT}",
+            {},
+            "--nnodes 'two' is no number of nodes: write 4, or 1:4",
+        ),
+        ("no node", f"--nnodes 0 {ENDPOINT}", {}, "--nnodes '0' is no number"),
+        ("more than the most", f"--nnodes 4:1 {ENDPOINT}", {}, "--nnodes '4:1' is no number"),
+        ("from nothing on", f"--nnodes :4 {ENDPOINT}", {}, "--nnodes ':4' is no number"),
+        ("a pod's word for a number", "", POD | {"PET_NNODES": "two"}, "PET_NNODES 'two' is no number of nodes"),
         ("a node list that nobody can read", "", SLURM | {"SLURM_STEP_NODELIST": "["}, "set MASTER_ADDR"),
     ],
 )
@@ -160,8 +177,9 @@ def test_k_wins_over_a_pods_number_of_processes(
         (SLURM, ("4", "c10d", "node03:14711", "4711.0", "is_host=0", "2")),
         (POD, ("2", "static", "", "none", "", "2")),
         (ELASTIC_POD, ("1:3", "c10d", "job-worker-0:23456", "none", "", "2")),
+        (TRAIN_JOB_POD, ("2", "static", "", "none", "", "2")),
     ],
-    ids=["Slurm", "PyTorchJob", "elastic PyTorchJob"],
+    ids=["Slurm", "PyTorchJob", "elastic PyTorchJob", "TrainJob"],
 )
 def test_torch_reads_from_words_and_environment_what_was_meant(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: tuple[str, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from collbench.errors import UsageError
@@ -19,6 +20,7 @@ def options(arguments: TrainArguments, environment: Mapping[str, str]) -> list[s
 
     torchrun takes defaults from PET_* variables, which Kubeflow's PyTorchJob sets: they count as the user's.
     """
+    _check_nnodes(arguments, environment)
     several = several_nodes(arguments, environment)
     if _meets(arguments, environment):
         return ["--rdzv-backend", "c10d"] if several and _lacks_backend(arguments, environment) else []
@@ -60,6 +62,15 @@ def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: 
     if not found.isdecimal() or int(found) == count or arguments.has("--nproc-per-node"):
         return ""
     return f"PET_NPROC_PER_NODE={found} gives way to the {count} chosen here"
+
+
+def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> None:
+    """Raise UsageError for a number of nodes on which torchrun would end with a traceback of its own."""
+    given = _given(arguments, environment, "--nnodes") or "1"
+    numbers = re.fullmatch(r"([1-9][0-9]*)(?::([1-9][0-9]*))?", given.strip())
+    if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
+        name = "--nnodes" if arguments.has("--nnodes") else "PET_NNODES"
+        raise UsageError(f"{name} '{given}' is no number of nodes: write 4, or 1:4 for nodes that come and go")
 
 
 def _in_a_step(step: Step, arguments: TrainArguments) -> list[str]:

@@ -155,10 +155,16 @@ def check_options(arguments: TrainArguments, inherited: Mapping[str, str]) -> No
 
 
 def check_script(arguments: TrainArguments) -> None:
-    """Raise UsageError if Python cannot run the script. Modules, other programs and images are left to torchrun."""
+    """Raise UsageError if Python cannot run the script, or nothing the program. Modules are left to torchrun.
+
+    So are images, whose files this host has not.
+    """
     script = Path(arguments.program[0])
-    if arguments.has("--module", "--no-python") or arguments.container is not None:
-        return  # an image has files that this host has not
+    if arguments.container is not None or arguments.has("--module"):
+        return
+    if arguments.has("--no-python"):
+        _check_program(arguments.program[0])
+        return
     if not script.exists():
         raise UsageError(
             f"script '{script}' does not exist in {Path.cwd()}: check its path, and that it is the first word "
@@ -166,6 +172,13 @@ def check_script(arguments: TrainArguments) -> None:
         )
     if script.is_dir() and not (script / "__main__.py").exists():
         raise UsageError(f"script '{script}' is a folder without __main__.py: name the file to train with")
+
+
+def _check_program(name: str) -> None:
+    """Raise UsageError where torchrun would end with a traceback of its own, as it finds no such program."""
+    if shutil.which(name) is None:
+        why = f"cannot be executed: chmod +x {name}" if Path(name).is_file() else "does not exist: check its path"
+        raise UsageError(f"program '{name}' {why}, or leave --no-python out if it is a Python script")
 
 
 def find_torch() -> str:

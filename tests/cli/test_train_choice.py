@@ -1,0 +1,293 @@
+"""`collbench train` at the moment of the launch: who is there, who is well, who is left out, and what asking costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench import runfile
+from collbench.cli import evidence
+from collbench.launch.freshness import Here
+from collbench.model import Health, Run
+from tests.builders import gpus
+from tests.cli.program import Program, Said, fake_gpus, fake_uuid, list_only, on_gpus, one_line, save_run
+from tests.native.fakes import Fakes
+
+BUSY = Health(processes=1)
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path) -> None:
+    """A script to start."""
+    (tmp_path / "train.py").touch()
+
+
+def saved_in(tmp_path: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> Path:
+    return tmp_path / "state" / "collbench" / "runs" / name
+
+
+@pytest.fixture
+def saved(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """A saved run of four GPUs that are only listed: 2-3 is the fastest pair, 0-1 the slowest; probing fails."""
+    list_only(monkeypatch, gpus(4))
+    monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _wanted: "2.28.9")
+    return save_run(saved_in(tmp_path), gpus(4))
+
+
+def states(**unwell: Health) -> dict[str, Health]:
+    return {device.uuid: unwell.get(device.tag, Health(processes=0)) for device in gpus(4)}
+
+
+def train(program: Program, *words: str) -> Said:
+    return program("train", *words, "--backend", "cuda", "--dry-run", "train.py")
+
+
+def taken(said: Said) -> str:
+    assert said.status == 0, said.err
+    return said.err.splitlines()[-1].removeprefix("collbench: using ").partition(" (")[0]
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "seen"),
+    [
+        ("from a saved run", ["--auto-select", "2"], {}),
+        ("by hand", ["--devices", "0,3"], {}),
+        ("all of them", ["--auto-select", "4"], {}),
+        ("of those that a scheduler leaves", ["--auto-select", "2"], {"CUDA_VISIBLE_DEVICES": "0,2,3"}),
+        ("of a run that is named", ["--auto-select", "2", "--run", "state/collbench/runs/mine.json"], {}),
+    ],
+)
+def test_nvml_starts_once_and_cuda_never(
+    fakes: Fakes, tmp_path: Path, case: str, words: list[str], seen: dict[str, str]
+) -> None:
+    save_run(saved_in(tmp_path, "mine.json"), fake_gpus())
+    done = on_gpus(fakes, tmp_path, ["train", *words, "--dry-run", "train.py"], seen)
+    assert done.code == 0, done.stderr
+    assert len(done.lines("nvmlInitWithFlags")) == 1, case
+    assert done.lines("cu") == [], case
+    assert [line for line in done.log if line.startswith("nccl") and "Version" not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("case", "setting"), [("indices mixed with UUIDs", f"{fake_uuid(2)},3"), ("an index and more", "2,3x")]
+)
+def test_cuda_is_asked_what_its_guide_leaves_open(fakes: Fakes, tmp_path: Path, case: str, setting: str) -> None:
+    words = ["train", "--devices", "2", "--dry-run", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, {"CUDA_VISIBLE_DEVICES": setting})
+    assert done.code == 0, done.stderr
+    assert done.lines("cuInit") != [], case
+
+
+def test_of_what_is_slow_to_load_only_numpy_is_loaded(fakes: Fakes, tmp_path: Path) -> None:
+    save_run(saved_in(tmp_path), fake_gpus())
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "real = os._exit\n"
+        "def told(status):\n"
+        "    print(*sorted({'torch', 'scipy', 'pynvml', 'numpy'} & set(sys.modules)), file=sys.stderr, flush=True)\n"
+        "    real(status)\n"
+        "os._exit = told\n"
+    )
+    path = f"{tmp_path}:{fakes.environment()['PYTHONPATH']}"
+    words = ["train", "--auto-select", "2", "--dry-run", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, {"PYTHONPATH": path})
+    assert done.stderr.splitlines()[-1] == "numpy pynvml"
+
+
+# --- who is well --------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_became_busy_since_the_run_is_left_out_by_name(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
+    said = train(program, "--auto-select", "2")
+    assert "GPU2" not in taken(said)
+    assert said.err.splitlines()[0] == "collbench: left out: GPU2 (busy: 1 other process)"
+
+
+def test_when_all_are_wanted_a_busy_one_is_a_refusal_that_names_it(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
+    said = train(program, "--auto-select", "4")
+    assert (said.status, said.out) == (2, "")
+    assert "cannot choose 4 of 4 devices: 3 are left without GPU2 (busy: 1 other process)" in said.line
+    assert "--allow-busy" in said.line
+    assert taken(train(program, "--auto-select", "4", "--allow-busy")) == "GPU0, GPU1, GPU2, GPU3"
+
+
+@pytest.mark.parametrize(
+    ("case", "state", "why"),
+    [
+        ("throttled", Health(throttle=("HW slowdown",)), "throttled: HW slowdown"),
+        ("errors in memory", Health(ecc_errors=2), "faulty: 2 uncorrected ECC errors"),
+        ("errors on its links since the run", Health(nvlink_errors=7), "faulty: 7 new NVLink errors"),
+    ],
+)
+def test_an_unwell_one_is_left_out_too(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, state: Health, why: str
+) -> None:
+    quiet = tuple(Health(nvlink_errors=0) for _ in range(4))
+    runfile.save(replace(saved, health_before=quiet, health_after=quiet), saved_in(tmp_path))
+    list_only(monkeypatch, gpus(4), states=states(GPU3=state))
+    said = train(program, "--auto-select", "2")
+    assert "GPU3" not in taken(said), case
+    assert f"left out: GPU3 ({why})" in said.err
+
+
+def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
+    probed: list[str] = []
+
+    def probe(_wanted: object, why: str) -> Run:
+        probed.append(why)
+        return saved
+
+    monkeypatch.setattr(evidence, "probe", probe)
+    assert taken(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"
+    assert probed == ["what others leave is not in a saved run: "]
+
+
+def test_by_hand_a_busy_one_is_taken_and_the_line_says_so(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
+    said = train(program, "--devices", "2,0")
+    assert taken(said) == "GPU2, GPU0"
+    assert said.err.splitlines()[0] == "collbench: taken all the same: GPU2 (busy: 1 other process)"
+    assert train(program, "--devices", "1,0").line.startswith("using GPU1, GPU0 ")
+
+
+# --- who may be chosen --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--auto-select", "2", "--exclude", "3"], "GPU0, GPU2"),
+        (["--auto-select", "2", "--exclude", "GPU-2,0"], "GPU1, GPU3"),
+        (["--auto-select", "3", "--exclude", "1"], "GPU0, GPU2, GPU3"),
+    ],
+)
+def test_what_is_excluded_is_not_chosen(program: Program, saved: Run, words: list[str], chosen: str) -> None:
+    said = train(program, *words)
+    assert taken(said) == chosen
+    assert "left out" not in said.err  # by the user, who knows
+
+
+def test_too_many_are_refused_with_what_was_excluded(program: Program, saved: Run) -> None:
+    said = train(program, "--auto-select", "3", "--exclude", "1,2")
+    assert said.status == 2
+    assert "3 is more than the 2 that this process may use (GPU0, GPU3; not GPU1 (excluded), GPU2 (excluded))" in (
+        said.line
+    )
+
+
+def test_inside_a_schedulers_set_the_run_of_all_decides_and_the_line_says_so(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = gpus(4)
+    list_only(monkeypatch, every[:3], hidden=every[3:])
+    said = train(program, "--auto-select", "2")
+    assert taken(said) == "GPU0, GPU2"  # 2-3 is faster, and 0-1 slower
+    assert ", among the 3 that CUDA_VISIBLE_DEVICES shows (run of " in said.line
+    list_only(monkeypatch, every[:2], hidden=every[2:])
+    said = train(program, "--auto-select", "2")
+    assert said.line.endswith(": all there are, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make)")
+
+
+def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = gpus(4)
+    list_only(monkeypatch, every[:3], mig=every[3:])
+    said = train(program, "--auto-select", "2")
+    assert taken(said) == "GPU0, GPU2"
+    assert "left out: GPU3 (in MIG mode, whose instances cannot talk P2P)" in said.err
+    refused = train(program, "--devices", "3,0")
+    assert refused.status == 2
+    assert "GPU3 cannot train with others: in MIG mode" in refused.line
+    assert "GPU3 (in MIG mode, whose instances cannot talk P2P)" in train(program, "--auto-select", "4").line
+
+
+def test_mig_devices_of_a_scheduler_are_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:
+    seen = {"CUDA_VISIBLE_DEVICES": "MIG-0af7651e-8b2d-5c7e-9c2d-2f1f8f1f8f1f"}
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "train.py"], seen)
+    assert (done.code, done.stdout) == (2, "")
+    assert "MIG devices cannot talk P2P" in one_line(done.stderr)
+
+
+# --- who is gone, and what does not fit ---------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_gone_since_the_run_is_named(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_only(monkeypatch, gpus(4)[:3])
+    with pytest.raises(pytest.fail.Exception) as probed:
+        train(program, "--auto-select", "2")
+    assert str(probed.value) == (
+        "probed: no saved run fits: the newest was measured on GPU3 (GPU-3), "
+        "not among the devices that this process may use: "
+    )
+    gone = "GPU3 (gone since the last run, GPU-3: see nvidia-smi -L)"
+    assert f"than the 3 that this process may use (GPU0, GPU1, GPU2; not {gone})" in (
+        train(program, "--auto-select", "4").line
+    )
+    said = train(program, "--auto-select", "3")
+    assert taken(said) == "GPU0, GPU1, GPU2"
+    assert said.err.startswith(f"collbench: left out: {gone}\n")
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "why"),
+    [
+        ("another driver", {"driver": "570.1"}, "the newest's driver was 570.1 and is 580.159.04 now: "),
+        ("another NCCL", {"nccl": "2.27.3"}, "the newest's NCCL was 2.27.3 and is 2.28.9 now: "),
+    ],
+)
+def test_the_reason_is_told_why_the_newest_run_does_not_fit(
+    program: Program, saved: Run, tmp_path: Path, case: str, changes: dict[str, Any], why: str
+) -> None:
+    older = replace(saved, machine=replace(saved.machine, **changes))
+    runfile.save(older, saved_in(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: ") as probed:
+        train(program, "--auto-select", "2")
+    assert str(probed.value).endswith(why), case
+
+
+def test_of_many_saved_runs_only_those_that_may_fit_are_read(
+    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The newest, for its reason; then neither what is too old by its name nor what names other GPUs."""
+    saved_in(tmp_path).unlink()
+    save_run(saved_in(tmp_path, "x-mine.json"), gpus(4))
+    for number in range(3):
+        save_run(saved_in(tmp_path, f"20200101T00000{number}Z-cuda-pairs.json"), gpus(4))
+        save_run(saved_in(tmp_path, f"y-{number}.json"), fake_gpus())
+    read: list[str] = []
+    load = runfile.load
+
+    def reading(path: Path) -> Run:
+        read.append(path.name)
+        return load(path)
+
+    monkeypatch.setattr(runfile, "load", reading)
+    assert "saved at" in train(program, "--auto-select", "2").line
+    assert read == ["y-2.json", "x-mine.json"]
+
+
+def test_a_container_brings_its_own_nccl_so_that_of_this_host_does_not_count() -> None:
+    wanted = evidence.Wanted("cuda", None, timedelta(days=7), False, None, "", driver="580.159.04", job_nccl=False)
+    assert evidence.here(wanted, gpus(4)) == Here("cuda", gpus(4), "580.159.04", None)

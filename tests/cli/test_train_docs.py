@@ -1,0 +1,161 @@
+"""docs/train.md and docs/cluster.md on `train`: what they show can be typed, and what they list is all there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from collbench.cli import evidence
+from collbench.errors import UsageError
+from collbench.launch import same_count, torchrun
+from collbench.launch.options import OWN_FLAGS, OWN_VALUES
+from collbench.machine.visible import visible
+from collbench.model import Health
+from tests.builders import gpus
+from tests.cli.program import Program, list_only, save_run
+from tests.launch.test_rendezvous import POD, SLURM
+
+DOCS = Path(__file__).parents[2] / "docs"
+TRAIN, CLUSTER = ((DOCS / name).read_text(encoding="utf-8") for name in ("train.md", "cluster.md"))
+COMMANDS = re.findall(r"^ +((?:srun .*)?collbench train .*)$", TRAIN + CLUSTER, re.MULTILINE)
+(YAML,) = re.findall(r"^    apiVersion: .*\n(?:    .*\n)+", CLUSTER, re.MULTILINE)
+PROBE = evidence.probe  # as it is without this file's machine
+ROWS = re.findall(r"^\| `([^`]+)` \|", TRAIN.partition("| said |")[2], re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def machine(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight GPUs that are only listed, a run of them, a script, an image, and apptainer's name."""
+    list_only(monkeypatch, gpus(8))
+    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(8))
+    monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _wanted: "2.28.9")
+    monkeypatch.setattr(torchrun, "find_apptainer", lambda _image: "apptainer")
+    (tmp_path / "train.py").touch()
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(COMMANDS) >= 6
+    assert len([command for command in COMMANDS if command.startswith("srun ")]) == 2
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_what_is_shown_can_be_typed(program: Program, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    before, _, rest = typed.partition("collbench train ")
+    for name, value in SLURM.items() if before.startswith("srun ") else ():
+        monkeypatch.setenv(name, value)
+    said = program("train", "--dry-run", *shlex.split(rest))
+    assert said.status == 0, said.err
+    assert " -m torch.distributed.run " in said.out
+    assert ("--rdzv-backend c10d" in said.out) == ("--nnodes" in typed or bool(before))
+    assert ("apptainer exec --nv --env CUDA_VISIBLE_DEVICES=GPU-" in said.out) == ("--container" in typed)
+
+
+def test_the_first_example_becomes_what_the_page_says(program: Program) -> None:
+    typed, becomes = re.findall(r"^    (collbench train .*|python -P .*)$", TRAIN, re.MULTILINE)[:2]
+    said = program("train", "--dry-run", *shlex.split(typed)[2:])
+    assert said.out.partition("/python -P ")[2] == becomes.removeprefix("python -P ") + "\n"
+
+
+def test_the_pods_command_can_be_run_in_a_pod(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = yaml.safe_load(YAML)
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert (job["kind"], replicas["Master"]["replicas"], replicas["Worker"]["replicas"]) == ("PyTorchJob", 1, 3)
+    for name, value in (POD | {"PET_NNODES": "4", "WORLD_SIZE": "4"}).items():
+        monkeypatch.setenv(name, value)
+    for kind in replicas.values():
+        # The operator knows its container by this name [training-operator, PyTorchJobDefaultContainerName].
+        (pod,) = kind["template"]["spec"]["containers"]
+        assert pod["name"] == "pytorch"
+        command, name, *words = pod["command"]
+        assert (command, name) == ("collbench", "train")
+        said = program(name, "--dry-run", *words)
+        assert said.status == 0, said.err
+        assert "--nproc-per-node 4 --no-python" in said.out
+
+
+def test_all_options_are_listed_and_no_others() -> None:
+    listed = re.findall(r"^\| `(--[a-z-]+)", TRAIN.partition("## Options")[2].partition("## Endings")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(OWN_VALUES | OWN_FLAGS)
+
+
+# --- what is said, in the words of the table ----------------------------------------------------------------------
+
+
+def refused(program: Program, *words: str) -> str:
+    said = program("train", *words, "--dry-run", "train.py")
+    assert said.status == 2, said.err
+    return said.line
+
+
+def more_than_shown(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
+    list_only(monkeypatch, gpus(8)[:2], hidden=gpus(8)[2:])
+    return refused(program, "--auto-select", "3")
+
+
+def one_is_busy(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
+    states = {device.uuid: Health(processes=int(device.tag == "GPU2")) for device in gpus(4)}
+    list_only(monkeypatch, gpus(4), states=states)
+    return refused(program, "--auto-select", "4")
+
+
+def another_driver(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
+    list_only(monkeypatch, gpus(8), driver="590.1")
+    save_run(Path("run.json"), gpus(8))
+    return refused(program, "--auto-select", "2", "--run", "run.json")
+
+
+def an_old_run_and_a_probe_that_fails(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Say two lines: that it probes and why, and that the probe failed."""
+    for path in Path("state/collbench/runs").iterdir():
+        save_run(path, gpus(8), timedelta(days=9))
+    monkeypatch.setattr(evidence, "probe", PROBE)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=4))
+    said = program("train", "--auto-select", "2", "train.py")
+    assert (said.status, said.err.count("\n")) == (1, 2)
+    return said.err
+
+
+def a_mig_device(_program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
+    with pytest.raises(UsageError) as caught:
+        visible(gpus(8), "MIG-0af7651e-8b2d-5c7e-9c2d-2f1f8f1f8f1f", None)
+    return str(caught.value)
+
+
+def unequal_nodes(_program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
+    numbers = {"RANK": 0, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 2}
+    return same_count.complaint({name: str(number) for name, number in numbers.items()})
+
+
+def nowhere_to_meet(program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
+    return refused(program, "--auto-select", "2", "--nnodes", "4")
+
+
+SAYS = {
+    "--auto-select 3 is more": more_than_shown,
+    "cannot choose 4 of 4 devices": one_is_busy,
+    "run.json cannot choose devices here": another_driver,
+    "no saved run fits": an_old_run_and_a_probe_that_fails,
+    "MIG devices": a_mig_device,
+    "the nodes disagree": unequal_nodes,
+    "--nnodes 4": nowhere_to_meet,
+    "the probe failed": an_old_run_and_a_probe_that_fails,
+}
+
+
+def test_the_table_has_these_rows() -> None:
+    assert [next(start for start in SAYS if row.startswith(start)) for row in ROWS] == list(SAYS)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_the_table_says_is_said(program: Program, monkeypatch: pytest.MonkeyPatch, row: str) -> None:
+    """Its words in their order; "…" stands for any."""
+    say = next(say for start, say in SAYS.items() if row.startswith(start))
+    assert re.search(".*".join(map(re.escape, row.split("…"))), say(program, monkeypatch))

@@ -1,0 +1,133 @@
+"""`collbench train` where something else starts it: in an image, by srun, in a pod; whole programs, real torchrun."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import fake_gpus, fake_uuid, on_gpus, one_line, save_run
+from tests.launch.test_rendezvous import BATCH, ELASTIC_POD, IN_STEP, POD, SLURM
+from tests.native.fakes import Fakes
+
+SCRIPT = """
+import json, os, pathlib, sys
+names = ("CUDA_VISIBLE_DEVICES", "NCCL_NVLS_ENABLE", "TOKEN", "WORLD_SIZE")
+got = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
+pathlib.Path("rank" + os.environ["RANK"] + ".json").write_text(json.dumps(got))
+"""
+# Stands in for apptainer: it lets in --env alone, and shows a bound folder by putting its own name in its place.
+APPTAINER = """#!{python}
+import os, pathlib, sys
+pathlib.Path("apptainer.words").write_text(" ".join(sys.argv[1:]))
+words, inside, bound = sys.argv[1:], {{"PATH": {path!r}, "HOME": os.environ["HOME"]}}, []
+assert words.pop(0) == "exec" and words.pop(0) == "--nv"
+while words[0].startswith("--"):
+    option, value = words.pop(0), words.pop(0)
+    if option == "--env":
+        inside.update([value.split("=", 1)])
+    else:
+        bound = value.split(":")
+assert words.pop(0) == "image.sif"
+words = [word.replace(bound[1], bound[0]) if bound else word for word in words]
+os.execvpe(words[0], words, inside)
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path) -> None:
+    """A script that writes what it got, and a saved run in which the pair 2-3 is the fastest."""
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> dict[str, str]:
+    """An image, and the variables under which the stand-in for apptainer is found."""
+    (tmp_path / "image.sif").touch()
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    (bin_folder / "apptainer").write_text(APPTAINER.format(python=sys.executable, path=path), encoding="utf-8")
+    (bin_folder / "apptainer").chmod(0o755)
+    return {"PATH": f"{bin_folder}:{path}", "NCCL_NVLS_ENABLE": "0", "TOKEN": "secret"}
+
+
+def test_the_choice_reaches_inside_an_image_and_so_does_what_nccl_reads(
+    fakes: Fakes, tmp_path: Path, image: dict[str, str]
+) -> None:
+    words = ["train", "--auto-select", "2", "--container", "image.sif", "train.py", "--lr", "a b", "$HOME"]
+    done = on_gpus(fakes, tmp_path, words, image)
+    assert done.code == 0, done.stderr
+    assert done.stderr.startswith("collbench: using GPU2, GPU3 ")
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
+    visible = f"{fake_uuid(2)},{fake_uuid(3)}"
+    expected = {"CUDA_VISIBLE_DEVICES": visible, "NCCL_NVLS_ENABLE": "0", "TOKEN": None, "WORLD_SIZE": "2"}
+    assert ranks == [expected | {"argv": ["--lr", "a b", "$HOME"]}] * 2
+
+
+def test_the_comparison_of_nodes_works_inside_an_image(fakes: Fakes, tmp_path: Path, image: dict[str, str]) -> None:
+    words = ["train", "--auto-select", "2", "--nnodes", "1:2", "--rdzv-endpoint", "localhost:0"]
+    words += ["--rdzv-conf", "last_call_timeout=1", "--container", "image.sif", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, image)
+    assert done.code == 0, done.stderr
+    assert "same_count.py" in (tmp_path / "apptainer.words").read_text()
+    assert json.loads((tmp_path / "rank1.json").read_text(encoding="utf-8"))["WORLD_SIZE"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("case", "image_name", "path", "says"),
+    [
+        ("a missing image", "other.sif", None, "container image 'other.sif' does not exist"),
+        ("no apptainer", "image.sif", "/nowhere", "neither apptainer nor singularity is on PATH"),
+    ],
+)
+def test_a_container_that_cannot_be_is_one_clear_line_and_nothing_is_measured(
+    fakes: Fakes, tmp_path: Path, image: dict[str, str], case: str, image_name: str, path: str | None, says: str
+) -> None:
+    words = ["train", "--auto-select", "2", "--fresh", "--container", image_name, "train.py"]
+    done = on_gpus(fakes, tmp_path, words, image | ({} if path is None else {"PATH": path}))
+    assert (done.code, done.stdout) == (2, ""), case
+    assert says in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("case", "environment", "expected"),
+    [
+        ("srun, one task a node", SLURM, f"{IN_STEP} --nproc-per-node 2 --no-python -- "),
+        ("a batch script", BATCH, "--standalone --nproc-per-node 2 -- train.py\n"),
+        ("a pod", POD, "--nproc-per-node 2 --no-python -- "),
+    ],
+)
+def test_what_schedulers_set_is_found(
+    fakes: Fakes, tmp_path: Path, case: str, environment: dict[str, str], expected: str
+) -> None:
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--dry-run", "train.py"], environment)
+    assert (done.code, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert done.stdout.partition(" -m torch.distributed.run ")[2].startswith(expected), case
+
+
+def test_a_pods_number_of_processes_gives_way_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--dry-run", "train.py"], ELASTIC_POD)
+    assert done.stderr.splitlines()[0] == "collbench: PET_NPROC_PER_NODE=8 gives way to the 2 chosen here"
+    assert " --nproc-per-node 2 " in done.stdout
+
+
+def test_two_tasks_on_a_node_are_refused_by_the_first_alone(fakes: Fakes, tmp_path: Path) -> None:
+    crowded = SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    words = ["train", "--auto-select", "2", "train.py"]
+    first = on_gpus(fakes, tmp_path, words, crowded | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"})
+    assert first.code == 2
+    assert "srun --ntasks-per-node 1" in one_line(first.stderr)
+    last = on_gpus(fakes, tmp_path, words, crowded | {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
+    assert (last.code, last.stdout, last.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("environment", [SLURM, POD], ids=["srun", "a pod"])
+def test_a_probe_measures_this_node_alone(fakes: Fakes, tmp_path: Path, environment: dict[str, str]) -> None:
+    words = ["train", "--auto-select", "2", "--fresh", "--dry-run", "train.py"]
+    done = on_gpus(fakes, tmp_path, words, environment, rate="100,0-1=10")
+    assert done.code == 0, done.stderr
+    assert done.stderr.splitlines()[-1].endswith("(quick probe)")
