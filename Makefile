@@ -16,6 +16,7 @@ PINS := pyproject.toml setup.py constraints.txt
 CPP := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.cu csrc/*.cuh tests/native/*.c tests/native/*.h)
 PTX := src/collbench/kernels/kernels.ptx
 EVERYTHING := [test,dev]
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 
 # Build tools first, then the project without build isolation: only so do the pins hold for the build, too.
@@ -27,7 +28,7 @@ define install
     exit 1; }
 endef
 
-.PHONY: help pairs test test-gpu check lint types build format ptx clean
+.PHONY: help pairs test test-gpu check lint types build format ptx man clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -35,7 +36,7 @@ help:  ## list the targets
 pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's GPUs (of its cores where there is none)
 	@$(BIN)/collbench pairs $(ARGS)
 
-test: $(INSTALLED)-test build  ## install, then run every test that needs no GPU
+test: $(INSTALLED)-test build $(INSTALLED)-browser  ## install, then run every test that needs no GPU
 	$(BIN)/python -m pytest --ignore=tests/gpu $(ARGS)
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
@@ -66,6 +67,9 @@ format: $(INSTALLED)-dev  ## format all sources
 ptx: $(INSTALLED)-test  ## make the shipped PTX again, after a change of csrc/kernels.cu
 	$(BIN)/python csrc/ptx.py csrc/kernels.cu $(PTX)
 
+man: $(INSTALLED)  ## write the manual pages into build/man; `collbench completion --install` puts them where man looks
+	$(BIN)/python -m collbench.cli.manual build/man
+
 clean:  ## remove what was built; keeps $(VENV)
 	rm -rf build dist src/*.egg-info src/collbench/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -87,3 +91,14 @@ $(INSTALLED)-test: $(BIN)/python $(PINS)
 $(INSTALLED)-dev: $(BIN)/python $(PINS)
 	$(call install,$(EVERYTHING))
 	@touch $(INSTALLED) $(INSTALLED)-test $@
+
+# Chromium opens the report's page in tests/html. No wheel brings one, so root on Debian installs it, once for each
+# $(VENV); others are told how. Without one those tests are skipped by name (tests/html/conftest.py).
+$(INSTALLED)-browser: $(BIN)/python
+	@command -v $$COLLBENCH_TEST_BROWSER $(BROWSERS) >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing Debian's chromium, for the tests of the report's page"; \
+	    { timeout 60 apt-get -qq update; DEBIAN_FRONTEND=noninteractive timeout 240 \
+	    apt-get -qq -y install --no-install-recommends chromium; } </dev/null >/dev/null 2>&1; fi || true
+	@command -v $$COLLBENCH_TEST_BROWSER $(BROWSERS) >/dev/null || \
+	    echo "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"
+	@touch $@

@@ -55,7 +55,7 @@ def shown() -> list[tuple[str, list[str]]]:
     ("page", "words"), shown(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_a_documented_command_is_understood(page: str, words: list[str]) -> None:
-    context = click.Context(cli, info_name="collbench")
+    context = click.Context(cli, info_name="collbench", **cli.context_settings)  # click keeps a command's -h, --help
     command = cli.get_command(context, words[0])
     assert command is not None
     try:

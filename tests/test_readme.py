@@ -1,20 +1,71 @@
-"""The README's first picture is a real run's page: the committed run file gives it again."""
+"""The README: its outputs are those of committed runs, it leads to every page, and five minutes are enough for it."""
 
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
-from collbench import runfile
-from collbench.report.page import page
+import pytest
+
+from collbench.ablation import file
+from collbench.report import ablation
+from tests.cli.program import Program
 from tests.report.pages import text
 
 ROOT = Path(__file__).parent.parent
-RUN = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "benchmarks" / "results"
+RUN = RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"
+LEFT_OUT = "…"  # a line of its own, where a page goes on
 
 
-def test_the_readme_shows_the_page_of_the_committed_run() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    indented = [f"    {line}" if line else "" for line in text(page(runfile.load(RUN))).rstrip("\n").splitlines()]
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    monkeypatch.setenv("NO_COLOR", "1")
+    return Program(monkeypatch, capsys)
 
-    assert "\n".join(["    $ collbench pairs", *indented]) in readme
+
+def sessions(document: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the words of each "$ collbench …", and what is shown below it, in the parts between lines left out."""
+    for block in re.findall(r"^    \$ collbench (.+(?:\n    .+)*)", document, re.MULTILINE):
+        command, *lines = re.sub(r"^    ", "", block, flags=re.MULTILINE).splitlines()
+        yield shlex.split(command), [part.strip("\n") for part in "\n".join(lines).split(f"\n{LEFT_OUT}\n")]
+
+
+def page(words: list[str], program: Program) -> str:
+    """Return what a command of the README prints, from the recording that it was taken from."""
+    if words[0] == "ablate":
+        return text(ablation.page(file.load(RESULTS / "2026-11-21-4xh200-training" / "ablate-ddp-4-bf16.json")))
+    again = ["show", "run.json"] if words == ["pairs"] else words  # the same page, without measuring
+    said = program(*(str(RUN) if word == "run.json" else word for word in again))
+    assert (said.status, said.err) == (0, "")
+    return said.out
+
+
+@pytest.mark.parametrize(("words", "parts"), list(sessions(README)), ids=lambda value: value[0].partition("\n")[0])
+def test_an_output_is_the_one_of_a_committed_run(words: list[str], parts: list[str], program: Program) -> None:
+    printed = page(words, program)
+    places = [printed.find(f"{part}\n") for part in parts]
+    assert [part for part, place in zip(parts, places, strict=True) if place < 0] == []
+    assert places == sorted(places)
+
+
+def test_it_shows_outputs_at_all() -> None:
+    assert {words[0] for words, _ in sessions(README)} >= {"pairs", "ablate", "compare", "predict"}
+
+
+def test_it_begins_with_one_sentence_and_a_figure_of_a_committed_run() -> None:
+    title, sentence, figure, *_ = README.split("\n\n")
+    assert (title, sentence.count("."), sentence.count("\n")) == ("# collbench", 1, 0)
+    found = re.fullmatch(r"!\[.+\]\((docs/figures/.+\.svg)\)", figure)  # tests/plot/test_figures.py draws it again
+    assert found
+    assert (ROOT / found[1]).is_file()
+
+
+def test_it_takes_five_minutes() -> None:
+    assert len(README.splitlines()) < 150
 
 
 def test_every_link_to_a_file_of_the_project_leads_somewhere() -> None:
@@ -22,3 +73,8 @@ def test_every_link_to_a_file_of_the_project_leads_somewhere() -> None:
         targets = [part.split(")")[0] for part in document.read_text(encoding="utf-8").split("](")[1:]]
         missing = [target for target in targets if not (document.parent / target.split("#")[0]).exists()]
         assert missing == [], document.name
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_every_page_is_one_step_from_the_readme(document: Path) -> None:
+    assert f"](docs/{document.name})" in README

@@ -41,13 +41,13 @@ MAY_IMPORT = {
     | {"machine.labels", "machine.limits", "affinity", "comparison", "cost", "doctor.findings", "plain"}
     | {"ablation.model", "ablation.words"},
     "plot": NOUNS | {"affinity", "report"},  # the same facts as the pages', drawn by matplotlib
-    "html": NOUNS | {"machine.labels", "affinity", "report"},  # a page of what they say
+    "html": NOUNS | {"machine.labels", "affinity", "comparison", "report"},  # a page of what they say
     "fabric": NOUNS | {"machine.labels", "machine.theory", "plain"},  # what is simulated; `file` reads it
     "plain": set(),  # dataclasses as JSON
     "journal": NOUNS | {"plain"},
     "wholefile": {"errors"},
     "runfile": NOUNS | {"journal", "plain", "wholefile"},
-    "keeper": NOUNS | {"journal", "runfile"},
+    "keeper": NOUNS | {"journal", "runfile", "wholefile"},
     "planning": NOUNS | {"backends.protocol", "measure"},  # from a request to a plan
     # one measurement, from the request to the saved run
     "session": NOUNS | {"backends", "measure", "planning", "runfile", "keeper", "launch.freshness", "world"},
@@ -59,7 +59,10 @@ MAY_IMPORT = {
 }
 
 # Rooms and files that only compute: Run in, answers or text out.
-PURE = (*(f"{noun}.py" for noun in NOUNS), *(f"machine/{name}.py" for name in ("labels", "limits", "theory", "visible")))
+PURE = (
+    *(f"{noun}.py" for noun in NOUNS),
+    *(f"machine/{name}.py" for name in ("labels", "limits", "theory", "visible")),
+)
 PURE += ("affinity/", "comparison/", "cost/", "exchange/", "report/", "plot/", "html/", "launch/")
 PURE += ("reference/figures.py",)
 PURE += ("world/environment.py", "world/nodelist.py", "world/hosts.py")
@@ -68,7 +71,7 @@ PURE += tuple(
     for name in ("model", "tree", "network", "rates", "labels", "rings", "orders", "collectives", "checks", "faults")
 )
 PURE += ("fabric/random_fabrics.py", "fabric/cluster.py")
-PURE += ("doctor/facts.py", "doctor/findings.py", "doctor/judging", "doctor/nccl_", "doctor/visible.py")
+PURE += ("doctor/facts.py", "doctor/findings.py", "doctor/judging", "doctor/nccl_")
 PURE += tuple(f"ablation/{name}.py" for name in ("arguments", "arms", "model", "result", "steps", "words"))
 MAY_ACT = {"launch/torchrun.py", "launch/pin.py", "launch/same_count.py"}  # they replace the process by torchrun
 IMPURE_MODULES = {"os", "time", "subprocess", "socket", "signal", "threading", "random", "torch", "pynvml"}

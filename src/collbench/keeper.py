@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from collbench import runfile
+from collbench import runfile, wholefile
 from collbench.errors import RunFileError
 from collbench.journal import Journal
 from collbench.model import Measurement, Run
@@ -14,8 +14,9 @@ from collbench.model import Measurement, Run
 class Keeper:
     """Writes the run whole with its first finished visit, then a journal line for each, and whole again at the end.
 
-    Until there is something to keep, an older file is left alone. What fails on the way is told once through `warn` and
-    stays in `failure`; the run is kept in memory, and the end tries again.
+    Until there is something to keep, an older file is left alone; a stream (/dev/null) gets the run at the end only.
+    What fails on the way is told once through `warn` and stays in `failure`; the run is kept in memory, and the end
+    tries again.
     """
 
     def __init__(self, run: Run, path: Path, warn: Callable[[str], None]) -> None:
@@ -27,6 +28,8 @@ class Keeper:
     def finished(self, measurement: Measurement) -> None:
         """Keep the latest visit of a cell, or its failure."""
         try:
+            if wholefile.is_stream(self._path):
+                return
             if not self._begun:
                 self._begun = True
                 text = runfile.save(self._run, self._path)  # with this visit

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -16,18 +17,24 @@ from collbench.errors import RunFileError
 def write(content: str | bytes, path: Path, doing: str, option: str) -> None:
     """Write text (UTF-8) or bytes so that a reader, or a crash, meets either the old file or the new one.
 
-    Raises RunFileError for a folder that cannot be written and for a full disk; the old file is then untouched.
+    What is no file but a stream is written to. Raises RunFileError for a folder that cannot be written and for a full
+    disk; the old file is then untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     # A name from the system that is not UTF-8 holds lone surrogates: as \udcxx they are valid JSON.
     data = content if isinstance(content, bytes) else content.encode("utf-8", errors="backslashreplace")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_stream(path):
+            with path.open("wb") as stream:
+                stream.write(data)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise refused(path, error, doing, option) from error
     finally:
@@ -40,11 +47,21 @@ def check(path: Path, doing: str, option: str) -> None:
     try:
         if path.is_dir():
             raise RunFileError(f"cannot {doing} {path}: it is a folder; choose another place with {option} FILE")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        if is_stream(path):
+            if not os.access(path, os.W_OK):  # not by opening it: whoever reads a pipe would see it end
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        target = Path(os.path.realpath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         raise refused(path, error, doing, option) from error
+
+
+def is_stream(path: Path) -> bool:
+    """True for a device, a pipe or a socket, /dev/null say: root would replace it by a file."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def refused(path: Path, error: OSError, doing: str, option: str) -> RunFileError:

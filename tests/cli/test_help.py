@@ -20,7 +20,27 @@ COLLECTIVES = [
     *("allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "sendrecv", "gather", "scatter"),
 ]
 # In the order of a first session.
-COMMANDS = ["pairs", "copies", "latency", *COLLECTIVES, "topo", "doctor", "show", "rank", "plot", "report", "export", "check", "compare", "select", "nodes", "predict", "train", "ablate", "completion"]
+COMMANDS = [
+    "pairs",
+    "copies",
+    "latency",
+    *COLLECTIVES,
+    "topo",
+    "doctor",
+    "show",
+    "rank",
+    "plot",
+    "report",
+    "export",
+    "check",
+    "compare",
+    "select",
+    "nodes",
+    "predict",
+    "train",
+    "ablate",
+    "completion",
+]
 
 
 def test_the_commands_are_listed_in_the_order_of_a_first_session(program: Program) -> None:

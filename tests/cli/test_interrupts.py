@@ -16,7 +16,7 @@ from tests.native.fakes import Fakes
 WORDS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
 # The worker's calls decide when; whom Ctrl-C ends is its parent, while the worker ignores it.
 IN_THE_WORKER: dict[str, object] = {"signal_parent": 1}
-NOTHING = ("interrupted before anything was measured", "interrupted: nothing was measured, nothing is saved")
+NOTHING = ("interrupted before it was done", "interrupted: nothing was measured, nothing is saved")
 
 
 @pytest.mark.parametrize(

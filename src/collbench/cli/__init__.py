@@ -15,7 +15,7 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
-        sys.stderr.write("collbench: interrupted before anything was measured\n")
+        sys.stderr.write("collbench: interrupted before it was done\n")
         return 130  # 128 + SIGINT, as shells have it
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from collbench.errors import CollbenchError
 
 # What writing to a full disk, quota or file-size limit gives.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words for 'two'
 
 
 class Interrupted(CollbenchError):
@@ -50,7 +52,7 @@ def heed_sigterm() -> None:
 
 def failed(error: CollbenchError | KeyboardInterrupt) -> int:
     """Print the error's line, and return its status."""
-    told = error if isinstance(error, CollbenchError) else Interrupted("interrupted before anything was measured")
+    told = error if isinstance(error, CollbenchError) else Interrupted("interrupted before it was done")
     if isinstance(told, Interrupted) and sys.stderr.isatty():
         click.echo(err=True)  # the terminal has just shown "^C"
     terminated = next((cause for cause in (error, error.__cause__) if isinstance(cause, Terminated)), None)
@@ -59,7 +61,7 @@ def failed(error: CollbenchError | KeyboardInterrupt) -> int:
 
 def misused(error: click.UsageError) -> int:
     """Print click's complaint, with its suggestion, as one line that names the help; return the status."""
-    message = error.format_message()
+    message = _NO_NUMBER.sub("is not a whole number", error.format_message())
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)  # it is the whole help: no word was wrong, there was none
         return error.exit_code

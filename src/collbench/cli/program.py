@@ -87,7 +87,17 @@ def cli() -> None:
 def _invoke() -> None:
     # Not cli.main(): it would end a closed pipe with status 1 and Ctrl-C with an empty line.
     with cli.make_context("collbench", sys.argv[1:]) as context:
-        cli.invoke(context)
+        try:
+            cli.invoke(context)
+        except click.UsageError as error:
+            error.ctx = error.ctx or _asked(context)
+            raise
+
+
+def _asked(context: click.Context) -> click.Context:
+    """Return the command that was called, which click does not tell where an option lacks its value."""
+    command = cli.get_command(context, context.invoked_subcommand or "")
+    return click.Context(command, info_name=context.invoked_subcommand, parent=context) if command else context
 
 
 def _invoke_together() -> None:

@@ -1,0 +1,125 @@
+"""What `make test` does where no Chromium is: root on Debian gets one, once; nobody else is changed or stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.html import conftest as browsers
+
+ROOT = Path(__file__).parent.parent
+TOLD = "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"
+INSTALLING = "installing Debian's chromium, for the tests of the report's page"
+# Writes what it was asked, and installs what the test put beside it.
+APT_GET = """#!/bin/sh
+cd "$(dirname "$0")" || exit
+echo "$*" >> asked
+case "$*" in *install*) [ -e offered ] && mv offered chromium ;; esac
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A PATH that holds what make needs and no browser, and a virtual environment that make finds ready."""
+    for name in ("make", "bash", "dirname", "mv", "touch", "timeout"):
+        found = shutil.which(name)
+        assert found
+        (tmp_path / "tools").mkdir(exist_ok=True)
+        (tmp_path / "tools" / name).symlink_to(found)
+    executable(tmp_path / "venv" / "bin" / "python", "")
+    return tmp_path / "tools"
+
+
+def make_browser(tools: Path, user: int, **environment: str) -> str:
+    """Run the Makefile's rule as a user; return what it said."""
+    executable(tools / "id", f"#!/bin/sh\necho {user}\n")
+    venv = tools.parent / "venv"
+    done = subprocess.run(
+        [tools / "make", "-C", ROOT, "--no-print-directory", f"VENV={venv}", f"{venv}/.installed-browser"],
+        env={"PATH": str(tools)} | environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.rstrip("\n")
+
+
+def asked(tools: Path) -> list[str]:
+    path = tools / "asked"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def test_root_on_debian_gets_one(tools: Path) -> None:
+    executable(tools / "apt-get", APT_GET)
+    executable(tools / "offered", "")
+    assert make_browser(tools, user=0) == INSTALLING
+    assert asked(tools) == ["-qq update", "-qq -y install --no-install-recommends chromium"]
+
+
+def test_an_installation_that_fails_stops_nothing_and_is_tried_once(tools: Path) -> None:
+    executable(tools / "apt-get", APT_GET)
+    assert make_browser(tools, user=0).splitlines() == [INSTALLING, TOLD]
+    assert "up to date" in make_browser(tools, user=0)
+    assert len(asked(tools)) == 2
+
+
+def test_a_user_is_told_and_nothing_is_installed(tools: Path) -> None:
+    executable(tools / "apt-get", APT_GET)
+    assert make_browser(tools, user=1000) == TOLD
+    assert asked(tools) == []
+
+
+def test_root_elsewhere_is_told(tools: Path) -> None:
+    assert make_browser(tools, user=0) == TOLD
+
+
+@pytest.mark.parametrize("name", ["chromium", "google-chrome-stable", "named"])
+def test_a_browser_that_is_there_is_taken(tools: Path, name: str) -> None:
+    executable(tools / "apt-get", APT_GET)
+    browser = executable(tools / name, "")
+    named = {"COLLBENCH_TEST_BROWSER": str(browser)} if name == "named" else {}
+    assert make_browser(tools, user=0, **named) == ""
+    assert asked(tools) == []
+
+
+def test_make_and_the_tests_look_for_the_same_browsers() -> None:
+    assert f"BROWSERS := {' '.join(browsers.NAMES)}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("case", "ci", "user", "apt", "outcome"),
+    [
+        ("a developer", "", 0, "exit 0", pytest.skip.Exception),
+        ("CI, which could have installed it", "true", 0, "exit 0", pytest.fail.Exception),
+        ("CI without a package list", "true", 0, "exit 100", pytest.skip.Exception),
+        ("CI that is not root", "true", 1000, "exit 0", pytest.skip.Exception),
+        ("CI on another system", "true", 0, None, pytest.skip.Exception),
+    ],
+)
+def test_a_missing_browser_fails_only(
+    case: str, ci: str, user: int, apt: str | None, outcome: type[BaseException], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if apt:
+        executable(tmp_path / "apt-get", f"#!/bin/sh\n{apt}\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(outcome, match="Chromium is not installed"):
+        browsers.lacking("Chromium is not installed")
+
+
+def test_the_manual_is_made_by_make() -> None:
+    done = subprocess.run(["make", "-n", "-C", ROOT, "man"], capture_output=True, text=True, check=True)
+    assert "python -m collbench.cli.manual build/man\n" in done.stdout
