@@ -68,6 +68,8 @@ def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: s
         ("a GPU off the bus", machine(driver={"on_the_bus": 5}), "GPUs", "1 more on PCI", "dmesg"),
         ("a typo in the list", machine(environment={"CUDA_VISIBLE_DEVICES": "0,1,7"}), "CUDA_VISIBLE_DEVICES",
          "leaves GPU0, GPU1: '7' names no GPU here", "nvidia-smi -L"),
+        ("a list of mixed forms", machine(environment={"CUDA_VISIBLE_DEVICES": "1,GPU-0"}), "CUDA_VISIBLE_DEVICES",
+         "only CUDA can tell what it leaves: 'GPU-0' is no index", "unset CUDA_VISIBLE_DEVICES"),
         ("one GPU left", machine(environment={"CUDA_VISIBLE_DEVICES": "3"}), "CUDA_VISIBLE_DEVICES", "GPU3 alone",
          "two or more"),
         ("exclusive mode", with_third(compute_mode=3), "compute mode", "GPU2", "-c DEFAULT"),

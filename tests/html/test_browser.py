@@ -210,6 +210,10 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     assert cell(tab, "GPU0", "GPU1").inner_text() == "0.900"
     assert cell(tab, "GPU0", "GPU1").get_attribute("class") == "sb"
     assert cell(tab, "GPU1", "GPU0").inner_text() == "1.000"
+    cell(tab, "GPU0", "GPU1").hover()
+    told = tab.locator("article:visible .readout").inner_text()
+    assert "99 % interval of all at once" in told
+    assert "slower for certain" in told
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()
     assert tab.locator("article:visible").get_attribute("id") == "run-1"
@@ -263,6 +267,14 @@ def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
     choose(tab, Operation="allreduce")
     assert EVIL in (tab.locator("svg .end").first.text_content() or "")
     assert tab.evaluate("document.querySelectorAll('script').length") == 2  # the data and ours
+
+
+def test_a_hostile_machine_beside_another_stays_text(opened: Open) -> None:
+    tab = opened(page(by_hand(), hostile()))
+    tab.get_by_role("link", name="b.json over a.json").click()
+    whole = tab.locator("article:visible")
+    assert EVIL in whole.get_by_role("region", name="What else differs").inner_text()
+    assert tab.evaluate("document.querySelectorAll('img').length") == 0
 
 
 def test_a_script_that_gets_in_does_not_run(browser: Browser, tmp_path: Path, recorded_page: str) -> None:

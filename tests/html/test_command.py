@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from collbench import runfile
+from collbench.fabric import file
+from collbench.html.content import content
+from collbench.simulation import simulate
 from tests.cli.program import Program
-from tests.html.runs import RECORDED, by_hand
+from tests.html.runs import RECORDED, SIM_PAIRS, by_hand
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"
 
@@ -44,6 +47,21 @@ def test_several_runs_are_one_page_by_the_shortest_names_that_differ(saved: Prog
 def test_a_run_beside_itself_has_two_names(saved: Program) -> None:
     assert saved("report", "run.json", "run.json").status == 0
     assert "run.json (2) over run.json (1)" in Path("run.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None:
+    for seed, name in ((1, "base.json"), (2, "new.json")):
+        runfile.save(simulate(file.load("dgx-1v"), SIM_PAIRS, seed), Path(name))
+    said = program("compare", "base.json", "new.json").out
+    counts = re.search(
+        r"^cells +\d+ in both: (\d+) same, (\d+) better, (\d+) worse, (\d+) undecided$", said, re.MULTILINE
+    )
+    assert counts is not None
+    runs = [(name, runfile.load(Path(name))) for name in ("base.json", "new.json")]
+    rows = content(runs, "0.1.0")["comparisons"][0]["overview"]
+    assert [sum(column) for column in zip(*(row["counts"] for row in rows), strict=True)] == [
+        *map(int, counts.groups())
+    ]
 
 
 def test_an_old_page_is_replaced_whole(saved: Program) -> None:

@@ -64,6 +64,21 @@ def test_figures_by_hand(what: str, name: str, title: str, low: float, value: fl
     assert figures(series(told(by_hand(slow=360.0)), name), GIB, [0, 1], title) == (low, value, high), what
 
 
+def test_theory_is_that_of_show_for_both_ways_and_for_host_copies() -> None:
+    both = measured(Operation.CE_WRITE, (0, 1), 360.0)  # each way, so 720 together
+    both = replace(both, cell=replace(both.cell, variant=Variant.BOTH_WAYS))
+    host = measured(Operation.H2D_CE, (0,), 48.0)
+    host = replace(host, cell=replace(host.cell, variant=Variant.HOST))
+    run = run_of(gpus(2), [both, host], by_hand().paths[:1])
+    slots = tuple(replace(one, pcie_generation=5, pcie_width=16) for one in run.devices)
+    told_ = told(replace(run, devices=slots))
+    twice, slot = series(told_, "ce-write both-ways"), series(told_, "h2d-ce host")
+    assert (twice["theory"], twice["ways"]) == ([900], "both ways together")  # 450 GB/s each way
+    assert figures(twice, GIB, [0, 1], "share of theory")[1] == 80
+    # PCIe 5.0 ×16: 32 GT/s × 16 lanes × 128/130 / 8 = 63.0 GB/s [PCIe base specification 5.0]
+    assert (slot["theory"], slot["ways"]) == ([pytest.approx(63.0, abs=0.05)], "one way")
+
+
 def test_too_few_blocks_have_no_interval() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0, visits=2)])  # four blocks; six have one
     assert figures(series(told(run), "ce-write"), GIB, [0, 1], BANDWIDTH) == (None, 100, None)
@@ -240,6 +255,8 @@ def test_a_second_run_is_compared_cell_by_cell(gbs: float, ratio: float, shade: 
     assert copies["figures"][0]["value"][1][at] == ratio
     assert copies["figures"][0]["shades"][1][at] == shade
     assert set(copies["figures"][0]["shades"][0]) == {"e"}
+    said = {"e": "the same", "a": "slower for certain", "b": "slower for certain"}.get(shade, "faster for certain")
+    assert copies["words"][copies["notes"][1][at]] == said
 
 
 def test_overlapping_intervals_are_no_difference() -> None:
@@ -259,13 +276,30 @@ def test_devices_are_matched_by_uuid_wherever_they_stand() -> None:
     value = dict(zip(map(tuple, copies["places"]), copies["figures"][0]["value"][1], strict=True))
     assert value[0, 1] == 4.0  # other's 3 → 2 over base's 0 → 1
     assert value[3, 2] == 0.25
-    assert found["how"] == "the same devices, by UUID"
+    assert found["how"] == "matched by UUID"
 
 
-def test_other_devices_are_matched_by_index_and_the_page_says_so() -> None:
+def test_other_devices_are_matched_by_their_order_and_the_page_says_so() -> None:
     base = by_hand()
     other = replace(base, devices=tuple(replace(one, uuid=f"GPU-other-{one.index}") for one in base.devices))
-    assert told(base, other)["comparisons"][0]["how"] == "different devices, matched by their index"
+    assert told(base, other)["comparisons"][0]["how"] == "other devices, matched by their order"
+
+
+def test_runs_of_different_backends_are_not_compared() -> None:
+    found = told(by_hand(), replace(by_hand(), backend="host"))["comparisons"][0]
+    assert found["how"] == "not compared: cuda and host backend"
+    assert (found["overview"], found["data"]["series"], found["differences"]) == ([], [], [])
+
+
+def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whole() -> None:
+    base = by_hand()
+    newer = replace(base.machine, driver="590.1", nccl="2.30.0")
+    slower = [measured(m.cell.operation, m.cell.members, 150.0, m.cell.size_bytes) for m in base.measurements[-6:]]
+    other = replace(base, machine=newer, measurements=[*base.measurements[:-6], *slower])
+    found = told(base, other)["comparisons"][0]
+    assert [what for what, _, _ in found["differences"]] == ["driver", "NCCL"]
+    assert found["differences"][1] == ("NCCL", base.machine.nccl or "none", "2.30.0")
+    assert "allreduce at 1G: everywhere: slower for certain, × 0.500 (0.500–0.500, 6 cells)" in found["whole"]
 
 
 def test_latencies_are_compared_as_speeds() -> None:

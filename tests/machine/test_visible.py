@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collbench.errors import UsageError
-from collbench.machine.visible import visible
+from collbench.machine.visible import read, visible
 from collbench.model import Device
 
 ALIKE = tuple(Device(index, f"GPU-{index}{index}a-{index}", "H200", f"00000000:0{index}:00.0") for index in range(4))
@@ -48,6 +48,8 @@ def test_documented_words(title: str, setting: str | None, indices: list[int]) -
         ("a UUID and an index", ALIKE, "GPU-1,0", None),
         ("an index with something behind it", ALIKE, "1gpu", None),
         ("a UUID in capitals", ALIKE, "GPU-11A", None),
+        ("a digit of another script", ALIKE, "²", None),
+        ("an index that ends a list of unlike GPUs", UNLIKE, "0,9", None),
     ],
 )
 def test_what_only_cuda_can_tell(title: str, devices: tuple[Device, ...], setting: str, order: str | None) -> None:
@@ -58,9 +60,39 @@ def test_unlike_gpus_can_be_told_in_the_order_of_their_buses_by_uuid_or_all_hidd
     assert visible(UNLIKE, "3", "PCI_BUS_ID") == UNLIKE[3:]
     assert visible(UNLIKE, "GPU-3", None) == UNLIKE[3:]
     assert visible(UNLIKE, "", None) == ()
+    assert visible(UNLIKE, "9", None) == ()
 
 
 @pytest.mark.parametrize("setting", ["MIG-GPU-11a-1/7/0", "MIG-0af7…", "0,MIG-x"])
 def test_mig_devices_are_one_clear_line(setting: str) -> None:
     with pytest.raises(UsageError, match="MIG devices cannot talk P2P"):
         visible(ALIKE, setting, None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "left", "problem"),
+    [
+        (None, (0, 1, 2, 3), ""),
+        ("2,0", (2, 0), ""),
+        (" 1 , 3 ", (1, 3), ""),
+        ("", (), ""),
+        ("-1", (), ""),
+        ("GPU-2,GPU-00a", (2, 0), ""),
+        ("0,9,1", (0,), "'9' names no GPU here, and CUDA reads no further"),
+        ("0,-1,1", (0,), "'-1' names no GPU here, and CUDA reads no further"),
+        ("1,,2", (1,), "'' names no GPU here, and CUDA reads no further"),
+        ("all", (), "'all' names no GPU here, and CUDA reads no further"),
+        ("gpu-3", (), "'gpu-3' names no GPU here, and CUDA reads no further"),
+        ("GPU-", (), "'GPU-' fits several GPUs, and CUDA reads no further"),
+        ("0,1,0", (), "'0' names GPU0 again, and CUDA then shows no GPU at all"),
+        ("0,MIG-GPU-1/1/0", (0,), "'MIG-GPU-1/1/0' is a part of a GPU (MIG), and collbench measures whole ones"),
+        ("1,GPU-0", (1,), "'GPU-0' is no index"),
+        ("GPU-0,1", (0,), "'1' is no UUID"),
+    ],
+)
+def test_a_list_keeps_its_order_and_its_fault_has_words(
+    setting: str | None, left: tuple[int, ...], problem: str
+) -> None:
+    seen = read(ALIKE, setting, None)
+    assert tuple(device.index for device in seen.devices) == left
+    assert seen.problem == problem

@@ -186,3 +186,10 @@ def test_a_cell_that_failed_is_not_drawn() -> None:
     run.measurements[0] = Measurement(run.measurements[0].cell, [], failure="it hung")
     (points,) = drawn(curve_picture([(named(run), SUM)])).values()
     assert sorted(points) == [2**28, GIB]
+
+
+def test_the_highest_point_of_a_scaling_keeps_room_for_its_figure() -> None:
+    axes = scaled(named(sums((0, 1), (0, 1, 2, 3)))).figure.axes[0]
+    bottom, top = axes.get_ylim()
+    assert bottom == 0
+    assert top == pytest.approx(300 + 0.12 * (300 - 200))  # matplotlib's margin of 12 % of what is drawn

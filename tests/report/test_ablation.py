@@ -90,7 +90,7 @@ def test_every_change_has_its_words(names: tuple[str, str], measure: Measure, sa
 
 def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> None:
     document = (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")
-    shown = text(page(file.load(ROOT / "tests" / "data" / "ablation" / "invented.json"))).rstrip("\n")
+    shown = text(page(file.load(ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"))).rstrip("\n")
     assert "\n".join(f"    {line}".rstrip() for line in shown.splitlines()) in document
 
 
@@ -121,6 +121,11 @@ def test_without_all_reduces_there_are_no_columns_for_them() -> None:
     ("case", "changes", "said"),
     [
         ("what both arms inherit", {}, "settings  NCCL_NVLS_ENABLE=0\n"),
+        (
+            "of which a container's word on its own NCCL is none",
+            {"environment": {"NCCL_VERSION": "2.27.3-1", "NCCL_NVLS_ENABLE": "0"}},
+            "settings  NCCL_NVLS_ENABLE=0\n",
+        ),
         ("CPU cores", {"backend": "host"}, "backend   host: gloo on CPU cores, which heeds no NCCL variable\n"),
         ("their names", {"backend": "host"}, "with p2p: CPU0, CPU1; no variable changed"),
         ("the warm-up", {}, "without the first tenth, three at least\n"),

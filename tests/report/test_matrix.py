@@ -56,6 +56,15 @@ def test_sixteen_gpus_fit_80_columns_without_touching() -> None:
     assert all(len(line.split()) == 17 for line in lines[2:18])
 
 
+def test_four_digits_of_sixteen_gpus_stand_in_two_blocks() -> None:
+    run = pair_run(16, lambda a, b: 1000.0 + 100 * a + b)
+    lines = text([render_bandwidths(run, Operation.ALLREDUCE, GIB)]).rstrip("\n").split("\n")[1:]
+    assert max(map(len, lines)) <= 80
+    assert [lines[at].split() for at in (0, 17)] == [[str(i) for i in range(8)], [str(i) for i in range(8, 16)]]
+    assert lines[3].split() == ["GPU2", "1002", "1102", "-", "1203", "1204", "1205", "1206", "1207"]
+    assert lines[20].split() == ["GPU2", *(str(1200 + i) for i in range(8, 16))]
+
+
 @pytest.mark.parametrize("count", [8, 9, 10])
 def test_columns_of_numbers_stay_below_their_heads(count: int) -> None:
     lines = text([render_bandwidths(pair_run(count, lambda a, b: 300.0), Operation.ALLREDUCE, GIB)]).split("\n")

@@ -33,7 +33,7 @@ def report(run_files: tuple[Path, ...], output: Path | None) -> None:
       collbench report run.json
       collbench report before.json after.json -o report.html
     """
-    path = Path(f"{run_files[0].stem}.html") if output is None else output
+    path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
     _check(path)
     runs = [runfile.load(file) for file in run_files]
     from collbench.html.content import content  # late: numpy, jinja2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collbench.doctor import judging_gpus, judging_host, judging_libraries, judging_links, judging_variables
 from collbench.doctor.facts import Facts, Gpu
 from collbench.doctor.findings import Finding, Level
-from collbench.doctor.visible import visible
+from collbench.machine.visible import NAME, ORDER, read
 
 # The exit status where any line fails; warnings leave it at 0.
 FAILED = 1
@@ -35,7 +35,8 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
 def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it leaves none, for the list may be wrong."""
     gpus = facts.driver.gpus
-    left = visible([gpu.device for gpu in gpus], facts.environment.get("CUDA_VISIBLE_DEVICES")).devices
+    environment = facts.environment
+    left = read([gpu.device for gpu in gpus], environment.get(NAME), environment.get(ORDER)).devices
     return tuple(gpu for gpu in gpus if gpu.device in left) or gpus
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from collbench.doctor.facts import Driver, Facts, Gpu
 from collbench.doctor.findings import Finding, Group, Level, indices, tags
-from collbench.doctor.visible import visible
 from collbench.machine.limits import HOT_C, holds_back
+from collbench.machine.visible import NAME, ORDER, read
 from collbench.units import format_approximate_size
 
 # Reads the shipped PTX, ISA 7.8 [CONTRIBUTING.md, "The PTX"].
@@ -41,13 +41,15 @@ def driver(facts: Facts) -> list[Finding]:
 def visibility(facts: Facts) -> list[Finding]:
     """Judge what CUDA_VISIBLE_DEVICES leaves; no finding where it is not set and there are GPUs enough."""
     devices = [gpu.device for gpu in facts.driver.gpus]
-    given = facts.environment.get("CUDA_VISIBLE_DEVICES")
-    seen = visible(devices, given)
-    name, unset = "CUDA_VISIBLE_DEVICES", "unset CUDA_VISIBLE_DEVICES, or write indices or UUIDs of nvidia-smi -L"
+    given = facts.environment.get(NAME)
+    seen = read(devices, given, facts.environment.get(ORDER))
+    name, unset = NAME, f"unset {NAME}, or write indices or UUIDs of nvidia-smi -L"
     left = ", ".join(device.tag for device in seen.devices) or "no GPU"
     why = f": {seen.problem}" if seen.problem else ""
     found = []
-    if not seen.devices:
+    if seen.problem and not seen.certain:
+        found.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA can tell what it leaves{why}", unset))
+    elif not seen.devices:
         found.append(Finding(Group.GPUS, name, Level.FAIL, f"leaves no GPU{why}", unset))
     elif seen.problem:
         found.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
@@ -100,13 +102,13 @@ def _count(facts: Facts) -> Finding:
 
 def _order(facts: Facts) -> list[Finding]:
     """Warn where indices mean other GPUs to CUDA than to nvidia-smi: it puts the fastest first unless told."""
-    given = facts.environment.get("CUDA_VISIBLE_DEVICES", "")
-    by_bus = facts.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    given = facts.environment.get(NAME, "")
+    by_bus = facts.environment.get(ORDER) == "PCI_BUS_ID"
     names = {gpu.device.name for gpu in facts.driver.gpus}
     if by_bus or len(names) < 2 or not any(word.strip().isdigit() for word in given.split(",")):
         return []
     told = "unset, and the GPUs differ: CUDA's indices may not be nvidia-smi's"
-    return [Finding(Group.GPUS, "CUDA_DEVICE_ORDER", Level.WARN, told, "export CUDA_DEVICE_ORDER=PCI_BUS_ID")]
+    return [Finding(Group.GPUS, ORDER, Level.WARN, told, f"export {ORDER}=PCI_BUS_ID")]
 
 
 def _modes(gpus: Sequence[Gpu]) -> Iterable[Finding]:

@@ -13,10 +13,11 @@ from collbench.affinity.estimates import Members, labels_of
 from collbench.affinity.fits import Fit, Unfitted
 from collbench.affinity.summary import RankedWork
 from collbench.affinity.tiers import Ranking, rank_links
-from collbench.affinity.verdicts.readings import Facts
 from collbench.html.families import Family, families, short
-from collbench.html.figures import figures, fitted, theory
+from collbench.html.figures import figures, fitted
 from collbench.model import Measurement, Run, StopReason
+from collbench.operations import Variant
+from collbench.report.curves import limits_of
 from collbench.report.notes import place
 from collbench.units import format_size
 
@@ -35,14 +36,14 @@ _STOPS = {
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
-    facts = Facts(run)
     fits = {ranked.work: ranked.fits for ranked in works}
     there = (family for family in families(run) if any(found.samples for found in family.cells.values()))
-    return [_series(facts, family, fits.get(family.work, ()) if family.ranked else ()) for family in there]
+    return [_series(family, fits.get(family.work, ()) if family.ranked else ()) for family in there]
 
 
-def _series(facts: Facts, family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
+def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
     labels = labels_of(family.run, family.places) if family.kind in ("link", "pair") else {}
+    limits = limits_of(family.run, family.work, family.places)
     rankings = [_ranking(family, size) for size in family.sizes]
     notes = _Words()
     return {
@@ -55,8 +56,9 @@ def _series(facts: Facts, family: Family, fits: Sequence[Fit | Unfitted]) -> dic
         "places": [list(members) for members in family.places],
         "names": [place(family.run.devices, family.work, members) for members in family.places],
         "labels": [labels.get(members, "") for members in family.places],
-        "theory": [short(theory(facts, family, members)) for members in family.places],
-        "figures": [*figures(facts, family), *fitted(family, fits)],
+        "theory": [short(limits.get(members)) for members in family.places],
+        "ways": "both ways together" if family.work.variant is Variant.BOTH_WAYS else "one way",
+        "figures": [*figures(family, limits), *fitted(family, fits)],
         "tiers": [_tiers(family, ranking) for ranking in rankings],
         "verdicts": ["" if ranking is None else ranking.verdict for ranking in rankings],
         "notes": [[notes.place(_note(family, size, members)) for members in family.places] for size in family.sizes],

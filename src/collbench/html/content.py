@@ -9,6 +9,7 @@ from typing import Any
 
 from collbench.affinity.summary import RankedWork, rank_summary
 from collbench.affinity.verdicts import judge
+from collbench.comparison.compare import compare
 from collbench.html import facts, findings, ratios
 from collbench.html.cells import series
 from collbench.html.families import families
@@ -76,13 +77,27 @@ def _works(run: Run) -> list[RankedWork]:
 
 
 def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run: Run) -> dict[str, Any]:
-    places, how = ratios.matched(base, run)
-    found = ratios.ratio_series(base_page["data"]["series"], page["data"]["series"], places)
     key = f"{page['id']}-over-{base_page['id']}"
-    sim = base_page["sim"] or page["sim"]
-    data = {"id": key, "sim": sim, "tags": _tags(base), "series": found}
-    names = {"base": base_page["name"], "other": page["name"]}
-    return {"id": key, "sim": sim, "how": how, "overview": ratios.overview(found), "data": data, **names}
+    shape = {
+        "id": key,
+        "sim": base_page["sim"] or page["sim"],
+        "base": base_page["name"],
+        "other": page["name"],
+    }
+    told = {"how": "", "differences": [], "whole": [], "overview": []}
+    data = {"id": key, "sim": shape["sim"], "tags": _tags(base), "series": []}
+    if base.backend != run.backend:  # `compare` refuses these: their figures are of different things
+        return {**shape, **told, "how": f"not compared: {base.backend} and {run.backend} backend", "data": data}
+    found = compare(base, run, 0.0)
+    data["series"] = ratios.ratio_series(found, base_page["data"]["series"])
+    return {
+        **shape,
+        "how": found.match.told,
+        "differences": [(one.what, one.base or "none", one.new or "none") for one in found.differences],
+        "whole": ratios.as_a_whole(found),
+        "overview": ratios.overview(data["series"]),
+        "data": data,
+    }
 
 
 def _tags(run: Run) -> list[str]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from collbench.affinity.estimates import Members
 from collbench.affinity.tiers import kind_of
 from collbench.model import Measurement, Run
-from collbench.operations import Operation, Variant, Work
+from collbench.operations import Variant, Work
+from collbench.report.curves import work_order
 
 Table = list[list[float | None]]
 Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95 % interval, the median, the high end
@@ -65,12 +66,8 @@ def families(run: Run) -> list[Family]:
     for found in run.measurements:
         many = len(found.cell.members) if found.cell.work.operation.is_collective else 0
         groups[found.cell.work, many][found.cell.size_bytes, found.cell.members] = found
-    return [_family(run, work, cells) for (work, _), cells in sorted(groups.items(), key=lambda item: _order(*item[0]))]
-
-
-def _order(work: Work, many: int) -> tuple[int, int, int, int]:
-    node = -1 if work.numa_node is None else work.numa_node
-    return list(Variant).index(work.variant), list(Operation).index(work.operation), node, many
+    ordered = sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1]))
+    return [_family(run, work, cells) for (work, _), cells in ordered]
 
 
 def _family(run: Run, work: Work, cells: dict[tuple[int, Members], Measurement]) -> Family:

@@ -5,27 +5,27 @@ All of them are computed here, by `stats` and `affinity`; the page's script only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from collbench.affinity.estimates import Members
 from collbench.affinity.fits import Fit, Unfitted
-from collbench.affinity.verdicts.limits import path_limit
-from collbench.affinity.verdicts.readings import Facts
 from collbench.html.families import NOTHING, Bounds, Family, short
 from collbench.model import Measurement
-from collbench.operations import Operation, Variant
+from collbench.operations import Operation
 from collbench.stats import Summary, block_seconds, median_interval, summarize
 
 # How bright a share of the best is: steeper at the top, where a slow link shows. It has no steps, so that figures that
 # are nearly the same look nearly the same.
 _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
 
+_COVERS = "95 % interval"  # of the median
 
-def figures(facts: Facts, family: Family) -> list[dict[str, Any]]:
-    """Return bandwidth, time, share of theory and launch time, as far as the work has them."""
+
+def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
+    """Return bandwidth, time, share of theory and launch time, as far as the work has them; `limits` in GB/s."""
     if family.work.operation is Operation.CHASE:
         return [_bounded(family, "time", "ns an access", lambda found: _times(found, 1e9), least=True)]
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
@@ -33,8 +33,8 @@ def figures(facts: Facts, family: Family) -> list[dict[str, Any]]:
         _bounded(family, quantity, "GB/s", _rates),
         _bounded(family, "time", "µs", lambda found: _times(found, 1e6), least=True),
     ]
-    if family.work.operation.is_copy and any(theory(facts, family, members) for members in family.places):
-        figures.append(_bounded(family, "share of theory", "%", lambda found: _share(facts, family, found)))
+    if family.work.operation.is_copy and limits:
+        figures.append(_bounded(family, "share of theory", "%", lambda found: _share(limits, found)))
     if any(sample.launch_seconds is not None for found in family.cells.values() for sample in found.samples):
         figures.append(_bounded(family, "time of an ungraphed launch", "µs", _launch, least=True))
     return figures
@@ -45,7 +45,7 @@ def _bounded(
 ) -> dict[str, Any]:
     """Return a figure with the ends of its interval; `least`: the smallest is the best."""
     low, value, high = family.tables(bounds)
-    shape = {"title": title, "unit": unit, "least": least, "by_size": True}
+    shape = {"title": title, "unit": unit, "least": least, "by_size": True, "covers": _COVERS}
     return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(row, least=least) for row in value]}
 
 
@@ -72,8 +72,8 @@ def _times(found: Measurement, scale: float) -> Bounds:
     return _scaled((low, summarize(found).seconds, high), scale)
 
 
-def _share(facts: Facts, family: Family, found: Measurement) -> Bounds:
-    limit = theory(facts, family, found.cell.members)
+def _share(limits: Mapping[Members, float], found: Measurement) -> Bounds:
+    limit = limits.get(found.cell.members)
     return _scaled(_rates(found), 100 / limit) if limit else NOTHING
 
 
@@ -85,14 +85,6 @@ def _launch(found: Measurement) -> Bounds:
 def _scaled(bounds: Bounds, scale: float) -> Bounds:
     low, middle, high = (None if value is None else value * scale for value in bounds)
     return low, middle, high
-
-
-def theory(facts: Facts, family: Family, members: Members) -> float | None:
-    """Return the one-way limit of a place's path in GB/s, None where it has none: what goes another way, or many."""
-    direct = family.work.variant in (Variant.PLAIN, Variant.IN_PLACE) and family.work.operation is not Operation.CHASE
-    if family.kind not in ("link", "pair") or not direct:
-        return None
-    return path_limit(facts, (members[0], members[1]))
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
@@ -113,5 +105,5 @@ def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any
 
 def _over_sizes(title: str, unit: str, bounds: Sequence[Bounds], *, least: bool = False) -> dict[str, Any]:
     low, value, high = ([[short(some[end]) for some in bounds]] for end in range(3))
-    shape = {"title": title, "unit": unit, "least": least, "by_size": False}
+    shape = {"title": title, "unit": unit, "least": least, "by_size": False, "covers": _COVERS}
     return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(value[0], least=least)]}

@@ -1,141 +1,127 @@
-"""One run against another, cell by cell: how much faster the second is, with bounds, for the page's ratio maps."""
+"""One run against another, cell by cell, for the page's ratio maps: what `collbench compare` says, by its own rule."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from collbench.affinity.estimates import tolerance
-from collbench.html.families import Table
-from collbench.model import Run
+from collbench.affinity.estimates import Members
+from collbench.comparison.changes import Change, Verdict
+from collbench.comparison.compare import Comparison
+from collbench.html.families import Table, families, short
+from collbench.operations import Variant
+from collbench.report.comparison import group_name
 
-_FASTER, _SLOWER = 1, -1
 # A shade begins at a ratio that is this far from 1, either way.
 _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
+_SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
+# What is said of each cell; the first is for a cell that only one run has.
+_WORDS = {
+    Verdict.SAME: "the same",
+    Verdict.BETTER: "faster for certain",
+    Verdict.WORSE: "slower for certain",
+    Verdict.UNDECIDED: "undecided",
+}
+_PLACES = ["", *_WORDS]
+
+Cells = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and of places
 
 
-def matched(base: Run, other: Run) -> tuple[dict[int, int], str]:
-    """Return which position of `other` is which of `base`, and by what: UUIDs, or names where GPUs are others."""
-    places = {device.uuid: at for at, device in enumerate(base.devices)}
-    known = {at: places[device.uuid] for at, device in enumerate(other.devices) if device.uuid in places}
-    if known:
-        return known, "the same devices, by UUID"
-    names = {device.tag: at for at, device in enumerate(base.devices)}
-    return (
-        {at: names[device.tag] for at, device in enumerate(other.devices) if device.tag in names},
-        "different devices, matched by their index",
-    )
+def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a series of ratios for each of the base's series that shares a cell with the new run."""
+    found = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
+    told = {one["name"]: one for one in base}
+    made = []
+    for family in families(comparison.base):
+        keys = [(str(family.work), _together(family.work.variant, family.kind, one)) for one in family.places]
+        cells = {
+            (row, column): found[work, members, size]
+            for row, size in enumerate(family.sizes)
+            for column, (work, members) in enumerate(keys)
+            if (work, members, size) in found
+        }
+        made += [_ratios(told[family.name], cells)] if cells else []
+    return made
 
 
-def ratio_series(
-    base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], places: Mapping[int, int]
-) -> list[dict[str, Any]]:
-    """Return a series of ratios for each series that both runs have, at their common sizes and places."""
-    theirs = {found["name"]: found for found in base}
-    both = ((theirs[found["name"]], found) for found in other if found["name"] in theirs)
-    made = (_ratios(mine, found, places) for mine, found in both if mine["kind"] == found["kind"])
-    return [found for found in made if found is not None]
+def _together(variant: Variant, kind: str, members: Members) -> Members:
+    """Return members as `comparison.cells` has them: only the order of a link's ends, or of one and others, counts."""
+    if kind == "link" and variant is not Variant.BOTH_WAYS:
+        return members
+    return (members[0], *sorted(members[1:])) if kind == "device" else tuple(sorted(members))
 
 
-def _ratios(base: Mapping[str, Any], other: Mapping[str, Any], places: Mapping[int, int]) -> dict[str, Any] | None:
-    sizes = [size for size in other["sizes"] if size in base["sizes"]]
-    ordered = {tuple(_sorted(base, members)): at for at, members in enumerate(base["places"])}
-    pairs = []  # of columns: base's, other's
-    for column, members in enumerate(other["places"]):
-        if all(member in places for member in members):
-            home = ordered.get(tuple(_sorted(other, [places[member] for member in members])))
-            pairs += [] if home is None else [(home, column)]
-    if not sizes or not pairs:
-        return None
-    rows = [(base["sizes"].index(size), other["sizes"].index(size)) for size in sizes]
-    figure = _figure(base["figures"][0], other["figures"][0], rows, pairs)
-    steps = [[_step(figure, at, column, size) for column in range(len(pairs))] for at, size in enumerate(sizes)]
-    figure["shades"] = ["".join(_LETTERS[step] for step in row) for row in steps]
+def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
+    rows, columns = (sorted({at[axis] for at in cells}) for axis in (0, 1))
+    changes = [[cells.get((row, column)) for column in columns] for row in rows]
     return {
-        "name": other["name"],
-        "kind": other["kind"],
-        "about": other["about"],
-        "collective": other["collective"],
-        "sizes": sizes,
-        "size_names": [other["size_names"][row] for _, row in rows],
-        "places": [base["places"][home] for home, _ in pairs],
-        "names": [base["names"][home] for home, _ in pairs],
-        "labels": [base["labels"][home] for home, _ in pairs],
-        "theory": [None] * len(pairs),
-        "figures": [figure],
-        "tiers": [[] for _ in sizes],
-        "verdicts": ["" for _ in sizes],
-        "notes": [[0] * len(pairs) for _ in sizes],
-        "words": [""],
-        "chosen": ["" for _ in sizes],
-        "steps": steps,
+        **{same: base[same] for same in ("name", "kind", "about", "collective")},
+        **{each: [base[each][row] for row in rows] for each in ("sizes", "size_names")},
+        **{each: [base[each][column] for column in columns] for each in ("places", "names", "labels")},
+        "theory": [None] * len(columns),
+        "ways": "",
+        "figures": [_figure(base["figures"][0]["title"], changes)],
+        "tiers": [[] for _ in rows],
+        "verdicts": ["" for _ in rows],
+        "notes": [[0 if change is None else _PLACES.index(change.verdict) for change in row] for row in changes],
+        "words": ["", *_WORDS.values()],
+        "chosen": ["" for _ in rows],
     }
 
 
-def _sorted(series: Mapping[str, Any], members: Sequence[int]) -> list[int]:
-    """Return members so that equal places are equal: only a link's order means something."""
-    if series["kind"] == "link":
-        return list(members)
-    return [members[0], *sorted(members[1:])] if series["kind"] == "device" else sorted(members)
+def _figure(title: str, changes: Sequence[Sequence[Change | None]]) -> dict[str, Any]:
+    """Return speed over speed. Its intervals hold for all cells of both runs at once, so they are wide."""
+
+    def table(end: int) -> Table:
+        return [[None if change is None else short(_bounds(change)[end]) for change in row] for row in changes]
+
+    shape = {
+        "title": f"{title}: ratio",
+        "unit": "×",
+        "least": False,
+        "by_size": True,
+        "covers": "99 % interval of all at once",
+    }
+    shades = ["".join("-" if change is None else _LETTERS[_step(change)] for change in row) for row in changes]
+    return {**shape, "value": table(1), "low": table(0), "high": table(2), "shades": shades}
 
 
-def _figure(
-    base: Mapping[str, Any], other: Mapping[str, Any], rows: Sequence[tuple[int, int]], pairs: Sequence[tuple[int, int]]
-) -> dict[str, Any]:
-    """Return speed over speed; of its interval the quotients of opposite ends, which covers at 90 % or more."""
-
-    def table(mine: str, theirs: str) -> Table:
-        return [[_over(base[mine][a][c], other[theirs][b][d], least=other["least"]) for c, d in pairs] for a, b in rows]
-
-    low, high = table("high", "low"), table("low", "high")
-    if other["least"]:
-        low, high = high, low
-    shape = {"title": f"{other['title']}: ratio", "unit": "×", "least": False, "by_size": True}
-    return {**shape, "value": table("value", "value"), "low": low, "high": high}
+def _bounds(change: Change) -> tuple[float | None, float, float | None]:
+    low, high = change.interval or (None, None)
+    return low, change.ratio, high
 
 
-def _over(base: float | None, other: float | None, *, least: bool) -> float | None:
-    if not base or not other:
-        return None
-    return float(f"{(base / other if least else other / base):.5g}")
-
-
-def _step(figure: Mapping[str, Any], row: int, column: int, size_bytes: int) -> int:
-    """Return the shade of a ratio: 0 where its interval does not leave 1 ± δ, else −4 … 4 by how far it is from 1."""
-    value, low, high = (_at(figure, key, row, column) for key in ("value", "low", "high"))
-    sure = _surely(low, high, tolerance(size_bytes)) if value is not None else 0
-    far = round(abs((value or 1.0) - 1), 5)  # as the ratio is: 0.9 is 10 % away
-    return sure * max(1, sum(bool(far >= least) for least in _STEPS))
-
-
-def _at(figure: Mapping[str, Any], key: str, row: int, column: int) -> float | None:
-    found: float | None = figure[key][row][column]
-    return found
-
-
-def _surely(low: float | None, high: float | None, delta: float) -> int:
-    if low is None or high is None:
-        return 0
-    return _FASTER if low > 1 + delta else _SLOWER if high < 1 - delta else 0
+def _step(change: Change) -> int:
+    """Return the shade: 0 where nothing is certain, else −4 … 4 by how far the ratio is from 1."""
+    far = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
+    return _SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))
 
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each series at its largest size the median and the ends of its ratios, and how many surely differ."""
+    """Return for each series at its largest size the median and the ends of its ratios, and what all cells came to."""
     return [_row(found) for found in series]
 
 
 def _row(found: Mapping[str, Any]) -> dict[str, Any]:
     known = [value for value in found["figures"][0]["value"][-1] if value is not None]
-    steps = [step for row in found["steps"] for step in row]
-    middle = f"{median(known):.3f}" if known else "–"
+    counts = Counter(_PLACES[place] for row in found["notes"] for place in row if place)
     return {
         "name": found["name"],
         "size": found["size_names"][-1],
-        "middle": middle,
+        "middle": f"{median(known):.3f}" if known else "–",
         "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
-        "faster": sum(step > 0 for step in steps),
-        "slower": sum(step < 0 for step in steps),
-        "cells": len(steps),
+        "counts": [counts[verdict] for verdict in Verdict],
     }
+
+
+def as_a_whole(comparison: Comparison) -> list[str]:
+    """Return a line for each place and each work that is faster or slower for certain over all its cells."""
+    groups = [group for group in comparison.groups if group.verdict in _SIGNS]
+    return [
+        f"{group_name(comparison, group)}: {_WORDS[group.verdict]}, × {group.ratio:.3f} "
+        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.cells} cells)"
+        for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
+    ]

@@ -122,8 +122,8 @@ def _draw(axes: Axes, line: _Line, number: int) -> None:
 
 def _frame(axes: Axes, counts: Sequence[int], label: str) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
+    axes.set_ylim(bottom=0)  # after the margins, which it would keep from the top
     axes.set_xlabel("GPUs in the communicator (bars: lowest to highest set, of a single one the 95 % interval)")
     axes.set_ylabel(label)
     axes.grid(color="#DDDDDD", linewidth=0.6)

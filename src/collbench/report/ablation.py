@@ -12,6 +12,7 @@ from rich.text import Text
 
 from collbench.ablation.model import Ablation, Arm, ArmResult, Measure, Ratio
 from collbench.ablation.words import format_range, format_seconds
+from collbench.report.header import settings
 from collbench.units import format_size
 
 _WITHOUT = "without "
@@ -80,8 +81,9 @@ def _header(ablation: Ablation) -> str:
         f"machine   {ablation.hostname}: {kinds}",
         f"script    {shlex.join(ablation.command)}",
     ]
-    if ablation.environment:
-        lines.append(f"settings  {', '.join(f'{name}={value}' for name, value in ablation.environment.items())}")
+    told = settings(ablation.environment)
+    if told:
+        lines.append(f"settings  {told}")
     lines += [f"arm       {arm.name}: {_setting(arm, ablation.backend)}" for arm in ablation.arms]
     lines.append(f"trained   {ablation.started}, {ablation.repeats} repeats, both in turn, seed {ablation.seed}")
     lines.append(f"value     of a run: {_value(ablation)}")

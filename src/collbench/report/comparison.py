@@ -77,12 +77,13 @@ def _groups(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType
     yield Text(f"\n{_simulated(comparison)}{verdict.value} as a whole", style=_STYLES[verdict])
     table = _table("what", "cells", "new/base", "interval")
     for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:_MOST_ROWS]:
-        table.add_row(_group_name(comparison, group), str(group.cells), *_ratio(group.ratio, group.interval))
+        table.add_row(group_name(comparison, group), str(group.cells), *_ratio(group.ratio, group.interval))
     yield table
     yield from _more(len(found))
 
 
-def _group_name(comparison: Comparison, group: Group) -> str:
+def group_name(comparison: Comparison, group: Group) -> str:
+    """Name what a group's cells share: the place, or the work and its size."""
     if group.kind is Kind.PLACE:
         return f"{_place(comparison.base, group.members)}: all that runs there"
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"

@@ -48,10 +48,11 @@ Curves = dict[Members, dict[int, Summary]]
 def works_of(run: Run) -> list[Work]:
     """Return the works that hold a sample, in the model's order: plain ones first."""
     works = {found.cell.work for found in run.measurements if found.samples}
-    return sorted(works, key=_order)
+    return sorted(works, key=work_order)
 
 
-def _order(work: Work) -> tuple[int, int, int]:
+def work_order(work: Work) -> tuple[int, int, int]:
+    """Return the place of a work in the model's order: plain ones first, then by operation and NUMA node."""
     node = -1 if work.numa_node is None else work.numa_node
     return list(Variant).index(work.variant), list(Operation).index(work.operation), node
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from collbench.model import Run
 from collbench.report.nvls import nvls
@@ -26,14 +27,14 @@ def header(run: Run) -> str:
         lines.append(f"driver    {machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}")
     if machine.nccl:
         lines.append(f"NCCL      {machine.nccl}, {machine.nccl_path}")
-    told = nvls(run)
-    if told:
-        lines.append(f"NVLS      {told.removeprefix('NVLS ')}")
+    reductions = nvls(run)
+    if reductions:
+        lines.append(f"NVLS      {reductions.removeprefix('NVLS ')}")
     if run.settings.processes > 1:
         lines.append(f"processes {_processes(run)}")
-    settings = _settings(run.settings.environment)
-    if settings:
-        lines.append(f"settings  {settings}")
+    told = settings(run.settings.environment)
+    if told:
+        lines.append(f"settings  {told}")
     lines.append(
         f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
     )
@@ -50,9 +51,9 @@ def _simulated(run: Run) -> str:
     ]
     if run.machine.virtualization not in ("", "none"):
         lines.append(f"virtual   GPU {run.machine.virtualization} to a virtual machine (simulated)")
-    settings = _settings(run.settings.environment)
-    if settings:
-        lines.append(f"settings  {settings} (simulated)")
+    told = settings(run.settings.environment)
+    if told:
+        lines.append(f"settings  {told} (simulated)")
     done = "" if run.complete else " (interrupted)"
     lines.append(f"simulated {run.started}, {run.seconds:.1f} s of the machine's time{_sizes(run)}{done}")
     return "\n".join(lines)
@@ -72,7 +73,7 @@ def _backend_note(backend: str) -> str:
     }.get(backend, "")
 
 
-def _settings(environment: dict[str, str]) -> str:
+def settings(environment: Mapping[str, str]) -> str:
     """Name the variables that were set: they change what NCCL does.
 
     NCCL_VERSION does not: NVIDIA's container images leave it behind, and the loaded library's version may differ.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ Matrix = NDArray[np.float64]
 _SCALE = ((0.98, "color(154)"), (0.90, "color(78)"), (0.75, "color(37)"), (0.50, "color(68)"), (0.0, "color(99)"))
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
+_COLUMNS = 80
 _KINDS = {
     Variant.PLAIN: "row sends to column",
     Variant.STAGED: "row sends to column, through host memory",
@@ -79,14 +81,25 @@ def render_matrix(
     columns = zip(heads, zip(*cells, strict=True), strict=True)
     widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
     first = max(map(len, tags))
-    text = Text(" " * first + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
     known = matrix[np.isfinite(matrix)]
     best = (known.min() if best_is_least else known.max()) if known.size else 0.0
-    for tag, row, values in zip(tags, cells, matrix, strict=True):
-        text.append(f"\n{tag:<{first}}")
-        for cell, width, value in zip(row, widths, values, strict=True):
-            text.append(f"{cell:>{width}}", style=style(best / value if best_is_least else value / best))
-    return text
+    blocks = []
+    for block in _blocks(_COLUMNS - first, widths):
+        text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
+        for tag, row, values in zip(tags, cells, matrix, strict=True):
+            text.append(f"\n{tag:<{first}}")
+            for column in block:
+                share = best / values[column] if best_is_least else values[column] / best
+                text.append(f"{row[column]:>{widths[column]}}", style=style(share))
+        blocks.append(text)
+    return Text("\n").join(blocks)
+
+
+def _blocks(room: int, widths: Sequence[int]) -> list[range]:
+    """Return the columns that stand beside each other, as many in each block: 16 of four digits need two."""
+    count = ceil(sum(widths) / room)
+    each = ceil(len(widths) / count)
+    return [range(start, min(start + each, len(widths))) for start in range(0, len(widths), each)]
 
 
 def figure(value: float, decimals: int = 1) -> str:

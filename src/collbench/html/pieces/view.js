@@ -52,7 +52,9 @@ class View {
 
   #makePanes() {
     const box = make("div", { class: "box" }, this.grid.table);
-    const head = make("tr", {}, ...["size", "value", "95 % interval"].map((text) => make("th", { scope: "col" }, text)));
+    this.covers = make("th", { scope: "col" });
+    const heads = ["size", "value"].map((text) => make("th", { scope: "col" }, text));
+    const head = make("tr", {}, ...heads, this.covers);
     const table = make("table", { class: "list" }, make("thead", {}, head), this.table);
     const details = make("details", {}, make("summary", {}, "The figures of this curve"), table);
     return make(
@@ -182,11 +184,11 @@ class View {
     const [low, value, high] = this.#bounds(place, size);
     const theory = series.theory[place];
     const facts = [
-      ["95 % interval", intervalText(low, high, figure.unit) || (value === null ? "" : "too few blocks for one")],
+      [figure.covers, intervalText(low, high, figure.unit) || (value === null ? "" : "too few blocks for one")],
       ["size", figure.by_size ? series.size_names[size] : "all"],
       ["label", series.labels[place]],
       ["tier", tierText(series.tiers[size]?.[place])],
-      ["theory", theory === null ? "" : `${figureText(theory)} GB/s one way`],
+      ["theory", theory === null ? "" : `${figureText(theory)} GB/s ${series.ways}`],
       ["NCCL chose", series.chosen[size]],
       ["note", series.words[series.notes[size][place]]],
     ];
@@ -230,6 +232,7 @@ class View {
       const texts = [withUnit(figureText(value, figure.unit), figure.unit), intervalText(low, high, figure.unit) || NONE];
       return make("tr", {}, make("th", { scope: "row" }, name), ...texts.map((text) => make("td", {}, text)));
     });
+    this.covers.textContent = figure.covers;
     this.table.replaceChildren(...rows);
   }
 
