@@ -6,7 +6,7 @@
 All of it is simulation (sim); no figure here is of a real GPU. A trial measures a machine twice, by two seeds. Machines
 are those of decisions.py, with up to 2 % noise of a visit. The second run keeps a latency of its own, up to 0.1 µs more
 or less, as runs of a real machine do (docs/exchange.md). Exits 1 when a bar is missed. 1,000 trials of each part take
-about 40 minutes on one core.
+about ten minutes on two busy cores.
 """
 
 from __future__ import annotations
@@ -96,14 +96,13 @@ def report(trials: Sequence[Trial]) -> bool:
     false = [t for t in trials if t.part == "healthy"]
     slow = [t for t in trials if t.part == "slow"]
     noisiest = [t for t in slow if t.noise > NOISY]
-    cried, found = sum(t.wrong > 0 for t in false), sum(t.found for t in slow)
+    cried, found = sum(t.wrong + t.better > 0 for t in false), sum(t.found for t in slow)
     rows = [
-        ("healthy: anything called worse", share(cried, len(false)), f"≤ {MOST_FALSE:.0%}"),
-        ("healthy: anything called better", share(sum(t.better > 0 for t in false), len(false)), ""),
+        ("healthy: anything worse or better", share(cried, len(false)), f"≤ {MOST_FALSE:.0%}"),
         ("healthy: a regression (exit 3)", share(sum(t.regressed for t in false), len(false)), ""),
         ("one link 8 % slow: found", share(found, len(slow)), f"≥ {LEAST_FOUND:.0%}"),
         ("  noise above 1.5 %", share(sum(t.found for t in noisiest), len(noisiest)), ""),
-        ("  another link called worse", share(sum(t.wrong > 0 for t in slow), len(slow)), ""),
+        ("  another link worse, or one better", share(sum(t.wrong + t.better > 0 for t in slow), len(slow)), ""),
         ("  beyond 5 % for certain (exit 3)", share(sum(t.regressed for t in slow), len(slow)), ""),
     ]
     for what, rate, bar in rows:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,8 @@ from tests.cli.program import Program, collbench
 from tests.exchange.hostile import hostile_run
 from tests.report.test_nccl_scripts import superbench
 
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 TEXTS = ("csv", "markdown", "json", "prometheus")
 
 
@@ -41,6 +45,41 @@ def test_a_file_holds_what_standard_output_would(program: Program, saved: str, l
 def test_json_are_records(program: Program, saved: str) -> None:
     records = json.loads(program("export", saved, "--format", "json").out)
     assert [list(record) for record in records] == [[column.name for column in COLUMNS]] * 7
+
+
+READERS = re.findall(r"`(pandas\.read_\w+\(f[^`]*\))`", (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8"))
+
+
+def _literal(node: ast.expr) -> object:
+    """Return the value of True, or of {"cuda": str}."""
+    if isinstance(node, ast.Dict):
+        return {ast.literal_eval(key): str for key in node.keys if key is not None}
+    return ast.literal_eval(node)
+
+
+@pytest.mark.parametrize("line", READERS)
+def test_the_page_s_own_line_of_pandas_reads_every_figure_of_a_recorded_run(program: Program, line: str) -> None:
+    """README.md shows this run: 396.1 GB/s from GPU0 to GPU3 at 1G; CUDA 13.0 and NCCL 2.28.9 are no numbers."""
+    call = ast.parse(line, mode="eval").body
+    assert isinstance(call, ast.Call)
+    reader = ast.unparse(call.func).removeprefix("pandas.")
+    words = {str(one.arg): _literal(one.value) for one in call.keywords}
+    layout = reader.removeprefix("read_")
+    assert program("export", str(RECORDED), "--format", layout, "-o", "run").status == 0
+    frame = getattr(pd, reader)("run", **words)
+    link = frame[(frame.operation == "ce-write") & (frame.source == "GPU0") & (frame.destination == "GPU3")]
+    assert (len(frame), len(link), link.busbw_gbs[link.size_bytes == 2**30].item()) == (
+        840,
+        14,
+        pytest.approx(396.1, abs=0.05),
+    )
+    assert (set(frame.cuda), set(frame.nccl), set(frame.complete)) == ({"13.0"}, {"2.28.9"}, {True})
+    seconds = json.loads(program("export", str(RECORDED), "--format", "json").out)
+    assert [*frame.seconds] == [record["seconds"] for record in seconds]
+
+
+def test_the_page_has_a_line_for_each_table() -> None:
+    assert len(READERS) == 3
 
 
 def test_parquet_goes_through_a_pipe(saved: str) -> None:

@@ -147,7 +147,7 @@ def test_wild_cells_with_hardly_a_visit_are_undecided_and_break_nothing() -> Non
         run_of(gpus(2), [measured(work, (0, 1), noisy(300, 1.5, 9 * i + seed, 3)) for i, work in enumerate(works)])
         for seed in (0, 1)
     ]
-    found = compare(*runs, FAIL)
+    found = compare(runs[0], runs[1], FAIL)
     assert found.count(Verdict.UNDECIDED) == len(works)
     assert all(change.interval is not None and change.interval[1] > 100 for change in found.changes)
 

@@ -39,3 +39,16 @@ def test_a_dip_that_is_over_is_no_regression() -> None:
 def test_runs_are_sorted_by_date() -> None:
     runs = [replace(copies(), started=DAYS[place]) for place in (2, 0, 1)]
     assert by_date(runs) == [1, 2, 0]
+
+
+def test_what_else_changed_is_said_of_the_run_in_which_it_changed() -> None:
+    runs = [replace(copies(seed=place), started=day) for place, day in enumerate(DAYS)]
+    for run in runs[1:]:
+        run.machine = replace(run.machine, nccl="2.30.1")
+    runs[2].machine = replace(runs[2].machine, driver="590.1", hostname="other")
+    steps = [[(one.what, one.base, one.new) for one in step] for step in trend(runs, FAIL).steps]
+    assert steps == [
+        [],
+        [("NCCL", "2.28.9", "2.30.1")],
+        [("hostname", runs[0].machine.hostname, "other"), ("driver", "580.159.04", "590.1")],
+    ]

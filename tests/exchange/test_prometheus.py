@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from collbench.errors import RunFileError
 from collbench.exchange.prometheus import as_prometheus
 from collbench.exchange.rows import rows
 from tests.exchange.hostile import NAME, hostile_run
@@ -62,3 +64,13 @@ def test_a_disturbed_cell_and_the_run_are_told() -> None:
     assert disturbed.labels["operation"] == "reduce"
     assert FAMILIES["collbench_run_complete"].samples[0].value == 1
     assert FAMILIES["collbench_run_started_timestamp_seconds"].samples[0].value == 1767323045  # 2026-01-02T03:04:05Z
+
+
+def test_a_date_without_a_zone_is_utc_as_all_run_files_are() -> None:
+    text = as_prometheus(replace(hostile_run(), started="2026-01-02T03:04:05"))
+    assert "\ncollbench_run_started_timestamp_seconds 1767323045.0\n" in text
+
+
+def test_a_run_whose_beginning_is_no_date_is_refused() -> None:
+    with pytest.raises(RunFileError, match="its file says 'yesterday', which is no ISO 8601 date; use --format csv"):
+        as_prometheus(replace(hostile_run(), started="yesterday"))

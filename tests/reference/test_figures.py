@@ -40,6 +40,7 @@ KINDS = [
     ("NVIDIA A100-PCIE-40GB", "A100 PCIe"),
     ("NVIDIA B200", "B200"),
     ("NVIDIA GB200", "GB200"),
+    ("NVIDIA B300 SXM6 AC", "B300"),
     ("Tesla V100-SXM2-32GB", "V100 SXM2"),
     ("Tesla V100-PCIE-16GB", "V100 PCIe"),
     ("Tesla P100-SXM2-16GB", "P100 SXM2"),
@@ -57,6 +58,31 @@ def test_a_product_name_finds_the_figures_of_its_kind_alone(name: str, kind: str
 @pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA H100 PCIe", "NVIDIA A10", "NVIDIA L40S", "NVIDIA H800"])
 def test_another_product_finds_none(name: str) -> None:
     assert [figure.machine for figure in FIGURES if figure.is_of(name)] == []
+
+
+# The machine kinds that people ask about, and whose figures there must be.
+WANTED = ("V100 SXM2", "A100 SXM", "H100 SXM", "H200", "B200", "PCIe gen 3", "PCIe gen 4", "PCIe, gen 4", "PCIe gen 5")
+
+
+@pytest.mark.parametrize("kind", WANTED)
+def test_each_kind_that_was_asked_for_has_figures(kind: str) -> None:
+    assert [figure for figure in FIGURES if kind in figure.machine]
+
+
+# A document that somebody can open: a repository at a commit and a file in it, an issue, a manual, or a file of ours.
+SOURCE = re.compile(
+    r"[\w-]+/[\w-]+ [0-9a-f]{7}, [\w./-]+(, ('[^']+'( and '[^']+')*|conf/[\w.]+))?"
+    r"|github\.com/[\w-]+/[\w-]+/issues/\d+ \(NVIDIA's answer\)"
+    r"|Dell, [\w ,.]+, table \d+"
+    r"|(collbench, )?(?P<ours>(tests/data|benchmarks/results)/[\w./-]+)"
+)
+
+
+@pytest.mark.parametrize("source", sorted({one for figure in FIGURES for one in figure.source.split("; ")}))
+def test_every_source_can_be_opened(source: str) -> None:
+    match = SOURCE.fullmatch(source)
+    assert match, source
+    assert match["ours"] is None or (ROOT / match["ours"]).is_file()
 
 
 def rows(path: str) -> dict[int, float]:

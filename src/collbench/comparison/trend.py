@@ -10,6 +10,7 @@ from collbench.comparison.cells import Key, Named, cells
 from collbench.comparison.changes import Verdict
 from collbench.comparison.compare import Comparison, compare
 from collbench.comparison.devices import match_devices
+from collbench.comparison.differences import Difference, differences
 from collbench.model import Run
 from collbench.operations import Operation
 
@@ -42,9 +43,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Runs by date, their lines, and the last one cell by cell against the first."""
+    """Runs by date, their lines, and the last one cell by cell against the first.
+
+    `steps` are of each run what else differs from the run before it: NCCL, driver, host, ….
+    """
 
     runs: tuple[Run, ...]
+    steps: tuple[tuple[Difference, ...], ...]
     lines: tuple[Line, ...]
     last: Comparison
 
@@ -66,7 +71,13 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
         size = max(key.size_bytes for key in common if key.work == work)
         keys = sorted(key for key in common if key.work == work and key.size_bytes == size)
         lines.append(_line(work, keys, all_cells, compared))
-    return Trend(tuple(runs), tuple(lines), compared[-1])
+    return Trend(tuple(runs), ((), *map(_step, runs, later)), tuple(lines), compared[-1])
+
+
+def _step(before: Run, run: Run) -> tuple[Difference, ...]:
+    """Return what differs beside the date, which each run has beside its name."""
+    found = differences(before, run, match_devices(before, run).positions)
+    return tuple(difference for difference in found if difference.what != "started")
 
 
 def _line(work: str, keys: list[Key], runs: list[dict[Key, Named]], compared: list[Comparison]) -> Line:

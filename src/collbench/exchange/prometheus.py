@@ -7,8 +7,9 @@ refuses them. Source: prometheus.io/docs/instrumenting/exposition_formats (text 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
+from collbench.errors import RunFileError
 from collbench.exchange.rows import Row, Value, rows, run_id
 from collbench.model import Run
 
@@ -29,7 +30,10 @@ _Labels = dict[str, str]
 
 
 def as_prometheus(run: Run) -> str:
-    """Return the metrics of a run: gauges of each cell, and what the run and its devices are."""
+    """Return the metrics of a run: gauges of each cell, and what the run and its devices are.
+
+    Raises RunFileError for a run whose beginning is no date.
+    """
     found = rows(run)
     lines = [*_run(run), *_devices(run)]
     for name, told, column, factor in _GAUGES:
@@ -54,9 +58,17 @@ def _run(run: Run) -> Iterator[str]:
         "collbench": run.version,
     }
     yield from _metric("run_info", "What was measured, and by what.", [(info, 1.0)])
-    started = datetime.fromisoformat(run.started).timestamp()
-    yield from _metric("run_started_timestamp_seconds", "When the run began, Unix time.", [({}, started)])
+    yield from _metric("run_started_timestamp_seconds", "When the run began, Unix time.", [({}, _began(run))])
     yield from _metric("run_complete", "1 where the run was finished.", [({}, float(run.complete))])
+
+
+def _began(run: Run) -> float:
+    try:
+        began = datetime.fromisoformat(run.started)
+    except ValueError as error:
+        told = f"cannot write when the run began as Unix time: its file says '{run.started}', which is no ISO 8601 date"
+        raise RunFileError(f"{told}; use --format csv") from error
+    return (began if began.tzinfo else began.replace(tzinfo=UTC)).timestamp()
 
 
 def _devices(run: Run) -> Iterator[str]:

@@ -26,7 +26,11 @@ def of_comparison(comparison: Comparison, status: int) -> str:
 def of_trend(trend: Trend, status: int) -> str:
     """Return a trend as JSON text: its lines, and the last run against the first."""
     lines = [plain(line) for line in trend.lines]
-    body = {"runs": [_run(run) for run in trend.runs], "lines": lines, "last": _comparison(trend.last)}
+    runs = [
+        _run(run) | {"differences": [plain(one) for one in steps]}
+        for run, steps in zip(trend.runs, trend.steps, strict=True)
+    ]
+    body = {"runs": runs, "lines": lines, "last": _comparison(trend.last)}
     return _dumps("collbench-trend", status, body)
 
 

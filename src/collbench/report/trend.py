@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.comparison.trend import Line, Trend
-from collbench.model import Run
 from collbench.report import comparison
 from collbench.report.matrix import figure
 from collbench.units import format_size
@@ -19,7 +18,7 @@ def page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType]:
     """Yield the page's blocks; `names` are the files', by date as the runs are."""
     simulated = "sim: SIMULATED machines, nothing below was measured on a GPU" if _sim(trend) else ""
     yield Text(f"backend   {simulated or trend.runs[0].backend}")
-    yield Text("\n".join(f"run {number + 1:<5} {run.started} {name}" for number, (run, name) in _runs(trend, names)))
+    yield Text("\n".join(_runs(trend, names)))
     for line in trend.lines:
         yield Text(f"\n{'sim: ' if simulated else ''}{_title(line)}")
         yield _table(trend, line)
@@ -31,8 +30,11 @@ def _sim(trend: Trend) -> bool:
     return trend.runs[0].backend == "sim"
 
 
-def _runs(trend: Trend, names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Run, str]]]:
-    yield from enumerate(zip(trend.runs, names, strict=True))
+def _runs(trend: Trend, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield a line for each run, and one for each thing that differs from the run before it."""
+    for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
+        yield f"run {number:<5} {run.started} {name}"
+        yield from (f"          {one.what}: {one.base or 'none'} → {one.new or 'none'}" for one in steps)
 
 
 def _title(line: Line) -> str:

@@ -1,0 +1,123 @@
+"""`collbench compare` across NCCL versions, drivers, machines and dates; and from a measurement to its comparison."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench import runfile
+from collbench.model import Run
+from tests.builders import gpus
+from tests.cli.program import Program, on_gpus
+from tests.comparison.runs import copies, scaled
+from tests.native.fakes import Fakes
+
+PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"
+WEEK = ("monday", "ill-run")
+LATER = "2026-03-01T00:00:00Z"
+
+
+def of(run: Run, **machine: Any) -> Run:
+    return replace(run, machine=replace(run.machine, **machine))
+
+
+def elsewhere(run: Run) -> Run:
+    devices = tuple(replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in gpus(4))
+    return of(replace(run, devices=devices), hostname="other")
+
+
+# title, what became of the run, the lines that tell it
+CHANGES: list[tuple[str, Callable[[Run], Run], list[str]]] = [
+    ("another NCCL", lambda run: of(run, nccl="2.30.1", nccl_path="/opt/new/libnccl.so"),
+     ["differs   NCCL: 2.28.9 → 2.30.1", "differs   NCCL library: none → /opt/new/libnccl.so"]),
+    ("another driver", lambda run: of(run, driver="590.44", cuda="13.1"),
+     ["differs   driver: 580.159.04 → 590.44", "differs   CUDA: 13.0 → 13.1"]),
+    ("another machine of the kind", elsewhere,
+     ["devices   other devices, matched by their order", "differs   hostname: vm → other"]),
+    ("another day", lambda run: replace(run, started=LATER), [f"differs   started: 2026-01-02T03:04:05Z → {LATER}"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("title", "change", "lines"), CHANGES, ids=[row[0] for row in CHANGES])
+def test_what_else_changed_stands_above_what_became_slower(
+    program: Program, title: str, change: Callable[[Run], Run], lines: list[str]
+) -> None:
+    base = of(copies(), hostname="vm", cuda="13.0", nccl_path="")
+    runfile.save(base, Path("base.json"))
+    runfile.save(change(scaled(base, 1.25)), Path("new.json"))
+    said = program("compare", "base.json", "new.json")
+    assert said.status == 3
+    above = said.out.partition("worse as a whole")[0].splitlines()
+    assert [
+        line for line in above if line.startswith(("devices", "differs")) and "matched by UUID" not in line
+    ] == lines
+
+
+def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
+    for day in range(1, 5):
+        run = of(copies(seed=day), nccl="2.28.9" if day < 3 else "2.30.1")
+        run = run if day < 3 else scaled(run, 1.25)
+        runfile.save(replace(run, started=f"2026-03-0{day}T00:00:00Z"), Path(f"day{day}.json"))
+    names = [f"day{day}.json" for day in (4, 2, 3, 1)]
+    said = program("compare", *names)
+    assert said.status == 3
+    assert "\n".join(said.out.splitlines()[1:6]) == (
+        "run 1     2026-03-01T00:00:00Z day1.json\n"
+        "run 2     2026-03-02T00:00:00Z day2.json\n"
+        "run 3     2026-03-03T00:00:00Z day3.json\n"
+        "          NCCL: 2.28.9 → 2.30.1\n"
+        "run 4     2026-03-04T00:00:00Z day4.json"
+    )
+    changes = re.findall(r"^\d +2026-03-0\d 00:00 +[\d.]+ +(\S+)", said.out, re.MULTILINE)
+    assert changes[0] == "-"
+    assert [round(float(change.rstrip("%"))) for change in changes[1:]] == [0, -20, -20]
+    told = json.loads(program("compare", *names, "--json").out)
+    assert [len(run["differences"]) for run in told["runs"]] == [0, 0, 1, 0]
+    assert told["runs"][2]["differences"] == [{"what": "NCCL", "base": "2.28.9", "new": "2.30.1"}]
+
+
+def test_the_page_s_way_across_two_nccl_libraries(program: Program, fakes: Fakes, tmp_path: Path) -> None:
+    """docs/exchange.md: the same GPUs, timed by two libraries, of which the second calls itself 2.30.1."""
+    newer = tmp_path / "libnccl-newer.so"
+    shutil.copy(fakes.nccl, newer)
+    text = PAGE.read_text(encoding="utf-8").replace("/opt/nccl-new/lib/libnccl.so.2", str(newer))
+    lines = re.findall(r"^    collbench (.*(?:before|after)\.json)$", text, re.MULTILINE)
+    before, after, comparison = map(shlex.split, lines)
+    for words, number in ((before, 22809), (after, 23001)):
+        done = on_gpus(fakes, tmp_path, [*words, "--sizes", "64K"], nccl=number)
+        assert done.code == 0, done.stderr
+    # The fakes' clock is of a busy test machine: only what is said of the libraries is certain.
+    said = program(*comparison, "--fail-below", "99.9%")
+    assert said.err == ""
+    assert f"differs   NCCL: 2.28.9 → 2.30.1\ndiffers   NCCL library: {fakes.nccl} → {newer}\n" in said.out
+    assert re.search(r"^cells +1 in both: ", said.out, re.MULTILINE)
+
+
+def test_from_a_measurement_to_export_comparison_and_reference(program: Program) -> None:
+    """A session on a simulated machine whose link GPU2-GPU5 becomes slow; no page of it hides that it is simulated."""
+    machine = json.loads((resources.files("collbench.fabric") / "machines" / "hgx-h200.json").read_text("utf-8"))
+    machine["faults"] = [{"kind": "slow-link", "devices": [2, 5], "factor": 0.9}]
+    Path("ill.json").write_text(json.dumps(machine), encoding="utf-8")
+    for name, fabric, seed in (("monday", "hgx-h200", "1"), ("tuesday", "hgx-h200", "2"), ("ill-run", "ill.json", "3")):
+        words = ("pairs", "--backend", "sim", "--fabric", fabric, "--seed", seed, "--sizes", "8,64M,1G")
+        assert program(*words, "-o", f"{name}.json").status == 0
+    assert '"ce-write"' in program("export", "monday.json", "--format", "csv").out
+    healthy = program("compare", "monday.json", "tuesday.json")
+    assert (healthy.status, healthy.out.splitlines()[-1]) == (0, "Nothing is slower for certain.")
+    assert healthy.out.startswith("backend   sim: SIMULATED machines")
+    ill = program("compare", "monday.json", "ill-run.json")
+    assert (ill.status, set(re.findall(r"GPU\d[→-]GPU\d", ill.out))) == (3, {"GPU2-GPU5", "GPU2→GPU5", "GPU5→GPU2"})
+    standing = {name: program("compare", f"{name}.json", "--reference", "--operation", "ce-write") for name in WEEK}
+    told = {name: re.findall(r"^sim: ce-write at 1G on 56 links: (\w+), ", said.out, re.MULTILINE)
+            for name, said in standing.items()}  # fmt: skip
+    assert told == {"monday": ["normal"], "ill-run": ["below"]}
+    assert {name: said.status for name, said in standing.items()} == {"monday": 0, "ill-run": 3}
