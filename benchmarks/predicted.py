@@ -16,9 +16,14 @@ list is TOML, its paths beside it:
     strategy = "ddp"
     gpus = 2
     dtype = "bf16"       # as predict's options; also grad_dtype, model, micro_batches, bucket, shard, compute_ms
+    gpu_time_ms = 12.0   # the step if the GPU never waited for the host: predict's third lane
+    host_phases = "14.1,15.2,6.0"       # as predict's --host-phases; also head_share
+    gpu_time_source = "a profiled step" # of these three
 
-The JSON holds what the table does, in ms: "cells": [{"label", "strategy", "gpus", "compute_ms", "base_ms",
-"predicted_ms": {"low", "middle", "high"}, "measured_ms": {…}, "error", "within_bar", "in_band"}].
+Where a cell has the GPU's time, the prediction stands beside that of two lanes, which knows no host. The JSON holds
+what the table does, in ms: "cells": [{"label", "strategy", "gpus", "compute_ms", "base_ms", "predicted_ms": {"low",
+"middle", "high"}, "measured_ms": {…}, "error", "within_bar", "in_band", "gpu_time_ms", "host_phases", "head_share",
+"gpu_time_source", "without_host": the same of two lanes}]; the last five are null without gpu_time_ms.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from collbench import runfile
 from collbench.affinity.choice import Members
 from collbench.cost import models
 from collbench.cost.evidence import Evidence, gather
+from collbench.cost.host import parse_phases
 from collbench.cost.prediction import Predictor, Question
 from collbench.cost.strategies import STRATEGIES
 from collbench.errors import CollbenchError, UsageError
@@ -43,6 +49,7 @@ from collbench.units import parse_size
 
 BAR = 0.25  # issue 5: the error of the extra time
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_HOST = ("gpu_time_ms", "host_phases", "head_share", "gpu_time_source")
 
 
 @dataclass(frozen=True)
@@ -62,14 +69,24 @@ class Cell:
     bucket: str = "25M"
     shard: int | None = None
     compute_ms: float | None = None
+    gpu_time_ms: float | None = None
+    host_phases: str | None = None
+    head_share: float | None = None
+    gpu_time_source: str | None = None
+
+    @property
+    def without_host(self) -> Cell:
+        """The same cell of a GPU that never waits for its host."""
+        return replace(self, gpu_time_ms=None, host_phases=None, head_share=None, gpu_time_source=None)
 
     def question(self) -> Question:
         if self.strategy not in STRATEGIES:
             raise UsageError(f"strategy '{self.strategy}' is none of {', '.join(STRATEGIES)}")
         if {self.dtype, self.grad_dtype or self.dtype} - _BYTES.keys():
             raise UsageError(f"dtype and grad_dtype are one of {', '.join(_BYTES)}")
+        network = models.find(self.model)
         return Question(
-            network=models.find(self.model),
+            network=network if self.head_share is None else network.with_head(self.head_share),
             strategies=(self.strategy,),
             gpus=(self.gpus,),
             parameter_bytes=_BYTES[self.dtype],
@@ -77,6 +94,8 @@ class Cell:
             micro_batches=self.micro_batches,
             bucket_bytes=parse_size(self.bucket),
             shards=self.shard,
+            gpu_seconds=None if self.gpu_time_ms is None else self.gpu_time_ms / 1e3,
+            host_phases=None if self.host_phases is None else parse_phases(self.host_phases),
         )
 
 
@@ -110,20 +129,29 @@ class Compared:
     base_ms: float
     predicted_ms: Span
     measured_ms: Span
+    without_host: Compared | None = None
 
     @property
     def error(self) -> float:
         return self.predicted_ms.middle / self.measured_ms.middle - 1
 
     @property
+    def within_bar(self) -> bool:
+        return abs(self.error) <= BAR
+
+    @property
     def in_band(self) -> bool:
         return self.predicted_ms.low <= self.measured_ms.middle <= self.predicted_ms.high
 
     def as_json(self) -> dict[str, Any]:
-        own = {"label": self.cell.label, "strategy": self.cell.strategy, "gpus": self.cell.gpus}
-        spans = {"predicted_ms": vars(self.predicted_ms), "measured_ms": vars(self.measured_ms)}
-        verdict = {"error": self.error, "within_bar": abs(self.error) <= BAR, "in_band": self.in_band}
-        return own | {"compute_ms": self.compute_ms, "base_ms": self.base_ms} | spans | verdict
+        told = {name: getattr(self.cell, name) for name in ("label", "strategy", "gpus")}
+        told |= {"base_ms": self.base_ms, "measured_ms": vars(self.measured_ms)} | self._prediction()
+        host = {name: getattr(self.cell, name) for name in _HOST}
+        return told | host | {"without_host": self.without_host and self.without_host._prediction()}
+
+    def _prediction(self) -> dict[str, Any]:
+        told = {"compute_ms": self.compute_ms, "predicted_ms": vars(self.predicted_ms), "error": self.error}
+        return told | {"within_bar": self.within_bar, "in_band": self.in_band}
 
 
 def read_arms(path: Path) -> Arms:
@@ -149,18 +177,26 @@ def read_arms(path: Path) -> Arms:
 def compare(cell: Cell, folder: Path) -> Compared:
     """Return one cell's prediction and measurement. Raises CollbenchError."""
     arms = read_arms(folder / cell.ablation)
+    compute, extra = predict(cell, folder, arms.base_ms, arms.devices)
+    beside = None if cell.gpu_time_ms is None else compare(cell.without_host, folder)
+    return Compared(cell, compute * 1e3, arms.base_ms, extra, arms.extra_ms, beside)
+
+
+def predict(cell: Cell, folder: Path, base_ms: float, devices: Sequence[Sequence[int]]) -> tuple[float, Span]:
+    """Return a step's seconds of compute, and the extra ms of the second arm's, by the first arm's step alone."""
     fast, slow = (_evidence(folder, files) for files in (cell.fast, cell.slow))
-    here, there = _members(cell, fast, arms.devices[0]), _members(cell, slow, arms.devices[1])
-    compute = _compute(cell, fast, here, arms.base_ms)
+    here, there = _members(cell, fast, devices[0]), _members(cell, slow, devices[1])
+    compute = _compute(cell, fast, here, base_ms)
     before, after = _step_ms(cell, fast, here, compute), _step_ms(cell, slow, there, compute)
     low, middle, high = (b - a for a, b in zip(before, after, strict=True))
-    extra = Span(min(low, middle), middle, max(middle, high))
-    return Compared(cell, compute * 1e3, arms.base_ms, extra, arms.extra_ms)
+    return compute, Span(min(low, middle), middle, max(middle, high))
 
 
 def _compute(cell: Cell, evidence: Evidence, members: Members, base_ms: float) -> float:
     """Return the seconds of a step's compute: as given, or what the first arm's step leaves."""
     given = base_ms if cell.compute_ms is None else cell.compute_ms
+    if cell.gpu_time_ms is not None and cell.gpu_time_ms > given:
+        raise UsageError(f"gpu_time_ms {cell.gpu_time_ms:g} is more than the step, {given:.2f} ms")
     question = replace(cell.question(), step_seconds=given / 1e3, measured_on_best=cell.compute_ms is None)
     return Predictor(evidence).compute(question, cell.strategy, members) or 0.0
 
@@ -185,18 +221,31 @@ def _members(cell: Cell, evidence: Evidence, indices: Sequence[int]) -> Members:
 
 
 def table(found: Iterable[Compared]) -> list[str]:
-    """Return the comparison as a markdown table."""
+    """Return the comparison as a markdown table; a cell with the GPU's own time has two rows, the first without it."""
     lines = [
-        "| job | step, ms | of it compute | predicted extra, ms | measured extra, ms | error | verdict |",
-        "|---|---:|---:|---:|---:|---:|---|",
+        "| job | step, ms | of it compute | GPU's own | predicted extra, ms | measured extra, ms | error | verdict |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    for one in found:
-        verdict = "within 25 %" if abs(one.error) <= BAR else "in the band" if one.in_band else "missed"
+    rows = [row for one in found for row in (one.without_host, one) if row]
+    for one in rows:
+        verdict = "within 25 %" if one.within_bar else "in the band" if one.in_band else "missed"
+        own = "–" if one.cell.gpu_time_ms is None else f"{one.cell.gpu_time_ms:.2f}"
         lines.append(
-            f"| {one.cell.label} | {one.base_ms:.2f} | {one.compute_ms:.2f} | {one.predicted_ms} | {one.measured_ms} "
-            f"| {one.error:+.0%} | {verdict} |"
+            f"| {one.cell.label} | {one.base_ms:.2f} | {one.compute_ms:.2f} | {own} | {one.predicted_ms} "
+            f"| {one.measured_ms} | {one.error:+.0%} | {verdict} |"
         )
-    return lines
+    return lines + _sources([row.cell for row in rows if row.cell.gpu_time_ms is not None])
+
+
+def _sources(cells: Sequence[Cell]) -> list[str]:
+    """Return what was known of each cell's GPU and host, and whence, a line each."""
+    lines = []
+    for cell in cells:
+        told = f"GPU's own {cell.gpu_time_ms:.2f} ms"
+        told += f", the host's phases {cell.host_phases}" if cell.host_phases is not None else ""
+        told += f", the head's share {cell.head_share:.0%}" if cell.head_share is not None else ""
+        lines.append(f"{cell.label}: {told}: {cell.gpu_time_source or 'no source'}")
+    return ["", *lines] if lines else []
 
 
 def cells_of(path: Path) -> list[Cell]:
@@ -218,9 +267,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--grad-dtype", default="")
     parser.add_argument("--compute-ms", type=float)
+    parser.add_argument("--gpu-time-ms", type=float)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
     given = parser.parse_args(words)
-    names = ("strategy", "gpus", "model", "dtype", "grad_dtype", "compute_ms")
+    names = ("strategy", "gpus", "model", "dtype", "grad_dtype", "compute_ms", "gpu_time_ms")
     shared = {name: getattr(given, name) for name in names}
     try:
         cells = [(cell, given.cells.parent) for cell in cells_of(given.cells)] if given.cells else []

@@ -63,6 +63,7 @@ def test_the_extra_time_is_that_of_the_bucket_that_nothing_hides(compared: Compa
     assert cell["measured_ms"] == pytest.approx({"low": 9.0, "middle": 10.0, "high": 11.0})
     assert cell["error"] == pytest.approx(EXTRA_MS / 10 - 1, abs=0.01)
     assert (cell["within_bar"], cell["base_ms"]) == (True, 1000.0)
+    assert (cell["gpu_time_ms"], cell["host_phases"], cell["without_host"]) == (None, None, None)
     # The compute is what the first arm's step leaves.
     assert cell["compute_ms"] == pytest.approx(1000 - LAST_BUCKET / 100e9 * 1e3, abs=0.05)
     assert table.splitlines()[2].startswith("| a job | 1000.00 | 998.9")
@@ -86,6 +87,32 @@ def test_compute_that_was_measured_is_taken(compared: Compare) -> None:
     _, cell = compared(ablation(1.020), "--compute-ms", "1")
     assert cell["compute_ms"] == 1.0
     assert cell["predicted_ms"]["middle"] == pytest.approx(248_879_616 / 1e6 * 0.09, abs=1.0)
+
+
+def test_the_gpus_own_time_adds_the_host_beside_two_lanes(compared: Compare) -> None:
+    """A GPU of half a second behind a host of one: the host's second hides nothing of the last bucket, behind it."""
+    table, cell = compared(ablation(1.010), "--gpu-time-ms", "500")
+    assert cell["gpu_time_ms"] == 500.0
+    assert cell["predicted_ms"]["middle"] == pytest.approx(EXTRA_MS, rel=0.01)
+    assert cell["without_host"]["predicted_ms"] == pytest.approx(cell["predicted_ms"], rel=0.01)
+    assert [row.split("|")[4].strip() for row in table.splitlines()[2:4]] == ["–", "500.00"]
+    assert table.endswith("\n\na job: GPU's own 500.00 ms: no source\n")
+
+
+def test_the_hosts_optimizer_hides_the_last_bucket(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a second the host launches 5 ms of optimizer behind backward: of 10.2 ms that take 10 GB/s 5.2 are left."""
+    (folder / "ablation.json").write_text(json.dumps(ablation(1.005)), encoding="utf-8")
+    text = '[[cell]]\nlabel = "a job"\nfast = ["fast.json"]\nslow = ["slow.json"]\nablation = "ablation.json"\n'
+    text += 'strategy = "ddp"\ngpus = 2\ngpu_time_ms = 500\ngpu_time_source = "a profiler"\n'
+    text += 'host_phases = "330,665,5"\n'
+    (folder / "cells.toml").write_text(text, encoding="utf-8")
+    assert main([str(folder / "cells.toml"), "--json", str(folder / "told.json")]) == 0
+    (cell,) = json.loads((folder / "told.json").read_text(encoding="utf-8"))["cells"]
+    assert cell["compute_ms"] == pytest.approx(1000)
+    assert cell["predicted_ms"]["middle"] == pytest.approx(LAST_BUCKET / 10e9 * 1e3 - 5, rel=0.01)
+    assert cell["without_host"]["predicted_ms"]["middle"] == pytest.approx(EXTRA_MS, rel=0.01)
+    said = capsys.readouterr().out
+    assert said.endswith("\na job: GPU's own 500.00 ms, the host's phases 330,665,5: a profiler\n")
 
 
 def test_a_list_names_its_files_beside_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,3 +160,17 @@ def test_what_cannot_be_compared_is_one_line_and_the_rest_goes_on(
 def test_nothing_to_compare_is_said() -> None:
     with pytest.raises(SystemExit, match=r"name a CELLS\.toml, or add --cell"):
         main([])
+
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-training"
+
+
+def test_the_committed_comparison_is_what_its_files_give(tmp_path: Path) -> None:
+    """Four H200, GPT-2 with and without P2P: nobody edits the figures that docs/results.md shows."""
+    assert main([str(MEASURED / "predicted.toml"), "--json", str(tmp_path / "told.json")]) == 0
+    told, kept = (json.loads(file.read_text("utf-8")) for file in (tmp_path / "told.json", MEASURED / "predicted.json"))
+    assert len(told["cells"]) == len(kept["cells"]) >= 4
+    for now, then in zip(told["cells"], kept["cells"], strict=True):
+        assert (now["label"], now["within_bar"], now["in_band"]) == (then["label"], then["within_bar"], True)
+        for name in ("predicted_ms", "measured_ms"):
+            assert now[name] == pytest.approx(then[name], abs=0.005)

@@ -60,6 +60,34 @@ def test_gradients_of_four_bytes_beside_parameters_of_two(program: Program, save
     assert case["sent_bytes"] == {"reducescatter": 4 * 124_439_808, "allgather": 2 * 124_439_808}
 
 
+def test_a_host_that_holds_the_gpu_hides_what_is_sent(program: Program, saved: Path) -> None:
+    """FSDP on the slow pair, 10 GB/s: a GPU with a tenth of the work catches up with its host, or nearly."""
+    words = ("run.json", "--model", "gpt2", "--gpus", "2", "--strategy", "fsdp", "--step-time", "80ms", "--json")
+    hosts: tuple[tuple[str, ...], ...] = ((), ("--gpu-time", "8ms"), ("--gpu-time", "8ms", "--host-phases", "2,1,1"))
+    told = [json.loads(program("predict", *words, *host).out) for host in hosts]
+    exposed = [one["cases"][0]["worst"]["exposed_seconds"]["middle"] for one in told]
+    # Behind the end of backward there is the root, of 78.8 MB, of which half goes over 10 GB/s, and some of the blocks.
+    assert exposed[0] > exposed[1] > 78.8e6 / 2 / 10e9 > exposed[2] == 0
+    assert [(one["gpu_seconds"], one["host_phases"]) for one in told] == [
+        (None, None),
+        (0.008, None),
+        (0.008, [0.5, 0.25, 0.25]),
+    ]
+    assert [sum("--host-phases tells" in line for line in one["assumptions"]) for one in told] == [0, 1, 0]
+
+
+def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Path) -> None:
+    words = ("run.json", "--model", "gpt2", "--gpus", "2", "--step-time", "38ms", "--gpu-time", "12ms")
+    said = program("predict", *words)
+    assert "\nstep      38.0 ms of compute alone; 12.0 ms if the GPU never waited for the host\n" in said.out
+    assert "assumed   the GPU runs nothing before the host has launched it" in said.out
+    assert "head and loss" not in said.out
+    assert (
+        "assumed   head and loss take 41% of the GPU's time"
+        in program(*("predict", *words, "--head-share", "0.41")).out
+    )
+
+
 def test_the_default_is_every_doubling_and_all(program: Program, tmp_path: Path) -> None:
     runfile.save(pairs({}, 6), tmp_path / "six.json")
     told = json.loads(program("predict", "six.json", "--model", "gpt2", "--json").out)
@@ -111,6 +139,39 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
             ["--model", "gpt2", "--step-time", "22ms", "--timed-on", "best"],
             "--timed-on best is one measured step: say on how many GPUs, with --gpus 2",
         ),
+        (
+            "the GPU's part of nothing",
+            ["--model", "gpt2", "--gpu-time", "9ms"],
+            "--gpu-time is the GPU's part of a step",
+        ),
+        (
+            "no time of the GPU",
+            ["--model", "gpt2", "--step-time", "22ms", "--gpu-time", "9"],
+            "--gpu-time '9' is not a time above zero: write 22ms",
+        ),
+        (
+            "a GPU slower than the step",
+            ["--model", "gpt2", "--step-time", "22ms", "--gpu-time", "23ms"],
+            "--gpu-time 23ms is more than --step-time 22ms, and no step is shorter than the GPU's own time",
+        ),
+        (
+            "phases without a host",
+            ["--model", "gpt2", "--step-time", "22ms", "--host-phases", "1,1,1"],
+            "--host-phases divides a step in which the GPU waits for the host: add --gpu-time 15ms",
+        ),
+        (
+            "phases that are none",
+            ["--model", "gpt2", "--step-time", "22ms", "--gpu-time", "9ms", "--host-phases", "1,1"],
+            "--host-phases '1,1' is not the host's time in forward, backward, optimizer: write 12,14,9",
+        ),
+        (
+            "a measured step too short for the GPU's time and what is sent",
+            [
+                *("--model", "gpt2", "--gpus", "2", "--step-time", "22ms", "--timed-on", "best"),
+                *("--gpu-time", "21.9ms"),
+            ],
+            "--step-time 22ms is less than --gpu-time 21.9ms takes with ddp's communication on GPU0, GPU1: leave",
+        ),
         ("where, but not how long", ["--model", "gpt2", "--timed-on", "best"], "add --step-time 22ms"),
         (
             "a step too short",
@@ -127,7 +188,10 @@ def test_what_cannot_be_asked_is_one_line(
     assert line in said.line
 
 
-@pytest.mark.parametrize("option", [["--micro-batches", "0"], ["--layers", "x"], ["--dtype", "int3"], ["--shard", "1"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--micro-batches", "0"], ["--layers", "x"], ["--dtype", "int3"], ["--shard", "1"], ["--head-share", "1"]],
+)
 def test_options_of_the_wrong_kind_are_refused(program: Program, saved: Path, option: list[str]) -> None:
     said = program("predict", "run.json", "--params", "1M", *option)
     assert (said.status, said.out) == (2, "")

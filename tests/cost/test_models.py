@@ -98,3 +98,15 @@ def test_parameters_as_people_type_them(text: str, count: int) -> None:
 def test_what_is_no_number_of_parameters_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="write 124M"):
         models.parse_parameters(text)
+
+
+def test_a_head_takes_the_share_it_is_given() -> None:
+    """GPT-2's is 31 % by multiply-adds: 38.6M beside 12 blocks of 7.1M."""
+    gpt2 = models.find("gpt2")
+    slow = gpt2.with_head(0.41)
+    shares = [network.last.work / sum(unit.work for unit in network.units) for network in (gpt2, slow)]
+    assert shares == pytest.approx([0.312, 0.41], abs=0.001)
+    assert (slow.parameters, slow.blocks, slow.first) == (gpt2.parameters, gpt2.blocks, gpt2.first)
+    assert slow.assumed == (
+        "head and loss take 41% of the GPU's time, the other layers their share of the multiply-adds",
+    )

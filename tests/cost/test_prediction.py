@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from collbench import runfile
 from collbench.cost import models
 from collbench.cost.evidence import gather
+from collbench.cost.host import Phases
 from collbench.cost.model import Network, Unit
 from collbench.cost.prediction import Predictor, groups
 from collbench.cost.strategies import STRATEGIES, Group
@@ -71,6 +72,31 @@ def test_the_step_of_the_best_set_is_taken_apart() -> None:
     assert case.compute == pytest.approx(5e-3 - LATENCY - 16 * MIB / 100e9, rel=1e-3)
     assert case.best.step is not None
     assert case.best.step[1] == pytest.approx(5e-3)
+
+
+def test_ddp_behind_a_slow_host_by_hand() -> None:
+    """A step of 3 ms of which the GPU needs 1: its second bucket is ready with the host's backward, at 3 ms or before.
+
+    Of four equal parts forward takes two, backward one, the optimizer one: 16 MiB are ready at 2.25 ms, and the host's
+    optimizer hides 0.75 of what they take.
+    """
+    asked = question(step_seconds=3e-3, gpu_seconds=1e-3, host_phases=Phases(2, 1, 1))
+    (case,) = answer(asked, NVLINK_PAIR).cases
+    assert case.worst is not None
+    assert case.best.exposed is not None
+    assert case.worst.exposed is not None
+    last = LATENCY + 16 * MIB / 10e9
+    assert case.best.exposed[1] == 0  # 0.17 ms
+    # The first bucket, 2 MiB, is ready with the last block's half: 1.5 ms and an eighth of 0.75. It ends before 2.25.
+    assert case.worst.exposed[1] == pytest.approx(2.25e-3 + last - 3e-3, rel=1e-3)
+
+
+def test_new_parameters_are_gathered_after_the_hosts_optimizer() -> None:
+    asked = question(SMALL, "zero1", 2, step_seconds=3e-3, gpu_seconds=1e-3, host_phases=Phases(1, 1, 2))
+    (case,) = answer(asked, NVLINK_PAIR).cases
+    assert case.best.exposed is not None
+    gather = LATENCY + 18 * MIB / 2 / 100e9  # a pair's all-gather is as long as the all-reduce of half
+    assert case.best.exposed[1] == pytest.approx(gather, rel=0.01)  # between two measured sizes
 
 
 def test_a_step_shorter_than_its_communication_is_refused() -> None:
@@ -157,10 +183,11 @@ def test_relabelling_the_gpus_changes_no_time(
 @settings(max_examples=15)
 @given(rates, strategies, st.floats(0.1, 1.0), steps)
 def test_a_slower_machine_is_never_cheaper(gbs: list[float], strategy: str, slower: float, step: float | None) -> None:
+    """But for 1 %: as rates change, another pair may lend a ring its curve, which is interpolated otherwise."""
     links = dict(zip(combinations(range(4), 2), gbs, strict=True))
     before = raws(pairs(links, 4), strategy, 4, step)
     after = raws(pairs({pair: rate * slower for pair, rate in links.items()}, 4), strategy, 4, step)
-    assert all(b >= a * (1 - 1e-9) for a, b in zip(before, after, strict=True))
+    assert all(b >= a - 0.01 * max(before) for a, b in zip(before, after, strict=True))
 
 
 @settings(max_examples=15)

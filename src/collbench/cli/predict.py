@@ -68,6 +68,23 @@ _own_options = options.apply(
         show_default=True,
         help="Where that step was timed: one GPU alone, without communication, or the best set of --gpus.",
     ),
+    click.option(
+        "--gpu-time",
+        metavar="TIME",
+        help="That step if the GPU never waited for the host to launch kernels, as a profiler adds them up.  "
+        "[default: it never does]",
+    ),
+    click.option(
+        "--host-phases",
+        metavar="F,B,O",
+        help="The host's time in forward, backward and optimizer; their ratios count.  [default: 1,2,0]",
+    ),
+    click.option(
+        "--head-share",
+        metavar="SHARE",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        help="What head and loss take of the GPU's time, 0.41.  [default: of its multiply-adds]",
+    ),
     click.option("--shard", metavar="N", type=click.IntRange(min=2), help="hsdp: GPUs that hold one copy."),
     click.option(
         "--bucket", metavar="SIZE", default="25M", show_default=True, help="Bucket of gradients: DDP's bucket_cap_mb."
@@ -114,18 +131,25 @@ def _check(given: dict[str, Any]) -> None:
         raise UsageError(f"--layers is for --params: {given['model']} has its own; leave one out")
     if given["timed_on"] == _ON_BEST and given["step_time"] is None:
         raise UsageError("--timed-on best says where a step was timed: add --step-time 22ms")
+    if given["gpu_time"] is not None and given["step_time"] is None:
+        raise UsageError("--gpu-time is the GPU's part of a step: add --step-time 22ms")
+    if given["host_phases"] is not None and given["gpu_time"] is None:
+        raise UsageError("--host-phases divides a step in which the GPU waits for the host: add --gpu-time 15ms")
 
 
 def _network(given: dict[str, Any]) -> Network:
     from collbench.cost import models
 
     if given["model"] is not None:
-        return models.find(given["model"])
-    return models.of_size(models.parse_parameters(given["params"]), given["layers"])
+        network = models.find(given["model"])
+    else:
+        network = models.of_size(models.parse_parameters(given["params"]), given["layers"])
+    return network if given["head_share"] is None else network.with_head(given["head_share"])
 
 
 def _question(given: dict[str, Any], network: Network, evidence: Evidence) -> Question:
     """Return what is asked. Raises UsageError."""
+    from collbench.cost.host import parse_phases
     from collbench.cost.prediction import Question
     from collbench.cost.strategies import ALL, parse_strategies
 
@@ -136,6 +160,12 @@ def _question(given: dict[str, Any], network: Network, evidence: Evidence) -> Qu
     if given["timed_on"] == _ON_BEST and len(gpus) != 1:
         raise UsageError("--timed-on best is one measured step: say on how many GPUs, with --gpus 2")
     parameter_bytes = _BYTES[given["dtype"]]
+    step, gpu_time = (_seconds(given, option) for option in ("step_time", "gpu_time"))
+    if step is not None and gpu_time is not None and gpu_time > step:
+        raise UsageError(
+            f"--gpu-time {given['gpu_time']} is more than --step-time {given['step_time']}, and no step is shorter "
+            "than the GPU's own time: leave --gpu-time out where the GPU does not wait for the host"
+        )
     return Question(
         network=network,
         strategies=strategies,
@@ -145,8 +175,10 @@ def _question(given: dict[str, Any], network: Network, evidence: Evidence) -> Qu
         micro_batches=given["micro_batches"],
         bucket_bytes=parse_size(given["bucket"]),
         shards=given["shard"],
-        step_seconds=None if given["step_time"] is None else _seconds(given["step_time"]),
+        step_seconds=step,
         measured_on_best=given["timed_on"] == _ON_BEST,
+        gpu_seconds=gpu_time,
+        host_phases=None if given["host_phases"] is None else parse_phases(given["host_phases"]),
     )
 
 
@@ -166,9 +198,13 @@ def _counts(text: str | None, evidence: Evidence) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _seconds(text: str) -> float:
-    """Return the seconds that "22ms", "0.022s" or "22400us" are. Raises UsageError."""
+def _seconds(given: dict[str, Any], name: str) -> float | None:
+    """Return the seconds that an option's "22ms", "0.022s" or "22400us" are, None without it. Raises UsageError."""
+    text = given[name]
+    if text is None:
+        return None
     match = _TIME.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
-        raise UsageError(f"--step-time '{text}' is not a time above zero: write 22ms, 0.022s or 22400us")
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option} '{text}' is not a time above zero: write 22ms, 0.022s or 22400us")
     return float(match[1]) * _SECONDS[match[2]]

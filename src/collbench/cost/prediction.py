@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from collbench.affinity.choice import LeftOut, Members
 from collbench.cost.buckets import BUCKET_BYTES
 from collbench.cost.evidence import Evidence
+from collbench.cost.host import AS_THE_GPU, ASSUMED_OF_HOST, NO_PHASES, Host, Phases, pace
 from collbench.cost.model import Network
 from collbench.cost.overlap import compute_of, step_seconds
 from collbench.cost.sets import Machine, Sets
@@ -28,7 +29,8 @@ _MOST_SETS = 3
 class Question:
     """What is asked. `step_seconds` is a step without communication, or with `measured_on_best` that of the best set.
 
-    `shards` are the GPUs that hold one copy of the model under HSDP, None where nobody said.
+    `shards` are the GPUs that hold one copy of the model under HSDP, None where nobody said. `gpu_seconds` are the step
+    if the GPU never waited for the host, None where it never does; `host_phases` what the host then does, in time.
     """
 
     network: Network
@@ -41,6 +43,15 @@ class Question:
     shards: int | None = None
     step_seconds: float | None = None
     measured_on_best: bool = False
+    gpu_seconds: float | None = None
+    host_phases: Phases | None = None
+
+    @property
+    def host(self) -> Host | None:
+        """The host's lane, None where the GPU never waits for it."""
+        if self.gpu_seconds is None:
+            return None
+        return Host(self.gpu_seconds, pace(self.network, self.micro_batches, self.host_phases or AS_THE_GPU))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +162,19 @@ class Predictor:
             return question.step_seconds
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
         middle = [span[1] for span in self._spans(transfers, members, question)]
-        found = compute_of(question.step_seconds, transfers, middle)
-        if found is None:
+        found = compute_of(question.step_seconds, transfers, middle, question.host)
+        if found is not None:
+            return found
+        step, tags = f"--step-time {question.step_seconds * 1e3:.4g}ms", self._evidence.tags(members)
+        if question.step_seconds < sum(middle) or question.gpu_seconds is None:
             raise UsageError(
-                f"--step-time {question.step_seconds * 1e3:.4g}ms is less than {strategy}'s communication alone takes "
-                f"on {self._evidence.tags(members)}, {sum(middle) * 1e3:.4g} ms: is it a step without communication?"
+                f"{step} is less than {strategy}'s communication alone takes on {tags}, {sum(middle) * 1e3:.4g} ms: "
+                "is it a step without communication?"
             )
-        return found
+        raise UsageError(
+            f"{step} is less than --gpu-time {question.gpu_seconds * 1e3:.4g}ms takes with {strategy}'s communication "
+            f"on {tags}: leave --gpu-time out, or check how both were timed"
+        )
 
     def _case(self, question: Question, strategy: str, gpus: int, sets: Sets) -> Case:
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, gpus)))
@@ -182,7 +199,7 @@ class Predictor:
     def _priced(
         self, question: Question, transfers: Sequence[Transfer], members: Members, compute: float | None
     ) -> Cost:
-        return _cost(members, transfers, self._spans(transfers, members, question), compute)
+        return _cost(members, transfers, self._spans(transfers, members, question), compute, question.host)
 
     def _rank(self, members: Members) -> float:
         return self._timings.of(Operation.ALLREDUCE, members).seconds(_RANKED_BYTES)[1]
@@ -249,12 +266,14 @@ def groups(group: Group, members: Members, shards: int | None) -> list[Members]:
     return [members[start::shards] for start in range(shards)]
 
 
-def _cost(members: Members, transfers: Sequence[Transfer], spans: Sequence[Span], compute: float | None) -> Cost:
+def _cost(
+    members: Members, transfers: Sequence[Transfer], spans: Sequence[Span], compute: float | None, host: Host | None
+) -> Cost:
     low, middle, high = (sum(span[end] for span in spans) for end in range(3))
     raw = low, middle, high
     if compute is None:
         return Cost(members, raw)
-    scheduled = step_seconds(transfers, [span[1] for span in spans], compute) - compute
+    scheduled = step_seconds(transfers, [span[1] for span in spans], compute, host) - compute
     exposed = max(0.0, low - compute), scheduled, high
     return Cost(members, raw, exposed, (compute + exposed[0], compute + exposed[1], compute + exposed[2]))
 
@@ -266,3 +285,7 @@ def _general(question: Question) -> Iterator[str]:
     if question.step_seconds is not None:
         yield "backward takes 2/3 of a step's compute, each layer its share of the multiply-adds"
         yield "one transfer at a time, which slows no compute: kernels that send take no SM from others"
+    if question.gpu_seconds is not None:
+        yield from ASSUMED_OF_HOST
+        if question.host_phases is None:
+            yield NO_PHASES

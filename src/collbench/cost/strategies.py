@@ -29,7 +29,7 @@ class Transfer:
     """One collective of a step, by its message size as METHOD.md §1 has it.
 
     `ready` is the share of the step's compute after which it may start; `needed` the share at which compute waits for
-    it, 1 for the optimizer.
+    it, 1 for the optimizer. What is sent `after_optimizer` waits for that, too.
     """
 
     operation: Operation
@@ -37,6 +37,7 @@ class Transfer:
     group: Group
     ready: float
     needed: float
+    after_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,14 @@ def ddp(job: Job) -> Iterator[Transfer]:
 def zero1(job: Job) -> Iterator[Transfer]:
     """Yield reduce-scatters of the gradients on the last micro-batch, then one all-gather of the new parameters."""
     yield from _bucketed(job, Operation.REDUCESCATTER, job.last_backward)
-    yield Transfer(Operation.ALLGATHER, job.all_parameters, Group.ALL, 1.0, 1.0)
+    yield Transfer(Operation.ALLGATHER, job.all_parameters, Group.ALL, 1.0, 1.0, after_optimizer=True)
 
 
 def zero2(job: Job) -> Iterator[Transfer]:
     """Yield reduce-scatters of the gradients on every micro-batch, then one all-gather of the new parameters."""
     for number in range(job.micro_batches):
         yield from _bucketed(job, Operation.REDUCESCATTER, (number + FORWARD_SHARE) / job.micro_batches)
-    yield Transfer(Operation.ALLGATHER, job.all_parameters, Group.ALL, 1.0, 1.0)
+    yield Transfer(Operation.ALLGATHER, job.all_parameters, Group.ALL, 1.0, 1.0, after_optimizer=True)
 
 
 def zero3(job: Job) -> Iterator[Transfer]:

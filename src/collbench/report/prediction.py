@@ -106,6 +106,8 @@ def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
         "shard": question.shards,
         "step_seconds": question.step_seconds,
         "measured_on_best": question.measured_on_best,
+        "gpu_seconds": question.gpu_seconds,
+        "host_phases": question.host_phases and list(question.host_phases.shares),
         "cases": [_case_json(run, case, prediction.sets[case.gpus].note) for case in prediction.cases],
         "left_out": [{"device": run.devices[o.member].tag, "reason": o.reason} for o in prediction.left_out],
         "assumptions": list(prediction.assumed),
@@ -156,7 +158,9 @@ def _question(prediction: Prediction) -> str:
         lines.append("step      not given: what of the communication compute hides is not known")
     else:
         what = "measured on the best set, communication inside" if question.measured_on_best else "of compute alone"
-        lines.append(f"step      {_told(question.step_seconds)} {what}")
+        own = question.gpu_seconds
+        host = f"; {_told(own)} if the GPU never waited for the host" if own is not None else ""
+        lines.append(_wrapped(f"step      {_told(question.step_seconds)} {what}{host}"))
     return "\n".join(lines)
 
 
