@@ -9,9 +9,10 @@ The model is transformers' own from its configuration, the text this project's p
 what most people train with: fp32 parameters, bf16 in the products by autocast, so that DDP sends 4 bytes a gradient
 (FSDP gathers bf16 and reduces fp32). `--dtype bf16` puts parameters, gradients and AdamW's state in bf16: 2 bytes.
 A step is forward, backward and optimizer, between two waits for the device; the first `--warmup` steps, in which NCCL
-and DDP settle, are printed without `step_time`. Two strategies are for comparison: `local` is DDP that never exchanges
-gradients, on the same GPUs, so that ddp − local is the exposed communication (and DDP's copies into its buckets);
-`none` is one process without any wrapper.
+and DDP settle, are printed without `step_time`. The last line's `host_time` is what the host needs to launch a step,
+without waiting for the device: as long as the step where the host bounds it, much shorter where the GPU does. Two
+strategies are for comparison: `local` is DDP that never exchanges gradients, on the same GPUs, so that ddp − local is
+the exposed communication (and DDP's copies into its buckets); `none` is one process without any wrapper.
 The job fails where the loss on held-out text does not fall or the ranks do not end with the same model.
 """
 
@@ -23,6 +24,8 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -42,6 +45,28 @@ SAME_LOSS = 1e-3
 
 class JobError(Exception):
     """Why the job counts as failed, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Seconds of a step's parts on the host's clock, until each call returned: the device may still have work."""
+
+    forward: float
+    backward: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Seconds from the step's begin until its last call returned."""
+        return self.forward + self.backward + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that counts: its seconds until the device had done it, and the host's share."""
+
+    seconds: float
+    host: Host
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -119,38 +144,44 @@ class Messages:
         return [f"unit {name} bytes={sum(p.numel() * p.element_size() for p in unit)}" for name, unit in units]
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, *, local: bool, amp: bool) -> Tensor:
-    """Do one step on tokens (batch, sequence + 1) and return its loss, still on the device."""
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, *, local: bool, amp: bool
+) -> tuple[Tensor, Host]:
+    """Do one step on tokens (batch, sequence + 1); return its loss, still on the device, and the host's seconds."""
+    times = [time.perf_counter()]
     with model.no_sync() if local and isinstance(model, DistributedDataParallel) else nullcontext():
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=amp):
             loss: Tensor = model(tokens)
-        loss.backward()
+        times.append(time.perf_counter())
+        loss.backward()  # on a GPU its own thread launches, and this one waits for it, not for the GPU
+    times.append(time.perf_counter())
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss.detach()
+    times.append(time.perf_counter())
+    return loss.detach(), Host(*(after - before for before, after in pairwise(times)))
 
 
 def train(
     model: nn.Module, batches: Tensor, options: argparse.Namespace, here: Ranks, messages: Messages
-) -> list[float]:
-    """Train on every batch; print each step; return the seconds of those after the warm-up."""
+) -> list[Step]:
+    """Train on every batch; print each step; return those after the warm-up."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     autocast = options.dtype == "amp" and options.strategy != "fsdp"  # which casts by its own policy
     model.train()
-    seconds = []
+    steps = []
     for number, tokens in enumerate(batches):
         messages.begin()
         here.finish()
         begin = time.perf_counter()
-        loss = train_step(model, optimizer, tokens, local=options.strategy == "local", amp=autocast)
+        loss, host = train_step(model, optimizer, tokens, local=options.strategy == "local", amp=autocast)
         here.finish()
         taken = time.perf_counter() - begin
         if number < options.warmup:
             here.say(f"warm-up {number} took {taken * 1e3:.2f} ms, loss={loss.item():.3f}")
         else:
-            seconds.append(taken)
+            steps.append(Step(taken, host))
             here.say(f"step {number} step_time={taken * 1e3:.2f}ms loss={loss.item():.3f}")
-    return seconds
+    return steps
 
 
 @torch.no_grad()
@@ -185,7 +216,8 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     training, held_out = language.parts(language.text())
     check(options, here, held_out)
     torch.manual_seed(options.seed)  # the same weights on every rank
-    model = language.model(tiny=options.tiny).to(here.device, DTYPES[options.dtype])
+    with here.device:  # weights drawn where they are used: a GPU needs no second for it, a CPU core two
+        model = language.model(tiny=options.tiny).to(here.device, DTYPES[options.dtype])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     common = language.windows(held_out, (options.batch,), options.sequence, options.seed).to(here.device)
     # Before FSDP: its root keeps what it gathers in a forward without gradients, and would train on that.
@@ -196,21 +228,32 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     seed = (options.seed + 1) * 100_003 + here.rank  # other text and dropout on each rank
     batches = language.windows(training, shape, options.sequence, seed).to(here.device)
     torch.manual_seed(seed)
-    seconds = train(trained, batches, options, here, messages)
+    steps = train(trained, batches, options, here, messages)
     after = loss_on(trained, common)
     same = same_on_all(trained, after, options.strategy, here)
     judge(before, after.item(), same=same, strategy=options.strategy, here=here)
     if options.profile_buckets:
         here.say("\n".join(messages.lines()))
-    middle = statistics.median(seconds)
-    rate = here.world_size * options.batch * options.sequence / middle
     return (
         f"summary model={'tiny' if options.tiny else 'gpt2'} parameters={parameters} strategy={options.strategy} "
         f"dtype={options.dtype} ranks={here.world_size} batch={options.batch} sequence={options.sequence} "
-        f"steps={options.steps} median_step={middle * 1e3:.2f}ms tokens_per_second={rate:.0f} "
+        f"steps={options.steps} {timing(steps, tokens=here.world_size * options.batch * options.sequence)} "
         f"held_out_loss={before:.3f}->{after.item():.3f} same_model={'yes' if same else 'no'} "
         f"device={here.name.replace(' ', '_')} torch={torch.__version__}"
     )
+
+
+def timing(steps: Sequence[Step], *, tokens: int) -> str:
+    """Return the summary's words about time: medians over the steps, in ms, each of which trained so many tokens."""
+    middle = statistics.median(step.seconds for step in steps)
+    parts = {
+        "host_time": [step.host.total for step in steps],
+        "host_forward": [step.host.forward for step in steps],
+        "host_backward": [step.host.backward for step in steps],
+        "host_optimizer": [step.host.optimizer for step in steps],
+    }
+    host = " ".join(f"{name}={statistics.median(seconds) * 1e3:.2f}ms" for name, seconds in parts.items())
+    return f"median_step={middle * 1e3:.2f}ms tokens_per_second={tokens / middle:.0f} {host}"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# What issue 5 must show on real GPUs, into the folder $1: the wires' curves with and without P2P, GPT-2 with and without
-# P2P, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
-# Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [curves|gpt2|local|scaling|launch|all] > LOG 2>&1
-#   On 4 × H200 a part is meant to take: curves 2 min, gpt2 7, local 2, scaling 4, launch 2. Each step has its own limit.
+# What issue 5 must show on real GPUs, into the folder $1: the wires' curves with and without P2P, GPT-2 with it and
+# without, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
+# Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
+#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 2, local 3, scaling 4, launch 2;
+#   all is all of them. Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes
+#   gpt2 in several calls.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
 #   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
-#   EPOCHS=10, REPEATS=3 and ABLATIONS='ddp-2-bf16 …' change how long `scaling` and the ablations take. Nothing here sets NCCL's variables but
+#   EPOCHS=10 and REPEATS=3 change how long `scaling` and an ablation take. Nothing here sets NCCL's variables but
 #   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
 set -u -o pipefail
-[ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|local|scaling|launch|all]" >&2; exit 2; }
+[ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|local|scaling|launch|all]" >&2; exit 2; }
 out=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")/.." && pwd)
 part=${2:-all}
-case $part in curves | gpt2 | local | scaling | launch | all) ;; *)
-    echo "training.sh: no part '$part': curves, gpt2, local, scaling, launch or all" >&2; exit 2 ;;
+case $part in curves | gpt2 | bound | local | scaling | launch | all) ;; *)
+    echo "training.sh: no part '$part': curves, gpt2, bound, local, scaling, launch or all" >&2; exit 2 ;;
 esac
 export XDG_STATE_HOME=${XDG_STATE_HOME:-$out/.state} PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
@@ -72,14 +74,29 @@ gpt2() {
     done
 }
 
+arm=() # before a job's command: what differs between arms
 one() { # one NAME WORLD OPTIONS …: a single job, its output kept
     local name=$1 world=$2; shift 2
-    local words=("${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
+    local words=("${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
     [ "$world" = 1 ] && words=("${program[@]}" train "${backend[@]}" --devices 0)
     step 90 "${words[@]}" "${gpt2[@]}" "$@" > "$out/gpt2-$name.txt" 2> "$out/gpt2-$name.err"
     local status=$?
     echo "== gpt2-$name: exit $status; $(grep ^summary "$out/gpt2-$name.txt" || tail -3 "$out/gpt2-$name.err")"
     rm -f "$out/gpt2-$name.err"
+}
+
+bound() { # what bounds a step, the host or the GPU: at a small batch and a large one, with P2P and without
+    local large=32 count=(--steps 30 --warmup 8)
+    [ "$DRY" ] && large=3 count=()
+    for strategy in ddp fsdp; do
+        for batch in 4 "$large"; do
+            local name=bound-$strategy-2-bf16-batch$batch job=(2 --strategy "$strategy" --dtype bf16 --batch "$batch")
+            one "$name-p2p" "${job[@]}" "${count[@]}"
+            arm=(env NCCL_P2P_DISABLE=1)
+            one "$name-nop2p" "${job[@]}" "${count[@]}"
+            arm=()
+        done
+    done
 }
 
 local_() {
@@ -105,12 +122,14 @@ launch() {
 
 compare() { # predicted beside measured, once both are there; costs no GPU
     local list=$out/predicted.toml
+    compgen -G "$out/ablate-*.json" > /dev/null || return 0
     : > "$list"
     for file in "$out"/ablate-*.json; do
-        [ -e "$file" ] || return 0
         local name; name=$(basename "$file" .json)
         local strategy world dtype
         IFS=- read -r _ strategy world dtype <<< "$name"
+        # what the GPU itself can need at most: the step that exchanges nothing, where part `local` timed it
+        local own; own=$(sed -n 's/^summary .*median_step=\([0-9.]*\)ms.*/\1/p' "$out/gpt2-local-$world-$dtype.txt" 2> /dev/null)
         cat >> "$list" <<CELL
 [[cell]]
 label = "${strategy^^} $dtype, $world GPUs"
@@ -121,7 +140,9 @@ strategy = "$strategy"
 gpus = $world
 dtype = "$([ "$dtype" = fp32 ] && echo fp32 || echo bf16)"
 grad_dtype = "$([ "$dtype" = bf16 ] && echo bf16 || echo fp32)"
-
+${own:+gpu_time_ms = $own
+gpu_time_source = \"the step of DDP that exchanges nothing: gpt2-local-$world-$dtype.txt\"
+}
 CELL
     done
     step 60 "$python" "$here/benchmarks/predicted.py" "$list" --json "$out/predicted.json"
@@ -138,9 +159,10 @@ cd "$out" || exit 1 # not the source tree: what was installed is what runs
 
 [ "$part" = all ] || [ "$part" = curves ] && curves
 [ "$part" = all ] || [ "$part" = gpt2 ] && gpt2
+[ "$part" = all ] || [ "$part" = bound ] && bound
 [ "$part" = all ] || [ "$part" = local ] && local_
 [ "$part" = all ] || [ "$part" = scaling ] && scaling
 [ "$part" = all ] || [ "$part" = launch ] && launch
-compare
+[ "$part" = all ] || [ "$part" = gpt2 ] || [ "$part" = local ] && compare
 echo "$failed steps failed"
 exit $((failed > 0))

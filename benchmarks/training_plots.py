@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ def _figure(columns: int, title: str, about: str, *, wide: float) -> tuple[Figur
     figure = Figure(figsize=(wide, 3.6), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
     figure.suptitle(title)
-    figure.supxlabel(about, fontsize=6.5, x=0.01, ha="left")
+    # 17 characters of 6.5 points fit on an inch
+    figure.supxlabel(textwrap.fill(about, int(wide * 17)), fontsize=6.5, x=0.01, ha="left")
     return figure, axes
 
 
@@ -58,8 +60,8 @@ def ablation(folder: Path) -> Picture | None:
         axes.annotate(f"{one.result.ratio.middle:.2f}×", (place, top), (0, 4), textcoords="offset points", ha="center")
     axes.set_xticks(range(len(found)), [f"{one.job}\n{one.ranks} GPUs" for one in found])
     axes.set_ylabel("step, ms")
-    axes.set_ylim(0, 1.12 * max(highest))
-    axes.legend(frameon=False, loc="upper left")
+    axes.set_ylim(0, 1.25 * max(highest))  # room for the legend
+    axes.legend(frameon=False, loc="upper left", ncols=2)
     return Picture(figure, title, f"{about}. {'; '.join(map(_words, found))}")
 
 
@@ -85,6 +87,8 @@ def _backend(name: str) -> str:
 
 def scaling(folder: Path) -> Picture | None:
     """Return time, efficiency and accuracy over the number of GPUs, beside the published table's."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     data = results.loaded(folder / "scaling.json", "collbench-scaling")
     if data is None or not data["rows"]:
         return None
@@ -102,6 +106,9 @@ def scaling(folder: Path) -> Picture | None:
         axes.set_ylabel(label)
         axes.locator_params(axis="x", integer=True)
     time.set_yscale("log")
+    time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    time.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    time.yaxis.set_minor_formatter(NullFormatter())
     efficiency.set_ylim(0, 110)
     time.legend(frameon=False, fontsize=7)
     return Picture(figure, title, about)
@@ -135,18 +142,18 @@ def predicted(folder: Path) -> Picture | None:
     data = results.loaded(folder / "predicted.json")
     if data is None or not data["cells"]:
         return None
-    first = results.ablations(folder)[0].ablation
+    first = max(results.ablations(folder), key=lambda one: one.ranks).ablation
     title = "Extra time of a step without P2P: predicted against measured"
-    about = f"{results.hardware(first.gpus)} and more, {first.started[:10]}; shaded: 25 % around equal"
+    about = f"{first.hostname}, {results.hardware(first.gpus)}, {first.started[:10]}; shaded: 25 % around equal; "
+    about += "hollow: predicted without knowing the host's own time"
     figure, (axes,) = _figure(1, title, about, wide=5.2)
     for number, cell in enumerate(data["cells"]):
         x, y = cell["measured_ms"], cell["predicted_ms"]
         spread = [[[one["middle"] - one["low"]], [one["high"] - one["middle"]]] for one in (y, x)]
-        style = f"{MARKERS[number % len(MARKERS)]}"  # a marker without a line
-        colour = COLOURS[number % len(COLOURS)]
-        axes.errorbar(
-            x["middle"], y["middle"], spread[0], spread[1], style, color=colour, label=cell["label"], capsize=2
-        )
+        style = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)], "linestyle": "none"}
+        axes.errorbar(x["middle"], y["middle"], *spread, label=cell["label"], capsize=2, **style)
+        if cell.get("without_host"):
+            axes.plot(x["middle"], cell["without_host"]["predicted_ms"]["middle"], fillstyle="none", **style)
     most = 1.1 * max(cell[key]["high"] for cell in data["cells"] for key in ("measured_ms", "predicted_ms"))
     axes.fill_between([0, most], [0, 0.75 * most], [0, 1.25 * most], color="#7F7F7F", alpha=0.2, linewidth=0)
     axes.plot([0, most], [0, most], color="#595959", linewidth=0.8)

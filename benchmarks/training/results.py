@@ -33,6 +33,11 @@ class Compared:
     result: Result
 
     @property
+    def batch(self) -> str:
+        """Sequences per rank and step."""
+        return _option(self.ablation.command, "--batch", "4")
+
+    @property
     def job(self) -> str:
         """The job in words: "DDP bf16"."""
         return f"{self.strategy.upper()} {self.dtype}"
@@ -78,11 +83,13 @@ def _option(words: Sequence[str], name: str, otherwise: str) -> str:
 
 def jobs(folder: Path) -> list[dict[str, str]]:
     """Return the words of each summary line that gpt2_ddp.py left in gpt2-*.txt."""
-    found = []
-    for path in sorted(folder.glob("gpt2-*.txt")):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("summary ")]
-        found += [dict(word.partition("=")[::2] for word in line.split()[1:]) for line in lines]
-    return found
+    return [words for path in sorted(folder.glob("gpt2-*.txt")) if (words := summary(path))]
+
+
+def summary(path: Path) -> dict[str, str]:
+    """Return the words of the summary in what gpt2_ddp.py printed; none where the job failed."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("summary ")]
+    return dict(word.partition("=")[::2] for word in lines[-1].split()[1:]) if lines else {}
 
 
 def step_ms(job: dict[str, str]) -> float:

@@ -10,10 +10,10 @@ from typing import Any
 from collbench.ablation.model import ArmResult, Ratio
 from collbench.units import format_size
 
-from . import published, results
+from . import bound, published, results
 from .results import Compared, Curve
 
-MISSING = "*Not measured yet: `benchmarks/results_tables.py` writes this.*"
+MISSING = "*Not measured yet.*"
 _SIZES = (1 << 20, 1 << 24, 1 << 26, 1 << 30)  # of messages, in the table of curves
 
 
@@ -26,6 +26,12 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def headline(folder: Path) -> list[str]:
     """Return a sentence for each ablation: what the job loses without P2P."""
     return [f"- {_sentence(one)}" for one in results.ablations(folder)]
+
+
+def picture(folder: Path, name: str, says: str) -> list[str]:
+    """Return the lines that show a picture of training_plots.py in a page of docs/; none where it was not drawn."""
+    path = folder / f"{name}.svg"
+    return [f"![{says}](../benchmarks/results/{folder.name}/{path.name})", ""] if path.exists() else []
 
 
 def _sentence(one: Compared) -> str:
@@ -43,7 +49,8 @@ def gpt2(folder: Path) -> list[str]:
     if not rows:
         return []
     old = [(one.job, one.gpus, one.fast, one.slow, f"{one.ratio:.2f}", "–", "–") for one in published.LANGUAGE]
-    return markdown(head, [*rows, *old])
+    shown = picture(folder, "ablation", "Time of a training step with P2P and without, by strategy and number of GPUs")
+    return [*shown, *markdown(head, [*rows, *old])]
 
 
 def _gpt2_row(one: Compared) -> Sequence[str]:
@@ -86,6 +93,13 @@ def buckets(folder: Path) -> list[str]:
     return markdown(("job", "all-reduces", "MiB each, in order"), rows) if rows else []
 
 
+def bounds(folder: Path) -> list[str]:
+    """Return the host's own time of a step beside the step, and what the wires are worth, at two batches."""
+    rows = list(bound.rows(folder))
+    head = ("job", "GPUs", "batch per GPU", "step with P2P, ms", "the host's own, ms")
+    return markdown((*head, "extra without P2P, ms", "predicted extra, ms"), rows) if rows else []
+
+
 def curves(folder: Path) -> list[str]:
     """Return the bandwidth of the collectives that training uses, with P2P and without."""
     pairs: dict[tuple[str, int], dict[bool, Curve]] = {}
@@ -109,15 +123,19 @@ def predicted(folder: Path) -> list[str]:
     data = results.loaded(folder / "predicted.json")
     if data is None:
         return []
-    rows = [
-        (cell["label"], *(_span(cell[name]) for name in ("predicted_ms", "measured_ms")), f"{cell['error']:+.0%}")
-        for cell in data["cells"]
-    ]
-    return markdown(("job", "predicted extra, ms", "measured extra, ms", "error"), rows)
+    rows = []
+    for cell in data["cells"]:
+        alone = cell.get("without_host") or cell  # two lanes, where the cell also has the host's
+        knows = cell if cell.get("without_host") else None
+        mine = [f"{_span(one['predicted_ms'])}, {one['error']:+.0%}" if one else "–" for one in (alone, knows)]
+        rows.append((cell["label"], _span(cell["measured_ms"]), *mine))
+    head = ("job", "measured extra, ms", "predicted extra, ms, and error", "the same, knowing the host")
+    shown = picture(folder, "predicted", "Extra time of a step without P2P, predicted over measured")
+    return [*shown, *markdown(head, rows)]
 
 
 def _span(span: dict[str, float]) -> str:
-    return f"{span['middle']:.2f} ({span['low']:.2f}–{span['high']:.2f})"
+    return f"{span['middle']:.2f} ({span['low']:.2f} to {span['high']:.2f})"
 
 
 def scaling(data: dict[str, Any]) -> list[str]:
@@ -164,7 +182,16 @@ def published_scaling() -> list[str]:
 
 def _scaling_of(folder: Path) -> list[str]:
     data = results.loaded(folder / "scaling.json", "collbench-scaling")
-    return scaling(data) if data else []
+    if data is None:
+        return []
+    shown = picture(folder, "scaling", "Training time, efficiency and accuracy over the number of GPUs")
+    return [*shown, *scaling(data)]
+
+
+def launch(folder: Path) -> list[str]:
+    """Return what benchmarks/launch_cost.py printed, as it is."""
+    path = folder / "launch-cost.txt"
+    return [f"    {line}".rstrip() for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 TABLES: dict[str, Callable[[Path], list[str]]] = {
@@ -172,9 +199,11 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "gpt2": gpt2,
     "exposed": exposed,
     "buckets": buckets,
+    "bound": bounds,
     "curves": curves,
     "predicted": predicted,
     "scaling": _scaling_of,
+    "launch": launch,
     "published-scaling": lambda _: published_scaling(),
 }
 

@@ -16,7 +16,7 @@ from tests.ablation.made import ablation, run
 
 ROOT = Path(__file__).parents[2]
 SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "ablation.schema.json").read_text(encoding="utf-8"))
-RECORDED = ROOT / "tests" / "data" / "ablation" / "invented.json"
+RECORDED = ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"
 
 
 def unfinished() -> Ablation:

@@ -55,6 +55,44 @@ def test_ddp_and_fsdp_are_the_same_training() -> None:
     assert len(re.findall(r"^step \d+ step_time=[\d.]+ms loss=", ddp.stdout, re.MULTILINE)) == 4
     assert words_of(ddp)["same_model"] == words_of(fsdp)["same_model"] == "yes"
     assert words_of(ddp)["ranks"] == "2"
+    for words in map(words_of, (ddp, fsdp)):
+        parts = [
+            float(words[f"host_{part}"].removesuffix("ms")) for part in ("forward", "backward", "optimizer", "time")
+        ]
+        assert min(parts) > 0
+        assert parts[-1] <= float(words["median_step"].removesuffix("ms"))
+
+
+def test_the_host_is_timed_by_part_without_the_wait_for_the_device(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpt2, here = importlib.import_module("gpt2_ddp"), importlib.import_module("training.ranks").Ranks
+    clock = [0.0]
+
+    class Slow(torch.nn.Linear):
+        """Takes 3 s to launch forward, 5 s backward."""
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            clock[0] += 3
+            loss = super().forward(inputs).square().mean()
+            loss.register_hook(lambda _: clock.__setitem__(0, clock[0] + 5))  # type: ignore[no-untyped-call]
+            return loss
+
+    def step(*_: object) -> None:
+        clock[0] += 2
+
+    monkeypatch.setattr(gpt2.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    monkeypatch.setattr(here, "finish", lambda _: clock.__setitem__(0, clock[0] + 7))  # the device is done 7 s later
+    model = Slow(4, 1)
+    options = gpt2.arguments(["--strategy", "none", "--warmup", "1"])
+    ranks = here(0, 1, torch.device("cpu"))
+    (one, two) = gpt2.train(model, torch.ones(3, 2, 4), options, ranks, gpt2.Messages(model, wanted=False))
+    assert one == two == gpt2.Step(17, gpt2.Host(3, 5, 2))
+    assert gpt2.timing([one, two], tokens=170) == (
+        "median_step=17000.00ms tokens_per_second=10 "
+        "host_time=10000.00ms host_forward=3000.00ms host_backward=5000.00ms host_optimizer=2000.00ms"
+    )
 
 
 @pytest.mark.timeout(240)

@@ -1,6 +1,6 @@
-"""docs/results.md's tables, the pictures and the session that both are made from, on invented files.
+"""docs/results.md's tables, the pictures and the session that both are made from.
 
-No figure in tests/data/training was measured.
+No figure in tests/data/training was measured; those of MEASURED were, and its session.log has what was printed then.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collbench.errors import RunFileError
 ROOT = Path(__file__).parents[2]
 INVENTED = ROOT / "tests" / "data" / "training"
 BENCHMARKS = ROOT / "benchmarks"
+MEASURED = BENCHMARKS / "results" / "2026-11-21-4xh200-training"
 
 
 def python(script: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +44,12 @@ EXPECTED = {
     # 22.4 and 32.1 less the 20.1 of the same ranks without communication; there is none for four ranks
     "exposed": ["| DDP bf16 | 2 | 19.50 | 20.10 | 2.30 | 12.00 |"],
     "buckets": ["| DDP bf16 | 3 | 1.0, 25.0, 75.0 |"],
-    "predicted": ["| DDP bf16, 2 GPUs | 8.20 (0.00–9.40) | 9.70 (9.50–9.90) | -15% |"],
+    # 36.72 of 37.47; the DDP job has no partner without P2P
+    "bound": [
+        "| FSDP bf16 | 2 | 4 | 37.47 | 36.72 (98%) | 1.50 | – |",
+        "| FSDP bf16 | 2 | 32 | 50.00 | 37.00 (74%) | 10.25 | – |",
+    ],
+    "predicted": ["| DDP bf16, 2 GPUs | 9.70 (9.50 to 9.90) | 8.20 (0.00 to 9.40), -15% | – |"],
     # 40 / 25 = 1.6, on two GPUs 80 %; 1.96 √(0.75 · 0.25 / 10,000) = 0.85 %
     "scaling": [
         "| images per GPU | 2 | 192 | 1000 | 25.00 | 1.60 | 80% | 75.0 ± 0.8 |",
@@ -59,6 +65,72 @@ EXPECTED = {
 def test_a_table_says_what_the_files_say(name: str) -> None:
     lines = tables.blocks(INVENTED)[name].splitlines()
     assert [line for line in EXPECTED[name] if line not in lines] == []
+
+
+# As session.log has them: steps and their ratio, all-reduces, the first prediction (of two lanes) and its error.
+PRINTED = {
+    "headline": [
+        "- DDP bf16 on 2 × NVIDIA H200: a step takes **1.28 times** as long without P2P (1.18–1.39).",
+        "- FSDP bf16 on 2 × NVIDIA H200: no difference shown, a step takes 1.037 (0.985–1.093) times as long without "
+        "P2P.",
+    ],
+    "gpt2": [
+        "| DDP bf16 | 4 × NVIDIA H200 | 17.41 ms (16.81–18.03) | 24.75 ms (24.49–25.02) | 1.422 (1.362–1.485) "
+        "| 312.2 | 34.3 |",
+    ],
+    "curves": [
+        "| allreduce | 2 | 72.8 / 16.9 | 218.4 / 27.7 | 270.8 / 28.3 | 328.9 / 29.1 |",
+        "| reducescatter | 4 | 65.9 / 14.3 | 207.0 / 30.7 | 272.4 / 31.6 | 328.1 / 32.0 |",
+    ],
+    "predicted": ["| FSDP bf16, 4 GPUs | 2.33 (1.21 to 3.48) | 3.78 (0.00 to 13.49), +63% |"],
+}
+
+
+@pytest.mark.parametrize("name", list(PRINTED))
+def test_a_measured_table_says_what_the_session_printed(name: str) -> None:
+    table = tables.blocks(MEASURED)[name]
+    assert [line for line in PRINTED[name] if line not in table] == []
+
+
+def test_what_bounds_a_step_stands_beside_its_prediction(tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    shutil.copytree(MEASURED, folder)
+    for path in folder.glob("gpt2-*"):
+        path.unlink()
+    for path in INVENTED.glob("gpt2-bound-fsdp-*"):
+        # with the ablation's own step, so that the prediction of two lanes is what session.log has for FSDP on 2
+        (folder / path.name).write_text(path.read_text(encoding="utf-8").replace("=50.00ms", "=37.47ms"), "utf-8")
+    found = tables.blocks(folder)["bound"].splitlines()[2:]
+    small, large = ([cell.strip() for cell in line.split("|")[1:-1]] for line in found)
+    assert (small[2], large[2]) == ("4", "32")
+    assert large[-1] == "3.27"
+    # the ablation's batch: its cell also has the GPU's own time, and these jobs that of the host
+    assert float(small[-1]) < 3.27
+    (folder / "predicted.toml").unlink()
+    assert tables.blocks(folder)["bound"].splitlines()[3].endswith("| – |")
+
+
+def test_jobs_timed_in_one_process_on_the_same_day_stand_in_the_same_table() -> None:
+    found = tables.blocks(MEASURED)["bound"].splitlines()
+    # lanes-p2p.txt has FSDP's steps of batch 4 as 45.503 and 42.559, the host's end 45.455 and 42.513; lanes-nop2p.txt
+    # 47.796 and 45.325; DDP at batch 32: 82.092, 19.685 and 85.646
+    assert any(line.startswith("| FSDP bf16 | 2 | 4 | 44.03 | 43.98 (100%) | 2.53 |") for line in found)
+    assert any(line.startswith("| DDP bf16 | 2 | 32 | 82.09 | 19.68 (24%) | 3.55 |") for line in found)
+    assert "| DDP bf16 that exchanges nothing | 2 | 32 | 80.74 | 16.71 (21%) | 0.17 | – |" in found
+
+
+def test_a_launch_is_shown_as_it_was_printed(tmp_path: Path) -> None:
+    (tmp_path / "launch-cost.txt").write_text("$ launch_cost.py\n\nadded 0.3 s\n", encoding="utf-8")
+    assert tables.blocks(tmp_path)["launch"] == "    $ launch_cost.py\n\n    added 0.3 s"
+
+
+def test_the_page_shows_the_pictures_that_there_are() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"!\[[^]]+\]\(\.\./(benchmarks/results/[^)]+)\)", page))
+    assert shown == {path.relative_to(ROOT).as_posix() for path in MEASURED.glob("*.svg")}
+    assert MEASURED / "ablation.svg" in {ROOT / name for name in shown}
+    for one in results.ablations(MEASURED):
+        assert f"{one.result.ratio.middle:.2f}×" in (MEASURED / "ablation.svg").read_text(encoding="utf-8")
 
 
 def test_curves_with_and_without_p2p_stand_beside_each_other(tmp_path: Path) -> None:
@@ -82,9 +154,9 @@ def page_blocks(page: str) -> dict[str, str]:
 def test_the_pages_tables_are_those_of_its_folder() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     (folder,) = re.findall(r"<!-- results: (\S+) -->", page)
-    expected = tables.blocks(None if folder == "none" else ROOT / folder)
-    assert page_blocks(page) == expected
-    assert folder != "none" or set(expected.values()) - {tables.MISSING} == {expected["published-scaling"]}
+    assert ROOT / folder == MEASURED
+    assert page_blocks(page) == tables.blocks(MEASURED)
+    assert set(tables.blocks(None).values()) == {tables.MISSING, "\n".join(tables.published_scaling())}
 
 
 def test_update_fills_the_page_and_nothing_else(tmp_path: Path) -> None:
@@ -136,6 +208,7 @@ def test_pictures_are_the_same_bytes_twice_and_say_where_and_when(tmp_path: Path
         text = picture.decode("utf-8")
         assert "Invented GPU" in text
         assert "2026-11-21" in text
+        assert "mathdefault" not in text  # our settings show formulas as they are written
     assert "step, ms" in made[0][0].decode("utf-8")
 
 
@@ -153,9 +226,11 @@ def test_the_session_runs_its_parts_and_counts_what_failed(tmp_path: Path) -> No
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     environment |= {"DRY": "1", "PYTHON": str(fake)}
 
-    def session(part: str) -> subprocess.CompletedProcess[str]:
+    def session(part: str, ablations: str = "") -> subprocess.CompletedProcess[str]:
         command = [str(BENCHMARKS / "training.sh"), str(tmp_path / "out"), part]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=60, env=environment | {"ABLATIONS": ablations}
+        )
 
     done = session("curves")
     assert done.returncode == 1
@@ -165,14 +240,15 @@ def test_the_session_runs_its_parts_and_counts_what_failed(tmp_path: Path) -> No
     assert len(asked) == 7  # pairs, and three collectives with and without P2P
     assert sum(line.startswith("P2P_DISABLE=1 ") for line in asked) == 3
     assert all(("nop2p" in line) is line.startswith("P2P_DISABLE=1 ") for line in asked)
-    assert session("gpt2").stdout.endswith("0 steps failed\n")
+    assert session("gpt2", "ddp-2-bf16 fsdp-2-amp").stdout.endswith("0 steps failed\n")
     later = (tmp_path / "log").read_text(encoding="utf-8").splitlines()[7:]
     trained = [re.search(r"ablate .* --without p2p .*--strategy (\w+) --dtype (\w+)", line) for line in later]
-    assert [found and found.groups() for found in trained] == [
-        ("ddp", "bf16"),
-        ("fsdp", "bf16"),
-        ("ddp", "amp"),
-        ("ddp", "fp32"),
+    assert [found and found.groups() for found in trained] == [("ddp", "bf16"), ("fsdp", "amp")]
+    assert session("bound").stdout.endswith("0 steps failed\n")
+    jobs = (tmp_path / "log").read_text(encoding="utf-8").splitlines()[9:]
+    found = [re.search(r"^P2P_DISABLE=(1?) .* train .*--strategy (\w+) .*--batch (\d+)$", line) for line in jobs]
+    assert [one and one.groups() for one in found] == [
+        (off, strategy, batch) for strategy in ("ddp", "fsdp") for batch in ("4", "3") for off in ("", "1")
     ]
     assert session("everything").returncode == 2
 
