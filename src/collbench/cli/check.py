@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from collbench.cli import gate, options
 from collbench.cli.confirming import confirm
 from collbench.cli.measuring import measure_and_show
 from collbench.cli.showing import Showing
-from collbench.cli.terminal import say, show_page
+from collbench.cli.terminal import prose_width, say, show_page
 from collbench.errors import BackendError, DataCorruption, RunFileError, UsageError
 from collbench.machine import nvidia_smi
 from collbench.machine.live_tools import with_words
@@ -33,7 +32,6 @@ _COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
 _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
 # What --quick times: it decides all but what host memory tells of PCIe, and of 4 × H200 takes seconds.
 _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
-_WIDEST, _NARROWEST = 100, 40
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 _topology = click.option(
@@ -202,12 +200,7 @@ def _show(run: Run, *, as_json: bool) -> None:
     if as_json:
         click.echo(verdicts.dumps(run, found), nl=False)
     else:
-        show_page(verdicts.page(run, found, _width()))
+        show_page(verdicts.page(run, found, prose_width()))
     sys.stdout.flush()  # a full disk is told before the status
     if verdicts.status(found):
         raise click.exceptions.Exit(verdicts.status(found))
-
-
-def _width() -> int:
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDEST
-    return max(_NARROWEST, min(columns, _WIDEST))

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from collbench import runfile
-from collbench.cli.terminal import show_page
+from collbench.cli.terminal import prose_width, show_page
 from collbench.errors import UsageError
 from collbench.model import Run
 from collbench.operations import Operation
@@ -135,7 +135,7 @@ def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     if as_json:
         click.echo(comparison_json.of_answers(answers, status), nl=False)
     else:
-        show_page(reference.page(answers))
+        show_page(reference.page(answers, prose_width()))
     return status
 
 

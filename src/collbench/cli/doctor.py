@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
 from importlib.metadata import version
@@ -11,12 +10,10 @@ from importlib.metadata import version
 import click
 
 from collbench.cli import options
-from collbench.cli.terminal import show_page
+from collbench.cli.terminal import prose_width, show_page
 from collbench.doctor import host
 from collbench.doctor.facts import Folder
 from collbench.errors import UsageError
-
-_WIDEST, _NARROWEST = 100, 40
 
 
 @click.command(short_help="Say what a run here will depend on, and what is amiss.")
@@ -58,7 +55,7 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
         head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
         click.echo(report.dumps(findings, head, left), nl=False)
     else:
-        show_page(report.page(findings, _width()))
+        show_page(report.page(findings, prose_width()))
     sys.stdout.flush()  # a full disk is told before the status
     if left:
         raise click.exceptions.Exit(left)
@@ -70,8 +67,3 @@ def _runs() -> Folder:
         return host.runs_folder(options.runs_folder())
     except UsageError as error:
         return Folder(error=str(error).partition(":")[0])
-
-
-def _width() -> int:
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDEST
-    return max(_NARROWEST, min(columns, _WIDEST))

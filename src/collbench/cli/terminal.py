@@ -16,11 +16,19 @@ if TYPE_CHECKING:
 
 # rich shortens cells to fit its width, so it is told one that fits every page; what a terminal lacks is folded.
 _PAGE_WIDTH = 240
+# Sentences are easier to read in shorter lines; a pipe gets the longest.
+_WIDEST_PROSE, _NARROWEST_PROSE = 100, 40
 
 
 def say(text: str) -> None:
     """Print one notice on stderr."""
     click.echo(f"collbench: {text}", err=True)
+
+
+def prose_width() -> int:
+    """Return how many columns sentences take: the terminal's, within reason."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDEST_PROSE
+    return max(_NARROWEST_PROSE, min(columns, _WIDEST_PROSE))
 
 
 def show_page(blocks: Iterable[RenderableType]) -> None:

@@ -16,17 +16,19 @@ from collbench.report.header import header
 from collbench.report.matrix import figure
 from collbench.units import format_size
 
-_WIDE = 100
 _STYLES = {Standing.BELOW: "bold red", Standing.NORMAL: "bold green", Standing.ABOVE: "bold cyan"}
 
 
-def page(answers: Answers) -> Iterator[RenderableType]:
-    """Yield the page's blocks: the run, each figure's answer, what no figure speaks for, and a verdict."""
+def page(answers: Answers, width: int) -> Iterator[RenderableType]:
+    """Yield the page's blocks: the run, each figure's answer, what no figure speaks for, and a verdict.
+
+    Sentences are broken to `width` columns.
+    """
     yield Text(header(answers.run))
     yield Text("")
     for answer in answers.answers:
-        yield from _answer(answers, answer)
-    lines = [*_unknown(answers)]
+        yield from _answer(answers, answer, width)
+    lines = [*_unknown(answers, width)]
     if lines:
         yield Text("\n".join(lines))
     yield Text(conclusion(answers), style=_STYLES[Standing.BELOW] if answers.below else "")
@@ -53,7 +55,7 @@ def _kind(answers: Answers) -> str:
     return f"{devices}{', ' if labels else ''}{', '.join(labels)}"
 
 
-def _answer(answers: Answers, answer: Answer) -> Iterator[RenderableType]:
+def _answer(answers: Answers, answer: Answer, width: int) -> Iterator[RenderableType]:
     source = answer.figure
     work = Work(source.operation, source.variant)
     simulated = "sim: " if answers.run.backend == "sim" else ""
@@ -67,9 +69,7 @@ def _answer(answers: Answers, answer: Answer) -> Iterator[RenderableType]:
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
     nccl = f", NCCL {source.nccl}" if source.nccl else ""
     told = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
-    yield Text(
-        "\n".join(textwrap.wrap(told, _WIDE, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
-    )
+    yield Text(textwrap.fill(told, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _on(work: Work, ranks: int, answer: Answer) -> str:
@@ -96,13 +96,13 @@ def _band(answer: Answer) -> str:
     return f"band {figure(low)} to {figure(high)}"
 
 
-def _unknown(answers: Answers) -> Iterator[str]:
+def _unknown(answers: Answers, width: int) -> Iterator[str]:
     if not answers.known:
         return
     plain = [one for one in answers.unknown if not one.others]
     if plain:
         names = ", ".join(_name(one) for one in plain)
-        yield from textwrap.wrap(f"no figure for {names} on {_kind(answers)}", _WIDE, break_on_hyphens=False)
+        yield from textwrap.wrap(f"no figure for {names} on {_kind(answers)}", width, break_on_hyphens=False)
     for one in answers.unknown:
         if one.others:
             sizes = sorted({size for figure_ in one.others for size in figure_.sizes})
