@@ -14,6 +14,20 @@ GUARD = Path(__file__).parent / "guard.c"
 # What a script begins with, after its imports: those would make more blocks than can be watched.
 ON = "import ctypes; guard = ctypes.CDLL(None); guard.guard_on()\n"
 
+# Asks for all that collbench wants to know of GPUs, and says how many blocks were watched.
+ALL_OF_NVML = f"""
+import pynvml
+from collbench.machine.nvml import Nvml
+{ON}
+for _ in range(3):
+    with Nvml() as nvml:
+        found = nvml.devices()
+        nvml.paths(found), nvml.driver_version(), nvml.cuda_version(), nvml.virtualization()
+        for device in found * 3:
+            nvml.health(device), nvml.glance(device), nvml.memory_used(device), nvml.in_mig_mode(device)
+print(guard.guard_count())
+"""
+
 
 def run_guarded(script: str, tmp_path: Path, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a script under the guard. Skips the test where there is no C compiler."""

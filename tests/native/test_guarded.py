@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.guarded import ON, run_guarded
+from tests.native.fakes import Fakes
+from tests.native.guarded import ALL_OF_NVML, ON, run_guarded
 
 BLOCK = "import ctypes\n" + ON + "block = (ctypes.c_char * 1437)(); at = ctypes.addressof(block)\n"
 
@@ -25,3 +26,11 @@ BLOCK = "import ctypes\n" + ON + "block = (ctypes.c_char * 1437)(); at = ctypes.
 def test_what_touches_memory_that_is_not_its_own_is_stopped(tmp_path: Path, case: str, then: str, ends: int) -> None:
     done = run_guarded(BLOCK + then, tmp_path)
     assert done.returncode == ends, case
+
+
+def test_a_fake_nvml_that_writes_behind_its_fields_stays_inside_the_room_that_it_gets(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    done = run_guarded(ALL_OF_NVML, tmp_path, fakes.environment(gpus=2))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
