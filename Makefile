@@ -1,6 +1,7 @@
 # `make` alone lists the targets.
 #   PYTHON=python3.12   the interpreter that makes $(VENV), and that runs `make test-gpu` (default there: $(VENV)'s)
 #   VENV=.venv          where everything is installed
+#   JOBS=2              how many tests run at a time
 #   ARGS='…'            goes to the command that is run: make pairs ARGS='--sizes 1M:1G', make test ARGS='-k sizes'
 
 SHELL := /bin/bash
@@ -10,6 +11,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PINS := pyproject.toml setup.py constraints.txt
@@ -37,7 +39,7 @@ pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's
 	@$(BIN)/collbench pairs $(ARGS)
 
 test: $(INSTALLED)-test build $(INSTALLED)-browser  ## install, then run every test that needs no GPU
-	$(BIN)/python -m pytest --ignore=tests/gpu $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
 	@$(GPU_PYTHON) -c 'import collbench._native, pytest' || { \

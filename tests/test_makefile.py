@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -95,29 +94,6 @@ def test_a_browser_that_is_there_is_taken(tools: Path, name: str) -> None:
 
 def test_make_and_the_tests_look_for_the_same_browsers() -> None:
     assert f"BROWSERS := {' '.join(browsers.NAMES)}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("case", "ci", "user", "apt", "outcome"),
-    [
-        ("a developer", "", 0, "exit 0", pytest.skip.Exception),
-        ("CI, which could have installed it", "true", 0, "exit 0", pytest.fail.Exception),
-        ("CI without a package list", "true", 0, "exit 100", pytest.skip.Exception),
-        ("CI that is not root", "true", 1000, "exit 0", pytest.skip.Exception),
-        ("CI on another system", "true", 0, None, pytest.skip.Exception),
-    ],
-)
-def test_a_missing_browser_fails_only(
-    case: str, ci: str, user: int, apt: str | None, outcome: type[BaseException], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    if apt:
-        executable(tmp_path / "apt-get", f"#!/bin/sh\n{apt}\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    with pytest.raises(outcome, match="Chromium is not installed"):
-        browsers.lacking("Chromium is not installed")
 
 
 def test_the_manual_is_made_by_make() -> None:

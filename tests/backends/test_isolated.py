@@ -173,7 +173,7 @@ def test_a_sweep_that_is_left_early_does_not_mix_up_the_next(backend: IsolatedBa
     assert outcomes(backend, row(fate.GOOD, fate.GOOD)) == ["", ""]
 
 
-def test_copies_are_timed_while_communicators_are_made(
+def test_copies_go_on_without_communicators_that_take_too_long(
     backend: IsolatedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER_PREPARE", "slow")

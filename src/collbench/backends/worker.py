@@ -114,11 +114,11 @@ class _Preparation:
     On 4 × H200 that ended in a gate that expired after 4 s.
     """
 
-    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], patience_s: float) -> None:
         self._backend, self._groups = backend, groups
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._deadline = time.monotonic() + _NCCL_PATIENCE_S
+        self._deadline = time.monotonic() + patience_s
         self._thread.start()
 
     def _run(self) -> None:
@@ -141,8 +141,8 @@ class _Preparation:
 class _Desk:
     """What is open, and what each request means for it."""
 
-    def __init__(self, pipe: Connection[Reply, Request], source: Source) -> None:
-        self._pipe, self._source = pipe, source
+    def __init__(self, pipe: Connection[Reply, Request], source: Source, patience_s: float) -> None:
+        self._pipe, self._source, self._patience_s = pipe, source, patience_s
         self._backend: Backend | None = None
         self._preparation: _Preparation | None = None
 
@@ -161,7 +161,7 @@ class _Desk:
             case Reserve(largest_bytes):
                 self._opened.reserve(largest_bytes)
             case Prepare(groups):
-                self._preparation = _Preparation(self._opened, groups)
+                self._preparation = _Preparation(self._opened, groups, self._patience_s)
             case AwaitPrepared():
                 self._stand_by()
             case Step():
@@ -216,15 +216,15 @@ def _await_the_end(pipe: Connection[Reply, Request]) -> None:
             pipe.recv()
 
 
-def run(descriptor: int, source: Source) -> None:
-    """Serve the pipe at `descriptor`, and end the process with it."""
+def run(descriptor: int, source: Source, patience_s: float = _NCCL_PATIENCE_S) -> None:
+    """Serve the pipe at `descriptor`, and end the process with it. Copies wait `patience_s` seconds for NCCL."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides what they mean.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # A worker that hangs in the driver never sees its pipe close.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     pipe: Connection[Reply, Request] = Connection(descriptor)
-    desk = _Desk(pipe, source)
+    desk = _Desk(pipe, source, patience_s)
     with suppress(BrokenPipeError):  # the parent left without its answer
         _serve(pipe, desk)
     os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL would take long to release
