@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "affinity": NOUNS | {"machine.labels", "machine.limits", "machine.theory"},
     "cost": NOUNS | {"affinity"},  # from curves of a run and a network to what a training step pays
     # the same training job in two arms, in turn; it starts collbench itself as a child
-    "ablation": NOUNS | {"launch.arguments", "launch.options", "plain", "runfile", "wholefile"},
+    "ablation": NOUNS | {"launch.arguments", "launch.options", "plain", "runfile", "versioned", "wholefile"},
     "launch": NOUNS | {"world.environment"},  # where Slurm's nodes meet
     "doctor": NOUNS | {"machine", "backends.nccl_library"},  # what a run will depend on, before it
     "reference": NOUNS | {"plain"},  # figures of healthy machines
@@ -46,7 +46,8 @@ MAY_IMPORT = {
     "plain": set(),  # dataclasses as JSON
     "journal": NOUNS | {"plain"},
     "wholefile": {"errors"},
-    "runfile": NOUNS | {"journal", "plain", "wholefile"},
+    "versioned": {"errors"},
+    "runfile": NOUNS | {"journal", "plain", "versioned", "wholefile"},
     "keeper": NOUNS | {"journal", "runfile", "wholefile"},
     "planning": NOUNS | {"backends.protocol", "measure"},  # from a request to a plan
     # one measurement, from the request to the saved run

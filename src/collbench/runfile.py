@@ -13,9 +13,9 @@ from collbench.errors import RunFileError
 from collbench.model import Run
 from collbench.operations import Variant
 from collbench.plain import build, plain
+from collbench.versioned import Kind
 
-FORMAT = "collbench-run"
-VERSION = 1
+_KIND = Kind("collbench-run", 1, "run", again="measure again")
 _WORDS = ("save the run as", "--output")
 
 
@@ -44,12 +44,7 @@ def load(path: Path) -> Run:
 
     Cells of an unfinished run that nobody marked are interrupted.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RunFileError(f"cannot read run file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RunFileError(f"{path} is not a run file: it is not text") from error
+    text = _KIND.read(path)
     run = loads(text, str(path))
     journal.merge(run, journal.read(path, text))
     if not run.complete:
@@ -59,29 +54,19 @@ def load(path: Path) -> Run:
 
 def dumps(run: Run) -> str:
     """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item."""
-    first = json.dumps({"format": FORMAT, "format_version": VERSION, "backend": run.backend})[:-1]
+    first = json.dumps({**_KIND.head, "backend": run.backend})[:-1]
     rest = {key: value for key, value in plain(run).items() if key != "backend"}
     return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in rest.items()) + "\n}\n"
 
 
 def loads(text: str, name: str) -> Run:
     """Return the run in JSON text; `name` is the file's, for errors. Raises RunFileError."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
-        raise RunFileError(f"{name} is not a run file: not JSON, or cut off ({error})") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RunFileError(f'{name} is JSON but not a collbench run: it has no "format": "{FORMAT}"')
-    if data.get("format_version") != VERSION:
-        raise RunFileError(
-            f"{name} has run-file version {data.get('format_version')}, this collbench reads version {VERSION}: "
-            "use the collbench that wrote it, or measure again"
-        )
-    try:
-        run: Run = build(Run, {key: data[key] for key in data if key not in ("format", "format_version")}, "run")
-        _check_meaning(run)
-    except (TypeError, ValueError, KeyError) as error:
-        raise RunFileError(f"{name} is a damaged run file: {error}") from error
+    return _KIND.loads(text, name, _build)
+
+
+def _build(fields: dict[str, Any]) -> Run:
+    run: Run = build(Run, fields, "run")
+    _check_meaning(run)
     return run
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from collbench import wholefile
 from collbench.ablation.model import Ablation
-from collbench.errors import RunFileError
 from collbench.plain import build, plain
+from collbench.versioned import Kind
 
-FORMAT = "collbench-ablation"
-VERSION = 1
+_KIND = Kind("collbench-ablation", 1, "ablation", again="train again")
 _WORDS = ("save the ablation as", "--output")
 
 
@@ -29,39 +28,23 @@ def check_writable(path: Path) -> None:
 
 def load(path: Path) -> Ablation:
     """Read an ablation file. Raises RunFileError: what is wrong, and where."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RunFileError(f"cannot read ablation file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RunFileError(f"{path} is not an ablation file: it is not text") from error
-    return loads(text, str(path))
+    return loads(_KIND.read(path), str(path))
 
 
 def dumps(ablation: Ablation) -> str:
     """Return the ablation as JSON text, ending in a line break."""
-    data = {"format": FORMAT, "format_version": VERSION, **plain(ablation)}
+    data = {**_KIND.head, **plain(ablation)}
     return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
 
 
 def loads(text: str, name: str) -> Ablation:
     """Return the ablation in JSON text; `name` is the file's, for errors. Raises RunFileError."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RunFileError(f"{name} is not an ablation file: not JSON, or cut off ({error})") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RunFileError(f'{name} is JSON but not a collbench ablation: it has no "format": "{FORMAT}"')
-    if data.get("format_version") != VERSION:
-        raise RunFileError(
-            f"{name} has ablation-file version {data.get('format_version')}, this collbench reads version {VERSION}: "
-            "use the collbench that wrote it, or train again"
-        )
-    try:
-        found: Ablation = build(Ablation, {key: data[key] for key in data if not key.startswith("format")}, "ablation")
-        _check_meaning(found)
-    except (TypeError, ValueError, KeyError) as error:
-        raise RunFileError(f"{name} is a damaged ablation file: {error}") from error
+    return _KIND.loads(text, name, _build)
+
+
+def _build(fields: dict[str, Any]) -> Ablation:
+    found: Ablation = build(Ablation, fields, "ablation")
+    _check_meaning(found)
     return found
 
 

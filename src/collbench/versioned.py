@@ -1,0 +1,62 @@
+"""Our files as JSON: what each says first is its kind and version, and who reads one is told what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from collbench.errors import RunFileError
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of file: its "format", the version that is read, what people call it, how to come by another."""
+
+    format: str
+    version: int
+    noun: str
+    again: str
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What such a file begins with."""
+        return {"format": self.format, "format_version": self.version}
+
+    def read(self, path: Path) -> str:
+        """Return a file's text. Raises RunFileError."""
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise RunFileError(f"{path} is not {self._what}: it is not text") from error
+
+    def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _Found]) -> _Found:
+        """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.
+
+        Of what `build` raises, TypeError, ValueError and KeyError say that the file is damaged.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
+            raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
+        if not isinstance(data, dict) or data.get("format") != self.format:
+            raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
+        if data.get("format_version") != self.version:
+            raise RunFileError(
+                f"{name} has {self.noun}-file version {data.get('format_version')}, this collbench reads version "
+                f"{self.version}: use the collbench that wrote it, or {self.again}"
+            )
+        try:
+            return build({key: value for key, value in data.items() if key not in self.head})
+        except (TypeError, ValueError, KeyError) as error:
+            raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error
+
+    @property
+    def _what(self) -> str:
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun} file"
