@@ -130,6 +130,7 @@ def test_without_all_reduces_there_are_no_columns_for_them() -> None:
         ("their names", {"backend": "host"}, "with p2p: CPU0, CPU1; no variable changed"),
         ("the warm-up", {}, "without the first tenth, three at least\n"),
         ("the user's warm-up", {"skip": 12}, "without the first 12\n"),
+        ("a script that prints no warm-up", {"skip": 0}, "the median of all step times it printed\n"),
         ("Hugging Face", {"measure": Measure.TRAIN_RUNTIME}, "value     of a run: train_runtime, as Hugging Face's"),
         ("whole processes", {"measure": Measure.PROCESS}, "wall time of the whole process, its start included"),
     ],

@@ -102,6 +102,8 @@ def _value(ablation: Ablation) -> str:
         return "train_runtime, as Hugging Face's Trainer printed it"
     if ablation.measure is Measure.PROCESS:
         return "wall time of the whole process, its start included, which no wire changes"
+    if ablation.skip == 0:
+        return "the median of all step times it printed"
     dropped = "tenth, three at least" if ablation.skip is None else f"{ablation.skip}"
     return f"the median of the step times it printed, without the first {dropped}"
 
