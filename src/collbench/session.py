@@ -72,8 +72,6 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Else the next command, `pairs && train` say, may find the worker still ending and take the GPUs for busy.
-        self._opened.vacate()
         self._opened.close()
 
     def measure(self, progress: Callable[[int, int], None]) -> None:

@@ -210,3 +210,18 @@ def test_as_many_iterations_as_people_type_are_measured(fakes: Fakes, tmp_path: 
     samples = [sample for found in _run_file(tmp_path)["measurements"] for sample in found["samples"]]
     assert {sample["iterations"] for sample in samples} == {32}
     assert all(sample["launch_seconds"] > 0 for sample in samples)
+
+
+def test_whoever_lets_the_gpus_go_waits_until_the_worker_is_gone(fakes: Fakes, tmp_path: Path) -> None:
+    """Else `collbench pairs && collbench train` may take the worker that is still ending for somebody else's job."""
+    script = """
+        import os
+        from collbench.backends import opening
+        opened = opening.open_backend("cuda", None, None, collectives=False)
+        workers = opened.backend.process_ids
+        opened.close()
+        say(workers=len(workers), left=[worker for worker in workers if os.path.exists(f"/proc/{worker}")])
+    """
+    said = fakes.script(script, tmp_path, memory=4096 * _MIB, free=_FREE).said
+
+    assert (said["workers"], said["left"]) == (1, [])

@@ -41,7 +41,7 @@ class Watch(Protocol):
 class Opened:
     """An open backend and what is known of its machine. `health` reads the devices' state now, by position.
 
-    `watch` sees what goes wrong on them. `close` lets all of it go, at once; `vacate` ends the backend and waits until
+    `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until
     the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` tells the seconds
     that budgets are about.
     """
@@ -178,7 +178,8 @@ def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, colle
     """Let the worker start CUDA and NCCL while this process asks NVML; it never loads CUDA itself."""
     with ExitStack() as stack:
         backend = cast("IsolatedBackend", begun)
-        stack.callback(backend.close)
+        # Waits: else the next command, `pairs && train` say, may take the worker that is ending for somebody else's.
+        stack.callback(backend.reap)
         tools = LiveTools()
         stack.callback(tools.close)
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
