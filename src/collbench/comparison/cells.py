@@ -48,14 +48,18 @@ def cells(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Nam
     return {named.key: named for named in found}
 
 
+def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
+    """Return members so that those of one cell are equal in any order that says nothing."""
+    if work.operation.is_collective or work.variant in _UNORDERED:
+        return tuple(sorted(members))
+    return (members[0], *sorted(members[1:])) if work.variant in _ONE_AND_OTHERS else members
+
+
 def _named(run: Run, found: Measurement, positions: Mapping[int, int] | None) -> Named:
     cell = found.cell
     members = cell.members
     if positions is not None:
         members = tuple(positions.get(member, -1 - member) for member in members)
     root = members[run.settings.root] if cell.operation.rooted and run.settings.root < len(members) else None
-    if cell.operation.is_collective or cell.variant in _UNORDERED:
-        members = tuple(sorted(members))
-    elif cell.variant in _ONE_AND_OTHERS:
-        members = (members[0], *sorted(members[1:]))
-    return Named(Key(str(cell.work), members, root, cell.size_bytes), cell.work, found)
+    key = Key(str(cell.work), unordered(cell.work, members), root, cell.size_bytes)
+    return Named(key, cell.work, found)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from collbench.affinity.estimates import Members
+from collbench.comparison.cells import unordered
 from collbench.comparison.changes import Change, Verdict
 from collbench.comparison.compare import Comparison
 from collbench.html.families import Table, families, short
-from collbench.operations import Variant
 from collbench.report.comparison import group_name
 
 # A shade begins at a ratio that is this far from 1, either way.
@@ -36,7 +35,7 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
     told = {one["name"]: one for one in base}
     made = []
     for family in families(comparison.base):
-        keys = [(str(family.work), _together(family.work.variant, family.kind, one)) for one in family.places]
+        keys = [(str(family.work), unordered(family.work, one)) for one in family.places]
         cells = {
             (row, column): found[work, members, size]
             for row, size in enumerate(family.sizes)
@@ -45,13 +44,6 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
         }
         made += [_ratios(told[family.name], cells)] if cells else []
     return made
-
-
-def _together(variant: Variant, kind: str, members: Members) -> Members:
-    """Return members as `comparison.cells` has them: only the order of a link's ends, or of one and others, counts."""
-    if kind == "link" and variant is not Variant.BOTH_WAYS:
-        return members
-    return (members[0], *sorted(members[1:])) if kind == "device" else tuple(sorted(members))
 
 
 def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
