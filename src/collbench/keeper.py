@@ -23,13 +23,14 @@ class Keeper:
         self._run, self._path, self._warn = run, path, warn
         self._journal: Journal | None = None
         self._begun = False
+        self._streams = wholefile.is_stream(path)
         self.failure: RunFileError | None = None
 
     def finished(self, measurement: Measurement) -> None:
         """Keep the latest visit of a cell, or its failure."""
+        if self._streams:
+            return
         try:
-            if wholefile.is_stream(self._path):
-                return
             if not self._begun:
                 self._begun = True
                 text = runfile.save(self._run, self._path)  # with this visit
