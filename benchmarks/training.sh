@@ -2,7 +2,7 @@
 # What issue 5 must show on real GPUs, into the folder $1: the wires' curves with and without P2P, GPT-2 with it and
 # without, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
-#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 2, local 3, scaling 4, launch 2;
+#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 6, launch 2;
 #   all is all of them. Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes
 #   gpt2 in several calls.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
@@ -10,12 +10,12 @@
 #   EPOCHS=10 and REPEATS=3 change how long `scaling` and an ablation take. Nothing here sets NCCL's variables but
 #   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
 set -u -o pipefail
-[ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|local|scaling|launch|all]" >&2; exit 2; }
+[ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|buckets|scaling|launch|all]" >&2; exit 2; }
 out=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")/.." && pwd)
 part=${2:-all}
-case $part in curves | gpt2 | bound | local | scaling | launch | all) ;; *)
-    echo "training.sh: no part '$part': curves, gpt2, bound, local, scaling, launch or all" >&2; exit 2 ;;
+case $part in curves | gpt2 | bound | buckets | scaling | launch | all) ;; *)
+    echo "training.sh: no part '$part': curves, gpt2, bound, buckets, scaling, launch or all" >&2; exit 2 ;;
 esac
 export XDG_STATE_HOME=${XDG_STATE_HOME:-$out/.state} PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
@@ -41,7 +41,7 @@ if [ "$DRY" ]; then
     gpt2=("$here/benchmarks/gpt2_ddp.py" --tiny --batch 2 --sequence 64 --steps 8 --warmup 2)
     four=$two
 else
-    backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(2 4) images=(--gpus "${GPUS:-1,2,3,4}")
+    backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(${WORLDS:-2 4}) images=(--gpus "${GPUS:-1,2,3,4}")
     gpt2=("$here/benchmarks/gpt2_ddp.py" --steps 50 --warmup 10)
 fi
 # strategy-world-dtype; amp sends 4 bytes a gradient, as most people train
@@ -78,35 +78,30 @@ arm=() # before a job's command: what differs between arms
 one() { # one NAME WORLD OPTIONS …: a single job, its output kept
     local name=$1 world=$2; shift 2
     local words=("${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
-    [ "$world" = 1 ] && words=("${program[@]}" train "${backend[@]}" --devices 0)
     step 90 "${words[@]}" "${gpt2[@]}" "$@" > "$out/gpt2-$name.txt" 2> "$out/gpt2-$name.err"
     local status=$?
     echo "== gpt2-$name: exit $status; $(grep ^summary "$out/gpt2-$name.txt" || tail -3 "$out/gpt2-$name.err")"
     rm -f "$out/gpt2-$name.err"
 }
 
-bound() { # what bounds a step, the host or the GPU: at a small batch and a large one, with P2P and without
+bound() { # what bounds a step, host, GPU or wires: at a small batch and a large one, with P2P and without
     local large=32 count=(--steps 30 --warmup 8)
     [ "$DRY" ] && large=3 count=()
-    for strategy in ddp fsdp; do
-        for batch in 4 "$large"; do
-            local name=bound-$strategy-2-bf16-batch$batch job=(2 --strategy "$strategy" --dtype bf16 --batch "$batch")
-            one "$name-p2p" "${job[@]}" "${count[@]}"
-            arm=(env NCCL_P2P_DISABLE=1)
-            one "$name-nop2p" "${job[@]}" "${count[@]}"
-            arm=()
+    for world in "${worlds[@]}"; do
+        for strategy in local ddp fsdp; do
+            for batch in 4 $large; do
+                local name=bound-$strategy-$world-bf16-batch$batch
+                local job=("$world" --strategy "$strategy" --dtype bf16 --batch "$batch" "${count[@]}")
+                one "$name-p2p" "${job[@]}"
+                arm=(env NCCL_P2P_DISABLE=1)
+                one "$name-nop2p" "${job[@]}"
+                arm=()
+            done
         done
     done
 }
 
-local_() {
-    for dtype in bf16 amp fp32; do
-        one "none-$dtype" 1 --strategy none --dtype $dtype
-        one "local-2-$dtype" 2 --strategy local --dtype $dtype
-    done
-    for world in "${worlds[@]}"; do
-        [ "$world" = 2 ] || one "local-$world-bf16" "$world" --strategy local --dtype bf16
-    done
+buckets() { # the messages of a step
     for dtype in bf16 amp; do one "buckets-$dtype" 2 --strategy ddp --dtype $dtype --profile-buckets; done
     one "units-bf16" 2 --strategy fsdp --dtype bf16 --profile-buckets
 }
@@ -128,8 +123,8 @@ compare() { # predicted beside measured, once both are there; costs no GPU
         local name; name=$(basename "$file" .json)
         local strategy world dtype
         IFS=- read -r _ strategy world dtype <<< "$name"
-        # what the GPU itself can need at most: the step that exchanges nothing, where part `local` timed it
-        local own; own=$(sed -n 's/^summary .*median_step=\([0-9.]*\)ms.*/\1/p' "$out/gpt2-local-$world-$dtype.txt" 2> /dev/null)
+        # what the GPU itself can need at most: the step that exchanges nothing, where part `bound` timed it
+        local own; own=$(sed -n 's/^summary .*median_step=\([0-9.]*\)ms.*/\1/p' "$out/gpt2-bound-local-$world-$dtype-batch4-p2p.txt" 2> /dev/null)
         cat >> "$list" <<CELL
 [[cell]]
 label = "${strategy^^} $dtype, $world GPUs"
@@ -141,7 +136,7 @@ gpus = $world
 dtype = "$([ "$dtype" = fp32 ] && echo fp32 || echo bf16)"
 grad_dtype = "$([ "$dtype" = bf16 ] && echo bf16 || echo fp32)"
 ${own:+gpu_time_ms = $own
-gpu_time_source = \"the step of DDP that exchanges nothing: gpt2-local-$world-$dtype.txt\"
+gpu_time_source = \"the step of DDP that exchanges nothing: gpt2-bound-local-$world-$dtype-batch4-p2p.txt\"
 }
 CELL
     done
@@ -160,9 +155,9 @@ cd "$out" || exit 1 # not the source tree: what was installed is what runs
 [ "$part" = all ] || [ "$part" = curves ] && curves
 [ "$part" = all ] || [ "$part" = gpt2 ] && gpt2
 [ "$part" = all ] || [ "$part" = bound ] && bound
-[ "$part" = all ] || [ "$part" = local ] && local_
+[ "$part" = all ] || [ "$part" = buckets ] && buckets
 [ "$part" = all ] || [ "$part" = scaling ] && scaling
 [ "$part" = all ] || [ "$part" = launch ] && launch
-[ "$part" = all ] || [ "$part" = gpt2 ] || [ "$part" = local ] && compare
+[ "$part" = all ] || [ "$part" = gpt2 ] || [ "$part" = bound ] && compare
 echo "$failed steps failed"
 exit $((failed > 0))

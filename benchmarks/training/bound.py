@@ -37,6 +37,11 @@ class Pair:
         return f"{self.fast['strategy'].upper()} {self.fast['dtype']}"
 
     @property
+    def size(self) -> tuple[str, str]:
+        """GPUs, and sequences per GPU and step."""
+        return self.fast["ranks"], self.fast["batch"]
+
+    @property
     def extra_ms(self) -> float:
         """What a step takes longer without P2P."""
         return results.step_ms(self.slow) - results.step_ms(self.fast)

@@ -126,7 +126,6 @@ def run(options: argparse.Namespace, here: Ranks) -> dict[str, Any]:
         )
     torch.manual_seed(options.seed)
     plain = network(tiny=options.tiny).to(here.device)
-    plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks what its docs have
     shown = images.make(options.images, seed=options.seed).to(here.device)
     held_out = images.make(options.held_out, seed=options.seed, held_out=True).to(here.device)
     # One rank has nothing to exchange: without the wrapper its time is the honest 1 of the speed-up.

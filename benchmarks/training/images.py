@@ -32,9 +32,8 @@ class Images:
     classes: Tensor
 
     def to(self, device: torch.device) -> Images:
-        """Return the same set on a device, with the channels last in memory."""
-        pixels = self.pixels.to(device).contiguous(memory_format=torch.channels_last)
-        return Images(pixels, self.classes.to(device))
+        """Return the same set on a device."""
+        return Images(self.pixels.to(device), self.classes.to(device))
 
 
 def make(count: int, *, seed: int, held_out: bool = False) -> Images:

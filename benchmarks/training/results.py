@@ -81,11 +81,6 @@ def _option(words: Sequence[str], name: str, otherwise: str) -> str:
     return otherwise
 
 
-def jobs(folder: Path) -> list[dict[str, str]]:
-    """Return the words of each summary line that gpt2_ddp.py left in gpt2-*.txt."""
-    return [words for path in sorted(folder.glob("gpt2-*.txt")) if (words := summary(path))]
-
-
 def summary(path: Path) -> dict[str, str]:
     """Return the words of the summary in what gpt2_ddp.py printed; none where the job failed."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("summary ")]

@@ -11,6 +11,7 @@ from collbench.ablation.model import ArmResult, Ratio
 from collbench.units import format_size
 
 from . import bound, published, results
+from .bound import Pair
 from .results import Compared, Curve
 
 MISSING = "*Not measured yet.*"
@@ -70,20 +71,23 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def exposed(folder: Path) -> list[str]:
-    """Return what of a step waits for communication: with P2P and without, less the step that never exchanges."""
-    jobs = results.jobs(folder)
-    local = {(job["dtype"], job["ranks"]): results.step_ms(job) for job in jobs if job["strategy"] == "local"}
-    alone = {job["dtype"]: results.step_ms(job) for job in jobs if job["strategy"] == "none"}
-    rows = []
-    for one in results.ablations(folder):
-        base = local.get((one.dtype, str(one.ranks)))
-        if base is None:
-            continue
-        with_p2p, without = (1e3 * arm.seconds - base for arm in one.result.arms)
-        single = f"{alone[one.dtype]:.2f}" if one.dtype in alone else "–"
-        rows.append((one.job, str(one.ranks), single, f"{base:.2f}", f"{with_p2p:.2f}", f"{without:.2f}"))
-    head = ("job", "GPUs", "one GPU, ms", "never exchanged, ms", "exposed with P2P, ms", "without, ms")
-    return markdown(head, rows) if rows else []
+    """Return what of DDP's step waits for communication: the step less that of the same sitting that never exchanges."""
+    pairs = bound.pairs(folder)
+    local = {pair.size: pair for pair in pairs if pair.fast["strategy"] == "local"}
+    rows = [
+        (pair.job, *pair.size, *_exposed(local[pair.size], pair))
+        for pair in pairs
+        if pair.fast["strategy"] == "ddp" and pair.size in local
+    ]
+    arms = ("never exchanged, with P2P / without, ms", "exposed with P2P, ms", "exposed without, ms")
+    return markdown(("job", "GPUs", "batch per GPU", *arms), rows) if rows else []
+
+
+def _exposed(local: Pair, job: Pair) -> Sequence[str]:
+    never = [results.step_ms(one) for one in (local.fast, local.slow)]
+    steps = [results.step_ms(one) for one in (job.fast, job.slow)]
+    waits = [f"{step - alone:.2f}" for step, alone in zip(steps, never, strict=True)]
+    return (" / ".join(f"{alone:.2f}" for alone in never), *waits)
 
 
 def buckets(folder: Path) -> list[str]:

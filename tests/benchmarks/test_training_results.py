@@ -41,10 +41,10 @@ EXPECTED = {
         "| 320.5 | 27.9 |",
         "| before: DDP, fp32, random tokens | 2 × NVIDIA H200 | 51.3 ms | 58.6 ms | 1.14 | – | – |",
     ],
-    # 22.4 and 32.1 less the 20.1 of the same ranks without communication; there is none for four ranks
-    "exposed": ["| DDP bf16 | 2 | 19.50 | 20.10 | 2.30 | 12.00 |"],
+    # 42.0 and 47.0 less what the same ranks take that never exchange
+    "exposed": ["| DDP bf16 | 2 | 32 | 40.00 / 40.10 | 2.00 | 6.90 |"],
     "buckets": ["| DDP bf16 | 3 | 1.0, 25.0, 75.0 |"],
-    # 36.72 of 37.47; the DDP job has no partner without P2P
+    # 36.72 of 37.47; DDP's job of batch 4 has no partner without P2P
     "bound": [
         "| FSDP bf16 | 2 | 4 | 37.47 | 36.72 (98%) | 1.50 | – |",
         "| FSDP bf16 | 2 | 32 | 50.00 | 37.00 (74%) | 10.25 | – |",
@@ -117,6 +117,8 @@ def test_jobs_timed_in_one_process_on_the_same_day_stand_in_the_same_table() -> 
     assert any(line.startswith("| FSDP bf16 | 2 | 4 | 44.03 | 43.98 (100%) | 2.53 |") for line in found)
     assert any(line.startswith("| DDP bf16 | 2 | 32 | 82.09 | 19.68 (24%) | 3.55 |") for line in found)
     assert "| DDP bf16 that exchanges nothing | 2 | 32 | 80.74 | 16.71 (21%) | 0.17 | – |" in found
+    # of it 80.736 and 80.902 are the steps that exchange nothing
+    assert "| DDP bf16 | 2 | 32 | 80.74 / 80.90 | 1.36 | 4.74 |" in tables.blocks(MEASURED)["exposed"].splitlines()
 
 
 def test_a_launch_is_shown_as_it_was_printed(tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ def test_the_session_runs_its_parts_and_counts_what_failed(tmp_path: Path) -> No
     jobs = (tmp_path / "log").read_text(encoding="utf-8").splitlines()[9:]
     found = [re.search(r"^P2P_DISABLE=(1?) .* train .*--strategy (\w+) .*--batch (\d+)$", line) for line in jobs]
     assert [one and one.groups() for one in found] == [
-        (off, strategy, batch) for strategy in ("ddp", "fsdp") for batch in ("4", "3") for off in ("", "1")
+        (off, strategy, batch) for strategy in ("local", "ddp", "fsdp") for batch in ("4", "3") for off in ("", "1")
     ]
     assert session("everything").returncode == 2
 
