@@ -71,7 +71,7 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def exposed(folder: Path) -> list[str]:
-    """Return what of DDP's step waits for communication: the step less that of the same sitting that never exchanges."""
+    """Return what of DDP's step waits for communication: the step less one of the same sitting that never exchanges."""
     pairs = bound.pairs(folder)
     local = {pair.size: pair for pair in pairs if pair.fast["strategy"] == "local"}
     rows = [
