@@ -50,6 +50,19 @@ def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
     assert text.endswith("truth     all-reduce busbw 100 GB/s, no nodes pass 100 (sim)")
 
 
+def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:
+    found = judged(16, slow(3), LEAVES)
+    narrow = page(SIM, found, choose_nodes(found, 8, LEAVES), width=50)
+    assert max(map(len, narrow.splitlines())) <= 50
+    wide = page(SIM, found, choose_nodes(found, 8, LEAVES), width=1000)
+    assert " ".join(narrow.split()) == " ".join(wide.split())
+    assert {line[:10] for line in narrow.splitlines()} == {line[:10] for line in wide.splitlines()} | {" " * 10}
+    names = ",".join(f"host-{n}-a" for n in range(16))  # for Slurm's --nodelist
+    origin = Origin("cuda", "16 hosts", tuple(names.split(",")), SIM.rounds, 72, 20.4, 7)
+    everyone = judged(16, slow())
+    assert f" {names}\n" in page(origin, everyone, choose_nodes(everyone, 16), width=50)
+
+
 def test_real_figures_do_not_say_sim() -> None:
     origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, lost=("node1 and node2: it hangs",))
     text = page(origin, judged(16, slow()), None)

@@ -18,7 +18,7 @@ from collbench.backends.opening import Opened
 from collbench.cli import options
 from collbench.cli.following import serve_rank_0
 from collbench.cli.leaving import Interrupted
-from collbench.cli.terminal import progress_bar, say
+from collbench.cli.terminal import progress_bar, prose_width, say
 from collbench.errors import UsageError
 from collbench.model import Run, Settings
 from collbench.operations import Operation, Work
@@ -65,7 +65,10 @@ def show(
     """Print the page, or as JSON."""
     from collbench.report.nodes import as_plain, page
 
-    click.echo(json.dumps(as_plain(origin, found, chosen, truth)) if as_json else page(origin, found, chosen, truth))
+    if as_json:
+        click.echo(json.dumps(as_plain(origin, found, chosen, truth)))
+    else:
+        click.echo(page(origin, found, chosen, truth, prose_width()))
 
 
 def _request(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> tuple[Request, Path]:

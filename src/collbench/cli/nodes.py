@@ -10,7 +10,7 @@ import click
 
 from collbench.cli import node_world, options
 from collbench.cli.amounts import parse_budget
-from collbench.cli.terminal import show_page
+from collbench.cli.terminal import prose_width, show_page
 from collbench.errors import RunFileError, UsageError
 from collbench.units import parse_size
 
@@ -80,7 +80,7 @@ def _show_plan(text: str, size_bytes: int) -> None:
         raise UsageError(f"--plan '{text}' is no cluster: write its nodes, two or more, and each one's GPUs: 128x8")
     count, gpus = int(match[1]), int(match[2])
     phases = [(phase.what, phase.times, phase.seconds) for phase in estimate(count, gpus, size_bytes, _ASSUMED_GBS)]
-    show_page(plan_page(count, gpus, size_bytes, _ASSUMED_GBS, phases))
+    show_page(plan_page(count, gpus, size_bytes, _ASSUMED_GBS, phases, prose_width()))
 
 
 def _simulate(given: dict[str, Any], size_bytes: int, budget_seconds: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from collbench.doctor.findings import Finding, Level
 from collbench.plain import plain
+from collbench.report.prose import filled
 
 _VERSION = 1
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red", Level.UNKNOWN: "dim"}
@@ -55,8 +55,8 @@ def printable(text: str) -> str:
 def _line(finding: Finding, column: int, width: int) -> Text:
     """Return "level  name  what was found", wrapped below itself, and the fix in a line of its own."""
     indent = " " * (2 + _LEVEL_WIDTH + 2 + column + 2)
-    told = _wrapped(printable(finding.told), indent, width)
-    fix = _wrapped(printable(f"fix: {finding.fix}"), indent, width) if finding.fix else ""
+    told = filled(printable(finding.told), width, indent, indent)
+    fix = filled(printable(f"fix: {finding.fix}"), width, indent, indent) if finding.fix else ""
     line = Text("  ")
     line.append(f"{finding.level:<{_LEVEL_WIDTH}}", style=_STYLES[finding.level])
     line.append(f"  {printable(finding.name):<{column}}  ")
@@ -64,9 +64,3 @@ def _line(finding: Finding, column: int, width: int) -> Text:
     if fix:
         line.append(f"\n{fix}")
     return line
-
-
-def _wrapped(text: str, indent: str, width: int) -> str:
-    return textwrap.fill(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )

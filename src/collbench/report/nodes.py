@@ -10,6 +10,7 @@ from itertools import groupby
 from collbench.affinity.nodes.choice import NodeChoice, described
 from collbench.affinity.nodes.judge import Judgement, State, Uplink
 from collbench.plain import plain
+from collbench.report.prose import WIDE, named
 
 _SIM = "sim"
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
@@ -46,8 +47,10 @@ class Truth:
     bound_gbs: float
 
 
-def page(origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None) -> str:
-    """Return the page as text; `choice` None where no nodes were asked for."""
+def page(
+    origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None, width: int = WIDE
+) -> str:
+    """Return the page as text of `width` columns; `choice` None where no nodes were asked for."""
     lines = [f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}", f"nodes     {origin.where}"]
     lines += [*_rounds(origin), *_findings(origin, found)]
     if choice is not None:
@@ -56,7 +59,7 @@ def page(origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Tru
         lines.append(
             f"truth     all-reduce busbw {truth.busbw_gbs:.4g} GB/s, no nodes pass {truth.bound_gbs:.4g} (sim)"
         )
-    return "\n".join(lines)
+    return "\n".join(named(line, width) for line in lines)
 
 
 def as_plain(

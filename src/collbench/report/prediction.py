@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from collbench.cost.prediction import Case, Cost, Prediction
 from collbench.cost.timing import Span
 from collbench.model import Run
 from collbench.report.header import header
+from collbench.report.prose import filled, named
 
 FORMAT, VERSION = "collbench-prediction", 1
 _WIDTH, _INDENT = 80, " " * 10
@@ -74,13 +74,13 @@ def page(run: Run, prediction: Prediction) -> Iterator[RenderableType]:
     scale = _scale(prediction)
     yield Text(f"{header(run)}\n{_question(prediction)}")
     for gpus in prediction.question.gpus:
-        yield Text(f"\n{_wrapped(_title(run, prediction, gpus) + sim)}")
+        yield Text(f"\n{filled(_title(run, prediction, gpus) + sim, _WIDTH, rest=_INDENT)}")
         yield _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
     yield Text(f"\n{_LEGEND if timed else _RAW_LEGEND}")
     lines = [f"left out  {run.devices[left.member].tag}: {left.reason}" for left in prediction.left_out]
-    lines += [_wrapped(f"assumed   {told}") for told in prediction.assumed]
+    lines += [named(f"assumed   {told}", _WIDTH) for told in prediction.assumed]
     yield Text("\n" + "\n".join(lines))
-    yield Text("\n" + "\n".join(_wrapped(sentence, "") for sentence in conclusions(prediction, sim)))
+    yield Text("\n" + "\n".join(filled(sentence, _WIDTH) for sentence in conclusions(prediction, sim)))
 
 
 def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _question(prediction: Prediction) -> str:
     batches = "micro-batch" if question.micro_batches == 1 else "micro-batches"
     size = "" if network.source == PARAMS else f" {_million(network.parameters)} parameters,"
     lines = [
-        _wrapped(f"model     {network.name}:{size} {len(network.blocks)} blocks ({network.source})"),
+        named(f"model     {network.name}:{size} {len(network.blocks)} blocks ({network.source})", _WIDTH),
         f"bytes     {question.parameter_bytes} a parameter, {question.gradient_bytes} a gradient; "
         f"{question.micro_batches} {batches} a step",
     ]
@@ -160,7 +160,7 @@ def _question(prediction: Prediction) -> str:
         what = "measured on the best set, communication inside" if question.measured_on_best else "of compute alone"
         own = question.gpu_seconds
         host = f"; {_told(own)} if the GPU never waited for the host" if own is not None else ""
-        lines.append(_wrapped(f"step      {_told(question.step_seconds)} {what}{host}"))
+        lines.append(named(f"step      {_told(question.step_seconds)} {what}{host}", _WIDTH))
     return "\n".join(lines)
 
 
@@ -257,7 +257,3 @@ def _percent(share: float | None) -> str:
 
 def _million(count: int) -> str:
     return f"{count / 1e9:.4g}B" if count >= 10**9 else f"{count / 1e6:.4g}M"
-
-
-def _wrapped(text: str, indent: str = _INDENT) -> str:
-    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from collbench.comparison.reference import Answer, Answers, Standing, Unknown
 from collbench.operations import Variant, Work
 from collbench.report.header import header
 from collbench.report.matrix import figure
+from collbench.report.prose import filled
 from collbench.units import format_size
 
 _STYLES = {Standing.BELOW: "bold red", Standing.NORMAL: "bold green", Standing.ABOVE: "bold cyan"}
@@ -69,7 +69,7 @@ def _answer(answers: Answers, answer: Answer, width: int) -> Iterator[Renderable
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
     nccl = f", NCCL {source.nccl}" if source.nccl else ""
     told = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
-    yield Text(textwrap.fill(told, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    yield Text(filled(told, width, "  ", "  "))
 
 
 def _on(work: Work, ranks: int, answer: Answer) -> str:
@@ -102,7 +102,7 @@ def _unknown(answers: Answers, width: int) -> Iterator[str]:
     plain = [one for one in answers.unknown if not one.others]
     if plain:
         names = ", ".join(_name(one) for one in plain)
-        yield from textwrap.wrap(f"no figure for {names} on {_kind(answers)}", width, break_on_hyphens=False)
+        yield filled(f"no figure for {names} on {_kind(answers)}", width)
     for one in answers.unknown:
         if one.others:
             sizes = sorted({size for figure_ in one.others for size in figure_.sizes})

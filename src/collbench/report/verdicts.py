@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from collbench.machine.labels import rank_key
 from collbench.model import Run
 from collbench.plain import plain
 from collbench.report.header import header
+from collbench.report.prose import filled
 from collbench.units import format_size
 
 FORMAT, VERSION = "collbench-check", 1
@@ -39,7 +39,7 @@ def page(run: Run, verdicts: Sequence[Verdict], width: int = 100) -> Iterator[Re
     for verdict in verdicts:
         yield Text()
         yield _block(run, verdict, width)
-    yield Text(f"\n{_fill(_conclusion(verdicts), width)}")
+    yield Text(f"\n{filled(_conclusion(verdicts), width)}")
     healthy = _healthy(run, verdicts)
     if healthy:
         yield Text(_field("agree", healthy, width))
@@ -175,11 +175,4 @@ def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
 
 
 def _field(name: str, text: str, width: int) -> str:
-    return _fill(text, width - 2, f"{name:<{_INDENT}}", " " * _INDENT)
-
-
-def _fill(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """Return the text in lines; a word that is longer than a line stays whole."""
-    return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
+    return filled(text, width - 2, f"{name:<{_INDENT}}", " " * _INDENT)
