@@ -7,6 +7,7 @@
 Each job is training/classify.py, an EfficientNet-B0 on CIFAR-shaped images made from a seed, started on the best K GPUs
 by `collbench train --auto-select K`. Two series, as two people would do it: `per-gpu` keeps the images per GPU and step
 (the published table did), so that K GPUs take K times fewer and larger steps; `global` keeps the step, and shares it.
+`one-gpu` takes those larger steps on a single GPU: what they do to accuracy, without a second GPU to blame.
 Time is that of the training loop, without start-up and evaluation. The file is rewritten after every job.
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 
 SCRIPT = Path(__file__).parent / "training" / "classify.py"
 FORMAT = "collbench-scaling"
-SERIES = ("per-gpu", "global")
+SERIES = ("per-gpu", "global", "one-gpu")
 
 
 class CannotBeginError(Exception):
@@ -38,7 +39,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="time and accuracy of a small image network on 1, 2, … GPUs")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the results as JSON")
     parser.add_argument("--gpus", default="1,2,3,4", metavar="LIST", help="numbers of GPUs [1,2,3,4]")
-    parser.add_argument("--series", nargs="+", choices=SERIES, default=list(SERIES), help="[both]")
+    parser.add_argument("--steps-of", metavar="LIST", help="numbers of GPUs whose steps one GPU takes [as --gpus]")
+    parser.add_argument("--series", nargs="+", choices=SERIES, default=list(SERIES), help="[all]")
     parser.add_argument("--images", type=int, default=19_200, metavar="N", help="to train on [19200]")
     parser.add_argument("--held-out", type=int, default=9_600, metavar="N", help="for the accuracy [9600]")
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="[10]")
@@ -52,14 +54,20 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def numbers_of(text: str, option: str) -> list[int]:
+    """Return the numbers of GPUs that an option lists. Raises CannotBeginError."""
+    try:
+        numbers = sorted({int(word) for word in text.split(",")})
+    except ValueError as error:
+        raise CannotBeginError(f"{option} {text} is no list of numbers: write {option} 1,2,4") from error
+    if numbers[0] < 1:
+        raise CannotBeginError(f"{option} {text}: 1 or more each")
+    return numbers
+
+
 def counts(options: argparse.Namespace) -> list[int]:
     """Return the numbers of GPUs. Raises CannotBeginError for what is no such list, or does not share the batch."""
-    try:
-        numbers = sorted({int(word) for word in options.gpus.split(",")})
-    except ValueError as error:
-        raise CannotBeginError(f"--gpus {options.gpus} is no list of numbers: write --gpus 1,2,4") from error
-    if numbers[0] < 1:
-        raise CannotBeginError(f"--gpus {options.gpus}: 1 or more each")
+    numbers = numbers_of(options.gpus, "--gpus")
     odd = [number for number in numbers if options.batch % number]
     if odd and "global" in options.series:
         raise CannotBeginError(f"--batch {options.batch} cannot be shared by {odd[0]} GPUs: write --batch 96")
@@ -67,14 +75,18 @@ def counts(options: argparse.Namespace) -> list[int]:
 
 
 def jobs(options: argparse.Namespace) -> list[tuple[tuple[str, ...], int, int]]:
-    """Return (series, GPUs, images per GPU and step) of each job: on one GPU both series are the same job."""
-    numbers = counts(options)
-    shared = {number: options.batch // number for number in numbers}
-    of_series = {"per-gpu": dict.fromkeys(numbers, options.batch), "global": shared}
+    """Return (series, GPUs, images per GPU and step) of each job: on one GPU all series have the same first job."""
+    numbers, batch = counts(options), options.batch
+    multiples = numbers if options.steps_of is None else numbers_of(options.steps_of, "--steps-of")
+    of_series = {
+        "per-gpu": [(number, batch) for number in numbers],
+        "global": [(number, batch // number) for number in numbers],
+        "one-gpu": [(1, batch * number) for number in multiples],
+    }
     made: dict[tuple[int, int], list[str]] = {}
     for series in options.series:
-        for number, batch in of_series[series].items():
-            made.setdefault((number, batch), []).append(series)
+        for job in of_series[series]:
+            made.setdefault(job, []).append(series)
     return [(tuple(series), number, batch) for (number, batch), series in made.items()]
 
 
@@ -107,7 +119,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> list[str]:
     except OSError as error:
         raise CannotBeginError(f"cannot write {options.out}: {error.strerror}; choose another --out FILE") from error
     for series, number, batch in wanted:
-        print(f"== {number} GPUs × {batch} images a step ({' and '.join(series)} fixed)", flush=True)
+        print(f"== {number} GPUs × {batch} images a step ({', '.join(series)})", flush=True)
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             words = command(options, number, batch, Path(folder) / "result.json")

@@ -2,7 +2,7 @@
 # What issue 5 must show on real GPUs, into the folder $1: the wires' curves with and without P2P, GPT-2 with it and
 # without, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
-#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 6, launch 2;
+#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 7, launch 2;
 #   all is all of them. Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes
 #   gpt2 in several calls.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
@@ -41,7 +41,7 @@ if [ "$DRY" ]; then
     gpt2=("$here/benchmarks/gpt2_ddp.py" --tiny --batch 2 --sequence 64 --steps 8 --warmup 2)
     four=$two
 else
-    backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(${WORLDS:-2 4}) images=(--gpus "${GPUS:-1,2,3,4}")
+    backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(${WORLDS:-2 4}) images=(--gpus "${GPUS:-1,2,3,4}" --steps-of 1,2,3,4)
     gpt2=("$here/benchmarks/gpt2_ddp.py" --steps 50 --warmup 10)
 fi
 # strategy-world-dtype; amp sends 4 bytes a gradient, as most people train
@@ -107,7 +107,7 @@ buckets() { # the messages of a step
 }
 
 scaling() {
-    step 420 "$python" "$here/benchmarks/scaling.py" "${backend[@]}" "${images[@]}" --epochs "${EPOCHS:-10}" \
+    step 560 "$python" "$here/benchmarks/scaling.py" "${backend[@]}" "${images[@]}" --epochs "${EPOCHS:-10}" \
         --out "$out/scaling.json"
 }
 

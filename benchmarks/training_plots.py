@@ -101,6 +101,9 @@ def scaling(folder: Path) -> Picture | None:
         _line(time, points, "seconds", name, number)
         _line(efficiency, points, "efficiency", name, number)
         _line(right, points, "accuracy", name, number)
+    if alone := _alone(data):
+        _line(right, alone, "accuracy", "one GPU, as large steps", 3)
+        right.legend(*([found[-1]] for found in right.get_legend_handles_labels()), frameon=False, fontsize=7)
     for axes, label in ((time, "training time, s"), (efficiency, "efficiency, %"), (right, "held-out accuracy, %")):
         axes.set_xlabel("GPUs")
         axes.set_ylabel(label)
@@ -118,6 +121,8 @@ def _series(data: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     """Return points of (gpus, seconds, efficiency, accuracy, margin), per cent, by the series' name."""
     found: dict[str, list[dict[str, float]]] = {}
     for row in sorted(data["rows"], key=lambda row: row["gpus"]):
+        if row["series"] not in _NAMES:
+            continue
         point = {"gpus": row["gpus"], "seconds": row["seconds"], "accuracy": 100 * row["accuracy"]}
         found.setdefault(_NAMES[row["series"]], []).append(point | {"margin": 100 * margin(row)})
     found["published"] = [
@@ -128,6 +133,15 @@ def _series(data: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
         for point in points:
             point["efficiency"] = 100 * work / point["seconds"] / point["gpus"]
     return found
+
+
+def _alone(data: dict[str, Any]) -> list[dict[str, float]]:
+    """Return points of one GPU that takes the steps of several: gpus are those whose steps they are."""
+    rows = sorted((row["global_batch"], row) for row in data["rows"] if row["series"] == "one-gpu")
+    each = data["settings"]["batch"]
+    return [
+        {"gpus": images / each, "accuracy": 100 * row["accuracy"], "margin": 100 * margin(row)} for images, row in rows
+    ]
 
 
 def _line(axes: Axes, points: Sequence[dict[str, float]], what: str, name: str, number: int) -> None:

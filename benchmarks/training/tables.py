@@ -143,11 +143,12 @@ def _span(span: dict[str, float]) -> str:
 
 
 def scaling(data: dict[str, Any]) -> list[str]:
-    """Return both series of a scaling file: time, speed-up, efficiency, accuracy."""
+    """Return the series of a scaling file: time, speed-up, efficiency, accuracy."""
     head = ("fixed", "GPUs", "images a step", "steps", "time, s", "speed-up", "efficiency", "accuracy, %")
     rows = []
     for series in dict.fromkeys(row["series"] for row in data["rows"]):
-        mine = sorted((row for row in data["rows"] if row["series"] == series), key=lambda row: row["gpus"])
+        mine = [row for row in data["rows"] if row["series"] == series]
+        mine.sort(key=lambda row: (row["gpus"], row["global_batch"]))
         # the speed-up of a list that does not begin at one GPU is over as many as it begins with
         first = mine[0]["seconds"] * mine[0]["gpus"]
         rows += [_scaling_row(row, first) for row in mine]
@@ -156,10 +157,10 @@ def scaling(data: dict[str, Any]) -> list[str]:
 
 def _scaling_row(row: dict[str, Any], first: float) -> Sequence[str]:
     speed_up = first / row["seconds"]
-    fixed = {"per-gpu": "images per GPU", "global": "images a step"}[row["series"]]
+    fixed = {"per-gpu": "images per GPU", "global": "images a step", "one-gpu": "one GPU"}[row["series"]]
     counts = (str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
-    times = (f"{row['seconds']:.2f}", f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
-    return (fixed, *counts, *times, f"{100 * row['accuracy']:.1f} ± {100 * margin(row):.1f}")
+    gained = ("–", "–") if row["series"] == "one-gpu" else (f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
+    return (fixed, *counts, f"{row['seconds']:.2f}", *gained, f"{100 * row['accuracy']:.1f} ± {100 * margin(row):.1f}")
 
 
 def margin(row: dict[str, Any]) -> float:

@@ -214,8 +214,8 @@ printf '{{"gpus": %d, "global_batch": 96, "steps": 10, "seconds": %d, "accuracy"
 @pytest.mark.parametrize(
     ("gpus", "status", "rows"),
     [
-        ("2,1", 0, ["per-gpu 1 40", "global 1 40", "per-gpu 2 20", "global 2 20"]),
-        ("1,3", 1, ["per-gpu 1 40", "global 1 40"]),
+        ("2,1", 0, ["per-gpu 1 40", "global 1 40", "one-gpu 1 40", "per-gpu 2 20", "global 2 20", "one-gpu 1 40"]),
+        ("1,3", 1, ["per-gpu 1 40", "global 1 40", "one-gpu 1 40", "one-gpu 1 40"]),
     ],
 )
 def test_scaling_starts_each_job_once(tmp_path: Path, gpus: str, status: int, rows: list[str]) -> None:
@@ -229,8 +229,9 @@ def test_scaling_starts_each_job_once(tmp_path: Path, gpus: str, status: int, ro
     started = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
     second = "2" if status == 0 else "3"
     asked = [re.search(r"train --auto-select (\d) .*classify.py .*--batch (\d+)", line) for line in started]
-    shared = str(96 // int(second))
-    assert [found and found.groups() for found in asked] == [("1", "96"), (second, "96"), (second, shared)]
+    shared, large = (str(number) for number in (96 // int(second), 96 * int(second)))
+    groups = [("1", "96"), (second, "96"), (second, shared), ("1", large)]
+    assert [found and found.groups() for found in asked] == groups
     assert ("exit status 7" in done.stderr) is (status == 1)
     assert "| images per GPU | 1 | 96 | 10 | 40.00 | 1.00 | 100% |" in done.stdout
 
@@ -240,6 +241,7 @@ def test_scaling_starts_each_job_once(tmp_path: Path, gpus: str, status: int, ro
     [
         (("--gpus", "two"), "--gpus two is no list of numbers"),
         (("--gpus", "0,1"), "1 or more"),
+        (("--steps-of", "1,many"), "--steps-of 1,many is no list of numbers"),
         (("--gpus", "1,5"), "--batch 96 cannot be shared by 5 GPUs"),
         (("--gpus", "1", "--collbench", "/nonexistent/collbench"), "/nonexistent/collbench"),
     ],
