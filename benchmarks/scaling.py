@@ -8,7 +8,9 @@ Each job is training/classify.py, an EfficientNet-B0 on CIFAR-shaped images made
 by `collbench train --auto-select K`. Two series, as two people would do it: `per-gpu` keeps the images per GPU and step
 (the published table did), so that K GPUs take K times fewer and larger steps; `global` keeps the step, and shares it.
 `one-gpu` takes those larger steps on a single GPU: what they do to accuracy, without a second GPU to blame.
-Time is that of the training loop, without start-up and evaluation. The file is rewritten after every job.
+Time is that of the training loop, without start-up and evaluation. `--seeds 0,1,2` trains from other weights in other
+orders, too: accuracy also has its luck. Only the first seed's jobs have the machine to themselves and are timed; those
+of each other seed run side by side. The file is rewritten after every job.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,18 @@ class CannotBeginError(Exception):
     """The reason why nothing was run, in one line."""
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training, with the series that it belongs to, and the images that each of its GPUs takes a step."""
+
+    series: tuple[str, ...]
+    gpus: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPUs × {self.batch} images a step"
+
+
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="time and accuracy of a small image network on 1, 2, … GPUs")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the results as JSON")
@@ -46,7 +61,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="[10]")
     parser.add_argument("--batch", type=int, default=96, metavar="N", help="images a step, of a GPU or of all [96]")
     parser.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="AdamW's, everywhere [0.001]")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of images, weights and order [0]")
+    parser.add_argument("--seeds", default="0", metavar="LIST", help="of weights and order; the first is timed [0]")
     parser.add_argument("--amp", action="store_true", help="bf16 in the convolutions, by autocast")
     parser.add_argument("--tiny", action="store_true", help="a network of three convolutions: a dry run")
     parser.add_argument("--backend", default="auto", metavar="NAME", help="as collbench train has it [auto]")
@@ -54,30 +69,30 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def numbers_of(text: str, option: str) -> list[int]:
-    """Return the numbers of GPUs that an option lists. Raises CannotBeginError."""
+def numbers_of(text: str, option: str, least: int = 1) -> list[int]:
+    """Return the numbers that an option lists, each once. Raises CannotBeginError."""
     try:
-        numbers = sorted({int(word) for word in text.split(",")})
+        numbers = list(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError as error:
         raise CannotBeginError(f"{option} {text} is no list of numbers: write {option} 1,2,4") from error
-    if numbers[0] < 1:
-        raise CannotBeginError(f"{option} {text}: 1 or more each")
+    if min(numbers) < least:
+        raise CannotBeginError(f"{option} {text}: {least} or more each")
     return numbers
 
 
 def counts(options: argparse.Namespace) -> list[int]:
     """Return the numbers of GPUs. Raises CannotBeginError for what is no such list, or does not share the batch."""
-    numbers = numbers_of(options.gpus, "--gpus")
+    numbers = sorted(numbers_of(options.gpus, "--gpus"))
     odd = [number for number in numbers if options.batch % number]
     if odd and "global" in options.series:
         raise CannotBeginError(f"--batch {options.batch} cannot be shared by {odd[0]} GPUs: write --batch 96")
     return numbers
 
 
-def jobs(options: argparse.Namespace) -> list[tuple[tuple[str, ...], int, int]]:
-    """Return (series, GPUs, images per GPU and step) of each job: on one GPU all series have the same first job."""
+def jobs(options: argparse.Namespace) -> list[Job]:
+    """Return what is to be trained: on one GPU all series have the same first job."""
     numbers, batch = counts(options), options.batch
-    multiples = numbers if options.steps_of is None else numbers_of(options.steps_of, "--steps-of")
+    multiples = numbers if options.steps_of is None else sorted(numbers_of(options.steps_of, "--steps-of"))
     of_series = {
         "per-gpu": [(number, batch) for number in numbers],
         "global": [(number, batch // number) for number in numbers],
@@ -87,56 +102,105 @@ def jobs(options: argparse.Namespace) -> list[tuple[tuple[str, ...], int, int]]:
     for series in options.series:
         for job in of_series[series]:
             made.setdefault(job, []).append(series)
-    return [(tuple(series), number, batch) for (number, batch), series in made.items()]
+    return [Job(tuple(series), gpus, each) for (gpus, each), series in made.items()]
 
 
-def command(options: argparse.Namespace, number: int, batch: int, result: Path) -> list[str]:
-    """Return the command line of one job."""
-    names = ("images", "held_out", "epochs", "learning_rate", "seed")
+def command(options: argparse.Namespace, job: Job, seed: int, on: Sequence[str], result: Path) -> list[str]:
+    """Return the command line of one job; `on` says on which GPUs, as collbench train has it."""
+    names = ("images", "held_out", "epochs", "learning_rate")
     values = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     flags = [f"--{name}" for name in ("amp", "tiny") if getattr(options, name)]
-    launch = [*shlex.split(options.collbench), "train", "--auto-select", str(number), "--backend", options.backend]
-    return [*launch, str(SCRIPT), *values, "--batch", str(batch), *flags, "--json", str(result)]
+    launch = [*shlex.split(options.collbench), "train", *on, "--backend", options.backend, str(SCRIPT), *values, *flags]
+    return [*launch, "--batch", str(job.batch), "--seed", str(seed), "--json", str(result)]
+
+
+class Results:
+    """What was trained so far, in the file `out`, which is rewritten whenever something is added."""
+
+    def __init__(self, options: argparse.Namespace, argv: Sequence[str], seeds: Sequence[int]) -> None:
+        """Write the file without any job. Raises CannotBeginError where that is not possible."""
+        settings = {name: getattr(options, name) for name in ("images", "epochs", "batch", "learning_rate")}
+        self._out, self._rows = options.out, list[dict[str, Any]]()
+        self._data = {
+            "format": FORMAT,
+            "format_version": 1,
+            "started": f"{datetime.now(UTC):%FT%TZ}",
+            "hostname": platform.node(),
+            "command": ["benchmarks/scaling.py", *argv],
+            "network": "three convolutions (tiny)" if options.tiny else "EfficientNet-B0",
+            "settings": settings | {"seeds": list(seeds)},
+            "amp": options.amp,
+            "rows": self._rows,
+        }
+        try:
+            self._write()  # before an hour of GPUs is spent
+        except OSError as error:
+            raise CannotBeginError(f"cannot write {self._out}: {error.strerror}; choose another --out FILE") from error
+
+    def add(self, job: Job, result: dict[str, Any], wall_seconds: float) -> None:
+        """Add a timed job: a row for each series that it is of."""
+        row = {**result, "wall_seconds": wall_seconds}
+        self._rows += [{"series": one, **row, "accuracies": [result["accuracy"]]} for one in job.series]
+        self._write()
+
+    def repeat(self, job: Job, accuracy: float) -> None:
+        """Add what the same job reached from another seed."""
+        for row in self._rows:
+            if row["series"] in job.series and (row["gpus"], row["batch_per_gpu"]) == (job.gpus, job.batch):
+                row["accuracies"].append(accuracy)
+        self._write()
+
+    def _write(self) -> None:
+        self._out.write_text(json.dumps(self._data, indent=1) + "\n", encoding="utf-8")
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> list[str]:
-    """Run every job and keep its rows in the file; return what failed, a line each."""
-    wanted = jobs(options)
-    data: dict[str, Any] = {
-        "format": FORMAT,
-        "format_version": 1,
-        "started": f"{datetime.now(UTC):%FT%TZ}",
-        "hostname": platform.node(),
-        "command": ["benchmarks/scaling.py", *argv],
-        "network": "three convolutions (tiny)" if options.tiny else "EfficientNet-B0",
-        "settings": {name: getattr(options, name) for name in ("images", "epochs", "batch", "learning_rate", "seed")},
-        "amp": options.amp,
-        "rows": [],
-    }
+    """Run every job of every seed; return what failed, a line each."""
+    wanted, (seed, *others) = jobs(options), numbers_of(options.seeds, "--seeds", least=0)
+    kept = Results(options, argv, (seed, *others))
     failures: list[str] = []
-    try:
-        write(options.out, data)  # before an hour of GPUs is spent
-    except OSError as error:
-        raise CannotBeginError(f"cannot write {options.out}: {error.strerror}; choose another --out FILE") from error
-    for series, number, batch in wanted:
-        print(f"== {number} GPUs × {batch} images a step ({', '.join(series)})", flush=True)
-        begin = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            words = command(options, number, batch, Path(folder) / "result.json")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for job in wanted:
+            print(f"== {job}, {', '.join(job.series)}", flush=True)
+            begin = time.perf_counter()
+            words = command(options, job, seed, ("--auto-select", str(job.gpus)), folder / "result.json")
             status = subprocess.run(words, check=False).returncode
             if status == 0:
-                result = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
-                launched = {"wall_seconds": time.perf_counter() - begin}
-                data["rows"] += [{"series": one, **result, **launched} for one in series]
-                write(options.out, data)
+                kept.add(job, loaded(folder / "result.json"), time.perf_counter() - begin)
             else:
-                failures.append(f"{number} GPUs × {batch}: exit status {status} of {shlex.join(words)}")
+                failures.append(f"{job}: exit status {status} of {shlex.join(words)}")
+        for other in others:
+            failures += side_by_side(options, wanted, other, kept, folder)
     return failures
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
-    """Write the results so far."""
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+def side_by_side(
+    options: argparse.Namespace, wanted: Sequence[Job], seed: int, kept: Results, folder: Path
+) -> list[str]:
+    """Run all jobs of a seed at once, for their accuracy; return what failed."""
+    print(f"== all from seed {seed}, side by side", flush=True)
+    started: list[tuple[Job, Path, subprocess.Popen[bytes]]] = []
+    every, first = max(job.gpus for job in wanted), 0
+    for number, job in enumerate(wanted):
+        places = (str((first + rank) % every) for rank in range(job.gpus))  # all GPUs get their share
+        path = folder / f"{seed}-{number}.json"
+        words = command(options, job, seed, ("--devices", ",".join(places)), path)
+        started.append((job, path, subprocess.Popen(words)))
+        first += job.gpus
+    failures = []
+    for job, path, process in started:
+        if process.wait() == 0:
+            kept.repeat(job, loaded(path)["accuracy"])
+        else:
+            failures.append(f"{job}, seed {seed}: exit status {process.returncode}")
+    return failures
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """Return what a job wrote."""
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,11 +14,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from training import published, results
 from training.results import Compared, ResultError
-from training.tables import margin
+from training.tables import accuracies, margin
 
 from collbench.errors import CollbenchError
 from collbench.plot.figure import COLOURS, MARKERS, Picture, drawing, encode
@@ -123,7 +124,7 @@ def _series(data: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     for row in sorted(data["rows"], key=lambda row: row["gpus"]):
         if row["series"] not in _NAMES:
             continue
-        point = {"gpus": row["gpus"], "seconds": row["seconds"], "accuracy": 100 * row["accuracy"]}
+        point = {"gpus": row["gpus"], "seconds": row["seconds"], "accuracy": 100 * fmean(accuracies(row))}
         found.setdefault(_NAMES[row["series"]], []).append(point | {"margin": 100 * margin(row)})
     found["published"] = [
         {"gpus": one.gpus, "seconds": one.seconds, "accuracy": one.accuracy} for one in published.IMAGES
@@ -140,7 +141,8 @@ def _alone(data: dict[str, Any]) -> list[dict[str, float]]:
     rows = sorted((row["global_batch"], row) for row in data["rows"] if row["series"] == "one-gpu")
     each = data["settings"]["batch"]
     return [
-        {"gpus": images / each, "accuracy": 100 * row["accuracy"], "margin": 100 * margin(row)} for images, row in rows
+        {"gpus": images / each, "accuracy": 100 * fmean(accuracies(row)), "margin": 100 * margin(row)}
+        for images, row in rows
     ]
 
 

@@ -5,7 +5,8 @@ The whole set lies on every GPU, so no loader is in the time. Each epoch's order
 every number of ranks: step s takes the next `batch × ranks` images, each rank its share. So with the global batch fixed
 all numbers of ranks see the same images in the same steps. BatchNorm normalises over a rank's own images, and DDP
 hands rank 0's running averages to all, as it does by default (no SyncBatchNorm).
-The learning rate is the same for every batch. The job fails where the loss does not fall or the ranks end apart.
+The learning rate rises to the same value for every batch, and falls to nothing, so that a job's last steps do not
+decide how well it ends. The job fails where the loss does not fall or the ranks end apart.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # torchrun puts this file's own folder there
@@ -30,6 +33,8 @@ from training import images, ranks
 from training.images import Images
 from training.ranks import Ranks
 
+IMAGES_SEED = 0
+RISING = 0.1  # of all steps: AdamW's own averages are short of steps at first
 WARM_UP = 10  # steps before the clock starts: cuDNN chooses, DDP makes its buckets; their effect is undone
 _EVALUATED = 1024  # images at once
 
@@ -44,8 +49,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=9_600, metavar="N", help="for the accuracy [9600]")
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="[10]")
     parser.add_argument("--batch", type=int, default=96, metavar="N", help="images per GPU and step [96]")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="AdamW's [0.001]")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of images, weights and order [0]")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="AdamW's, at its peak [0.001]")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of weights and order, not of images [0]")
     parser.add_argument("--amp", action="store_true", help="bf16 in the convolutions, by autocast")
     parser.add_argument("--tiny", action="store_true", help="three convolutions instead of EfficientNet: a dry run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes the result here")
@@ -72,6 +77,12 @@ def order(count: int, options: argparse.Namespace, here: Ranks) -> Iterator[Tens
         yield from shuffled.view(-1, here.world_size, options.batch)[:, here.rank]
 
 
+def rate(step: int, *, steps: int) -> float:
+    """Return the learning rate of a step (from 0) over its peak."""
+    rising = max(1, round(RISING * steps))
+    return min((step + 1) / rising, (steps - step) / (steps - rising + 1))
+
+
 def loss_on(model: nn.Module, shown: Images, chosen: Tensor, *, amp: bool) -> Tensor:
     """Return the mean loss of the chosen images."""
     with torch.autocast(shown.pixels.device.type, torch.bfloat16, enabled=amp):
@@ -91,16 +102,19 @@ def warm_up(model: nn.Module, shown: Images, options: argparse.Namespace) -> Non
 def train(model: nn.Module, shown: Images, options: argparse.Namespace, here: Ranks) -> tuple[float, list[Tensor]]:
     """Train for all epochs; return the seconds, and the loss of each step on the device."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)
+    steps = list(order(len(shown.classes), options, here))
+    schedule = LambdaLR(optimizer, partial(rate, steps=len(steps)))
     model.train()
     warm_up(model, shown, options)
     torch.manual_seed(options.seed * 1000 + here.rank)  # dropout and dropped layers differ between ranks
     losses = []
     here.meet()
     begin = time.perf_counter()
-    for chosen in order(len(shown.classes), options, here):
+    for chosen in steps:
         loss = loss_on(model, shown, chosen, amp=options.amp)
         loss.backward()
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
     here.meet()
@@ -126,8 +140,8 @@ def run(options: argparse.Namespace, here: Ranks) -> dict[str, Any]:
         )
     torch.manual_seed(options.seed)
     plain = network(tiny=options.tiny).to(here.device)
-    shown = images.make(options.images, seed=options.seed).to(here.device)
-    held_out = images.make(options.held_out, seed=options.seed, held_out=True).to(here.device)
+    shown = images.make(options.images, seed=IMAGES_SEED).to(here.device)
+    held_out = images.make(options.held_out, seed=IMAGES_SEED, held_out=True).to(here.device)
     # One rank has nothing to exchange: without the wrapper its time is the honest 1 of the speed-up.
     device_ids = [here.device] if here.device.type == "cuda" else None
     model = DistributedDataParallel(plain, device_ids=device_ids) if here.world_size > 1 else plain

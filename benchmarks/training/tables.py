@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
+
+from scipy.stats import t as student
 
 from collbench.ablation.model import ArmResult, Ratio
 from collbench.units import format_size
@@ -160,13 +163,30 @@ def _scaling_row(row: dict[str, Any], first: float) -> Sequence[str]:
     fixed = {"per-gpu": "images per GPU", "global": "images a step", "one-gpu": "one GPU"}[row["series"]]
     counts = (str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
     gained = ("–", "–") if row["series"] == "one-gpu" else (f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
-    return (fixed, *counts, f"{row['seconds']:.2f}", *gained, f"{100 * row['accuracy']:.1f} ± {100 * margin(row):.1f}")
+    return (
+        fixed,
+        *counts,
+        f"{row['seconds']:.2f}",
+        *gained,
+        f"{100 * fmean(accuracies(row)):.1f} ± {100 * margin(row):.1f}",
+    )
+
+
+def accuracies(row: dict[str, Any]) -> list[float]:
+    """Return the accuracy that a job reached from each seed."""
+    found: list[float] = row["accuracies"]
+    return found
 
 
 def margin(row: dict[str, Any]) -> float:
-    """Return half the 95 % interval of an accuracy, as its held-out images allow: binomial, without training's luck."""
-    share = row["accuracy"]
-    return 1.96 * math.sqrt(share * (1 - share) / row["held_out"])
+    """Return half the 95 % interval of a job's mean accuracy: Student's over seeds.
+
+    From one seed it is what the held-out images allow, binomial: without the luck of a training.
+    """
+    found = accuracies(row)
+    if len(found) > 1:
+        return float(student.ppf(0.975, len(found) - 1)) * stdev(found) / math.sqrt(len(found))
+    return 1.96 * math.sqrt(found[0] * (1 - found[0]) / row["held_out"])
 
 
 def published_scaling() -> list[str]:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,19 @@ def test_an_images_class_is_the_one_whose_texture_it_shows_most() -> None:
     assert 0.75 < right.float().mean() < 0.97
 
 
+@pytest.mark.parametrize("steps", [1, 2, 7, 10, 2000])
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing(scripts: Path, steps: int) -> None:
+    classify = importlib.import_module("training.classify")
+    rates = [classify.rate(step, steps=steps) for step in range(steps)]
+    peak = rates.index(max(rates))
+    assert rates[peak] == 1
+    assert peak <= max(1, steps / 10)
+    assert all(a < b for a, b in pairwise(rates[: peak + 1]))
+    assert all(a > b for a, b in pairwise(rates[peak:]))
+    assert rates[-1] > 0
+    assert classify.rate(steps, steps=steps) == 0  # LambdaLR asks for one more than there are steps
+
+
 def test_ranks_share_each_step_of_the_same_order(scripts: Path) -> None:
     classify, ranks = importlib.import_module("training.classify"), importlib.import_module("training.ranks")
 
@@ -201,13 +215,23 @@ def test_a_small_network_learns_on_two_ranks(tmp_path: Path) -> None:
     assert result["accuracy"] > 0.13  # ten classes, 500 images: chance has 0.1 and a deviation of 0.013
 
 
-# Answers as classify.py would: 40 s on one GPU, that over K on K; fails for three.
+# Answers as classify.py would: 40 s on one GPU, that over K on K, accuracies by seed; fails for three.
 FAKE_COLLBENCH = """#!/bin/sh
 echo "$@" >> '{log}'
-for file; do :; done
-[ "$3" = 3 ] && exit 7
-printf '{{"gpus": %d, "global_batch": 96, "steps": 10, "seconds": %d, "accuracy": 0.5, "held_out": 100}}' \\
-    "$3" "$((40 / $3))" > "$file"
+while [ $# -gt 0 ]; do
+    case $1 in
+    --auto-select) gpus=$2 ;;
+    --devices) gpus=$(echo "$2" | tr , '\\n' | wc -l) ;;
+    --batch) batch=$2 ;;
+    --seed) seed=$2 ;;
+    --json) file=$2 ;;
+    esac
+    shift
+done
+[ "$gpus" = 3 ] && exit 7
+printf '{{"gpus": %d, "batch_per_gpu": %d, "global_batch": 96, "steps": 10, "seconds": %d, "accuracy": 0.5%d, ' \\
+    "$gpus" "$batch" "$((40 / gpus))" "$seed" > "$file"
+echo '"held_out": 100}}' >> "$file"
 """
 
 
@@ -236,11 +260,32 @@ def test_scaling_starts_each_job_once(tmp_path: Path, gpus: str, status: int, ro
     assert "| images per GPU | 1 | 96 | 10 | 40.00 | 1.00 | 100% |" in done.stdout
 
 
+def test_other_seeds_run_side_by_side_for_their_accuracy_alone(tmp_path: Path) -> None:
+    fake = tmp_path / "collbench"
+    fake.write_text(FAKE_COLLBENCH.format(log=tmp_path / "log"), encoding="utf-8")
+    fake.chmod(0o755)
+    words = ("--gpus", "1,2", "--seeds", "4,0,7", "--collbench", str(fake))
+    done = python("scaling.py", "--out", str(tmp_path / "out.json"), *words)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["accuracies"] for row in rows] == [[0.54, 0.50, 0.57]] * 6
+    started = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    found = [re.search(r"train (\S+ \S+) .*--batch (\d+) --seed (\d)", line) for line in started]
+    asked = [one.groups() for one in found if one]
+    jobs = ["96", "96", "48", "192"]
+    assert [(batch, seed) for _, batch, seed in asked[:4]] == [(batch, "4") for batch in jobs]
+    assert all(on.startswith("--auto-select") for on, _, _ in asked[:4])
+    places = ["--devices 0", "--devices 1,0", "--devices 1,0", "--devices 1"]
+    for seed, these in (("0", asked[4:8]), ("7", asked[8:])):  # started at once, so written in any order
+        assert sorted(these) == sorted((on, batch, seed) for on, batch in zip(places, jobs, strict=True))
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (("--gpus", "two"), "--gpus two is no list of numbers"),
         (("--gpus", "0,1"), "1 or more"),
+        (("--seeds", "0,-1"), "--seeds 0,-1: 0 or more each"),
         (("--steps-of", "1,many"), "--steps-of 1,many is no list of numbers"),
         (("--gpus", "1,5"), "--batch 96 cannot be shared by 5 GPUs"),
         (("--gpus", "1", "--collbench", "/nonexistent/collbench"), "/nonexistent/collbench"),
