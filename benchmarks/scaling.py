@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How the training time of a small image network falls with more GPUs, and what that does to its accuracy.
 
-    python benchmarks/scaling.py --out scaling.json [--gpus 1,2,3,4] [--epochs 10] [--amp]
+    python benchmarks/scaling.py --out scaling.json [--gpus 1,2,3,4] [--epochs 4] [--seeds 0,1,2,3]
     python benchmarks/scaling.py --out try.json --gpus 1,2 --backend host --tiny --images 960 --epochs 2   # a dry run
 
 Each job is training/classify.py, an EfficientNet-B0 on CIFAR-shaped images made from a seed, started on the best K GPUs
@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--series", nargs="+", choices=SERIES, default=list(SERIES), help="[all]")
     parser.add_argument("--images", type=int, default=19_200, metavar="N", help="to train on [19200]")
     parser.add_argument("--held-out", type=int, default=9_600, metavar="N", help="for the accuracy [9600]")
-    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="[10]")
+    parser.add_argument("--epochs", type=int, default=4, metavar="N", help="[4]")
     parser.add_argument("--batch", type=int, default=96, metavar="N", help="images a step, of a GPU or of all [96]")
     parser.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="AdamW's, everywhere [0.001]")
     parser.add_argument("--seeds", default="0", metavar="LIST", help="of weights and order; the first is timed [0]")

@@ -2,12 +2,12 @@
 # What issue 5 must show on real GPUs, into the folder $1: the wires' curves with and without P2P, GPT-2 with it and
 # without, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
-#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 14, launch 2;
+#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 7, launch 2;
 #   all is all of them. Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes
 #   gpt2 in several calls.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
 #   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
-#   EPOCHS=10, SEEDS=0,1,2,3 and REPEATS=3 change how long `scaling` and an ablation take. Nothing here sets NCCL's variables but
+#   EPOCHS=4, SEEDS=0,1,2,3 and REPEATS=3 change how long `scaling` and an ablation take. Nothing here sets NCCL's variables but
 #   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
 set -u -o pipefail
 [ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|buckets|scaling|launch|all]" >&2; exit 2; }
@@ -107,7 +107,7 @@ buckets() { # the messages of a step
 }
 
 scaling() {
-    step 1200 "$python" "$here/benchmarks/scaling.py" "${backend[@]}" "${images[@]}" --epochs "${EPOCHS:-10}" \
+    step 1200 "$python" "$here/benchmarks/scaling.py" "${backend[@]}" "${images[@]}" --epochs "${EPOCHS:-4}" \
         --seeds "${SEEDS:-0,1,2,3}" --out "$out/scaling.json"
 }
 
