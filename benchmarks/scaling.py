@@ -7,7 +7,8 @@
 Each job is training/classify.py, an EfficientNet-B0 on CIFAR-shaped images made from a seed, started on the best K GPUs
 by `collbench train --auto-select K`. Two series, as two people would do it: `per-gpu` keeps the images per GPU and step
 (the published table did), so that K GPUs take K times fewer and larger steps; `global` keeps the step, and shares it.
-`one-gpu` takes those larger steps on a single GPU: what they do to accuracy, without a second GPU to blame.
+`raised` is `per-gpu` with a learning rate √K times as high, as larger steps want it, and `one-gpu` takes those larger
+steps on a single GPU: what they do to accuracy, without a second GPU to blame.
 Time is that of the training loop, without start-up and evaluation. `--seeds 0,1,2` trains from other weights in other
 orders, too: accuracy also has its luck. Only the first seed's jobs have the machine to themselves and are timed; those
 of each other seed run side by side. The file is rewritten after every job.
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +33,7 @@ from typing import Any
 
 SCRIPT = Path(__file__).parent / "training" / "classify.py"
 FORMAT = "collbench-scaling"
-SERIES = ("per-gpu", "global", "one-gpu")
+SERIES = ("per-gpu", "raised", "global", "one-gpu")
 
 
 class CannotBeginError(Exception):
@@ -40,14 +42,15 @@ class CannotBeginError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training, with the series that it belongs to, and the images that each of its GPUs takes a step."""
+    """One training: on how many GPUs, with how many images on each a step, and the learning rate over the usual one."""
 
-    series: tuple[str, ...]
     gpus: int
     batch: int
+    raised: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.gpus} GPUs × {self.batch} images a step"
+        raised = f", learning rate × {self.raised:.3g}" if self.raised > 1 else ""
+        return f"{self.gpus} GPUs × {self.batch} images a step{raised}"
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -89,29 +92,31 @@ def counts(options: argparse.Namespace) -> list[int]:
     return numbers
 
 
-def jobs(options: argparse.Namespace) -> list[Job]:
-    """Return what is to be trained: on one GPU all series have the same first job."""
+def jobs(options: argparse.Namespace) -> dict[Job, list[str]]:
+    """Return what is to be trained, with its series: on one GPU all of them have the same first job."""
     numbers, batch = counts(options), options.batch
     multiples = numbers if options.steps_of is None else sorted(numbers_of(options.steps_of, "--steps-of"))
     of_series = {
-        "per-gpu": [(number, batch) for number in numbers],
-        "global": [(number, batch // number) for number in numbers],
-        "one-gpu": [(1, batch * number) for number in multiples],
+        "per-gpu": [Job(number, batch) for number in numbers],
+        "raised": [Job(number, batch, math.sqrt(number)) for number in numbers],
+        "global": [Job(number, batch // number) for number in numbers],
+        "one-gpu": [Job(1, batch * number) for number in multiples],
     }
-    made: dict[tuple[int, int], list[str]] = {}
+    made: dict[Job, list[str]] = {}
     for series in options.series:
         for job in of_series[series]:
             made.setdefault(job, []).append(series)
-    return [Job(tuple(series), gpus, each) for (gpus, each), series in made.items()]
+    return made
 
 
 def command(options: argparse.Namespace, job: Job, seed: int, on: Sequence[str], result: Path) -> list[str]:
     """Return the command line of one job; `on` says on which GPUs, as collbench train has it."""
-    names = ("images", "held_out", "epochs", "learning_rate")
+    names = ("images", "held_out", "epochs")
     values = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     flags = [f"--{name}" for name in ("amp", "tiny") if getattr(options, name)]
+    rate = ("--learning-rate", f"{options.learning_rate * job.raised:.6g}")
     launch = [*shlex.split(options.collbench), "train", *on, "--backend", options.backend, str(SCRIPT), *values, *flags]
-    return [*launch, "--batch", str(job.batch), "--seed", str(seed), "--json", str(result)]
+    return [*launch, "--batch", str(job.batch), "--seed", str(seed), *rate, "--json", str(result)]
 
 
 class Results:
@@ -121,6 +126,7 @@ class Results:
         """Write the file without any job. Raises CannotBeginError where that is not possible."""
         settings = {name: getattr(options, name) for name in ("images", "epochs", "batch", "learning_rate")}
         self._out, self._rows = options.out, list[dict[str, Any]]()
+        self._rows_of: dict[Job, list[dict[str, Any]]] = {}
         self._data = {
             "format": FORMAT,
             "format_version": 1,
@@ -137,17 +143,17 @@ class Results:
         except OSError as error:
             raise CannotBeginError(f"cannot write {self._out}: {error.strerror}; choose another --out FILE") from error
 
-    def add(self, job: Job, result: dict[str, Any], wall_seconds: float) -> None:
+    def add(self, job: Job, series: Sequence[str], result: dict[str, Any], wall_seconds: float) -> None:
         """Add a timed job: a row for each series that it is of."""
-        row = {**result, "wall_seconds": wall_seconds}
-        self._rows += [{"series": one, **row, "accuracies": [result["accuracy"]]} for one in job.series]
+        made = {**result, "raised": job.raised, "wall_seconds": wall_seconds}
+        self._rows_of[job] = [{"series": one, **made, "accuracies": [result["accuracy"]]} for one in series]
+        self._rows += self._rows_of[job]
         self._write()
 
     def repeat(self, job: Job, accuracy: float) -> None:
         """Add what the same job reached from another seed."""
-        for row in self._rows:
-            if row["series"] in job.series and (row["gpus"], row["batch_per_gpu"]) == (job.gpus, job.batch):
-                row["accuracies"].append(accuracy)
+        for row in self._rows_of.get(job, ()):
+            row["accuracies"].append(accuracy)
         self._write()
 
     def _write(self) -> None:
@@ -161,13 +167,13 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> list[str]:
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for job in wanted:
-            print(f"== {job}, {', '.join(job.series)}", flush=True)
+        for job, series in wanted.items():
+            print(f"== {job} ({', '.join(series)})", flush=True)
             begin = time.perf_counter()
             words = command(options, job, seed, ("--auto-select", str(job.gpus)), folder / "result.json")
             status = subprocess.run(words, check=False).returncode
             if status == 0:
-                kept.add(job, loaded(folder / "result.json"), time.perf_counter() - begin)
+                kept.add(job, series, loaded(folder / "result.json"), time.perf_counter() - begin)
             else:
                 failures.append(f"{job}: exit status {status} of {shlex.join(words)}")
         for other in others:
@@ -176,7 +182,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> list[str]:
 
 
 def side_by_side(
-    options: argparse.Namespace, wanted: Sequence[Job], seed: int, kept: Results, folder: Path
+    options: argparse.Namespace, wanted: Collection[Job], seed: int, kept: Results, folder: Path
 ) -> list[str]:
     """Run all jobs of a seed at once, for their accuracy; return what failed."""
     print(f"== all from seed {seed}, side by side", flush=True)

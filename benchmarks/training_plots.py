@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _BAR = 0.38  # width, two beside each other a job
 _NAMES = {"per-gpu": "images per GPU fixed", "global": "images a step fixed"}
+_FOR_ACCURACY = {"one-gpu": "one GPU, as large steps", "raised": "images per GPU fixed, rate × √GPUs"}
 
 
 def _figure(columns: int, title: str, about: str, *, wide: float) -> tuple[Figure, Sequence[Axes]]:
@@ -102,9 +103,10 @@ def scaling(folder: Path) -> Picture | None:
         _line(time, points, "seconds", name, number)
         _line(efficiency, points, "efficiency", name, number)
         _line(right, points, "accuracy", name, number)
-    if alone := _alone(data):
-        _line(right, alone, "accuracy", "one GPU, as large steps", 3)
-        right.legend(*([found[-1]] for found in right.get_legend_handles_labels()), frameon=False, fontsize=7)
+    for number, (series, name) in enumerate(_FOR_ACCURACY.items(), 3):
+        if points := _reached(data, series):
+            _line(right, points, "accuracy", name, number)
+            right.legend(*(found[3:] for found in right.get_legend_handles_labels()), frameon=False, fontsize=7)
     for axes, label in ((time, "training time, s"), (efficiency, "efficiency, %"), (right, "held-out accuracy, %")):
         axes.set_xlabel("GPUs")
         axes.set_ylabel(label)
@@ -136,13 +138,16 @@ def _series(data: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     return found
 
 
-def _alone(data: dict[str, Any]) -> list[dict[str, float]]:
-    """Return points of one GPU that takes the steps of several: gpus are those whose steps they are."""
-    rows = sorted((row["global_batch"], row) for row in data["rows"] if row["series"] == "one-gpu")
-    each = data["settings"]["batch"]
+def _reached(data: dict[str, Any], series: str) -> list[dict[str, float]]:
+    """Return the accuracies of a series; gpus are those whose steps they are, also where one GPU takes them."""
+    rows = [row for row in data["rows"] if row["series"] == series]
     return [
-        {"gpus": images / each, "accuracy": 100 * fmean(accuracies(row)), "margin": 100 * margin(row)}
-        for images, row in rows
+        {
+            "gpus": row["global_batch"] / data["settings"]["batch"],
+            "accuracy": 100 * fmean(accuracies(row)),
+            "margin": 100 * margin(row),
+        }
+        for row in sorted(rows, key=lambda row: row["global_batch"])
     ]
 
 

@@ -145,6 +145,14 @@ def _span(span: dict[str, float]) -> str:
     return f"{span['middle']:.2f} ({span['low']:.2f} to {span['high']:.2f})"
 
 
+FIXED = {
+    "per-gpu": "images per GPU",
+    "raised": "images per GPU, rate × √GPUs",
+    "global": "images a step",
+    "one-gpu": "one GPU",
+}
+
+
 def scaling(data: dict[str, Any]) -> list[str]:
     """Return the series of a scaling file: time, speed-up, efficiency, accuracy."""
     head = ("fixed", "GPUs", "images a step", "steps", "time, s", "speed-up", "efficiency", "accuracy, %")
@@ -160,11 +168,10 @@ def scaling(data: dict[str, Any]) -> list[str]:
 
 def _scaling_row(row: dict[str, Any], first: float) -> Sequence[str]:
     speed_up = first / row["seconds"]
-    fixed = {"per-gpu": "images per GPU", "global": "images a step", "one-gpu": "one GPU"}[row["series"]]
     counts = (str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
     gained = ("–", "–") if row["series"] == "one-gpu" else (f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
     return (
-        fixed,
+        FIXED[row["series"]],
         *counts,
         f"{row['seconds']:.2f}",
         *gained,

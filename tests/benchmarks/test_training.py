@@ -235,11 +235,14 @@ echo '"held_out": 100}}' >> "$file"
 """
 
 
+ALONE = ["per-gpu 1 40", "raised 1 40", "global 1 40", "one-gpu 1 40"]
+
+
 @pytest.mark.parametrize(
     ("gpus", "status", "rows"),
     [
-        ("2,1", 0, ["per-gpu 1 40", "global 1 40", "one-gpu 1 40", "per-gpu 2 20", "global 2 20", "one-gpu 1 40"]),
-        ("1,3", 1, ["per-gpu 1 40", "global 1 40", "one-gpu 1 40", "one-gpu 1 40"]),
+        ("2,1", 0, [*ALONE, "per-gpu 2 20", "raised 2 20", "global 2 20", "one-gpu 1 40"]),
+        ("1,3", 1, [*ALONE, "one-gpu 1 40"]),
     ],
 )
 def test_scaling_starts_each_job_once(tmp_path: Path, gpus: str, status: int, rows: list[str]) -> None:
@@ -252,9 +255,15 @@ def test_scaling_starts_each_job_once(tmp_path: Path, gpus: str, status: int, ro
     assert [f"{row['series']} {row['gpus']} {row['seconds']}" for row in data["rows"]] == rows
     started = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
     second = "2" if status == 0 else "3"
-    asked = [re.search(r"train --auto-select (\d) .*classify.py .*--batch (\d+)", line) for line in started]
+    asked = [
+        re.search(r"train --auto-select (\d) .*classify.py .*--batch (\d+) .*--learning-rate ([\d.]+)", line)
+        for line in started
+    ]
     shared, large = (str(number) for number in (96 // int(second), 96 * int(second)))
-    groups = [("1", "96"), (second, "96"), (second, shared), ("1", large)]
+    raised = {"2": "0.00141421", "3": "0.00173205"}[second]
+    rates = ["0.001", "0.001", raised, "0.001", "0.001"]
+    sizes = [("1", "96"), (second, "96"), (second, "96"), (second, shared), ("1", large)]
+    groups = [(*size, rate) for size, rate in zip(sizes, rates, strict=True)]
     assert [found and found.groups() for found in asked] == groups
     assert ("exit status 7" in done.stderr) is (status == 1)
     assert "| images per GPU | 1 | 96 | 10 | 40.00 | 1.00 | 100% |" in done.stdout
@@ -268,15 +277,15 @@ def test_other_seeds_run_side_by_side_for_their_accuracy_alone(tmp_path: Path) -
     done = python("scaling.py", "--out", str(tmp_path / "out.json"), *words)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["rows"]
-    assert [row["accuracies"] for row in rows] == [[0.54, 0.50, 0.57]] * 6
+    assert [row["accuracies"] for row in rows] == [[0.54, 0.50, 0.57]] * 8
     started = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
     found = [re.search(r"train (\S+ \S+) .*--batch (\d+) --seed (\d)", line) for line in started]
     asked = [one.groups() for one in found if one]
-    jobs = ["96", "96", "48", "192"]
-    assert [(batch, seed) for _, batch, seed in asked[:4]] == [(batch, "4") for batch in jobs]
-    assert all(on.startswith("--auto-select") for on, _, _ in asked[:4])
-    places = ["--devices 0", "--devices 1,0", "--devices 1,0", "--devices 1"]
-    for seed, these in (("0", asked[4:8]), ("7", asked[8:])):  # started at once, so written in any order
+    jobs = ["96", "96", "96", "48", "192"]
+    assert [(batch, seed) for _, batch, seed in asked[:5]] == [(batch, "4") for batch in jobs]
+    assert all(on.startswith("--auto-select") for on, _, _ in asked[:5])
+    places = ["--devices 0", "--devices 1,0", "--devices 1,0", "--devices 1,0", "--devices 1"]
+    for seed, these in (("0", asked[5:10]), ("7", asked[10:])):  # started at once, so written in any order
         assert sorted(these) == sorted((on, batch, seed) for on, batch in zip(places, jobs, strict=True))
 
 
