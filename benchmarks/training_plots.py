@@ -91,12 +91,12 @@ def scaling(folder: Path) -> Picture | None:
     """Return time, efficiency and accuracy over the number of GPUs, beside the published table's."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    data = results.loaded(folder / "scaling.json", "collbench-scaling")
-    if data is None or not data["rows"]:
+    data, repeated = results.scaling(folder), results.repeated(folder)
+    if data is None or repeated is None or not data["rows"]:
         return None
-    device = data["rows"][0]["device"]
+    gpus = results.hardware([data["rows"][0]["device"]] * max(row["gpus"] for row in data["rows"]))
     title = f"{data['network']} on more GPUs: time, efficiency, accuracy"
-    about = f"{data['hostname']}, {device}, {data['started'][:10]}; {data['settings']['epochs']} epochs of "
+    about = f"{data['hostname']}, {gpus}, {data['started'][:10]}; {data['settings']['epochs']} epochs of "
     about += f"{data['settings']['images']} synthetic images. Published: EfficientNet, CIFAR-10, 25 epochs, A100"
     figure, (time, efficiency, right) = _figure(3, title, about, wide=9.0)
     for number, (name, points) in enumerate(_series(data).items()):
@@ -104,7 +104,7 @@ def scaling(folder: Path) -> Picture | None:
         _line(efficiency, points, "efficiency", name, number)
         _line(right, points, "accuracy", name, number)
     for number, (series, name) in enumerate(_FOR_ACCURACY.items(), 3):
-        if points := _reached(data, series):
+        if points := _reached(repeated, series):
             _line(right, points, "accuracy", name, number)
             right.legend(*(found[3:] for found in right.get_legend_handles_labels()), frameon=False, fontsize=7)
     for axes, label in ((time, "training time, s"), (efficiency, "efficiency, %"), (right, "held-out accuracy, %")):

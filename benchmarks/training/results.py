@@ -117,6 +117,16 @@ def curves(folder: Path) -> list[Curve]:
     return found
 
 
+def scaling(folder: Path) -> dict[str, Any] | None:
+    """Return what scaling.py timed, None where there is nothing. Raises ResultError."""
+    return loaded(folder / "scaling.json", "collbench-scaling")
+
+
+def repeated(folder: Path) -> dict[str, Any] | None:
+    """Return the jobs that scaling.py repeated from several seeds: a file of their own, or that of the timed ones."""
+    return loaded(folder / "scaling-seeds.json", "collbench-scaling") or scaling(folder)
+
+
 def loaded(path: Path, form: str | None = None) -> dict[str, Any] | None:
     """Return a JSON file, None where there is none. Raises ResultError for one that is not of that format."""
     if not path.exists():

@@ -212,8 +212,35 @@ def published_scaling() -> list[str]:
     return markdown(("GPUs", "time, s", "speed-up", "efficiency", "accuracy, %"), rows)
 
 
+def seeds(folder: Path) -> list[str]:
+    """Return the accuracies that the jobs of a scaling file reached from several seeds; nothing where one was taken."""
+    data = results.repeated(folder)
+    # on one GPU all series begin with the same job: it is shown once
+    jobs = {(row["gpus"], row["batch_per_gpu"], row["raised"]): row for row in reversed(data["rows"] if data else [])}
+    rows = [row for row in jobs.values() if len(accuracies(row)) > 1]
+    if not rows:
+        return []
+    head = (
+        "fixed",
+        "GPUs",
+        "images a step",
+        "steps",
+        f"accuracy of {len(accuracies(rows[0]))} trainings, %",
+        "from – to",
+    )
+    rows.sort(key=lambda row: (list(FIXED).index(row["series"]), row["gpus"], row["global_batch"]))
+    return markdown(head, [_seeds_row(row) for row in rows])
+
+
+def _seeds_row(row: dict[str, Any]) -> Sequence[str]:
+    shares = [100 * share for share in accuracies(row)]
+    counts = (str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
+    reached = f"{fmean(shares):.1f} ± {100 * margin(row):.1f}"
+    return (FIXED[row["series"]], *counts, reached, f"{min(shares):.1f} – {max(shares):.1f}")
+
+
 def _scaling_of(folder: Path) -> list[str]:
-    data = results.loaded(folder / "scaling.json", "collbench-scaling")
+    data = results.scaling(folder)
     if data is None:
         return []
     shown = picture(folder, "scaling", "Training time, efficiency and accuracy over the number of GPUs")
@@ -235,6 +262,7 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "curves": curves,
     "predicted": predicted,
     "scaling": _scaling_of,
+    "seeds": seeds,
     "launch": launch,
     "published-scaling": lambda _: published_scaling(),
 }
