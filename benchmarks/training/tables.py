@@ -168,15 +168,17 @@ def scaling(data: dict[str, Any]) -> list[str]:
 
 def _scaling_row(row: dict[str, Any], first: float) -> Sequence[str]:
     speed_up = first / row["seconds"]
-    counts = (str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
     gained = ("–", "–") if row["series"] == "one-gpu" else (f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
     return (
-        FIXED[row["series"]],
-        *counts,
+        *_trained(row),
         f"{row['seconds']:.2f}",
         *gained,
         f"{100 * fmean(accuracies(row)):.1f} ± {100 * margin(row):.1f}",
     )
+
+
+def _trained(row: dict[str, Any]) -> Sequence[str]:
+    return (FIXED[row["series"]], str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
 
 
 def accuracies(row: dict[str, Any]) -> list[float]:
@@ -234,9 +236,8 @@ def seeds(folder: Path) -> list[str]:
 
 def _seeds_row(row: dict[str, Any]) -> Sequence[str]:
     shares = [100 * share for share in accuracies(row)]
-    counts = (str(row["gpus"]), str(row["global_batch"]), str(row["steps"]))
     reached = f"{fmean(shares):.1f} ± {100 * margin(row):.1f}"
-    return (FIXED[row["series"]], *counts, reached, f"{min(shares):.1f} – {max(shares):.1f}")
+    return (*_trained(row), reached, f"{min(shares):.1f} – {max(shares):.1f}")
 
 
 def _scaling_of(folder: Path) -> list[str]:

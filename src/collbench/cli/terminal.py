@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from collbench.report.prose import WIDE
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 # rich shortens cells to fit its width, so it is told one that fits every page; what a terminal lacks is folded.
 _PAGE_WIDTH = 240
-# Sentences are easier to read in shorter lines; a pipe gets the longest.
-_WIDEST_PROSE, _NARROWEST_PROSE = 100, 40
+# Sentences are easier to read in shorter lines; a pipe gets the longest, WIDE.
+_NARROWEST_PROSE = 40
 
 
 def say(text: str) -> None:
@@ -27,8 +29,8 @@ def say(text: str) -> None:
 
 def prose_width() -> int:
     """Return how many columns sentences take: the terminal's, within reason."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDEST_PROSE
-    return max(_NARROWEST_PROSE, min(columns, _WIDEST_PROSE))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    return max(_NARROWEST_PROSE, min(columns, WIDE))
 
 
 def show_page(blocks: Iterable[RenderableType]) -> None:
