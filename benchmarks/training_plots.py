@@ -99,14 +99,17 @@ def scaling(folder: Path) -> Picture | None:
     about = f"{data['hostname']}, {gpus}, {data['started'][:10]}; {data['settings']['epochs']} epochs of "
     about += f"{data['settings']['images']} synthetic images. Published: EfficientNet, CIFAR-10, 25 epochs, A100"
     figure, (time, efficiency, right) = _figure(3, title, about, wide=9.0)
-    for number, (name, points) in enumerate(_series(data).items()):
+    series = _series(data)
+    for number, (name, points) in enumerate(series.items()):
         _line(time, points, "seconds", name, number)
         _line(efficiency, points, "efficiency", name, number)
         _line(right, points, "accuracy", name, number)
-    for number, (series, name) in enumerate(_FOR_ACCURACY.items(), 3):
-        if points := _reached(repeated, series):
+    for number, (key, name) in enumerate(_FOR_ACCURACY.items(), len(series)):
+        if points := _reached(repeated, key):
             _line(right, points, "accuracy", name, number)
-            right.legend(*(found[3:] for found in right.get_legend_handles_labels()), frameon=False, fontsize=7)
+    handles, names = right.get_legend_handles_labels()
+    if len(handles) > len(series):  # the first plot names its own lines
+        right.legend(handles[len(series) :], names[len(series) :], frameon=False, fontsize=7)
     for axes, label in ((time, "training time, s"), (efficiency, "efficiency, %"), (right, "held-out accuracy, %")):
         axes.set_xlabel("GPUs")
         axes.set_ylabel(label)

@@ -90,7 +90,7 @@ def rows(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table for each pair: job, GPUs, batch, step, the host's own time of it, extra, predicted."""
     for pair in pairs(folder):
         step, host = results.step_ms(pair.fast), pair.host_ms()
-        shown = (pair.job, pair.fast["ranks"], pair.fast["batch"], f"{step:.2f}", f"{host:.2f} ({host / step:.0%})")
+        shown = (pair.job, *pair.size, f"{step:.2f}", f"{host:.2f} ({host / step:.0%})")
         yield (*shown, f"{pair.extra_ms:.2f}", predicted(pair, folder))
 
 

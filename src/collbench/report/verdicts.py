@@ -16,7 +16,7 @@ from collbench.machine.labels import rank_key
 from collbench.model import Run
 from collbench.plain import plain
 from collbench.report.header import header
-from collbench.report.prose import filled
+from collbench.report.prose import WIDE, filled
 from collbench.units import format_size
 
 FORMAT, VERSION = "collbench-check", 1
@@ -33,7 +33,7 @@ def status(verdicts: Iterable[Verdict]) -> int:
     return HARD if Severity.HARD in worst else CONTRADICTION if Severity.CONTRADICTION in worst else AGREE
 
 
-def page(run: Run, verdicts: Sequence[Verdict], width: int = 100) -> Iterator[RenderableType]:
+def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[RenderableType]:
     """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not."""
     yield Text(header(run))
     for verdict in verdicts:
