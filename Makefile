@@ -15,7 +15,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PINS := pyproject.toml setup.py constraints.txt
-CPP := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.cu csrc/*.cuh tests/native/*.c tests/native/*.h)
+CPP := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.cu csrc/*.cuh tests/native/*.c tests/native/*.cpp tests/native/*.h)
 PTX := src/collbench/kernels/kernels.ptx
 EVERYTHING := [test,dev]
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
@@ -24,8 +24,9 @@ GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 # Build tools first, then the project without build isolation: only so do the pins hold for the build, too.
 define install
 @echo "installing collbench$(1) in $(VENV)"
-@pip="$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt"; \
-    $$pip setuptools pybind11 ninja && $$pip --no-build-isolation --editable '.$(1)' || { \
+@set -o pipefail; pip() { $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt "$$@" | \
+    sed -unE 's/^ *((Collecting|Downloading|Building|Installing) [^:]*).*/  \1/p'; }; \
+    pip setuptools pybind11 ninja && pip --no-build-isolation --editable '.$(1)' || { \
     echo "make: pip could not install collbench$(1), see above. Without a network, install by hand as CONTRIBUTING.md says." >&2; \
     exit 1; }
 endef

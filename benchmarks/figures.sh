@@ -7,6 +7,6 @@ folder=${1:-docs/figures}
 collbench=${COLLBENCH:-.venv/bin/collbench}
 pairs=benchmarks/results/2026-11-21-4xh200-peers/pairs.json  # four H200 behind NVSwitches, NVLS off
 
-"$collbench" plot "$pairs" --kind heatmap --operation ce-write -o "$folder/h200x4-ce-write.svg"
+"$collbench" plot "$pairs" --kind heatmap --operation ce-write --force -o "$folder/h200x4-ce-write.svg"
 "$collbench" plot "$pairs" --kind curves --operation ce-write --operation sm-write --operation allreduce \
-    -o "$folder/h200x4-curves.svg"
+    --force -o "$folder/h200x4-curves.svg"

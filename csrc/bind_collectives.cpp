@@ -24,17 +24,12 @@ class CollectiveSession {
     communicators_.prepare(groups);
   }
 
-  std::pair<std::vector<std::vector<double>>, std::vector<double>> time(std::vector<Group> groups, int operation,
-                                                                        int dtype, int reduction, int root,
-                                                                        std::size_t count, std::size_t width,
-                                                                        bool in_place, bool verify, int iterations,
-                                                                        int blocks, int warmup, int launch_iterations,
-                                                                        int launch_warmup, double deadline) {
+  CollectiveTimes time(std::vector<Group> groups, int operation, int dtype, int reduction, int root, std::size_t count,
+                       std::size_t width, bool in_place, bool verify, int iterations, int blocks, int warmup,
+                       int launch_iterations, int launch_warmup, double deadline) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    CollectiveTimes times =
-        timer_.time({std::move(groups), static_cast<Collective>(operation), dtype, reduction, root, count, width,
-                     in_place, verify, iterations, blocks, warmup, launch_iterations, launch_warmup, deadline});
-    return {std::move(times.seconds), std::move(times.launch_seconds)};
+    return timer_.time({std::move(groups), static_cast<Collective>(operation), dtype, reduction, root, count, width,
+                        in_place, verify, iterations, blocks, warmup, launch_iterations, launch_warmup, deadline});
   }
 
   void close() {
@@ -66,6 +61,8 @@ void bind_collectives(py::module_& module) {
       .def_property_readonly("version", &Nccl::version)
       .def_property_readonly("path", &Nccl::path)
       .def("unique_id", &unique_id);
+  py::class_<CollectiveTimes, Times>(module, "CollectiveTimes")
+      .def_readonly("launch_seconds", &CollectiveTimes::launch_seconds);
   py::class_<CollectiveSession>(module, "Collectives")
       .def(py::init<Gpus&, const Nccl&, int, int, const std::string&>(), py::arg("gpus"), py::arg("nccl"),
            py::arg("rank") = 0, py::arg("world_size") = 0, py::arg("unique_id") = py::bytes(), py::keep_alive<1, 2>(),

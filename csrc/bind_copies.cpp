@@ -22,9 +22,17 @@ void bind_identity(py::module_& module) {
   module.def("list_gpus", &list_gpus, Unlocked());
 }
 
-std::vector<std::vector<double>> copies(Gpus& gpus, std::vector<Transfers> groups, bool multiprocessors, bool pull,
-                                        std::size_t bytes, std::uint64_t shift, int iterations, int blocks, int warmup,
-                                        double deadline) {
+void bind_times(py::module_& module) {
+  py::class_<Coverage>(module, "Coverage")
+      .def_readonly("moved", &Coverage::moved)
+      .def_readonly("verified", &Coverage::verified);
+  py::class_<Times>(module, "Times")
+      .def_readonly("seconds", &Times::seconds)
+      .def_readonly("coverage", &Times::coverage);
+}
+
+Times copies(Gpus& gpus, std::vector<Transfers> groups, bool multiprocessors, bool pull, std::size_t bytes,
+             std::uint64_t shift, int iterations, int blocks, int warmup, double deadline) {
   const Engine engine = multiprocessors ? Engine::multiprocessors : Engine::copy_engine;
   return time_copies(gpus, {std::move(groups), engine, pull, bytes, shift, iterations, blocks, warmup, deadline});
 }
@@ -38,6 +46,7 @@ std::vector<std::vector<double>> chase(Gpus& gpus, std::vector<Link> links, int 
 
 void bind_copies(py::module_& module) {
   bind_identity(module);
+  bind_times(module);
   module.def("node_memory_refusal", &node_memory_refusal, py::arg("node"));
   py::class_<Gpus>(module, "Gpus")
       .def(py::init<const std::vector<int>&, const std::vector<std::string>&, bool>(), py::arg("ordinals"),

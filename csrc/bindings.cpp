@@ -45,6 +45,7 @@ void register_device_error(py::module_& module, const char* name) {
     } catch (const Error& error) {
       py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
       instance.attr("position") = error.position;
+      if constexpr (std::is_same_v<Error, NcclError>) instance.attr("code") = error.code;
       PyErr_SetObject(type, instance.ptr());
     }
   });

@@ -19,11 +19,12 @@ GraphExec Chains::capture(const CollectiveRound& round, const Part& part) {
   Gpu& gpu = gpus_[part.member.position];
   const Nccl& nccl = communicators_.nccl();
   const Slots& slots = part.chain->slots;
+  const Crew::Look look = [&] { communicators_.check(part.member); };
   // Once without a graph: NCCL connects and loads its kernels on first use, which must not happen behind a gate, and
   // would be captured in a graph.
   queue_collective(gpus_, nccl, round, part, slots.offset(0));
-  if (communicators_.distributed()) queue_barrier(gpus_, nccl, part);
-  crew_.wait(gpu, round.deadline);
+  if (communicators_.distributed()) queue_barrier(gpus_, nccl, part, round.deadline);
+  crew_.wait(gpu, round.deadline, look);
   Capture recording(gpu.context.get(), gpu.stream.get());
   for (int i = 0; i < round.iterations; ++i) queue_collective(gpus_, nccl, round, part, slots.offset(i));
   const Graph graph = recording.end();

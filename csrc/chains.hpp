@@ -20,6 +20,8 @@ class Chains {
   void attach(const CollectiveRound& round, std::vector<Part>& parts);
   // Forgets all; call before the communicators are closed.
   void clear() { chains_.clear(); }
+  // Forgets all and returns them, whose end may take long where they still run.
+  auto release() { return std::exchange(chains_, {}); }
 
  private:
   using Key = std::pair<Group, std::vector<std::uint64_t>>;

@@ -8,8 +8,8 @@
 namespace collbench {
 namespace {
 
-constexpr std::uint64_t kLineBytes = 128;       // of L2; one word of each is read
-constexpr std::uint64_t kLines = 2 << 20 >> 7;  // 2 MiB of them, a power of two
+constexpr std::uint64_t kLineBytes = 128;  // of L2; one word of each is read
+constexpr int kLines = 2 << 20 >> 7;       // 2 MiB of them, a power of two
 // A full cycle over any power of two: the multiplier is 1 more than a multiple of 4, the increment odd [Hull, Dobell
 // 1962]. The numbers are Numerical Recipes'.
 constexpr std::uint64_t kMultiplier = 1664525;
@@ -78,36 +78,47 @@ Walk start_walk(Gpus& gpus, const Link& link) {
   return {&gpus[link.first], device_ring(gpus, gpus[link.second]), 0};
 }
 
-void queue(const Walk& walk, const ChaseRound& round, Gate& gate) {
+// The words by which a reader's multiprocessors take turns.
+void make_turns(Gpus& gpus, Gpu& reader) {
+  if (reader.turns.get() != 0) return;
+  DeviceMemory made = make_memory(reader.context.get(), 2 * sizeof(std::uint64_t));
+  CUDA_CHECK(cuMemsetD8Async, made.get(), static_cast<unsigned char>(0), 2 * sizeof(std::uint64_t),
+             reader.stream.get());
+  gpus.wait(reader, kSetupSeconds);
+  reader.turns = std::move(made);
+}
+
+void queue(const Walk& walk, int accesses, Gate& gate) {
   Gpu& reader = *walk.reader;
-  CUdeviceptr start = walk.ring + walk.line * kLineBytes;
-  std::uint64_t accesses = static_cast<std::uint64_t>(round.accesses);
+  CUdeviceptr start = walk.ring + walk.line * kLineBytes, turns = reader.turns.get();
+  std::uint64_t all = static_cast<std::uint64_t>(accesses), first_turn = reader.turns_taken;
   std::uint64_t* end = &reader.clear_report()->first;
-  void* arguments[] = {&start, &accesses, &end};
+  void* arguments[] = {&start, &all, &turns, &first_turn, &end};
   gate.hold(reader);
   CUDA_CHECK(cuEventRecord, reader.start.get(), reader.stream.get());
-  Gpus::launch_on(reader, reader.stream.get(), Kernel::chase, 1, 1, arguments);
+  Gpus::launch_on(reader, reader.stream.get(), Kernel::chase, reader.multiprocessors, 1, arguments);
+  reader.turns_taken += reader.multiprocessors;
   CUDA_CHECK(cuEventRecord, reader.end.get(), reader.stream.get());
 }
 
 // Moves the walk to where the block must have ended.
-void check_end(Walk& walk, const ChaseRound& round, int link) {
-  walk.line = follow(walk.line, round.accesses);
+void check_end(Walk& walk, int accesses, int link) {
+  walk.line = follow(walk.line, accesses);
   const std::uint64_t expected = walk.line * kLineBytes, found = walk.reader->read_report().first - walk.ring;
   if (found != expected)
     throw DataError(link, 0, expected, 1, static_cast<double>(expected), static_cast<double>(found));
 }
 
-std::vector<double> time_block(Gpus& gpus, const ChaseRound& round, std::vector<Walk>& walks) {
+std::vector<double> time_block(Gpus& gpus, int accesses, double deadline, std::vector<Walk>& walks) {
   Gate gate(gpus);
-  for (const Walk& walk : walks) queue(walk, round, gate);
+  for (const Walk& walk : walks) queue(walk, accesses, gate);
   gate.open();
-  for (const Walk& walk : walks) gpus.wait(*walk.reader, round.deadline);
+  for (const Walk& walk : walks) gpus.wait(*walk.reader, deadline);
   gate.check();
   std::vector<double> seconds;
   for (Walk& walk : walks) {
-    check_end(walk, round, static_cast<int>(seconds.size()));
-    seconds.push_back(elapsed_seconds(walk.reader->start, walk.reader->end) / round.accesses);
+    check_end(walk, accesses, static_cast<int>(seconds.size()));
+    seconds.push_back(elapsed_seconds(walk.reader->start, walk.reader->end) / accesses);
   }
   return seconds;
 }
@@ -118,9 +129,11 @@ std::vector<std::vector<double>> time_chase(Gpus& gpus, const ChaseRound& round)
   check(gpus, round);
   std::vector<Walk> walks;
   for (const Link& link : round.links) walks.push_back(start_walk(gpus, link));
+  for (const Walk& walk : walks) make_turns(gpus, *walk.reader);
   std::vector<std::vector<double>> seconds(walks.size());
+  time_block(gpus, kLines, round.deadline, walks);
   for (int block = -round.warmup; block < round.blocks; ++block) {
-    const std::vector<double> times = time_block(gpus, round, walks);
+    const std::vector<double> times = time_block(gpus, round.accesses, round.deadline, walks);
     for (std::size_t i = 0; block >= 0 && i < seconds.size(); ++i) seconds[i].push_back(times[i]);
   }
   return seconds;

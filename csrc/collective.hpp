@@ -5,15 +5,17 @@
 
 #include "chains.hpp"
 #include "gate.hpp"
+#include "times.hpp"
 
 namespace collbench {
 
 // Seconds per collective. `seconds[group][block]` is device time: replays of a captured chain between events, the
-// maximum over the ranks. `launch_seconds[group]` is wall time of a plain launch loop, one thread a GPU, the mean over
-// the ranks as nccl-tests has it; empty without a loop. Both speak of this process's ranks; a group without any has no
-// blocks, and not-a-number for its loop.
-struct CollectiveTimes {
-  std::vector<std::vector<double>> seconds;
+// maximum over the ranks. `launch_seconds[group]` is wall time of a plain launch loop, one thread a GPU, on a
+// communicator that was never captured, the mean over the ranks as nccl-tests has it; empty without a loop. Both speak
+// of this process's ranks; a group without any has no blocks, and not-a-number for its loop. The launch loop's bytes
+// are in no coverage.
+struct CollectiveTimes : Times {
+  using Times::Times;
   std::vector<double> launch_seconds;
 };
 
@@ -22,9 +24,10 @@ class CollectiveTimer {
   CollectiveTimer(Communicators& communicators, Gpus& gpus)
       : communicators_(communicators), gpus_(gpus), crew_(gpus.crew()), chains_(gpus, crew_, communicators) {}
 
-  // Checks what arrives on the GPU, outside the timed region: every block's, but in place, where a chain changes its
-  // own input, one collective's before the blocks. Throws DataError, CudaError, NcclError, HangError. After any but a
-  // DataError streams may be stuck: end the process.
+  // Checks what arrives on the GPU, outside the timed region, and counts it: what every block leaves in its slots, but
+  // in place, where a chain changes its own input, one collective before the blocks. Throws DataError, CudaError,
+  // NcclError, HangError. After any but a DataError the round's communicators are aborted, and streams or threads may
+  // be stuck: end the process.
   CollectiveTimes time(const CollectiveRound& round);
   // Forgets the chains; call before the communicators are closed.
   void close() { chains_.clear(); }
@@ -36,12 +39,20 @@ class CollectiveTimer {
   };
   using Parts = std::vector<Part>;
 
+  CollectiveTimes time_all(const CollectiveRound& round);
+  Crew::Look look_at(const Part& part) const;
+  void tell_cause(const CollectiveRound& round, const std::exception_ptr& seen) const;
+  void abandon(const CollectiveRound& round);
   Parts parts_of(const CollectiveRound& round);
+  Parts for_launches(const CollectiveRound& round, Parts parts) const;
+  void wake(const CollectiveRound& round, const Parts& parts);
   void check_once(const CollectiveRound& round, const Parts& parts);
+  static void count(const CollectiveRound& round, const Parts& parts, int collectives, bool checked,
+                    std::vector<Coverage>& coverage);
   std::vector<Outcome> time_block(const CollectiveRound& round, const Parts& parts, bool first);
-  void queue_block(const Part& part, Gate& gate);
+  void queue_block(const CollectiveRound& round, const Part& part, Gate& gate);
   void check_data(const CollectiveRound& round, const Parts& parts, const std::vector<Outcome>& outcomes);
-  void time_launches(const CollectiveRound& round, const Parts& parts, CollectiveTimes& times);
+  void time_launches(const CollectiveRound& round, const Parts& captured, CollectiveTimes& times);
   double launch_loop(const CollectiveRound& round, const Part& part, Meeting& start);
 
   Communicators& communicators_;

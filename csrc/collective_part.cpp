@@ -41,69 +41,64 @@ struct Call {
 };
 
 // The order of sends and receives in each of these is nccl-tests'.
-void all_to_all(const Call& call) {
+ncclResult_t all_to_all(const Call& call) {
   if (call.nccl.ncclAlltoAll != nullptr) {
-    NCCL_CHECK(call.nccl, ncclAlltoAll, call.send, call.receive, call.count, call.dtype, call.communicator,
-               call.stream);
-    return;
+    return NCCL_CHECK(call.nccl, ncclAlltoAll, call.send, call.receive, call.count, call.dtype, call.communicator,
+                      call.stream);
   }
   NcclGroup calls(call.nccl);
   for (int peer = 0; peer < call.ranks; ++peer) {
     call.send_block(peer, peer);
     call.receive_block(peer, peer);
   }
-  calls.end();
+  return calls.end();
 }
 
-void gather(const Call& call) {
+ncclResult_t gather(const Call& call) {
   if (call.nccl.ncclGather != nullptr) {
-    NCCL_CHECK(call.nccl, ncclGather, call.send, call.receive, call.count, call.dtype, call.root, call.communicator,
-               call.stream);
-    return;
+    return NCCL_CHECK(call.nccl, ncclGather, call.send, call.receive, call.count, call.dtype, call.root,
+                      call.communicator, call.stream);
   }
   NcclGroup calls(call.nccl);
   call.send_block(0, call.root);
   for (int peer = 0; call.rank == call.root && peer < call.ranks; ++peer) call.receive_block(peer, peer);
-  calls.end();
+  return calls.end();
 }
 
-void scatter(const Call& call) {
+ncclResult_t scatter(const Call& call) {
   if (call.nccl.ncclScatter != nullptr) {
-    NCCL_CHECK(call.nccl, ncclScatter, call.send, call.receive, call.count, call.dtype, call.root, call.communicator,
-               call.stream);
-    return;
+    return NCCL_CHECK(call.nccl, ncclScatter, call.send, call.receive, call.count, call.dtype, call.root,
+                      call.communicator, call.stream);
   }
   NcclGroup calls(call.nccl);
   for (int peer = 0; call.rank == call.root && peer < call.ranks; ++peer) call.send_block(peer, peer);
   call.receive_block(0, call.root);
-  calls.end();
+  return calls.end();
 }
 
 // A ring: everybody sends to the next rank and receives from the one before.
-void send_and_receive(const Call& call) {
+ncclResult_t send_and_receive(const Call& call) {
   NcclGroup calls(call.nccl);
   call.send_block(0, (call.rank + 1) % call.ranks);
   call.receive_block(0, (call.rank + call.ranks - 1) % call.ranks);
-  calls.end();
+  return calls.end();
 }
 
-void dispatch(const Call& c, Collective operation, int reduction) {
+ncclResult_t dispatch(const Call& c, Collective operation, int reduction) {
   switch (operation) {
     case Collective::allreduce:
-      NCCL_CHECK(c.nccl, ncclAllReduce, c.send, c.receive, c.count, c.dtype, reduction, c.communicator, c.stream);
-      return;
+      return NCCL_CHECK(c.nccl, ncclAllReduce, c.send, c.receive, c.count, c.dtype, reduction, c.communicator,
+                        c.stream);
     case Collective::broadcast:
-      NCCL_CHECK(c.nccl, ncclBroadcast, c.send, c.receive, c.count, c.dtype, c.root, c.communicator, c.stream);
-      return;
+      return NCCL_CHECK(c.nccl, ncclBroadcast, c.send, c.receive, c.count, c.dtype, c.root, c.communicator, c.stream);
     case Collective::reduce:
-      NCCL_CHECK(c.nccl, ncclReduce, c.send, c.receive, c.count, c.dtype, reduction, c.root, c.communicator, c.stream);
-      return;
+      return NCCL_CHECK(c.nccl, ncclReduce, c.send, c.receive, c.count, c.dtype, reduction, c.root, c.communicator,
+                        c.stream);
     case Collective::allgather:
-      NCCL_CHECK(c.nccl, ncclAllGather, c.send, c.receive, c.count, c.dtype, c.communicator, c.stream);
-      return;
+      return NCCL_CHECK(c.nccl, ncclAllGather, c.send, c.receive, c.count, c.dtype, c.communicator, c.stream);
     case Collective::reducescatter:
-      NCCL_CHECK(c.nccl, ncclReduceScatter, c.send, c.receive, c.count, c.dtype, reduction, c.communicator, c.stream);
-      return;
+      return NCCL_CHECK(c.nccl, ncclReduceScatter, c.send, c.receive, c.count, c.dtype, reduction, c.communicator,
+                        c.stream);
     case Collective::alltoall:
       return all_to_all(c);
     case Collective::sendrecv:
@@ -113,6 +108,7 @@ void dispatch(const Call& c, Collective operation, int reduction) {
     case Collective::scatter:
       return scatter(c);
   }
+  return kNcclSuccess;
 }
 
 }  // namespace
@@ -131,13 +127,15 @@ void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round
                   part.shape.count * round.width,
                   part.member.communicator,
                   gpu.stream.get()};
-  dispatch(call, round.operation, round.reduction);
+  finish(nccl, call.communicator, dispatch(call, round.operation, round.reduction), gpus.crew(), round.deadline);
 }
 
-void queue_barrier(Gpus& gpus, const Nccl& nccl, const Part& part) {
+void queue_barrier(Gpus& gpus, const Nccl& nccl, const Part& part, double deadline_seconds) {
   const Gpu& gpu = gpus[part.member.position];
   void* spare = reinterpret_cast<void*>(gpu.target.get() + gpus.spare_offset());
-  NCCL_CHECK(nccl, ncclAllReduce, spare, spare, 1, kInt32, kSum, part.member.communicator, gpu.stream.get());
+  const ncclResult_t result =
+      NCCL_CHECK(nccl, ncclAllReduce, spare, spare, 1, kInt32, kSum, part.member.communicator, gpu.stream.get());
+  finish(nccl, part.member.communicator, result, gpus.crew(), deadline_seconds);
 }
 
 void queue_fill(Gpus& gpus, const CollectiveRound& round, const Part& part, unsigned slots) {

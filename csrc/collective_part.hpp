@@ -23,12 +23,13 @@ struct Part {
   const Chain* chain;
 };
 
-// Queues the rank's call on the message that begins `offset` bytes into the buffers.
+// Queues the rank's call on the message that begins `offset` bytes into the buffers. Where NCCL goes on with it in the
+// background, waits until it is queued.
 void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round, const Part& part,
                       std::uint64_t offset);
 // Queues an all-reduce of four bytes in the spare place: what is queued behind it starts together on all the group's
 // ranks, also where they live in several processes, which no gate spans.
-void queue_barrier(Gpus& gpus, const Nccl& nccl, const Part& part);
+void queue_barrier(Gpus& gpus, const Nccl& nccl, const Part& part, double deadline_seconds);
 
 // Queues the writing of fresh contributions to the first `slots` messages that the rank sends from.
 void queue_fill(Gpus& gpus, const CollectiveRound& round, const Part& part, unsigned slots);

@@ -100,6 +100,12 @@ Shape shape_of(const CollectiveRound& round, int rank, int ranks) {
   throw std::invalid_argument("no collective has number " + std::to_string(static_cast<int>(round.operation)));
 }
 
+std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks) {
+  CollectiveRound apart = round;
+  apart.in_place = false;
+  return shape_of(apart, rank, ranks).expected.count;
+}
+
 // NCCL scales by a rounded 1/ranks, then rounds every sum: one rounding each, of at most the largest average.
 double tolerance_of(const CollectiveRound& round, int ranks) {
   const bool exact = reduction_of(round) != kAverage || (ranks & (ranks - 1)) == 0;

@@ -56,6 +56,8 @@ constexpr std::uint32_t kCopied = 5;  // kernels.cu: nothing is reduced
 // The reduction as kernels.cu numbers it: ncclRedOp_t or kCopied.
 std::uint32_t reduction_of(const CollectiveRound& round);
 Shape shape_of(const CollectiveRound& round, int rank, int ranks);
+// What the rank receives, also where nobody could say what it should be.
+std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks);
 // How far a floating average over `ranks` ranks may miss; 0 for all that is exact.
 double tolerance_of(const CollectiveRound& round, int ranks);
 // Throws std::invalid_argument for a round that no communicator can run.

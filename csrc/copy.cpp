@@ -11,8 +11,14 @@ namespace collbench {
 namespace {
 
 constexpr std::uint64_t kWakingBytes = 16;
-// A block of up to so many bytes is queued while the one before it runs; it then waits behind its gate for the slowest
-// group, at 3 GB/s (staged over PCIe gen 3) 0.07 s of the gate's 4 s. Larger ones would gain nothing.
+// An engine's first copy starts some 7 us late [4 × H200]: let that be one that nobody times. Two, for a copy that the
+// destination issues is sent by the source's engine, which the first one still finds asleep [2 × H200].
+constexpr int kWakingCopies = 2;
+// Before a round, so much crosses each of its links untimed. A link that was idle for 0.1 s sleeps: what comes first
+// takes 170 us more, and where it comes in messages of 8 bytes, 1.4 ms; 16 MiB wake it [2 × H200].
+constexpr std::uint64_t kLinkWakingBytes = 16 << 20;
+// A block of up to so many bytes is queued while the one before it is verified; it then waits behind its gate for the
+// slowest group. Larger ones would gain nothing.
 // Staged copies above it start without a gate, for the driver might wait for the device while they are queued: the
 // sample p2pBandwidthLatencyTest has 5 × 40 MB behind one [4 × H200], more nobody tried.
 constexpr std::uint64_t kSmallBlock = 200'000'000;
@@ -23,8 +29,9 @@ constexpr std::uint64_t kLooped = 16 << 20;
 
 CUdeviceptr to_device(Report* report) { return reinterpret_cast<CUdeviceptr>(report); }
 
-// Times the blocks of one round. A block goes through queue, open, collect; the next one is queued before the last is
-// collected, so that the host's calls cost no time of their own.
+// Times the blocks of one round. A block goes through queue, open, end, collect. While it is timed the host queues
+// nothing: a block of 8-byte copies with another one queued behind it takes 2.3 us a message instead of 2.5, read ones
+// 9 instead of 13 [2 × H200]. The next block is queued while the last is verified.
 class CopyTimer {
  public:
   CopyTimer(Gpus& gpus, const CopyRound& round)
@@ -33,11 +40,11 @@ class CopyTimer {
         scopes_(plan_routes(gpus, round)),
         ways_(most_ways(scopes_)),
         limit_(smallest_buffer(gpus, round)),
-        seconds_(round.groups.size()) {
+        times_(round.groups.size()) {
     for (const Scope& scope : scopes_) threads_.push_back(gpus.position(*scope.routes.front().issuer));
   }
 
-  std::vector<std::vector<double>> run() {
+  Times run() {
     try {
       run_blocks();
     } catch (const HangError&) {
@@ -46,7 +53,7 @@ class CopyTimer {
       settle();
       throw;
     }
-    return std::move(seconds_);
+    return std::move(times_);
   }
 
  private:
@@ -57,17 +64,20 @@ class CopyTimer {
   };
 
   std::uint64_t block_bytes() const { return round_.bytes * static_cast<std::uint64_t>(round_.iterations) * ways_; }
+  void wake_links();
   void run_blocks();
   void queue(const Block& block, Gate& gate);
   void queue(const Scope& scope, const Block& block, Gate& gate);
   void queue_poison(const Gpu& keeper, const Scope& scope, const Block& block);
   void queue_copies(const Route& route, const Block& block, Gate& gate);
+  void queue_ends(const Scope& scope, const Block& block);
   void queue_verify(const Gpu& keeper, const Scope& scope, const Block& block);
   void copy_all(const Route& route, const Slots& slots);
   void copy(const Route& route, std::uint64_t offset, std::uint64_t bytes);
   void launch_copy(const Route& route, const Slots& slots, std::uint32_t messages);
   template <class Work>
   void on(const Gpu& gpu, const Work& work);
+  void await_end(const Block& block);
   void collect(std::optional<Block>& running);
   void check_data(const Block& block);
   void note_times(const Block& block);
@@ -79,8 +89,17 @@ class CopyTimer {
   std::vector<int> threads_;  // of the crew, by scope: no GPU is in two of them
   unsigned ways_;
   std::size_t limit_;
-  std::vector<std::vector<double>> seconds_;
+  Times times_;
 };
+
+void CopyTimer::wake_links() {
+  const std::uint64_t bytes = std::min<std::uint64_t>(kLinkWakingBytes, gpus_.spare_offset(limit_));
+  for (const Scope& scope : scopes_)
+    for (const Route& route : scope.routes)
+      if (!route.staged) on(*route.issuer, [&] { copy(route, 0, bytes); });
+  for (const Scope& scope : scopes_)
+    for (const Route& route : scope.routes) gpus_.wait(*route.issuer, route.lane->stream, round_.deadline);
+}
 
 void CopyTimer::run_blocks() {
   // This thread asks about events, perhaps without having queued any: such calls may want a context.
@@ -89,6 +108,7 @@ void CopyTimer::run_blocks() {
   for (int i = -round_.warmup; i < round_.blocks; ++i) {
     if (block_bytes() > kSmallBlock) collect(running);
     const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, ways_, limit_);
+    if (i == -round_.warmup) wake_links();
     const Block block{i >= 0, static_cast<std::size_t>(i + round_.warmup) % kTurns, slots};
     Gate gate(gpus_);
     queue(block, gate);
@@ -96,6 +116,7 @@ void CopyTimer::run_blocks() {
     for (const Scope& scope : scopes_)  // or one transfer would start while another's memory is still poisoned
       for (const Gpu* keeper : scope.keepers) gpus_.wait(*keeper, keeper->poisoned[block.turn], round_.deadline);
     gate.open();
+    await_end(block);
     running = block;
   }
   collect(running);
@@ -111,6 +132,7 @@ void CopyTimer::queue(const Block& block, Gate& gate) {
 void CopyTimer::queue(const Scope& scope, const Block& block, Gate& gate) {
   for (const Gpu* keeper : scope.keepers) on(*keeper, [&] { queue_poison(*keeper, scope, block); });
   for (const Route& route : scope.routes) on(*route.issuer, [&] { queue_copies(route, block, gate); });
+  queue_ends(scope, block);
   for (const Gpu* keeper : scope.keepers) on(*keeper, [&] { queue_verify(*keeper, scope, block); });
 }
 
@@ -149,11 +171,31 @@ void CopyTimer::queue_copies(const Route& route, const Block& block, Gate& gate)
     if (block_bytes() > kSmallBlock) gate.open();
   }
   gate.hold(*route.issuer, lane.stream);
-  // An engine's first copy starts some 7 us late [4 × H200]: let that be one that nobody times.
-  if (!route.staged) copy(route, gpus_.spare_offset(limit_), kWakingBytes);
-  CUDA_CHECK(cuEventRecord, lane.start[block.turn].get(), lane.stream);
+  for (int i = 0; i < kWakingCopies && !route.staged; ++i) copy(route, gpus_.spare_offset(limit_), kWakingBytes);
+  if (route.lane == route.first)
+    CUDA_CHECK(cuEventRecord, lane.start[block.turn].get(), lane.stream);
+  else
+    CUDA_CHECK(cuStreamWaitEvent, lane.stream, route.first->start[block.turn].get(), 0u);
   copy_all(route, block.slots.way(route.way));
-  CUDA_CHECK(cuEventRecord, lane.end[block.turn].get(), lane.stream);
+}
+
+// A group is timed from one common start to one common end, as nvbandwidth's totals are. By its own two events each of
+// three messages that one copy engine sends in turn seems to have a third of the time: the engine's waking copy, and so
+// the start, waits there behind the others' messages [1187 GB/s over a port of 450, 4 × H200].
+void CopyTimer::queue_ends(const Scope& scope, const Block& block) {
+  for (const Route& route : scope.routes) {
+    if (route.lane == route.first) continue;
+    on(*route.issuer, [&] { CUDA_CHECK(cuEventRecord, route.lane->end[block.turn].get(), route.lane->stream); });
+  }
+  for (const Route& route : scope.routes) {
+    if (route.lane != route.first) continue;
+    on(*route.issuer, [&] {
+      for (const Route& other : scope.routes)
+        if (other.first == route.lane && other.lane != route.lane)
+          CUDA_CHECK(cuStreamWaitEvent, route.lane->stream, other.lane->end[block.turn].get(), 0u);
+      CUDA_CHECK(cuEventRecord, route.lane->end[block.turn].get(), route.lane->stream);
+    });
+  }
 }
 
 void CopyTimer::copy_all(const Route& route, const Slots& slots) {
@@ -203,17 +245,21 @@ void CopyTimer::queue_verify(const Gpu& keeper, const Scope& scope, const Block&
   CUDA_CHECK(cuEventRecord, keeper.verified[block.turn].get(), stream);
 }
 
-// Waits for the block that runs, if one does, checks its data and keeps its times.
+void CopyTimer::await_end(const Block& block) {
+  for (const Scope& scope : scopes_)
+    // So that an issuer's failure is told as its own: the first lane's end waits for the others'.
+    for (auto route = scope.routes.rbegin(); route != scope.routes.rend(); ++route)
+      gpus_.wait(*route->issuer, route->lane->end[block.turn], round_.deadline);
+  Gate::check(gpus_);
+}
+
+// Waits until the block before is verified, if there is one, checks its data and keeps its times.
 void CopyTimer::collect(std::optional<Block>& running) {
   if (!running) return;
   const Block block = *running;
   running.reset();
-  for (const Scope& scope : scopes_) {
-    for (const Route& route : scope.routes)  // so that an issuer's failure is told as its own
-      gpus_.wait(*route.issuer, route.lane->end[block.turn], round_.deadline);
+  for (const Scope& scope : scopes_)
     for (const Gpu* keeper : scope.keepers) gpus_.wait(*keeper, keeper->verified[block.turn], round_.deadline);
-  }
-  Gate::check(gpus_);
   check_data(block);
   if (block.timed) note_times(block);
 }
@@ -222,7 +268,12 @@ void CopyTimer::check_data(const Block& block) {
   for (const Scope& scope : scopes_)
     for (const Route& route : scope.routes) {
       const Report found = *route.lane->report(block.turn);
-      if (found.wrong == 0) continue;
+      if (found.wrong == 0) {
+        Coverage& coverage = times_.coverage[static_cast<std::size_t>(route.group)];
+        coverage.moved += block.slots.bytes * static_cast<std::uint64_t>(round_.iterations);
+        coverage.verified += block.slots.bytes * block.slots.count;
+        continue;
+      }
       // Packed by kernels.cu's verify: offset in the buffer, expected byte, found byte.
       const std::uint64_t offset = (found.first >> 16) - block.slots.way(route.way).base;
       throw DataError(route.group, route.index, offset % block.slots.stride, found.wrong,
@@ -231,14 +282,11 @@ void CopyTimer::check_data(const Block& block) {
 }
 
 void CopyTimer::note_times(const Block& block) {
-  std::vector<double> slowest(seconds_.size(), 0);
   for (const Scope& scope : scopes_)
-    for (const Route& route : scope.routes) {
-      double& group = slowest[static_cast<std::size_t>(route.group)];
-      group = std::max(group, elapsed_seconds(route.lane->start[block.turn], route.lane->end[block.turn]));
-    }
-  for (std::size_t group = 0; group < seconds_.size(); ++group)
-    seconds_[group].push_back(slowest[group] / round_.iterations);
+    for (const Route& route : scope.routes)
+      if (route.lane == route.first)
+        times_.seconds[static_cast<std::size_t>(route.group)].push_back(
+            elapsed_seconds(route.lane->start[block.turn], route.lane->end[block.turn]) / round_.iterations);
 }
 
 // After a failure: what is still queued must not write into a later round.
@@ -256,8 +304,6 @@ void CopyTimer::settle() noexcept {
 
 }  // namespace
 
-std::vector<std::vector<double>> time_copies(Gpus& gpus, const CopyRound& round) {
-  return CopyTimer(gpus, round).run();
-}
+Times time_copies(Gpus& gpus, const CopyRound& round) { return CopyTimer(gpus, round).run(); }
 
 }  // namespace collbench

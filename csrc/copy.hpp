@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gpus.hpp"
+#include "times.hpp"
 
 namespace collbench {
 
@@ -21,15 +22,16 @@ struct CopyRound {
   bool pull;            // true: the destination reads; false: the source writes; host memory does neither
   std::size_t bytes;    // one message
   std::uint64_t shift;  // bytes by which source and destination miss their natural alignment
-  int iterations;       // messages of each transfer in a block, at most 30 (the gated queue is kept shallow)
+  int iterations;       // messages of each transfer in a block, at most 29 (the gated queue is kept shallow)
   int blocks;
   int warmup;       // blocks before the timed ones
   double deadline;  // seconds, the longest wait for a block
 };
 
-// Returns seconds per message of each group's slowest transfer, [group][block]. Every byte of every block is checked on
-// the GPU, outside the timed region. Throws DataError, CudaError, HangError; std::invalid_argument for a round that
-// cannot be timed. Copies between GPUs without peer access are staged in host memory by the driver.
-std::vector<std::vector<double>> time_copies(Gpus& gpus, const CopyRound& round);
+// Returns seconds of each group, [group][block]: from the common start of its transfers to their common end, over the
+// messages that each of them sends. What a block leaves in its slots is checked on the GPU, outside the timed region,
+// and counted. Throws DataError, CudaError, HangError; std::invalid_argument for a round that cannot be timed. Copies
+// between GPUs without peer access are staged in host memory by the driver.
+Times time_copies(Gpus& gpus, const CopyRound& round);
 
 }  // namespace collbench

@@ -9,6 +9,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 // Longer than what the host does between two blocks of a step; waking a sleeping thread takes some 50 us.
 constexpr std::chrono::milliseconds kSpin{2};
+// How long the other threads of a failed job have to come back: those that wait for streams or for each other see the
+// failure at once, what they call takes milliseconds.
+constexpr std::chrono::seconds kGrace{1};
+// Between two looks at what a wait may be in vain for. The first one comes so late, too: most blocks are over by then.
+constexpr std::chrono::milliseconds kLook{1};
 
 // Returns once `ready()`: looks again and again for kSpin, then sleeps until `signal`. What makes it ready changes
 // under the mutex. Yields: there may be fewer cores than threads.
@@ -39,24 +44,50 @@ Crew::Crew(Gpus& gpus) {
 }
 
 void Crew::run(const std::vector<int>& positions, const Work& work) {
+  if (stuck_) throw HangError("threads are still in calls that were given up: end the process");
   failed_ = false;
   failure_ = nullptr;
   unfinished_ = positions.size();
   for (std::size_t i = 0; i < positions.size(); ++i)
     workers_.at(static_cast<std::size_t>(positions[i]))->give(&work, i);
-  await(mutex_, finished_, [this] { return unfinished_ == 0; });
-  const bool thrown = failed_.exchange(false);  // what the owner does next is no part of the failed job
+  const auto all_back = [this] { return unfinished_ == 0; };
+  await(mutex_, finished_, [&] { return all_back() || failed_; });
+  if (!all_back()) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!finished_.wait_for(lock, kGrace, all_back)) give_up(positions);
+  }
+  const bool thrown = failed_;
+  if (!stuck_) failed_ = false;  // what the owner does next is no part of the failed job
   if (thrown) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void Crew::wait(const Gpu& gpu, double deadline_seconds) const {
+// Called with the lock held, which finish_one() takes: who has not finished by now never does.
+void Crew::give_up(const std::vector<int>& positions) {
+  for (const int position : positions) {
+    Worker& worker = *workers_[static_cast<std::size_t>(position)];
+    worker.given_up = worker.work != nullptr;
+  }
+  stuck_ = true;
+}
+
+void DisposeCrew::operator()(Crew* crew) const {
+  if (!crew->stuck()) delete crew;
+}
+
+void Crew::wait(const Gpu& gpu, double deadline_seconds, const Look& look) const {
   const auto begin = Clock::now();
+  auto next_look = begin + kLook;
   for (;;) {
-    const CUresult result = driver().cuStreamQuery(gpu.stream.get());
+    const CUresult result = came_back(driver().cuStreamQuery(gpu.stream.get()));
     if (result == kCudaSuccess) return;
     if (result != kCudaNotReady) throw_cuda(result, "cuStreamQuery(stream)", __FILE__, __LINE__);
     if (failed_) throw Abandoned();
-    if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_seconds)
+    const auto now = Clock::now();
+    if (look && now >= next_look) {
+      look();
+      next_look = now + kLook;
+    }
+    if (std::chrono::duration<double>(now - begin).count() > deadline_seconds)
       throw HangError(hang_text(gpu, deadline_seconds));
     std::this_thread::yield();
   }
@@ -64,7 +95,8 @@ void Crew::wait(const Gpu& gpu, double deadline_seconds) const {
 
 // Called in a catch clause: keeps the first exception of the job.
 void Crew::fail(int position) noexcept {
-  if (failed_.exchange(true)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_) return;
   try {
     throw;
   } catch (DeviceError& error) {
@@ -72,11 +104,17 @@ void Crew::fail(int position) noexcept {
   } catch (...) {
   }
   failure_ = std::current_exception();
+  failed_ = true;
+  finished_.notify_one();
 }
 
-void Crew::finish_one() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (--unfinished_ == 0) finished_.notify_one();
+void Crew::finish_one(Worker& worker) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    worker.work = nullptr;
+    if (!worker.given_up && --unfinished_ == 0) finished_.notify_one();
+  }
+  stay_if_given_up();
 }
 
 Crew::Worker::Worker(Crew& crew, Gpu& gpu, int position)
@@ -101,12 +139,13 @@ void Crew::Worker::give(const Work* job, std::size_t index) {
 }
 
 void Crew::Worker::serve(Crew& crew) {
+  collbench::given_up = &given_up;
   for (;;) {
     await(mutex, wake, [this] { return called(); });
     if (leaving) return;
     perform(crew);
-    work = nullptr;
-    crew.finish_one();
+    stay_if_given_up();
+    crew.finish_one(*this);
   }
 }
 
@@ -115,6 +154,7 @@ void Crew::Worker::perform(Crew& crew) {
     gpu.context.make_current();
     (*work)(share);
   } catch (...) {
+    stay_if_given_up();
     crew.fail(position);
   }
 }
@@ -126,6 +166,7 @@ void Meeting::arrive(const std::function<void()>& last) {
     return;
   }
   while (!released_) {
+    stay_if_given_up();
     if (crew_.failed()) throw Abandoned();
     std::this_thread::yield();
   }

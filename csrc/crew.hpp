@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "given_up.hpp"
 #include "gpus.hpp"
 
 namespace collbench {
@@ -28,13 +29,20 @@ class Crew {
   Crew& operator=(const Crew&) = delete;
 
   // Runs work(i) on the thread of GPU positions[i], its context current, for all i at once; returns when all are back.
-  // Positions differ. Throws what the first failing thread threw, with that GPU's position in a DeviceError.
+  // Positions differ. Throws what the first failing thread threw, with that GPU's position in a DeviceError. Threads
+  // that are not back soon after a failure sit in a call that waits for the failed one, perhaps for ever: the failure
+  // is thrown without them, and no other job can follow.
   void run(const std::vector<int>& positions, const Work& work);
 
   // Waits for all work on the GPU's stream. Throws HangError past the deadline, Abandoned when another thread of the
-  // job has failed: what this stream waits for may then never come.
-  void wait(const Gpu& gpu, double deadline_seconds) const;
+  // job has failed: what this stream waits for may then never come. `look` is called again and again meanwhile, every
+  // kLook, and may throw.
+  using Look = std::function<void()>;
+  void wait(const Gpu& gpu, double deadline_seconds, const Look& look = {}) const;
   bool failed() const { return failed_; }
+  // Whether threads are still in calls of a job that was given up: DisposeCrew then leaves the crew to the process's
+  // end.
+  bool stuck() const { return stuck_; }
 
  private:
   struct Worker {
@@ -51,12 +59,15 @@ class Crew {
     std::condition_variable wake;
     std::atomic<const Work*> work{nullptr};  // `share` is written before it
     std::atomic<bool> leaving{false};
+    std::atomic<bool> given_up{false};  // the job goes on without this thread
     std::size_t share = 0;
     std::thread thread;  // last: it uses the others
   };
   void fail(int position) noexcept;
-  void finish_one();
+  void finish_one(Worker& worker);
+  void give_up(const std::vector<int>& positions);
 
+  bool stuck_ = false;
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
   std::mutex mutex_;

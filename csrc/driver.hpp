@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "given_up.hpp"
 
 namespace collbench {
 
@@ -25,16 +26,18 @@ struct CUuuid {
   unsigned char bytes[16];
 };
 
-constexpr CUresult kCudaSuccess = 0;
-constexpr CUresult kCudaNotReady = 600;
-constexpr CUresult kCudaPeerAccessAlreadyEnabled = 704;
-constexpr unsigned kStreamNonBlocking = 1;         // CU_STREAM_NON_BLOCKING
-constexpr unsigned kEventDisableTiming = 2;        // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kHostAllocPortableMapped = 3;   // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
-constexpr int kCaptureThreadLocal = 1;             // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-constexpr int kAttributeMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-constexpr int kAttributeL2CacheSize = 38;          // CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, in bytes
-constexpr int kAttributeMulticastSupported = 132;  // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+// Each with its name in cuda.h, which tests/native/test_headers.py compares.
+constexpr CUresult kCudaSuccess = 0;                     // CUDA_SUCCESS
+constexpr CUresult kCudaNotReady = 600;                  // CUDA_ERROR_NOT_READY
+constexpr CUresult kCudaPeerAccessAlreadyEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+constexpr CUresult kCudaTooManyPeers = 711;              // CUDA_ERROR_TOO_MANY_PEERS
+constexpr unsigned kStreamNonBlocking = 1;               // CU_STREAM_NON_BLOCKING
+constexpr unsigned kEventDisableTiming = 2;              // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kHostAllocPortableMapped = 3;         // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+constexpr int kCaptureThreadLocal = 1;                   // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+constexpr int kAttributeMultiprocessorCount = 16;        // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kAttributeL2CacheSize = 38;                // CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+constexpr int kAttributeMulticastSupported = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 
 // name of the exported symbol, result-returning signature. A _v2 is what cuda.h maps the plain name to.
 #define COLLBENCH_DRIVER_FUNCTIONS(X)                                                                             \
@@ -99,9 +102,9 @@ const Driver& driver();
 }  // namespace collbench
 
 // Calls a driver function and turns anything but success into a CudaError that names the call and its place.
-#define CUDA_CHECK(function, ...)                                                           \
-  do {                                                                                      \
-    const ::collbench::CUresult result_ = ::collbench::driver().function(__VA_ARGS__);      \
-    if (result_ != ::collbench::kCudaSuccess)                                               \
-      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__); \
+#define CUDA_CHECK(function, ...)                                                                              \
+  do {                                                                                                         \
+    const ::collbench::CUresult result_ = ::collbench::came_back(::collbench::driver().function(__VA_ARGS__)); \
+    if (result_ != ::collbench::kCudaSuccess)                                                                  \
+      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);                    \
   } while (0)

@@ -20,15 +20,15 @@ enum Reduction { kSum, kProd, kMax, kMin, kAvg, kCopied };
 
 // Small whole numbers, so that every reduction of them is exact in every dtype. Single ones go to 7, which float8e5m2's
 // three significant bits hold. Sums stay under 2^7 (int8's positive range, and bfloat16's 8 bits), in 8-bit floats at 8
-// (float8e5m2 has 8, but not 9): in a large world only some ranks, other ones at every index, add to them. Only the
-// first six ranks contribute factors of two to a product.
+// (float8e5m2 has 8, but not 9); products are at most 2^6, of factors of two. So in a large world only some ranks,
+// other ones at every index, add to a sum or multiply: all have their part in any `world` elements in a row.
 
 // Four bits for each of sixteen ranks: the hash is what these kernels would otherwise wait for.
 __device__ __forceinline__ u64 noise_of(u64 seed, u32 rank, u64 index) { return mix(seed + index * 256 + rank / 16); }
 
 __device__ __forceinline__ u32 contribution(u64 noises, u32 rank, u64 index, u32 reduction, u32 world, u32 dtype) {
   const u32 noise = (u32)(noises >> rank % 16 * 4), most = dtype >= kFloat8e4m3 ? 8 : 112;
-  if (reduction == kProd) return rank < 6 ? 1 + (noise & 1) : 1;
+  if (reduction == kProd) return world <= 6 || (index + rank) % world < 6 ? 1 + (noise & 1) : 1;
   if (reduction != kSum && reduction != kAvg) return noise & 7;
   if (dtype < kFloat8e4m3 && world <= 16) return noise & 7;
   return world <= most || (index + rank) % world < most ? noise & 1 : 0;
@@ -190,6 +190,7 @@ __device__ __forceinline__ double expected_element(const Rule& rule, u64 index, 
   return contribution(noises, rank, rule.offset + index, kCopied, rule.world, rule.dtype);
 }
 
+// Nothing that is sent is negative, so no reduction of it is, and -0 is as wrong as any other set sign.
 __device__ __forceinline__ bool is_right(const Rule& rule, bool plain, u64 index, u64 from, Bits bits) {
   if (plain && rule.reduction == kSum)
     return bits.low == __float_as_uint(plain_sum(rule.seed, rule.offset + index, rule.world));
@@ -198,7 +199,9 @@ __device__ __forceinline__ bool is_right(const Rule& rule, bool plain, u64 index
     const u32 noise = (u32)(noise_of(rule.seed, rank, rule.offset + index) >> rank % 16 * 4) & 7;
     return bits.low == __float_as_uint((float)noise);
   }
-  return fabs(decode(bits, rule.dtype) - expected_element(rule, index, from)) <= rule.tolerance;
+  const double found = decode(bits, rule.dtype);
+  if (__double2hiint(found) < 0) return false;
+  return fabs(found - expected_element(rule, index, from)) <= rule.tolerance;
 }
 
 // `tolerance` is 0 but for floating averages over a world that is no power of two, which round in each dtype. Each

@@ -18,6 +18,7 @@ constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never 
 constexpr std::uint64_t kCopyBlocks = 16;         // see gpus.hpp, grid
 constexpr std::uint64_t kFullMultiprocessor = 4;  // blocks: 2048 threads
 constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
+constexpr std::uint64_t kPlaces = 8;              // blocks that take more of the buffer lie one behind another
 constexpr std::uint64_t kSpare = 256;             // behind all slots, see spare_offset
 
 std::string format_uuid(const CUuuid& uuid) {
@@ -60,6 +61,17 @@ void load_kernels(Gpu& gpu, const std::string& image) {
   CUDA_CHECK(cuModuleLoadData, &module, image.data());
   gpu.module = Module(gpu.context.get(), module);
   for (std::size_t i = 0; i < kKernels; ++i) CUDA_CHECK(cuModuleGetFunction, &gpu.kernels[i], module, kKernelNames[i]);
+}
+
+// Whether kernels on `user`, whose context is current, may address memory of `owner`. Beyond eight peers without
+// NVSwitch the driver refuses: that link then copies through host memory. Any other error is the user's to know.
+bool enable_peer(const Gpu& user, const Gpu& owner) {
+  const CUresult result = driver().cuCtxEnablePeerAccess(owner.context.get(), 0);
+  if (result == kCudaSuccess || result == kCudaPeerAccessAlreadyEnabled) return true;
+  if (result == kCudaTooManyPeers) return false;
+  const std::string pair =
+      "GPU " + std::to_string(user.ordinal) + " for memory of GPU " + std::to_string(owner.ordinal);
+  throw_cuda(result, ("cuCtxEnablePeerAccess(" + pair + ")").c_str(), __FILE__, __LINE__);
 }
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -124,7 +136,7 @@ Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& ima
   load(images);
   peer_access_.assign(size(), std::vector<bool>(size(), false));
   if (peers) enable_peers();
-  crew_ = std::make_unique<Crew>(*this);
+  crew_.reset(new Crew(*this));
 }
 
 Gpus::~Gpus() = default;  // here the crew is known
@@ -151,9 +163,7 @@ void Gpus::enable_peers() {
       CUDA_CHECK(cuDeviceCanAccessPeer, &possible, device_of(gpus_[i].ordinal), device_of(gpus_[j].ordinal));
       if (!possible) continue;
       gpus_[i].context.make_current();
-      const CUresult result = driver().cuCtxEnablePeerAccess(gpus_[j].context.get(), 0);
-      // Beyond eight peers without NVSwitch the driver refuses: that link then copies through host memory.
-      peer_access_[i][j] = result == kCudaSuccess || result == kCudaPeerAccessAlreadyEnabled;
+      peer_access_[i][j] = enable_peer(gpus_[i], gpus_[j]);
     }
   }
 }
@@ -224,6 +234,14 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, u
                                 std::string(" not fit the buffers: allocate() more first"));
   const auto count = static_cast<unsigned>(std::min<std::uint64_t>(fitting, static_cast<unsigned>(iterations)));
   const std::uint64_t needed = count * stride * ways;
+  if (needed <= room / kPlaces) {
+    // An own place for every block: what a message of some bytes takes depends on where it lies, 2.67 us or 2.89 for 8
+    // bytes by kernel [2 × H200], and neighbours are alike. Steps of the golden ratio fall evenly on the buffer.
+    place_ += 0x9e3779b97f4a7c15ull;
+    cursor_ =
+        static_cast<std::uint64_t>(static_cast<double>(place_ >> 11) * 0x1p-53 * static_cast<double>(room - needed)) /
+        kSlotAlignment * kSlotAlignment;
+  }
   if (cursor_ + needed > room) cursor_ = 0;
   const Slots slots{cursor_ + shift, stride, bytes, count};
   cursor_ += needed;

@@ -62,7 +62,9 @@ struct Gpu {
   EventTurns poisoned;      // for all transfers that this GPU verifies together
   EventTurns verified;
   HostMemory host;
-  DeviceMemory ring;  // of the pointer chase, made on first use
+  DeviceMemory ring;  // of the pointer chase, made on first use, as is what follows
+  DeviceMemory turns;
+  std::uint64_t turns_taken = 0;
   std::uint64_t seed;
 };
 
@@ -79,6 +81,9 @@ struct Slots {
 };
 
 class Crew;
+struct DisposeCrew {
+  void operator()(Crew* crew) const;  // crew.hpp
+};
 
 class Gpus {
  public:
@@ -113,7 +118,7 @@ class Gpus {
   // A place behind all slots, of 256 bytes in every buffer: for what is copied but not measured. `limit` is the size of
   // the smallest buffer in use where that is not a GPU's.
   std::uint64_t spare_offset(std::size_t limit = kNoLimit) const;
-  // Chooses slots for `iterations` messages, moving on through the buffer from call to call. `shift` misaligns them.
+  // Chooses slots for `iterations` messages, elsewhere in the buffer from call to call. `shift` misaligns them.
   // Of `ways` messages at a time each gets as many slots, see Slots::way.
   Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned ways = 1,
                    std::size_t limit = kNoLimit);
@@ -148,9 +153,10 @@ class Gpus {
   std::vector<std::vector<bool>> peer_access_;
   std::size_t buffer_bytes_ = 0;
   std::uint64_t cursor_ = 0;
+  std::uint64_t place_ = 0;  // of the last small block, as a fraction of 2^64
   std::uint32_t ticket_ = 0;
   int image_ = -1;
-  std::unique_ptr<Crew> crew_;  // last: its threads end before what they use
+  std::unique_ptr<Crew, DisposeCrew> crew_;  // last: its threads end before what they use
 };
 
 constexpr unsigned kThreads = 512;

@@ -37,8 +37,8 @@ struct Lane {
 
   Stream own;
   CUstream stream;
-  EventTurns start;
-  EventTurns end;
+  EventTurns start;      // of a group's first lane: the common start of all of them
+  EventTurns end;        // of its copies; of a group's first lane: the common end of all of them
   PinnedMemory reports;  // one address for host and every device
 };
 

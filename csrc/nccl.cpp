@@ -64,12 +64,18 @@ std::string Nccl::unique_id() const {
   return {id.internal, sizeof id.internal};
 }
 
-void Nccl::fail(ncclResult_t result, const char* call, const char* file, int line) const {
-  const std::string place(file);
+std::string Nccl::words(ncclResult_t result) const {
   const char* detail = ncclGetLastError(nullptr);
-  std::string text = std::string(call) + ": " + ncclGetErrorString(result);
+  std::string text = ncclGetErrorString(result);
   if (detail != nullptr && *detail != '\0') text += " (" + one_line(detail) + ")";
-  throw NcclError(result, text + " at " + place.substr(place.find_last_of('/') + 1) + ":" + std::to_string(line));
+  return text;
+}
+
+ncclResult_t Nccl::checked(ncclResult_t result, const char* call, const char* file, int line) const {
+  if (result == kNcclSuccess || result == kNcclInProgress) return result;
+  const std::string place(file);
+  throw NcclError(result, std::string(call) + ": " + words(result) + " at " +
+                              place.substr(place.find_last_of('/') + 1) + ":" + std::to_string(line));
 }
 
 }  // namespace collbench

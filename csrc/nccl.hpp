@@ -12,14 +12,16 @@ namespace collbench {
 
 using ncclComm_t = struct ncclComm*;
 using ncclResult_t = int;
-constexpr ncclResult_t kNcclSuccess = 0;
-constexpr ncclResult_t kNcclInProgress = 7;
+// Each with its name in nccl.h, which tests/native/test_headers.py compares.
+constexpr ncclResult_t kNcclSuccess = 0;      // ncclSuccess
+constexpr ncclResult_t kNcclRemoteError = 6;  // ncclRemoteError
+constexpr ncclResult_t kNcclInProgress = 7;   // ncclInProgress
 // ncclUniqueId: NCCL_UNIQUE_ID_BYTES of them, passed by value.
 struct NcclUniqueId {
   char internal[128];
 };
-constexpr int kSplitNoColor = -1;          // NCCL_SPLIT_NOCOLOR
-constexpr int kOldestNcclVersion = 21800;  // 2.18.0
+constexpr int kSplitNoColor = -1;  // NCCL_SPLIT_NOCOLOR
+constexpr int kOldestNcclVersion = 21800;
 
 #define COLLBENCH_NCCL_FUNCTIONS(X)                                                                     \
   X(ncclGetVersion, ncclResult_t, (int*))                                                               \
@@ -27,7 +29,6 @@ constexpr int kOldestNcclVersion = 21800;  // 2.18.0
   X(ncclGetLastError, const char*, (ncclComm_t))                                                        \
   X(ncclGetUniqueId, ncclResult_t, (NcclUniqueId*))                                                     \
   X(ncclCommInitRank, ncclResult_t, (ncclComm_t*, int, NcclUniqueId, int))                              \
-  X(ncclCommInitAll, ncclResult_t, (ncclComm_t*, int, const int*))                                      \
   X(ncclCommSplit, ncclResult_t, (ncclComm_t, int, int, ncclComm_t*, void*))                            \
   X(ncclCommAbort, ncclResult_t, (ncclComm_t))                                                          \
   X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t, ncclResult_t*))                                   \
@@ -65,7 +66,11 @@ class Nccl {
   const std::string& path() const { return path_; }
   // 128 bytes that let ranks in several processes meet: one rank asks for them and gives them to the others.
   std::string unique_id() const;
-  [[noreturn]] void fail(ncclResult_t result, const char* call, const char* file, int line) const;
+  // NCCL's words for a result, and what ncclGetLastError adds.
+  std::string words(ncclResult_t result) const;
+  // Returns ncclSuccess or, of a communicator that does not block (NCCL_COMM_BLOCKING=0), ncclInProgress. Throws
+  // NcclError.
+  ncclResult_t checked(ncclResult_t result, const char* call, const char* file, int line) const;
 
  private:
   std::string path_;
@@ -75,9 +80,6 @@ class Nccl {
 }  // namespace collbench
 
 // Calls an NCCL function of `nccl` and turns failure into an NcclError that names the call and its place.
-#define NCCL_CHECK(nccl, function, ...)                                                  \
-  do {                                                                                   \
-    const ::collbench::ncclResult_t result_ = (nccl).function(__VA_ARGS__);              \
-    if (result_ != ::collbench::kNcclSuccess && result_ != ::collbench::kNcclInProgress) \
-      (nccl).fail(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);          \
-  } while (0)
+#define NCCL_CHECK(nccl, function, ...)                                                                          \
+  (nccl).checked(::collbench::came_back((nccl).function(__VA_ARGS__)), #function "(" #__VA_ARGS__ ")", __FILE__, \
+                 __LINE__)

@@ -10,8 +10,8 @@
 namespace collbench {
 namespace {
 
-// Behind the gate, beside the waking copy and the verification: 32 in all.
-constexpr int kMostIterations = 30;
+// Behind the gate, beside the waking copies and the verification: 32 in all.
+constexpr int kMostIterations = 29;
 
 // The GPUs of a link: one where the other end is host memory.
 std::vector<int> gpus_of(const Link& link) {
@@ -55,7 +55,7 @@ void check(std::size_t gpus, const CopyRound& round) {
   check_links(gpus, round);
   check_groups(gpus, round);
   if (round.iterations < 1 || round.iterations > kMostIterations)
-    throw std::invalid_argument("a block holds 1 to 30 messages");
+    throw std::invalid_argument("a block holds 1 to 29 messages");
 }
 
 int issuer_of(const CopyRound& round, const Link& link) {
@@ -78,7 +78,7 @@ bool reaches(const Gpus& gpus, int issuer, const Link& link) {
 Route make_route(Gpus& gpus, const CopyRound& round, const Link& link, int group, int index) {
   const int issuer = issuer_of(round, link), keeper = is_host(link.second) ? link.first : link.second;
   Gpu& beside = gpus[issuer];
-  Route route{group, index, &beside, &gpus[keeper], nullptr, {}, {}, 0, 0, 0, !reaches(gpus, issuer, link)};
+  Route route{group, index, &beside, &gpus[keeper], nullptr, nullptr, {}, {}, 0, 0, 0, !reaches(gpus, issuer, link)};
   if (route.staged && round.engine == Engine::multiprocessors)
     throw std::invalid_argument("a kernel cannot copy between GPUs without peer access");
   route.source = is_host(link.first) ? Place{host_source(gpus, beside, link.first), nullptr}
@@ -112,6 +112,7 @@ void assign_lanes(std::vector<Route>& routes) {
     lane(*route.issuer, lanes.back());
   }
   for (std::size_t i = 0; i < routes.size(); ++i) routes[i].lane = &lane(*routes[i].issuer, lanes[i]);
+  for (Route& route : routes) route.first = routes.front().lane;
 }
 
 void add(Scope& scope, const std::vector<Route>& routes) {

@@ -17,6 +17,7 @@ struct Route {
   Gpu* issuer;  // copies
   Gpu* keeper;  // poisons and verifies what arrives: the destination, or for host memory the GPU beside it
   Lane* lane;   // of the issuer
+  Lane* first;  // of the group's first transfer: carries the common start and end
   Place source;
   Place target;
   std::uint64_t seed;  // of what the source holds

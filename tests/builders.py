@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from collbench.model import Cell, Device, Machine, Measurement, Path, Run, Sample, Settings, StopReason
+from collbench.model import Cell, Device, Flag, FlagKind, Machine, Measurement, Path, Run, Sample, Settings, StopReason
 from collbench.operations import Operation, Variant, Work
 from collbench.planning import Request
 
@@ -24,6 +24,18 @@ def gpus(count: int, name: str = "NVIDIA H200") -> tuple[Device, ...]:
 def paths(count: int, label: str = "NV18", but: Mapping[Pair, str] | None = None) -> tuple[Path, ...]:
     """Return every pair's path with one label, `but` for some."""
     return tuple(Path(pair, (but or {}).get(pair, label)) for pair in combinations(range(count), 2))
+
+
+def throttled(position: int, reason: str = "SW power cap") -> Flag:
+    return Flag(FlagKind.THROTTLED, (position,), reason=reason)
+
+
+def hot(position: int, celsius: int) -> Flag:
+    return Flag(FlagKind.HOT, (position,), celsius)
+
+
+def shared(position: int, others: int = 1) -> Flag:
+    return Flag(FlagKind.SHARED, (position,), others)
 
 
 def measured(

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,8 +170,35 @@ def test_rank_takes_the_largest_size_on_links() -> None:
     assert small is not None
     assert small.standings[0].gbs == pytest.approx(1.0)
     assert collbench.rank(run, "ce-write") is None
+    in_words = collbench.rank(run, size="1K")
+    assert in_words is not None
+    assert in_words.size_bytes == 1024
     with pytest.raises(collbench.Error, match="'nonsense' is not a valid Operation"):
         collbench.rank(run, "nonsense")
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ("64M", "at 64M: the run has 8 B, 1K"),
+        (4096, "at 4K: the run has 8 B, 1K"),  # the communicator of three had it: no link
+        ("large", "size 'large' is not a number of bytes"),
+        (0, "size 0 is not a number of bytes"),
+        (1e6, "size 1000000.0 is not a number of bytes"),
+    ],
+)
+def test_a_size_that_cannot_be_ranked_is_an_error_and_not_nothing(size: object, says: str) -> None:
+    cells = [measured(Operation.ALLREDUCE, (0, 1), gbs, size) for gbs, size in ((1.0, 8), (9.0, 1024))]
+    cells += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
+    with pytest.raises(collbench.Error, match=says):
+        collbench.rank(run_of(gpus(3), cells), size=size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("judge_it", [collbench.rank, collbench.check])
+@pytest.mark.parametrize("given", ["x.json", Path("x.json"), {"format": "collbench-run"}, None])
+def test_what_is_no_run_is_an_error_that_says_how_to_load_one(judge_it: Callable[[Any], object], given: object) -> None:
+    with pytest.raises(collbench.Error, match=r"collbench\.load"):
+        judge_it(given)
 
 
 def test_check_is_the_judge() -> None:

@@ -10,7 +10,7 @@ from collbench.journal import Journal, journal_of
 from collbench.keeper import Keeper
 from collbench.model import Measurement, Run, StopReason
 from collbench.operations import Operation
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, measured, run_of, shared
 
 GBS = 100.0
 
@@ -86,7 +86,7 @@ def test_a_process_killed_between_the_last_save_and_the_journals_end_counts_noth
 ) -> None:
     path = tmp_path / "run.json"
     run = keep(path, 5)
-    runfile.save(run, path)
+    runfile.save(run, path, replace=True)
     assert journal_of(path).exists()
     assert rates(runfile.load(path)) == {(0, 1): [1, 2], (1, 0): [1, 2], (0, 2): [1]}
 
@@ -94,7 +94,7 @@ def test_a_process_killed_between_the_last_save_and_the_journals_end_counts_noth
 def test_a_cell_that_was_given_up_keeps_its_visits_and_its_reason(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     run = keep(path, 4)
-    text = runfile.save(run, path)
+    text = runfile.save(run, path, replace=True)
     journal = Journal(path, text)
     journal.add(cell((0, 1), 2, failure="hang: no answer within 5 s"))
     journal.add(cell((2, 1), 0, failure="crash: café"))
@@ -156,3 +156,22 @@ def test_before_anything_is_finished_an_older_file_is_left_alone(tmp_path: pathl
     path.write_text("an older run", encoding="utf-8")
     Keeper(run_of(gpus(2), []), path, pytest.fail)
     assert path.read_text(encoding="utf-8") == "an older run"
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_flags_of_visits_come_back_also_from_a_journal_that_an_earlier_version_left(
+    tmp_path: pathlib.Path, earlier: bool
+) -> None:
+    path = tmp_path / "run.json"
+    run = replace(run_of(gpus(2), []), complete=False)
+    journal = Journal(path, runfile.save(run, path))
+    found = cell((0, 1), 1)
+    found.samples[0] = replace(found.samples[0], flags=(shared(1, 2),))
+    journal.add(found)
+    journal.close()
+    if earlier:
+        text = journal_of(path).read_text(encoding="utf-8")
+        typed = '{"kind": "shared", "devices": [1], "figure": 2, "reason": ""}'
+        assert typed in text
+        journal_of(path).write_text(text.replace(typed, '"shared: 2 other processes on GPU1"'), encoding="utf-8")
+    assert runfile.load(path).measurements[0].samples[0].flags == (shared(1, 2),)

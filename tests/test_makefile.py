@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,54 @@ def test_make_and_the_tests_look_for_the_same_browsers() -> None:
 def test_the_manual_is_made_by_make() -> None:
     done = subprocess.run(["make", "-n", "-C", ROOT, "man"], capture_output=True, text=True, check=True)
     assert "python -m collbench.cli.manual build/man\n" in done.stdout
+
+
+# Speaks as pip does, and installs nothing.
+PIP = """#!/bin/sh
+case "$*" in
+  *setuptools*) echo 'Collecting setuptools==80.9.0 (from -r x)'; echo '  Using cached setuptools.whl' ;;
+  *editable*)
+    echo 'Requirement already satisfied: click in /x'
+    echo 'Collecting torch>=2.4 (from collbench==0.1.0)'
+    echo '  Downloading torch-2.9.whl (899 MB)'
+    echo 'Building wheels for collected packages: collbench'
+    [ -e "$(dirname "$0")/broken" ] && { echo 'ERROR: no network' >&2; exit 1; }
+    echo 'Installing collected packages: torch, collbench' ;;
+esac
+"""
+
+
+@pytest.fixture
+def installs(tools: Path) -> Callable[[], subprocess.CompletedProcess[str]]:
+    """Run the Makefile's rule that installs, with a pip that only speaks."""
+    (tools / "sed").symlink_to(shutil.which("sed") or "/bin/sed")
+    venv = tools.parent / "venv"
+    executable(venv / "bin" / "python", PIP)
+    words = [str(tools / "make"), "-C", str(ROOT), "--no-print-directory", f"VENV={venv}", f"{venv}/.installed"]
+    return lambda: subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True, check=False)
+
+
+def test_set_up_has_a_line_for_each_step(tools: Path, installs: Callable[[], subprocess.CompletedProcess[str]]) -> None:
+    """It takes minutes where torch is to be downloaded, and whoever sees nothing ends it."""
+    done = installs()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"installing collbench in {tools.parent / 'venv'}",
+        "  Collecting setuptools==80.9.0 (from -r x)",
+        "  Collecting torch>=2.4 (from collbench==0.1.0)",
+        "  Downloading torch-2.9.whl (899 MB)",
+        "  Building wheels for collected packages",
+        "  Installing collected packages",
+    ]
+
+
+def test_set_up_that_fails_says_why_and_what_to_do(
+    tools: Path, installs: Callable[[], subprocess.CompletedProcess[str]]
+) -> None:
+    (tools.parent / "venv" / "bin" / "broken").touch()
+    done = installs()
+    assert done.returncode != 0
+    assert done.stderr.startswith(
+        "ERROR: no network\nmake: pip could not install collbench, see above. Without a network"
+    )
+    assert not (tools.parent / "venv" / ".installed").exists()

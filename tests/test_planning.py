@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 
 from collbench.errors import UsageError
+from collbench.measure.effort import EFFORTS
 from collbench.measure.plan import Plan
 from collbench.measure.sweep import sweep
 from collbench.measure.visits import Watcher
+from collbench.model import Refusal, SkipKind
 from collbench.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.planning import Request, default_sizes, make_plan, survey_sizes
+from collbench.units import format_size
 from tests.builders import ALL, gpus, run_of
 from tests.measure.fakes import FakeBackend
 
@@ -41,7 +44,7 @@ def test_copies_are_planned_on_directed_links_and_collectives_on_pairs_or_on_all
 
 
 def test_a_link_that_cannot_carry_a_copy_is_skipped_by_name() -> None:
-    (backend := FakeBackend(2)).unreachable[Operation.SM_READ, 0, 1] = "no peer access"
+    (backend := FakeBackend(2)).unreachable[Operation.SM_READ, 0, 1] = Refusal(SkipKind.NO_PEERS, "no peer access")
     found, skipped = planned(ALL, backend)
     assert ("sm-read", (0, 1)) not in found
     assert ("sm-read", (1, 0)) in found
@@ -63,7 +66,90 @@ def test_sizes_below_one_element_are_left_to_the_copies() -> None:
     plan, skipped = make_plan(replace(ALL, sizes=(1, 2, 8)), FakeBackend(2))
     assert plan.sizes[Work(Operation.CE_WRITE)] == (1, 2, 8)
     assert plan.sizes[Work(Operation.ALLREDUCE)] == (8,)
-    assert [one.what for one in skipped] == ["allreduce of 1, 2 bytes", "broadcast of 1, 2 bytes"]
+    assert [one.what for one in skipped] == ["allreduce of 1 B, 2 B", "broadcast of 1 B, 2 B"]
+
+
+def test_a_size_that_just_fits_is_measured() -> None:
+    backend = FakeBackend(2)
+    backend.capacity = 512 * MIB
+    plan, skipped = make_plan(replace(ALL, sizes=(512 * MIB, 512 * MIB + 8)), backend)
+    assert set(plan.sizes.values()) == {(512 * MIB,)}
+    assert [one.what for one in skipped] == [f"sizes {format_size(512 * MIB + 8)}"]
+
+
+def test_where_no_size_fits_the_smallest_is_named() -> None:
+    backend = FakeBackend(2)
+    backend.capacity = MIB
+    with pytest.raises(UsageError, match="size 1G does not fit"):
+        make_plan(replace(ALL, sizes=(GIB, 2 * GIB, 4 * GIB)), backend)
+
+
+def test_where_nothing_is_left_the_first_that_was_skipped_is_told_with_its_own_reason() -> None:
+    works = (Work(Operation.ALLREDUCE), Work(Operation.ALLGATHER))
+    with pytest.raises(UsageError) as caught:
+        plan_of(replace(ONE, collectives=works, sizes=(1, 2)))
+    assert str(caught.value) == (
+        "nothing can be measured: allreduce of 1 B, 2 B: smaller than one float32, which takes 4 bytes"
+    )
+
+
+def test_a_request_asks_for_no_more_than_it_says() -> None:
+    plan = plan_of(ALL)
+    assert (plan.root, plan.launches, plan.verify, plan.isolated) == (0, 0, True, frozenset())
+    assert (ALL.resume, ALL.algorithms, ALL.alone, ALL.quick, ALL.chase) == (False,) * 5
+
+
+@pytest.mark.parametrize(("iterations", "launches"), [(None, 20), (7, 7)])
+def test_a_launch_loop_has_as_many_launches_as_nccl_tests_or_as_asked(iterations: int | None, launches: int) -> None:
+    assert plan_of(replace(ONE, launches=True, iterations=iterations)).launches == launches
+    assert plan_of(replace(ONE, iterations=iterations)).launches == 0
+
+
+def test_how_long_each_request_measures() -> None:
+    own = EFFORTS["cuda"]
+    assert ALL.effort().screening == own.screening < 6
+    assert ALL.effort().budget_seconds == own.budget_seconds
+    assert replace(ONE, sets=((0, 1), (0, 2))).effort().screening == 6
+    assert replace(ALL, quick=True).effort().budget_seconds == 1.0
+
+
+def test_links_are_surveyed_at_fewer_sizes_than_a_communicator() -> None:
+    assert survey_sizes("cuda")[:4] == (8, 64, 256, KIB)
+    assert set(plan_of(replace(ALL, sizes=None)).sizes.values()) == {survey_sizes("cuda")}
+    assert set(plan_of(replace(ONE, sizes=None)).sizes.values()) == {default_sizes("cuda")}
+
+
+def test_what_is_asked_for_alone_runs_beside_nothing() -> None:
+    work = Work(Operation.ALLREDUCE)
+    pairs = replace(ONE, pairs=True)
+    assert plan_of(pairs, 3).isolated == frozenset()
+    assert plan_of(replace(pairs, alone=True), 3).isolated == {(work, pair) for pair in ((0, 1), (0, 2), (1, 2))}
+    everybody = ((0, 1, 2),)
+    assert plan_of(replace(ONE, sets=everybody), 3).isolated == {(work, everybody[0])}
+
+
+class ChasingBackend(FakeBackend):
+    """Times pointer chases too: to other devices, and where asked for to the host."""
+
+    def __init__(self, count: int, *variants: Variant) -> None:
+        super().__init__(count)
+        self.chases = variants
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        return (*super().operations(variant), *([Operation.CHASE] if variant in self.chases else []))
+
+
+@pytest.mark.parametrize("variants", [(), (Variant.PLAIN,), (Variant.HOST,), (Variant.PLAIN, Variant.HOST)])
+def test_a_chase_is_planned_where_the_backend_has_one_and_it_is_asked_for(variants: tuple[Variant, ...]) -> None:
+    backend = ChasingBackend(3, *variants)
+    plan, _ = make_plan(replace(ALL, chase=True), backend)
+    groups = {work.variant: groups for work, groups in plan.groups.items() if work.operation is Operation.CHASE}
+    assert set(groups) == set(variants)
+    assert all(plan.sizes[Work(Operation.CHASE, variant)] == (8,) for variant in variants)
+    assert set(groups.get(Variant.PLAIN, ())) <= {(a, b) for a in range(3) for b in range(3) if a != b}
+    assert set(groups.get(Variant.HOST, ((0,), (1,), (2,)))) == {(0,), (1,), (2,)}
+    without, _ = make_plan(ALL, backend)
+    assert not [work for work in without.groups if work.operation is Operation.CHASE]
 
 
 @pytest.mark.parametrize(("backend", "last"), [("cuda", GIB), ("host", 64 * MIB)])
@@ -112,7 +198,7 @@ def test_named_sets_are_visited_alone_in_turn_and_at_least_six_times(sets: tuple
         ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "at least two"),
         ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
         ("only sizes without a block", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
-        ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1, 2 bytes: smaller than one float32"),
+        ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: smaller than one float32"),
     ],
 )
 def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], count: int, says: str) -> None:
@@ -206,7 +292,7 @@ def test_only_host_copies_know_numa_nodes() -> None:
 
 
 def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None:
-    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = "Operation not permitted"
+    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = Refusal(SkipKind.NUMA, "Operation not permitted")
     backend.nodes = (0, 1)
     _, skipped = planned(HOST, backend)
     assert skipped[0] == "host copies by NUMA node: Operation not permitted"
@@ -217,6 +303,7 @@ def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None
     [
         ("small ones stay", (8, 64 * MIB), (8, 64 * MIB), []),
         ("larger ones are left out", (8, MIB, 128 * MIB, GIB), (8, MIB), ["128M, 1G"]),
+        ("the limit itself stays", (8, 64 * MIB, 128 * MIB), (8, 64 * MIB), ["128M"]),
         ("where all are larger, the largest that is allowed", (GIB,), (64 * MIB,), ["1G"]),
     ],
 )

@@ -15,6 +15,8 @@ from collbench.model import (
     Audit,
     Cell,
     Device,
+    Flag,
+    FlagKind,
     Health,
     Machine,
     Measurement,
@@ -26,12 +28,13 @@ from collbench.model import (
     StopReason,
 )
 from collbench.operations import Operation
-from tests.builders import pair_run
+from tests.builders import hot, pair_run, shared, throttled
 
 # What a file keeps of a number is seven digits, so those are what survives the round trip exactly.
 NUMBERS = st.floats(1e-9, 1e9).map(lambda value: float(f"{value:.7g}"))
 COUNTS = st.integers(0, 2**50)
-WORDS = st.text(max_size=12)
+# What a terminal obeys is made readable on the way in (test_printable.py).
+WORDS = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=12)
 
 
 NUMBERS_OR_NONE = st.none() | NUMBERS
@@ -236,6 +239,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: pathlib.Path, monkeypatch: 
         ("below a file", "file/run.json", "a part of that path is a file"),
         ("in no folder that can be made", "/proc/none/run.json", "No such file"),
         ("a name that is too long", "x" * 300, "File name too long"),
+        ("a name that leaves no room for its journal's", "x" * 250, "File name too long"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(
@@ -250,7 +254,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_measuring(
 
 def test_checking_leaves_an_existing_file_alone(tmp_path: pathlib.Path) -> None:
     (tmp_path / "run.json").write_text("old", encoding="utf-8")
-    runfile.check_writable(tmp_path / "run.json")
+    runfile.check_writable(tmp_path / "run.json", replace=True)
     assert (tmp_path / "run.json").read_text(encoding="utf-8") == "old"
     assert names_in(tmp_path) == ["run.json"]
 
@@ -278,6 +282,35 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(becomes, match=says):
-        runfile.save(pair_run(3, lambda a, b: 100.0), path)
+        runfile.save(pair_run(3, lambda a, b: 100.0), path, replace=True)
     assert path.read_bytes() == old
     assert names_in(tmp_path) == ["run.json"]
+
+
+EARLIER_FLAGS = {
+    "throttled: SW thermal slowdown on GPU1": throttled(1, "SW thermal slowdown"),
+    "hot: GPU1 at 86 °C": hot(1, 86),
+    "shared: 1 other process on GPU0": shared(0),
+    "shared: 12 other processes on GPU0": shared(0, 12),
+    "shared: 1 other process on GPU7": Flag(FlagKind.OTHER, (), reason="shared: 1 other process on GPU7"),
+    "something else": Flag(FlagKind.OTHER, (), reason="something else"),
+}
+
+
+@pytest.mark.parametrize(("text", "flag"), EARLIER_FLAGS.items())
+def test_flags_that_earlier_versions_wrote_as_text_are_read(text: str, flag: Flag) -> None:
+    run = pair_run(2, lambda a, b: 300.0)
+    data = json.loads(runfile.dumps(run))
+    data["measurements"][0]["samples"][0]["flags"] = [text]
+    found = runfile.loads(json.dumps(data), "old.json")
+    assert found.measurements[0].samples[0].flags == (flag,)
+    assert flag.words(run.devices) == text
+    again = runfile.loads(runfile.dumps(found), "new.json")
+    assert again == found
+
+
+def test_a_flag_about_a_device_that_the_run_lacks_is_refused() -> None:
+    run = pair_run(2, lambda a, b: 300.0)
+    run.measurements[0].samples[0] = replace(run.measurements[0].samples[0], flags=(shared(2),))
+    with pytest.raises(RunFileError, match="a flag's devices is \\[2\\]"):
+        runfile.loads(runfile.dumps(run), "a.json")

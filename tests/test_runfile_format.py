@@ -22,7 +22,7 @@ from collbench.model import Audit, Cell, Chosen, Health, Measurement, Run, Skipp
 from collbench.operations import Operation, Variant
 from collbench.planning import Request
 from collbench.session import Session
-from tests.builders import gpus, measured, pair_run, run_of
+from tests.builders import gpus, measured, pair_run, run_of, shared
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SCHEMA: dict[str, Any] = json.loads((DOCS / "run-file.schema.json").read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
 
 def flagged(found: Measurement, variant: Variant) -> Measurement:
     """Return the same of another variant, with a flag on each sample and nothing verified."""
-    samples = [dataclasses.replace(sample, flags=("shared: 1 other process on GPU0",)) for sample in found.samples]
+    samples = [dataclasses.replace(sample, flags=(shared(0),)) for sample in found.samples]
     return Measurement(dataclasses.replace(found.cell, variant=variant), samples, found.stop, wrong=None)
 
 
@@ -118,7 +118,8 @@ def put(*keys: str | int, value: object) -> Callable[[Any], None]:
         ("no visits, and no word why", lambda data: data["measurements"][0].pop("samples")),
         ("one device between devices", put("measurements", 0, "cell", "members", value=[1])),
         ("an unknown variant", put("measurements", 0, "cell", "variant", value="sideways")),
-        ("a flag that is no text", put("measurements", 0, "samples", 0, "flags", value=[1])),
+        ("a flag that is no flag", put("measurements", 0, "samples", 0, "flags", value=[1])),
+        ("a flag of no kind", put("measurements", 0, "samples", 0, "flags", value=[{"kind": "sad", "devices": [0]}])),
         ("an unknown reason to stop", put("measurements", 0, "stop", value="bored")),
         ("channels in words", put("chosen", 0, "channels", value="many")),
         ("a phase that took less than no time", put("phases", value={"visits": -1})),

@@ -166,7 +166,7 @@ def test_a_full_disk_is_told_once_and_measuring_goes_on(
     path, told = tmp_path / "run.json", list[str]()
     path.write_text("an older run", encoding="utf-8")
     monkeypatch.setattr(os, "fsync", full)
-    with Session(ALL, path, told.append) as one:
+    with Session(replace(ALL, force=True), path, told.append) as one:
         one.measure(quiet)
     assert one.run.complete
     assert len(told) == 1
@@ -202,7 +202,7 @@ def test_the_same_seed_visits_in_the_same_order(use: Callable[[Opened], None], t
     for seed in (5, 5, 6):
         backend = FakeBackend(4)
         use(opened(backend))
-        with Session(replace(ALL, seed=seed), tmp_path / "run.json", pytest.fail) as one:
+        with Session(replace(ALL, seed=seed, force=True), tmp_path / "run.json", pytest.fail) as one:
             one.measure(quiet)
         orders.append(backend.steps)
     assert orders[0] == orders[1]

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.errors import UsageError
-from collbench.units import algbw, busbw_factor, format_approximate_size, format_size, parse_size, parse_sizes
+from collbench.units import (
+    algbw,
+    busbw_factor,
+    figure,
+    fixed,
+    format_approximate_size,
+    format_size,
+    parse_size,
+    parse_sizes,
+)
 
 H200 = pathlib.Path(__file__).parent / "data" / "h200x4"
 
@@ -76,7 +85,7 @@ def test_a_bad_size_gets_one_clear_line(title: str, text: str, says: str) -> Non
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(8, "8"), (1000, "1000"), (1024, "1K"), (1536, "1536"), (1048576, "1M"), (3221225472, "3G"), (2**40, "1T")],
+    [(8, "8 B"), (1000, "1000 B"), (1024, "1K"), (1536, "1536 B"), (1048576, "1M"), (3221225472, "3G"), (2**40, "1T")],
 )
 def test_a_size_prints_without_loss(size: int, text: str) -> None:
     assert format_size(size) == text
@@ -145,3 +154,34 @@ def test_bandwidths_are_those_that_nccl_tests_prints(ranks: int, place: str) -> 
         for printed, factor in ((alg, 1.0), (bus, busbw_factor("allreduce", ranks))):
             low, high = possible(int(row[0]), time, factor)
             assert low - 0.00501 <= float(printed) <= high + 0.00501, row
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1087.6, 3, "1088"),  # not 1.09e+03
+        (89.04, 3, "89"),
+        (44.6, 4, "44.6"),
+        (999.6, 3, "1000"),
+        (123456.7, 4, "123457"),
+        (0.0000123, 4, "0.0000123"),
+        (-2175.0, 3, "-2175"),
+        (0.0, 3, "0"),
+    ],
+)
+def test_a_figure_has_no_exponent_and_loses_no_whole_digit(value: float, digits: int, text: str) -> None:
+    assert fixed(value, digits) == text
+
+
+@given(st.floats(-1e15, 1e15), st.integers(1, 8))
+def test_a_figure_in_a_sentence_is_near_its_value(value: float, digits: int) -> None:
+    said = fixed(value, digits)
+    assert "e" not in said
+    assert float(said) == pytest.approx(value, rel=0.51 * 10.0 ** (1 - digits), abs=0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0036, "0.0036"), (0.0, "0.00"), (8.53, "8.53"), (9.96, "10.0"), (1087.6, "1087.6")]
+)
+def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: str) -> None:
+    assert figure(value) == text

@@ -55,8 +55,8 @@ def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path: Path) -> No
     (tmp_path / "runs").mkdir()
     (tmp_path / "latest.json").symlink_to("runs/new.json")
     for content in ("first", "second"):
-        wholefile.check(tmp_path / "latest.json", *WORDS)
-        wholefile.write(content, tmp_path / "latest.json", *WORDS)
+        wholefile.check(tmp_path / "latest.json", *WORDS, force=content == "second")
+        wholefile.write(content, tmp_path / "latest.json", *WORDS, force=content == "second")
         assert (tmp_path / "runs" / "new.json").read_text(encoding="utf-8") == content
     assert (tmp_path / "latest.json").is_symlink()
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "new.json"]

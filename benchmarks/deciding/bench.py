@@ -19,7 +19,7 @@ from collbench.measure.visits import Watcher
 from collbench.model import Run, Skipped
 from collbench.operations import Operation, Variant, Work
 from collbench.planning import Request, make_plan
-from collbench.session import empty_run
+from collbench.session import empty_run, wrong_data
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -143,7 +143,7 @@ def measured(fabric: Fabric, request: Request, seed: int) -> Run:
     try:
         sweep(opened.backend, plan, run, request.effort(), random.Random(seed), watcher)
     except DataCorruption as error:
-        run.skipped.append(Skipped("all that was left", str(error)))
+        run.skipped.append(wrong_data(error))
     except CollbenchError as error:  # nothing works any more: the cells say why
         run.skipped.append(Skipped("the rest", str(error)))
     run.health_after = opened.health()

@@ -75,7 +75,7 @@ class Bench:
         """Return collbench's run of a subcommand, None (and a failure noted) without."""
         file = self.out / "raw" / f"{name}.json"
         devices = ",".join(self.devices[i] for i in members)
-        whole = [*self.collbench, command, "--devices", devices, *options, "--output", str(file)]
+        whole = [*self.collbench, command, "--devices", devices, *options, "--force", "--output", str(file)]
         run = self._read(name, whole, {}, lambda _: runs.load(file))
         if run and run.nccl:
             self.nccl["collbench"] = run.nccl

@@ -44,9 +44,10 @@ mkdir -p "$logs" || refuse "$logs cannot be made"
 
 run=$logs/job-$job.json
 text=$logs/job-$job.txt
+# --force: a job that was refused here and requeued has left its run.
 unset CUDA_VISIBLE_DEVICES # --devices counts all GPUs of the node
 timeout --kill-after=5 "$limit" "$collbench" check --quick \
-    --devices "$gpus" --expect "${#list[@]}" --output "$run" >"$text" 2>&1
+    --devices "$gpus" --expect "${#list[@]}" --force --output "$run" >"$text" 2>&1
 status=$?
 
 case $status in

@@ -8,6 +8,7 @@ class CudaError(RuntimeError):
 
 class NcclError(RuntimeError):
     position: int
+    code: int  # ncclResult_t
 
 class HangError(RuntimeError):
     position: int
@@ -33,6 +34,17 @@ class GpuIdentity:
 def list_gpus() -> list[GpuIdentity]: ...
 def node_memory_refusal(node: int) -> str: ...
 
+class Coverage:
+    moved: int
+    verified: int
+
+class Times:
+    seconds: list[list[float]]
+    coverage: list[Coverage]
+
+class CollectiveTimes(Times):
+    launch_seconds: list[float]
+
 class Gpus:
     image: int
     cache_bytes: list[int]
@@ -52,7 +64,7 @@ class Gpus:
         blocks: int,
         warmup: int,
         deadline: float,
-    ) -> list[list[float]]: ...
+    ) -> Times: ...
     def time_chase(
         self, links: list[tuple[int, int]], accesses: int, blocks: int, warmup: int, deadline: float
     ) -> list[list[float]]: ...
@@ -84,7 +96,7 @@ class Collectives:
         launch_iterations: int,
         launch_warmup: int,
         deadline: float,
-    ) -> tuple[list[list[float]], list[float]]: ...
+    ) -> CollectiveTimes: ...
     def close(self) -> None: ...
 
 class HostSession:

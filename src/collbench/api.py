@@ -33,14 +33,14 @@ def select(
     exclude: Iterable[int | str] = (),
     allow_busy: bool = False,
     verify: bool | None = None,
-    size: int | None = None,
+    size: int | str | None = None,
     fresh: bool = False,
 ) -> Selection:
     """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
 
     The options are those of `collbench select`: `run` a run file to choose from, `exclude` indices or UUIDs, `verify`
-    None where the choice matters, `size` in bytes. Call it before CUDA starts in this process. What has to be measured,
-    a child process measures. Raises Error; where it raises, the environment is untouched.
+    None where the choice matters, `size` in bytes or as "64M". Call it before CUDA starts in this process. What has to
+    be measured, a child process measures. Raises Error; where it raises, the environment is untouched.
     """
     _check_alone()
     _check_cuda_is_down()
@@ -50,7 +50,7 @@ def select(
     words += ["--exclude", excluded] if excluded else []
     words += ["--allow-busy"] * allow_busy + ["--fresh"] * fresh
     words += [] if verify is None else ["--verify" if verify else "--no-verify"]
-    words += [] if size is None else ["--size", str(size)]
+    words += [] if size is None else ["--size", str(_bytes(size))]
     selection = _parse(_collbench(words))
     os.environ.update(selection.environment)
     return selection
@@ -66,35 +66,65 @@ def load(path: str | os.PathLike[str]) -> Run:
 def rank(
     run: Run,
     operation: str = "allreduce",
-    size: int | None = None,
+    size: int | str | None = None,
     *,
     variant: str = "plain",
     numa_node: int | None = None,
 ) -> LinkRanking | None:
     """Return a run's links in tiers: directed ones of a copy, pairs of a collective; None where none was measured.
 
-    `operation` and `variant` are words of docs/run-file.md, `size` is in bytes, None for the largest. `numa_node` is of
-    the host memory in host copies, where the run has several. Raises Error.
+    `operation` and `variant` are words of docs/run-file.md, `size` is in bytes or as --sizes has it ("64M"), None for
+    the largest. `numa_node` is of the host memory in host copies, where the run has several. Raises Error, also for a
+    size at which links were not measured while they were at others.
     """
     from collbench.affinity.tiers import rank_links
     from collbench.operations import Operation, Variant, Work
+    from collbench.units import format_size
 
+    _check_run(run, "rank")
+    wanted = None if size is None else _bytes(size)
     try:
         work = Work(Operation(operation), Variant(variant), numa_node)
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
     cells = [found.cell for found in run.measured(work.variant) if found.cell.work == work]
     sizes = {cell.size_bytes for cell in cells if len(cell.members) <= 2}  # a communicator of more is no link
-    if size is None and not sizes:
+    if not sizes:
         return None
-    return rank_links(run, work, max(sizes) if size is None else size)
+    if wanted is not None and wanted not in sizes:
+        there = ", ".join(map(format_size, sorted(sizes)))
+        raise UsageError(f"cannot rank {work} at {format_size(wanted)}: the run has {there}")
+    return rank_links(run, work, max(sizes) if wanted is None else wanted)
 
 
 def check(run: Run) -> tuple[Verdict, ...]:
-    """Return what is wrong or worth knowing about a run's machine, as `collbench check` prints it."""
+    """Return what is wrong or worth knowing about a run's machine, as `collbench check` prints it. Raises Error."""
     from collbench.affinity.verdicts import judge
 
+    _check_run(run, "check")
     return judge(run)
+
+
+def _check_run(given: object, what: str) -> None:
+    """Raise UsageError for what is no run: most often the name of its file."""
+    from collbench.model import Run
+
+    if not isinstance(given, Run):
+        advice = "collbench.load returns one"
+        if isinstance(given, str | os.PathLike):
+            advice = f"write collbench.{what}(collbench.load({os.fspath(given)!r}))"
+        raise UsageError(f"cannot {what} a {type(given).__name__}: it is no run; {advice}")
+
+
+def _bytes(size: object) -> int:
+    """Return a size in bytes, given as a number of them or in words. Raises UsageError."""
+    from collbench.units import parse_size
+
+    if isinstance(size, str):
+        return parse_size(size)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UsageError(f"size {size!r} is not a number of bytes: write 67108864 or '64M'")
+    return size
 
 
 def _check_alone() -> None:

@@ -1,15 +1,63 @@
-"""What can go wrong, as exceptions whose text says what was tried, on what, and what to do next.
+"""What can go wrong, as exceptions whose text says what was tried, on what, and what to do next; and exit statuses.
 
 `cli` is the one place that prints them: one line on stderr, then `exit_code`.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum, StrEnum
+from typing import Self
+
+
+class ExitStatus(IntEnum):
+    """How the program ends, the same for every command. Of several that apply the highest counts.
+
+    `sentence` is the README's. `train` hands its job's own status on.
+    """
+
+    sentence: str
+
+    def __new__(cls, value: int, sentence: str) -> Self:
+        """Return a status with its sentence."""
+        status = int.__new__(cls, value)
+        status._value_ = value
+        status.sentence = sentence
+        return status
+
+    DONE = 0, "done"
+    FAILED = 1, "a measurement failed, nothing could be judged, or a line of `doctor` fails"
+    BAD_INPUT = 2, "bad input, or a machine that lacks what is needed"
+    CONTRADICTION = 3, "a contradiction, a regression, or an impossible figure"
+    UNTRUSTED = 4, "wrong data or a hang"
+    HUNG_UP = 129, "SIGHUP"
+    INTERRUPTED = 130, "Ctrl-C"
+    QUIT = 131, "SIGQUIT"
+    TERMINATED = 143, "SIGTERM"
+
+
+class FailureKind(StrEnum):
+    """How a step failed. What is decided by it is decided here, never by the words of an error.
+
+    HANG: it did not end in its time; CRASH: its process died; ERROR: CUDA, NCCL or the kernel refused it; UNTRIED: it
+    was not started, as too many before it had failed.
+    """
+
+    HANG = "hang"
+    CRASH = "crash"
+    ERROR = "error"
+    UNTRIED = "untried"
+
 
 class CollbenchError(Exception):
     """Any failure that collbench explains to its user in one line."""
 
-    exit_code = 2
+    exit_code: int = ExitStatus.BAD_INPUT
+
+    def retold(self, text: str) -> Self:
+        """Return the same error with another text."""
+        told = type(self)(text)
+        told.__dict__.update(self.__dict__)
+        return told
 
 
 class UsageError(CollbenchError):
@@ -25,16 +73,46 @@ class RunFileError(CollbenchError):
 
 
 class BackendError(CollbenchError):
-    """A measurement that failed on the way: a CUDA or NCCL call, a lost worker."""
+    """A measurement that failed on the way: a CUDA or NCCL call, a lost worker. A hang has a status of its own."""
 
-    exit_code = 1
+    def __init__(self, text: str = "", kind: FailureKind = FailureKind.ERROR) -> None:
+        """Say what failed, and how."""
+        super().__init__(text)
+        self.kind = kind
+        self.exit_code = ExitStatus.UNTRUSTED if kind is FailureKind.HANG else ExitStatus.FAILED
+
+
+def kind_of(error: CollbenchError) -> FailureKind:
+    """Return how what the error is about failed."""
+    return error.kind if isinstance(error, BackendError) else FailureKind.ERROR
 
 
 class StepFailed(BackendError):
     """One step that hung, crashed or met a sticky device error. It costs its cells; the backend can go on."""
 
 
-class DataCorruption(CollbenchError):
-    """Bytes arrived that were not sent. Never a warning: the link cannot be trusted."""
+class PeerLost(StepFailed):
+    """A step that failed here because another rank did: what that one says is the cause."""
 
-    exit_code = 4
+
+class NotTrusted(CollbenchError):
+    """What was measured failed, so that nothing is chosen by it or started on it; `status` is what failed says."""
+
+    def __init__(self, text: str = "", status: int = ExitStatus.FAILED) -> None:
+        """Say what failed, and how the program ends."""
+        super().__init__(text)
+        self.exit_code = status
+
+
+class DataCorruption(CollbenchError):
+    """Bytes arrived that were not sent. Never a warning: the link cannot be trusted.
+
+    `members` are the positions that they were between, in the order of the transfer; () where nobody knows.
+    """
+
+    exit_code = ExitStatus.UNTRUSTED
+
+    def __init__(self, text: str = "", members: tuple[int, ...] = ()) -> None:
+        """Say what was wrong, and between which positions."""
+        super().__init__(text)
+        self.members = members

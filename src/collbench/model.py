@@ -6,9 +6,11 @@ Matrices are row = source, column = destination, diagonal NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from collbench.errors import FailureKind
 from collbench.operations import Operation, Variant, Work
 
 # The phase before a sweep, outside its seconds: communicators being made.
@@ -101,28 +103,88 @@ class Cell:
         return self.size_bytes * (len(self.members) - 1 if many else 1)
 
 
+class FlagKind(StrEnum):
+    """What may be wrong with a device while it is measured."""
+
+    THROTTLED = "throttled"
+    HOT = "hot"
+    SHARED = "shared"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One thing that was wrong with devices, by position, during a visit.
+
+    `figure` is in °C of a hot device, and counts the other processes on a shared one. `reason` is why a device was
+    throttled, as in `machine.limits`; of OTHER it is the words of an older file that no kind has.
+    """
+
+    kind: FlagKind
+    devices: tuple[int, ...]
+    figure: int | None = None
+    reason: str = ""
+
+    def words(self, devices: Sequence[Device]) -> str:
+        """Return "throttled: SW thermal slowdown on GPU1", "hot: GPU1 at 86 °C", "shared: 1 other process on GPU0"."""
+        tags = ", ".join(devices[position].tag for position in self.devices)
+        match self.kind:
+            case FlagKind.THROTTLED:
+                return f"throttled: {self.reason} on {tags}"
+            case FlagKind.HOT:
+                return f"hot: {tags} at {self.figure} °C"
+            case FlagKind.SHARED:
+                return f"shared: {self.figure} other process{'' if self.figure == 1 else 'es'} on {tags}"
+            case FlagKind.OTHER:
+                return self.reason
+
+
+class MarkKind(StrEnum):
+    """What a mark says of a timed block: `impossible`, it beats what the hardware can carry."""
+
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is wrong with a sample, by its fastest block: the positions whose port, link or slot cannot carry it.
+
+    `rate_gbs` is the block's (algbw of copies, busbw of collectives) and `limit_gbs` what it cannot exceed, in GB/s.
+    """
+
+    kind: MarkKind
+    devices: tuple[int, ...]
+    rate_gbs: float
+    limit_gbs: float
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One visit of a cell: raw seconds per iteration of each timed block, shape (blocks,).
 
     `concurrent` is True when other disjoint pairs were busy at the same time. `launch_seconds`, for collectives,
     is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
-    the machine meanwhile: "throttled: SW thermal slowdown on GPU1", "shared: 1 other process on GPU0".
+    the machine meanwhile. `marks` say what is wrong with the sample itself (machine/impossible.py). The visit's blocks,
+    untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: nobody counted).
     """
 
     seconds: tuple[float, ...]
     iterations: int
     concurrent: bool
     launch_seconds: float | None = None
-    flags: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    moved_bytes: int | None = None
+    verified_bytes: int | None = None
 
 
 @dataclass(slots=True)
 class Measurement:
     """All samples of one cell, none where it failed before the first was finished.
 
-    `failure` says why a cell was given up (a hang, a crash). `wrong` counts elements that failed verification: 0, or
-    the run has failed; None where nothing was verified.
+    `failure` says why a cell was given up, and `failure_kind` how; None where it was not, and in files that older
+    versions saved. `wrong` counts elements that failed verification: 0, or the run has failed; None where nothing was
+    verified.
     """
 
     cell: Cell
@@ -130,19 +192,62 @@ class Measurement:
     stop: StopReason | None = None
     wrong: int | None = 0
     failure: str = ""
+    failure_kind: FailureKind | None = None
+
+    @property
+    def untried(self) -> bool:
+        """True where it was not even started, as others before it had failed."""
+        return self.failure_kind is FailureKind.UNTRIED
+
+
+class SkipKind(StrEnum):
+    """Why something that was asked for is not measured."""
+
+    NO_PEERS = "no peer access"
+    SIZE = "size"
+    ROOM = "room"
+    CACHE = "cache"
+    NUMA = "numa"
+    PROCESSES = "processes"
+    ALGORITHMS = "algorithms"
+    WRONG_DATA = "wrong data"
+
+    @property
+    def by_design(self) -> bool:
+        """True where nothing is amiss: this machine, or such a launch, never measures it."""
+        return self in (SkipKind.NO_PEERS, SkipKind.SIZE, SkipKind.PROCESSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a backend cannot do something, and the same as a clause."""
+
+    kind: SkipKind
+    reason: str
+
+
+# Of a kernel's copy. The copy engine and NCCL have other ways.
+NO_PEERS = Refusal(SkipKind.NO_PEERS, "no peer access, so a kernel cannot address the other GPU's memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A cell or family of cells that was not measured, by name and reason."""
+    """A cell or family of cells that was not measured, by name and reason.
+
+    `kind` is the reason's; `work` and `members` are set where it is one place of one work. None and () in files that
+    older versions saved.
+    """
 
     what: str
     reason: str
+    kind: SkipKind | None = None
+    work: Work | None = None
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One comparison of a pair measured alone and among others, at the largest size (METHOD.md §3).
+    """One comparison of a pair measured alone and among others, at a large size (docs/method.md); None: not recorded.
 
     `ratio` is concurrent over isolated bandwidth; `trusted` is False where it leaves 1 ± `delta`.
     """
@@ -156,6 +261,7 @@ class Audit:
     delta: float
     trusted: bool
     variant: Variant = Variant.PLAIN
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,9 +123,12 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
     arguments, origin = typing.get_args(kind), typing.get_origin(kind)
     many = origin is list or arguments[-1] is Ellipsis
     readers = [_reader(part) for part in (arguments[:1] if many else arguments)]
+    only = {arguments[0]} if many else None
 
     def read(data: Any) -> Any:
         items = _expect(data, list)
+        if many and (not items or {*map(type, items)} == only):  # most are empty, or plain numbers of the right kind
+            return items if origin is list else tuple(items)
         if not many and len(items) != len(readers):
             raise _Wrong(f"has {len(items)} items instead of {len(readers)}")
         made: list[Any] = []

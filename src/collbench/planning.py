@@ -11,7 +11,7 @@ from collbench.errors import UsageError
 from collbench.measure.blocks import block_bytes
 from collbench.measure.effort import EFFORTS, Effort
 from collbench.measure.plan import Members, Plan, directed_links, side_by_side, unordered_pairs
-from collbench.model import Device, Skipped
+from collbench.model import Device, SkipKind, Skipped
 from collbench.operations import Operation, Variant, Work
 from collbench.units import format_approximate_size, format_size
 
@@ -35,7 +35,7 @@ class Request:
     overlap: each alone, all in turn, at least six visits. `alone`: no link or pair beside another one. `launches`
     times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
     the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
-    of the sim backend, or its file.
+    of the sim backend, or its file. `resume` goes on with the run that is saved, `force` replaces another file.
     """
 
     backend: str
@@ -60,6 +60,7 @@ class Request:
     budget_seconds: float | None = None
     quick: bool = False
     resume: bool = False
+    force: bool = False
     algorithms: bool = False
     sets: tuple[Members, ...] | None = None
     alone: bool = False
@@ -90,11 +91,15 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     nodes, refused = _nodes(request, backend)
     skipped += refused
     for work in _copies(request, backend, nodes):
-        reasons = {members: backend.can_run(work, members) for members in _places(work.variant, len(devices))}
-        groups[work] = tuple(members for members, reason in reasons.items() if reason is None)
+        refusals = {members: backend.can_run(work, members) for members in _places(work.variant, len(devices))}
+        groups[work] = tuple(members for members, refusal in refusals.items() if refusal is None)
         works[work], large = _copy_sizes(work, sizes, backend)
         skipped += large
-        skipped += [Skipped(f"{work} {_name(devices, m)}", reason) for m, reason in reasons.items() if reason]
+        skipped += [
+            Skipped(f"{work} {_name(devices, members)}", refusal.reason, refusal.kind, work, members)
+            for members, refusal in refusals.items()
+            if refusal
+        ]
     for work in request.collectives:
         groups[work] = _sets(request, len(devices))
         works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
@@ -145,8 +150,10 @@ def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], 
     if len(nodes) < 2:
         return (None,), []
     refusals = (backend.can_run(Work(Operation.H2D_CE, Variant.HOST, node), (0,)) for node in nodes)
-    reason = next(filter(None, refusals), None)
-    return ((None,), [Skipped("host copies by NUMA node", reason)]) if reason else (nodes, [])
+    refusal = next(filter(None, refusals), None)
+    if refusal is None:
+        return nodes, []
+    return (None,), [Skipped("host copies by NUMA node", refusal.reason, refusal.kind)]
 
 
 def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -> Iterator[Work]:
@@ -212,7 +219,9 @@ def _collective_sizes(
         rounded = {size: whole_elements(size, dtype) for size in sizes}
         reason = f"smaller than one {dtype}, which takes {DTYPE_BYTES[dtype]} bytes"
     small = ", ".join(format_size(size) for size, fit in rounded.items() if fit == 0)
-    return tuple(sorted(set(rounded.values()) - {0})), [Skipped(f"{work} of {small} bytes", reason)] if small else []
+    return tuple(sorted(set(rounded.values()) - {0})), [
+        Skipped(f"{work} of {small}", reason, SkipKind.SIZE)
+    ] if small else []
 
 
 def _copy_sizes(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
@@ -227,7 +236,7 @@ def _copy_sizes(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[t
     most = format_size(_LARGEST_ON_A_NODE)
     fitting = tuple(size for size in sizes if size <= _LARGEST_ON_A_NODE) or (_LARGEST_ON_A_NODE,)
     reason = f"{most} is the most with the memory of each NUMA node, which larger messages would take too much of"
-    return fitting, [Skipped(f"host copies of {large}", reason)]
+    return fitting, [Skipped(f"host copies of {large}", reason, SkipKind.SIZE)]
 
 
 def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
@@ -238,7 +247,8 @@ def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple
         return sizes, []
     large = ", ".join(format_size(size) for size in sizes if size not in fitting)
     room = format_approximate_size(backend.capacity_bytes())
-    return fitting, [Skipped(f"{work} of {large}", f"{messages} messages at once do not fit the {room} of a buffer")]
+    reason = f"{messages} messages at once do not fit the {room} of a buffer"
+    return fitting, [Skipped(f"{work} of {large}", reason, SkipKind.ROOM)]
 
 
 def _name(devices: tuple[Device, ...], members: Members) -> str:
@@ -253,7 +263,8 @@ def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...],
     if not fitting:
         raise UsageError(f"size {format_size(sizes[0])} does not fit: {room}; {_free(backend)}")
     too_large = ", ".join(format_size(size) for size in sizes if size > capacity)
-    return fitting, [Skipped(f"sizes {too_large}", f"{room}; {_free(backend)}")] if too_large else []
+    reason = f"{room}; {_free(backend)}"
+    return fitting, [Skipped(f"sizes {too_large}", reason, SkipKind.ROOM)] if too_large else []
 
 
 def _free(backend: Backend) -> str:

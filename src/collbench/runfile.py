@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collbench import journal, wholefile
+from collbench import earlier_flags, journal, wholefile
 from collbench.dtypes import DTYPE_BYTES
 from collbench.errors import RunFileError
-from collbench.model import Run
+from collbench.model import Device, Run, SkipKind, Skipped
 from collbench.operations import Variant
 from collbench.plain import build, plain
 from collbench.versioned import Kind
 
 _KIND = Kind("collbench-run", 1, "run", again="measure again")
+# What runs that wrong data ended said that they skipped, before skips had a kind.
+_EVERYTHING_LEFT = "all that was left"
 _WORDS = ("save the run as", "--output")
+# What others can write, `train` does not believe; they may read it where the user's umask says so.
+_MODE = 0o644
 
 
-def save(run: Run, path: Path) -> str:
+def save(run: Run, path: Path, *, replace: bool = False) -> str:
     """Write the run to `path` so that a reader, or a crash, meets either the old file or the new one; return the text.
 
-    Raises RunFileError for a folder that cannot be written and for a full disk; the old file is then untouched.
+    Raises Taken for a file that exists, unless `replace`, and RunFileError for a folder that cannot be written and for
+    a full disk; the old file is then untouched.
     """
     text = dumps(run)
-    wholefile.write(text, path, *_WORDS)
+    wholefile.write(text, path, *_WORDS, force=replace, mode=_MODE)
     return text
+
+
+def own(
+    path: Path, warn: Callable[[str], None], *, replace: bool = False, stood: wholefile.Identity | None = None
+) -> wholefile.OwnFile:
+    """Return a file to write a run to again and again; `stood` is what it was where a saved run goes on."""
+    return wholefile.OwnFile(path, _WORDS, warn, force=replace, stood=stood, mode=_MODE)
 
 
 def cannot_save(path: Path, error: OSError) -> RunFileError:
@@ -34,9 +48,16 @@ def cannot_save(path: Path, error: OSError) -> RunFileError:
     return wholefile.refused(path, error, *_WORDS)
 
 
-def check_writable(path: Path) -> None:
-    """Raise RunFileError if a run could not be saved at `path`; an existing file there is left alone."""
-    wholefile.check(path, *_WORDS)
+def check_writable(path: Path, *, replace: bool = False) -> None:
+    """Raise RunFileError if a run could not be saved at `path`; a file that exists there is in the way but to replace.
+
+    So is a file that has the name of the run's journal, and the journal of a run that is measured right now.
+    """
+    wholefile.check(path, *_WORDS, force=replace)
+    try:
+        journal.check(path)
+    except OSError as error:
+        raise cannot_save(path, error) from error
 
 
 def load(path: Path) -> Run:
@@ -46,10 +67,18 @@ def load(path: Path) -> Run:
     """
     text = _KIND.read(path)
     run = loads(text, str(path))
-    journal.merge(run, journal.read(path, text))
+    journal.merge(run, journal.read(path, text, run.devices))
     if not run.complete:
         journal.mark_interrupted(run)
     return run
+
+
+def again(run: Run) -> Run:
+    """Return a run in memory as whoever loads its file sees it."""
+    found = loads(dumps(run), "the run")
+    if not found.complete:
+        journal.mark_interrupted(found)
+    return found
 
 
 def dumps(run: Run) -> str:
@@ -65,9 +94,25 @@ def loads(text: str, name: str) -> Run:
 
 
 def _build(fields: dict[str, Any]) -> Run:
+    earlier_flags.replace(fields.get("measurements"), _tags(fields.get("devices")))
     run: Run = build(Run, fields, "run")
     _check_meaning(run)
+    run.skipped = [_typed(left) for left in run.skipped]
     return run
+
+
+def _typed(left: Skipped) -> Skipped:
+    """Return what an older version saved with the kind that its name stood for."""
+    old = left.kind is None and left.what == _EVERYTHING_LEFT
+    return replace(left, kind=SkipKind.WRONG_DATA) if old else left
+
+
+def _tags(devices: Any) -> tuple[str, ...]:
+    """Return the names of the devices by position, none where the file has no devices: the error comes later."""
+    try:
+        return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
+    except ValueError:
+        return ()
 
 
 def _check_meaning(run: Run) -> None:
@@ -87,6 +132,8 @@ def _check_meaning(run: Run) -> None:
         on_a_link = cell.variant in (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
         if not cell.operation.is_collective and on_a_link and len(cell.members) != 2:
             raise ValueError(f"{where}.cell.members are {len(cell.members)}, but a copy has a source and a destination")
+        for flag in (flag for sample in found.samples for flag in sample.flags):
+            _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
         if not all(sample.seconds for sample in found.samples) or not (found.samples or found.failure):
             raise ValueError(f"{where} has no block times")
         if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -13,40 +13,50 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from collbench import runfile
+from collbench import runfile, wholefile
 from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.backends.opening import Begun, Opened, open_backend, open_simulated, simulated
-from collbench.errors import BackendError, CollbenchError, DataCorruption, RunFileError
+from collbench.errors import BackendError, CollbenchError, DataCorruption, FailureKind, RunFileError
+from collbench.journal import Journal
 from collbench.keeper import Keeper
 from collbench.launch.freshness import Here, mismatch
 from collbench.measure.plan import Members, Plan
 from collbench.measure.sweep import sweep
 from collbench.measure.visits import Watcher
-from collbench.model import Run, Settings, Skipped
+from collbench.model import Run, Settings, SkipKind, Skipped
 from collbench.planning import Request, make_plan
 from collbench.world.opening import World
 
-# What a run says that it skipped when wrong data has ended it.
-EVERYTHING_LEFT = "all that was left"
+
+def wrong_data(error: DataCorruption) -> Skipped:
+    """Return what a run says that it skipped when wrong data has ended it."""
+    return Skipped("all that was left", str(error), SkipKind.WRONG_DATA, members=error.members)
 
 
 class Session:
     """One request on an open backend. `run` holds every finished visit at any moment, and so does the file `path`.
 
-    A save that fails on the way is told once through `warn` and stays in `failure`; measuring goes on. A request that
-    resumes takes up the run in `path`. Opening raises UsageError, MachineError, and RunFileError if `path` cannot be
-    written or taken up here, all before the first visit.
+    A save that fails on the way is told once through `warn` and stays in `failure`; measuring goes on. Without a path
+    (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError, MachineError,
+    and RunFileError if `path` cannot be written or taken up here, all before the first visit.
     """
 
     def __init__(
-        self, request: Request, path: Path, warn: Callable[[str], None], world: World | None = None, begun: Begun = None
+        self,
+        request: Request,
+        path: Path | None,
+        warn: Callable[[str], None],
+        world: World | None = None,
+        begun: Begun = None,
     ) -> None:
         """Open the request's devices, of a `world` every rank's one; `begun` is what `opening.begin` returned."""
-        runfile.check_writable(path)
-        previous = runfile.load(path) if request.resume else None
+        if path is not None:
+            runfile.check_writable(path, replace=request.force or request.resume)
         self._request, self._warn = request, warn
-        self._opened = _opened(request, world, begun)
-        try:
+        with ExitStack() as undo:
+            previous = _Previous.locked(path, undo) if path is not None and request.resume else None
+            self._opened = _opened(request, world, begun)
+            undo.callback(self._opened.close)
             self._plan, skipped = make_plan(request, self._opened.backend)
             # First: the backend makes its communicators while this process reads the devices' health.
             self._opened.backend.reserve(self._plan.largest_bytes())
@@ -54,12 +64,16 @@ class Session:
             if previous is None:
                 self.run = empty_run(request, self._opened, self._plan, skipped)
                 self.run.settings = _launched(self.run.settings, world)
+                self._keeper = Keeper(self.run, path, warn, replace=request.force)
             else:
-                self.run = _taken_up(previous, path, self._opened, skipped)
-        except BaseException:
-            self._opened.close()
-            raise
-        self._keeper = Keeper(self.run, path, warn)
+                self.run = _taken_up(previous, self._opened, skipped)
+                self._keeper = Keeper(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
+            undo.pop_all()
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved; None where nothing is."""
+        return self._keeper.path
 
     @property
     def failure(self) -> RunFileError | None:
@@ -73,6 +87,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened.close()
+        self._keeper.close()
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. However this ends, what was measured is saved. Raises BackendError, DataCorruption."""
@@ -81,7 +96,7 @@ class Session:
             watcher = Watcher(progress, self._keeper.finished, self._opened.watch.flags, self._opened.clock)
             sweep(backend, self._plan, self.run, self._request.effort(), self._rng(), watcher)
         except DataCorruption as error:
-            self.run.skipped.append(Skipped(EVERYTHING_LEFT, str(error)))  # whoever reads the file must know
+            self.run.skipped.append(wrong_data(error))  # whoever reads the file must know
             corrupt = True
             raise
         finally:
@@ -109,7 +124,7 @@ class Session:
         except CollbenchError as error:
             reason = str(error)
         if not self.run.chosen:
-            self.run.skipped.append(Skipped("algorithms, protocols and channels", reason))
+            self.run.skipped.append(Skipped("algorithms, protocols and channels", reason, SkipKind.ALGORITHMS))
         self._keeper.end()
 
     def _rng(self) -> random.Random:
@@ -137,23 +152,49 @@ def _collective_groups(plan: Plan) -> tuple[Members, ...]:
     return tuple(dict.fromkeys(members for found in groups for members in found))
 
 
-def _taken_up(run: Run, path: Path, opened: Opened, skipped: list[Skipped]) -> Run:
+@dataclass(frozen=True, slots=True)
+class _Previous:
+    """A saved run that is to be finished, what its file was when it was read, and its journal, which is ours now."""
+
+    run: Run
+    path: Path
+    stood: wholefile.Identity | None
+    journal: Journal
+
+    @classmethod
+    def locked(cls, path: Path, undo: ExitStack) -> _Previous:
+        """Read the run in a file that no other process measures. Raises RunFileError."""
+        try:
+            journal = Journal(path)
+        except OSError as error:
+            raise runfile.cannot_save(path, error) from error
+        undo.callback(journal.close)
+        stood = wholefile.identity(path)
+        return cls(runfile.load(path), path, stood, journal)
+
+
+def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Run:
     """Return the saved run, to go on with. Raises RunFileError where it is another machine's."""
-    backend = opened.backend
+    backend, run = opened.backend, previous.run
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
     if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
         reason = "its devices have another order"
     if reason is not None:
-        raise RunFileError(f"{path} cannot be resumed here: {reason}; measure anew, without --resume")
+        # A file names no library to be loaded: whoever measured with --nccl says so again.
+        other = backend.name == "cuda" and run.machine.nccl != opened.machine.nccl
+        advice = "add --nccl PATH to name the one that it was measured with, or " if other else ""
+        raise RunFileError(f"{previous.path} cannot be resumed here: {reason}; {advice}measure anew, without --resume")
     run.skipped, run.complete = skipped, False
     return run
 
 
 def _check_success(run: Run) -> None:
-    """Raise BackendError where every cell failed."""
+    """Raise BackendError where every cell failed, for a hang if there was one."""
     if run.measurements and not any(found.samples for found in run.measurements):
-        raise BackendError(f"nothing could be measured: {run.measurements[-1].failure}")
+        hung = (found for found in run.measurements if found.failure_kind is FailureKind.HANG)
+        told = next(hung, run.measurements[-1])
+        raise BackendError(f"nothing could be measured: {told.failure}", told.failure_kind or FailureKind.ERROR)
 
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:

@@ -10,7 +10,7 @@ from collbench.errors import DataCorruption
 from collbench.fabric.model import Fabric
 from collbench.measure.sweep import sweep
 from collbench.measure.visits import Watcher
-from collbench.model import Run, Skipped
+from collbench.model import Run
 from collbench.planning import Request, make_plan
 
 
@@ -28,6 +28,6 @@ def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
     try:
         sweep(opened.backend, plan, run, request.effort(), order, watcher)
     except DataCorruption as error:
-        run.skipped.append(Skipped(session.EVERYTHING_LEFT, str(error)))
+        run.skipped.append(session.wrong_data(error))
     run.health_after = opened.health()
     return run

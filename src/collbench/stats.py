@@ -1,4 +1,4 @@
-"""Statistics of raw times: medians, distribution-free intervals, and one summary of a measured cell (METHOD.md §2, §4).
+"""Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
 
 All bandwidths that collbench prints, ranks or compares are computed here, from seconds, by `summarize`.
 """
@@ -8,16 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from statistics import median  # of a few values; numpy takes 20 µs for the same
 
 import numpy as np
 
-from collbench.model import Measurement
+from collbench.model import Cell, Measurement
 from collbench.units import algbw, busbw_factor
 
-# Fewer values have no 95 % order-statistic interval of the median: 2 · 0.5^6 = 3.1 % is the first below 5 %.
-FEWEST_BLOCKS = 6
+# Two trials say nothing of a third.
+FEWEST_TRIALS = 3
+# Each data point is measured until its interval is narrow, which picks those that are narrow by chance. Intervals of
+# 95 % would hold 91 % of such medians; those of 96.5 % hold 93 to 96.5 %, however noisy (benchmarks/coverage.py).
+_LEVEL = 0.965
+# That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn anew by
+# benchmarks/coverage.py --factors). From six values on, order statistics reach the level.
+_FACTORS = {3: 3.058, 4: 1.878, 5: 1.509}
+# In logs: e^±50 times any duration is still a number to divide by.
+_WIDEST = 50.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 # The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2.
 _DIFFERENCE_OF_TWO = 0.9539
@@ -28,8 +37,8 @@ _SMALLEST_DELTA = 0.02
 class Summary:
     """One cell in a person's units: the median visit's seconds and GB/s, and busbw's 95 % interval (None: too few).
 
-    A visit counts as the median of its blocks, because blocks of one visit resemble each other. The interval is the
-    order-statistic one over all blocks. `visits` are the busbw of each visit, GB/s, in the order they were made.
+    A visit counts as the median of its blocks, because blocks of one visit resemble each other; so the interval rests
+    on visits, too. `visits` are the busbw of each visit, GB/s, in the order they were made.
     """
 
     seconds: float
@@ -42,23 +51,40 @@ class Summary:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the order-statistic interval that covers the median with at least 95 %, None below six values.
+    """Return the median's 95 % interval from independent positive values, None below three.
 
-    Source: the binomial argument in Hahn & Meeker, Statistical Intervals, §5.2.
+    Of three to five it is the median ± a multiple of the standard deviation, in logs, and takes them for normal; from
+    six on it is that of the order statistics, interpolated in logs, and assumes no distribution. Source: Hettmansperger
+    & Sheather, Statistics & Probability Letters 4 (1986); Nyblom, ibid. 14 (1992).
     """
     n = len(values)
-    if n < FEWEST_BLOCKS:
+    if n < FEWEST_TRIALS:
         return None
-    ordered = sorted(values)
-    tail, rank = 0.5**n, 0
-    while tail + math.comb(n, rank + 1) * 0.5**n <= 0.025:
-        rank += 1
-        tail += math.comb(n, rank) * 0.5**n
-    return ordered[rank], ordered[n - 1 - rank]
+    middle = median(values)
+    logs = [math.log(value) - math.log(middle) for value in sorted(values)]
+    if n in _FACTORS:
+        center, half = median(logs), _FACTORS[n] * math.dist(logs, [math.fsum(logs) / n] * n) / math.sqrt(n - 1)
+        low, high = center - half, center + half
+    else:
+        rank, inner = _order_statistics(n)
+        low = (1 - inner) * logs[rank - 1] + inner * logs[rank]
+        high = (1 - inner) * logs[n - rank] + inner * logs[n - rank - 1]
+    return middle * math.exp(max(low, -_WIDEST)), middle * math.exp(min(high, _WIDEST))
+
+
+@cache
+def _order_statistics(n: int) -> tuple[int, float]:
+    """Return the highest rank, counted from either end, that covers enough, and how far to go to the next, a share."""
+    outside, rank = 1, 1  # of 2^n outcomes, those with fewer than `rank` values below the median
+    while 1 - 2 * (further := outside + math.comb(n, rank)) / 2**n >= _LEVEL:
+        outside, rank = further, rank + 1
+    covers, next_covers = 1 - 2 * outside / 2**n, 1 - 2 * further / 2**n
+    excess = (covers - _LEVEL) / (covers - next_covers)
+    return rank, (n - rank) * excess / (rank + (n - 2 * rank) * excess)
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half of the median's 95 % interval over the median, a ratio; infinite below six values."""
+    """Return half of the median's 95 % interval over the median, a ratio; infinite below three values."""
     interval = median_interval(values)
     if interval is None:
         return math.inf
@@ -95,9 +121,15 @@ def tie_threshold(noise: float) -> float:
     return max(_SMALLEST_DELTA, 3 * noise)
 
 
-def block_seconds(measurement: Measurement) -> list[float]:
-    """Return every timed block's seconds per iteration, in the order taken."""
-    return [seconds for sample in measurement.samples for seconds in sample.seconds]
+def trial_seconds(measurement: Measurement) -> list[float]:
+    """Return each trial's seconds per iteration, the median of its batches: they share what disturbed the trial."""
+    return [median(sample.seconds) for sample in measurement.samples]
+
+
+def rate_gbs(cell: Cell, seconds: float) -> float:
+    """Return a cell's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
+    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    return algbw(cell.moved_bytes, seconds) * factor
 
 
 def summarize(measurement: Measurement) -> Summary:
@@ -105,10 +137,9 @@ def summarize(measurement: Measurement) -> Summary:
     cell = measurement.cell
     factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
     moved = cell.moved_bytes
-    seconds = block_seconds(measurement)
-    visits = [median(sample.seconds) for sample in measurement.samples]
-    middle = median(visits)
-    interval = median_interval(seconds)
+    trials = trial_seconds(measurement)
+    middle = median(trials)
+    interval = median_interval(trials)
     launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
     return Summary(
         seconds=middle,
@@ -116,7 +147,7 @@ def summarize(measurement: Measurement) -> Summary:
         busbw=algbw(moved, middle) * factor,
         # The slowest time is the lowest bandwidth.
         interval=interval and (algbw(moved, interval[1]) * factor, algbw(moved, interval[0]) * factor),
-        visits=tuple(algbw(moved, seconds) * factor for seconds in visits),
+        visits=tuple(algbw(moved, seconds) * factor for seconds in trials),
         launch_seconds=median(launches) if launches else None,
         concurrent=any(sample.concurrent for sample in measurement.samples),
     )

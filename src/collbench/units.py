@@ -1,4 +1,4 @@
-"""Message sizes and transfer rates: parsing, printing, and the one place where seconds become GB/s.
+"""Message sizes and figures: parsing, printing in fixed notation, and the one place where seconds become GB/s.
 
 Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tests has them.
 """
@@ -6,12 +6,14 @@ Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tes
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from collbench.errors import UsageError
 
 _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # 18 digits: no larger number is a size or a factor, and int() stays fast and allowed.
-_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_HUNDREDTHS = 0.1  # from where two decimals tell enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 # busbw = algbw × factor(world_size) [nccl-tests doc/PERFORMANCE.md]
@@ -74,19 +76,37 @@ def _parse_factor(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return bytes in the largest binary unit that loses nothing: 1048576 → "1M", 1000 → "1000"."""
+    """Return bytes in the largest binary unit that loses nothing: 1048576 → "1M", 1000 → "1000 B"."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes >= _SUFFIXES[suffix] and size_bytes % _SUFFIXES[suffix] == 0:
             return f"{size_bytes // _SUFFIXES[suffix]}{suffix}"
-    return str(size_bytes)
+    return f"{size_bytes} B"
 
 
 def format_approximate_size(size_bytes: int) -> str:
     """Return bytes as a person reads free memory: "139.2 GiB", "512 MiB"."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes >= _SUFFIXES[suffix]:
-            return f"{size_bytes / _SUFFIXES[suffix]:.4g} {suffix}iB"
+            return f"{fixed(size_bytes / _SUFFIXES[suffix])} {suffix}iB"
     return f"{size_bytes} B"
+
+
+def fixed(value: float, digits: int = 4) -> str:
+    """Return a figure in a sentence: so many digits that matter, all whole ones, no exponent: 1088, 44.6, 0.0000123."""
+    if abs(value) >= 10.0**digits:
+        return f"{value:.0f}"
+    text = f"{value:.{digits}g}"
+    return f"{Decimal(text):f}" if "e" in text else text
+
+
+def figure(value: float, decimals: int = 1) -> str:
+    """Return a figure in a table: 44.6; one below 10 gets a decimal more, 8.53, and below 0.1 two digits that matter.
+
+    Without `decimals` columns are too narrow for that, and 0.0036 prints as 0.0.
+    """
+    if decimals and 0 < value < _HUNDREDTHS:
+        return fixed(value, 2)
+    return f"{value:.{decimals if value >= 9.95 else decimals + 1}f}"  # 9.96 rounds up to a number without it
 
 
 def algbw(size_bytes: int, seconds: float) -> float:

@@ -1,4 +1,7 @@
-"""Our files as JSON: what each says first is its kind and version, and who reads one is told what is wrong with it."""
+"""Our files as JSON: what each says first is its kind and version, and who reads one is told what is wrong with it.
+
+They may be a stranger's: what a terminal would obey in their texts is made readable here, where they come in.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from collbench.errors import RunFileError
+from collbench.printable import cleaned
 
 _Found = TypeVar("_Found")
 
@@ -42,7 +46,7 @@ class Kind:
         Of what `build` raises, TypeError, ValueError and KeyError say that the file is damaged.
         """
         try:
-            data = json.loads(text)
+            data = cleaned(json.loads(text), text)
         except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
             raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
         if not isinstance(data, dict) or data.get("format") != self.format:

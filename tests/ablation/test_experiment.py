@@ -79,8 +79,11 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def test_both_arms_train_in_turn_on_the_same_devices_and_differ_in_one_variable(stage: Stage) -> None:
     made = stage.perform()
-    words = ["train", "--backend", "cuda", "--devices", "GPU-a,GPU-b", "--max-restarts", "0", "--", "train.py"]
-    assert [command[-len(words) :] for command, _ in stage.started] == [words] * 4
+    words = ["train", "--backend", "cuda", "--devices", "GPU-a,GPU-b", "--max-restarts", "0"]
+    assert [command[command.index("train") :] for command, _ in stage.started] == [
+        [*words, "--log-dir", str(stage.tmp_path / f"run-{number}.torchrun"), "--", "train.py"]
+        for number in range(1, 5)
+    ]
     base = {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}
     without = base | {"NCCL_P2P_DISABLE": "1"}
     assert [environment for _, environment in stage.started] == [base, without, without, base]

@@ -9,7 +9,8 @@ from itertools import combinations, permutations
 from pathlib import Path as File
 
 from collbench.affinity.verdicts import Kind, Severity, Verdict, judge
-from collbench.model import Audit, Cell, Device, Health, Measurement, Path, Run, Sample
+from collbench.errors import FailureKind
+from collbench.model import Audit, Cell, Device, Flag, Health, Measurement, Path, Run, Sample, StopReason
 from collbench.operations import Operation, Variant, Work
 from tests.builders import GIB, gpus, measured, run_of
 
@@ -124,14 +125,16 @@ def slow(links: Sequence[Members], factor: float, *, copies: bool = True) -> Rat
     return share
 
 
-def failed(run: Run, operation: Operation, members: Members, reason: str) -> Run:
-    """Return the run with a cell that failed."""
-    return replace(
-        run, measurements=[*run.measurements, Measurement(Cell(operation, members, 2 * GIB), [], None, 0, reason)]
-    )
+def failed(
+    run: Run, operation: Operation, members: Members, reason: str, kind: FailureKind | None = FailureKind.HANG
+) -> Run:
+    """Return the run with a cell that failed; `kind` None as an older version saved it."""
+    cell = Cell(operation, members, 2 * GIB)
+    bad = Measurement(cell, [], StopReason.FAILED, 0, reason, kind)
+    return replace(run, measurements=[*run.measurements, bad])
 
 
-def flagged(run: Run, flag: str) -> Run:
+def flagged(run: Run, flag: Flag) -> Run:
     """Return the run with a flag on every sample."""
     marked = [
         replace(found, samples=[_flagged(sample, flag) for sample in found.samples]) for found in run.measurements
@@ -139,5 +142,5 @@ def flagged(run: Run, flag: str) -> Run:
     return replace(run, measurements=marked)
 
 
-def _flagged(sample: Sample, flag: str) -> Sample:
+def _flagged(sample: Sample, flag: Flag) -> Sample:
     return replace(sample, flags=(*sample.flags, flag))

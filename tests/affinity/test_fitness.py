@@ -3,11 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.affinity.choice import LeftOut
+from collbench.affinity.choice import BUSY, FAULTY, LeftOut, Unfit, Why
 from collbench.affinity.fitness import broken_pairs, left_out, marks
-from collbench.model import Health, Measurement, Run
+from collbench.errors import FailureKind
+from collbench.model import Flag, Health, Measurement, Run
 from collbench.operations import Operation
-from tests.builders import gpus, measured, pair_run, run_of
+from tests.builders import gpus, hot, measured, pair_run, run_of, shared, throttled
 
 GIB = 2**30
 MIB = 2**20
@@ -41,7 +42,7 @@ def four(first: Health, after: Health = IDLE) -> Run:
             IDLE,
             "busy: 90% utilisation",
         ),
-        ("little free memory", replace(IDLE, memory_used=60 * GIB), IDLE, "only 20 GiB of 80 GiB free"),
+        ("little free memory", replace(IDLE, memory_used=60 * GIB), IDLE, "busy: only 20 GiB of 80 GiB free"),
         ("hot when idle", replace(IDLE, throttle=("HW slowdown",)), IDLE, "throttled: HW slowdown"),
         ("uncorrected errors", replace(IDLE, ecc_errors=1), IDLE, "faulty: 1 uncorrected ECC error"),
         ("errors that grow", IDLE, replace(IDLE, nvlink_errors=10), "faulty: 3 new NVLink errors"),
@@ -54,7 +55,7 @@ def four(first: Health, after: Health = IDLE) -> Run:
     ],
 )
 def test_what_leaves_a_gpu_out(title: str, before: Health, after: Health, reason: str) -> None:
-    assert left_out(four(before, after)) == (LeftOut(0, reason),)
+    assert [(left.member, left.reason) for left in left_out(four(before, after))] == [(0, reason)]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_what_does_not(title: str, before: Health, after: Health) -> None:
     assert left_out(four(before, after)) == ()
 
 
-def flagged(flag: str, visits: int) -> Run:
+def flagged(flag: Flag, visits: int) -> Run:
     """Return four GPUs whose pairs with GPU0 have five visits each; a flag marks some of those of GPU0 and GPU1."""
     run = four(IDLE)
     pair = run.measurements[0]
@@ -87,28 +88,28 @@ def flagged(flag: str, visits: int) -> Run:
 @pytest.mark.parametrize(
     ("title", "flag", "visits", "out", "suspect"),
     [
-        ("one visit of fifteen is a spike", "throttled: SW power cap on GPU0", 1, (), True),
+        ("one visit of fifteen is a spike", throttled(0), 1, "", True),
         (
             "two are a state",
-            "throttled: SW power cap on GPU0",
+            throttled(0),
             2,
-            (LeftOut(0, "throttled in 13% of its visits"),),
+            "throttled in 13% of its visits",
             True,
         ),
         (
             "others came",
-            "shared: 1 other process on GPU0",
+            shared(0),
             5,
-            (LeftOut(0, "busy: another process in 33% of its visits"),),
+            "busy: another process in 33% of its visits",
             False,
         ),
-        ("heat alone is no fault", "hot: GPU0 at 84 °C", 5, (), False),
-        ("a flag about a GPU that is not there", "throttled: SW power cap on GPU9", 5, (), False),
+        ("heat alone is no fault", hot(0, 84), 5, "", False),
+        ("a flag about a GPU that is not there", throttled(9), 5, "", False),
     ],
 )
-def test_flags_of_visits(title: str, flag: str, visits: int, out: tuple[LeftOut, ...], suspect: bool) -> None:
+def test_flags_of_visits(title: str, flag: Flag, visits: int, out: str, suspect: bool) -> None:
     run = flagged(flag, visits)
-    assert left_out(run) == out
+    assert [(left.member, left.reason) for left in left_out(run)] == ([(0, out)] if out else [])
     assert marks(run, range(4))[1] == [suspect, False, False, False]
 
 
@@ -125,12 +126,23 @@ def test_allow_busy_keeps_the_busy_and_the_throttled_but_not_the_faulty() -> Non
     run = four(replace(IDLE, processes=1, throttle=("HW slowdown",)))
     run.health_before = (run.health_before[0], replace(IDLE, ecc_errors=1), IDLE, IDLE)
     assert [left.member for left in left_out(run)] == [0, 1]
-    assert left_out(run, allow_busy=True) == (LeftOut(1, "faulty: 1 uncorrected ECC error"),)
+    assert left_out(run, allow_busy=True) == (LeftOut(1, (Why(Unfit.ECC_ERRORS, 1),)),)
     assert marks(run, (0, 1, 2)) == ([True, False, False], [True, True, False])
 
 
 def test_what_is_excluded_is_named_and_not_judged() -> None:
-    assert left_out(four(replace(IDLE, processes=1)), {0, 2}) == (LeftOut(0, "excluded"), LeftOut(2, "excluded"))
+    assert left_out(four(replace(IDLE, processes=1)), {0, 2}) == tuple(
+        LeftOut(place, (Why(Unfit.EXCLUDED),)) for place in (0, 2)
+    )
+
+
+@pytest.mark.parametrize("kind", Unfit)
+def test_every_reason_has_its_words_and_is_of_one_sort_at_most(kind: Unfit) -> None:
+    assert str(Why(kind, 3, 80 * GIB, ("SW power cap",)))
+    assert not {kind} & BUSY & FAULTY
+    # What the words begin with is for people; that they fit the sort is for those who read both.
+    assert (kind in FAULTY) == str(Why(kind)).startswith("faulty")
+    assert (kind in BUSY) == str(Why(kind)).startswith("busy")
 
 
 def failed(members: tuple[int, int]) -> Measurement:
@@ -165,10 +177,10 @@ def test_who_is_blamed_for_pairs_that_fail(
     others = [(a, b) for a in range(4) for b in range(a + 1, 4) if (a, b) not in pairs]
     run = run_of(gpus(4), [*map(make, pairs), *map(sound, others)])
     assert [left.member for left in left_out(run)] == out
-    assert broken_pairs(run, Operation.ALLREDUCE) == {frozenset(pair) for pair in pairs}
+    assert broken_pairs(run) == {frozenset(pair) for pair in pairs}
 
 
-def test_a_pair_that_failed_in_another_operation_only_is_not_broken() -> None:
-    run = run_of(gpus(2), [failed((0, 1)), measured(Operation.CE_WRITE, (0, 1), 390.0)])
-    assert broken_pairs(run, Operation.CE_WRITE) == set()
-    assert broken_pairs(run, Operation.ALLREDUCE) == {frozenset({0, 1})}
+def test_a_pair_that_failed_in_any_operation_is_broken_and_one_that_was_not_tried_is_not() -> None:
+    untried = replace(failed((1, 2)), failure_kind=FailureKind.UNTRIED)
+    run = run_of(gpus(3), [failed((0, 1)), untried, measured(Operation.CE_WRITE, (0, 1), 390.0)])
+    assert broken_pairs(run) == {frozenset({0, 1})}

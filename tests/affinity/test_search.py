@@ -95,12 +95,12 @@ def test_tie_breaks_go_level_by_level(
     title: str, levels: tuple[Level, ...], members: tuple[int, ...], words: str
 ) -> None:
     sets = all_sets(4, 2)
-    place, decided_by = decide(sets, levels)
+    place, decided_by = decide(sets, levels, "PCI bus id")
     assert (tuple(sets[place].tolist()), decided_by) == (members, words)
 
 
 def test_a_single_set_needs_no_tie_break() -> None:
-    assert decide(all_sets(3, 3), (Level("a", lambda sets: np.zeros(len(sets))),)) == (0, "")
+    assert decide(all_sets(3, 3), (Level("a", lambda sets: np.zeros(len(sets))),), "PCI bus id") == (0, "")
 
 
 def test_sets_are_rated_by_the_best_that_they_leave() -> None:

@@ -8,12 +8,13 @@ from collbench.affinity.verdicts import Kind, judge
 from collbench.model import Health, Run
 from collbench.operations import Operation, Variant, Work
 from tests.affinity.checked import audited, faults, flagged, h200, pcie, slow, the
+from tests.builders import shared
 
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
 
 
 def test_a_foreign_process_is_contention_and_explains_its_gpus_slow_links() -> None:
-    run = flagged(h200(slow(ROW, 0.5)), "shared: 1 other process on GPU3")
+    run = flagged(h200(slow(ROW, 0.5)), shared(3))
     verdict = the(run, Kind.CONTENTION)
     assert verdict.members == (3,)
     assert "on GPU3 in " in verdict.what
@@ -22,7 +23,7 @@ def test_a_foreign_process_is_contention_and_explains_its_gpus_slow_links() -> N
 
 
 def test_a_foreign_process_does_not_explain_other_gpus() -> None:
-    run = flagged(h200(slow([(0, 1), (1, 0)], 0.5)), "shared: 2 other processes on GPU3")
+    run = flagged(h200(slow([(0, 1), (1, 0)], 0.5)), shared(3, 2))
     assert [(v.kind, v.members) for v in faults(run)] == [(Kind.CONTENTION, (3,)), (Kind.NV_DEGRADED, (0, 1))]
 
 
@@ -36,7 +37,7 @@ def test_processes_that_only_health_saw(when: str) -> None:
 
 def test_a_process_that_has_only_opened_a_gpu_is_not_blamed() -> None:
     """As torch does on an NVSwitch machine: it copies between GPUs 0 and 1, and opens all four [4 × H200]."""
-    run = flagged(flagged(h200(), "shared: 1 other process on GPU0"), "shared: 1 other process on GPU2")
+    run = flagged(flagged(h200(), shared(0)), shared(2))
     works = Health(processes=1, others_memory=782 * 2**20, utilization=99)
     rests = Health(processes=1, others_memory=526 * 2**20, utilization=2)
     states = (works, Health(), rests, Health())

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from collbench.affinity.verdicts import Kind, judge
-from collbench.model import Run, Skipped
+from collbench.errors import FailureKind
+from collbench.model import Run, SkipKind, Skipped
 from collbench.operations import Operation
 from tests.affinity.checked import failed, faults, h200, pcie, the
 
@@ -16,8 +17,9 @@ WRONG = (
 )
 
 
-def ended(run: Run, reason: str) -> Run:
-    return replace(run, complete=False, skipped=[Skipped("all that was left", reason)])
+def ended(run: Run, reason: str, members: tuple[int, ...] = ()) -> Run:
+    left = Skipped("all that was left", reason, SkipKind.WRONG_DATA, members=members)
+    return replace(run, complete=False, skipped=[left])
 
 
 @pytest.mark.parametrize(
@@ -30,14 +32,14 @@ def ended(run: Run, reason: str) -> Run:
     ],
 )
 def test_wrong_data_is_hard_and_names_its_place(case: str, reason: str, members: tuple[int, ...]) -> None:
-    verdict = the(ended(h200(), reason), Kind.DATA_CORRUPT)
+    verdict = the(ended(h200(), reason, members), Kind.DATA_CORRUPT)
     assert (verdict.severity, verdict.members) == ("hard", members), case
     assert reason.rstrip(".") in verdict.what
     assert "dmesg" in verdict.command
 
 
 def test_over_pcie_the_usual_cause_is_the_iommu() -> None:
-    run = ended(pcie({}, lambda _w, _m: 22.0), WRONG)
+    run = ended(pcie({}, lambda _w, _m: 22.0), WRONG, (3, 1))
     verdict = the(run, Kind.DATA_CORRUPT)
     assert "IOMMU or PCIe ACS corrupts transfers" in verdict.cause
     assert "ACSCtl" in verdict.command
@@ -53,7 +55,7 @@ def test_cores_of_the_host_backend() -> None:
     run = replace(h200(), backend="host")
     cores = tuple(replace(d, uuid=f"CPU-{d.index}", index=d.index * 2) for d in run.devices)
     text = "cpu-write of 64 B from core 2 to core 6: byte 3 is 0x00, not 0x11: do not trust this memory"
-    verdict = the(replace(ended(run, text), devices=cores), Kind.DATA_CORRUPT)
+    verdict = the(replace(ended(run, text, (1, 3)), devices=cores), Kind.DATA_CORRUPT)
     assert verdict.members == (1, 3)
     assert "memory or a core is faulty" in verdict.cause
 
@@ -92,14 +94,19 @@ def test_all_devices_in_one_collective() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("case", "kind", "kinds"),
     [
-        "CUDA error in cuEventRecord: CUDA_ERROR_LAUNCH_FAILED (719)",
-        f"not tried, as 4 cells in a row failed; the last: {HUNG}",
+        ("an error that CUDA told", FailureKind.ERROR, [Kind.FAILED]),
+        ("a worker that died", FailureKind.CRASH, [Kind.FAILED]),
+        ("an older version's, which saved no kind", None, [Kind.FAILED]),
+        ("not tried", FailureKind.UNTRIED, []),
     ],
 )
-def test_other_failures_are_no_hang(reason: str) -> None:
-    assert faults(failed(h200(), Operation.CE_WRITE, (0, 1), reason)) == []
+def test_other_failures_are_no_hang_whatever_their_words(
+    case: str, kind: FailureKind | None, kinds: list[Kind]
+) -> None:
+    found = faults(failed(h200(), Operation.CE_WRITE, (0, 1), HUNG, kind))
+    assert [verdict.kind for verdict in found] == kinds, case
 
 
 def test_an_interrupted_run_is_judged_on_what_it_has() -> None:

@@ -12,7 +12,7 @@ from collbench.affinity.verdicts import Kind, judge
 from collbench.model import Health, Path, Run
 from collbench.operations import Operation, Work
 from tests.affinity.checked import Members, Rate, audited, beside_others, faults, flagged, h200, kinds, pcie, slow, the
-from tests.builders import gpus, noisy, pair_run, paths
+from tests.builders import gpus, noisy, pair_run, paths, throttled
 
 BOTH = [(1, 3), (3, 1)]
 ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
@@ -52,7 +52,7 @@ def test_a_slow_row_blames_the_gpu() -> None:
 
 
 def test_a_slow_row_of_a_throttled_gpu_names_the_reason() -> None:
-    run = flagged(h200(slow(ROW, 0.92)), "throttled: SW thermal slowdown on GPU2")
+    run = flagged(h200(slow(ROW, 0.92)), throttled(2, "SW thermal slowdown"))
     verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
     assert "GPU2 was throttled (SW thermal slowdown)" in verdict.cause
     assert "nvidia-smi -q -d PERFORMANCE" in verdict.command
@@ -67,7 +67,7 @@ def test_new_errors_on_a_link_name_the_cause() -> None:
 
 
 def test_a_throttled_gpu_whose_links_are_fine_is_no_contradiction() -> None:
-    assert faults(flagged(h200(), "throttled: SW power cap on GPU2")) == []
+    assert faults(flagged(h200(), throttled(2))) == []
 
 
 @pytest.mark.parametrize("share", [1.0, 0.99, 0.98])

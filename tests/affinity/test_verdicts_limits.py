@@ -7,7 +7,7 @@ import pytest
 from collbench.affinity.verdicts import Kind, judge, not_judged
 from collbench.model import Path, Run
 from collbench.operations import Operation, Variant, Work
-from tests.affinity.checked import faults, h200, kinds, pcie, run_on, slow, the
+from tests.affinity.checked import faults, h200, kinds, pcie, run_on, slow, the, visits
 from tests.builders import GIB, gpus
 
 BOTH = [(0, 1), (1, 0)]
@@ -114,6 +114,26 @@ def test_reads_that_a_cache_served_are_impossible_though_the_copy_engines_are_no
     assert [(v.kind, v.members) for v in faults(run)] == [(Kind.IMPOSSIBLE, (0, 1))]
 
 
+def test_all_that_a_device_sends_at_once_is_limited_by_its_port() -> None:
+    """1185 GB/s over a port of 450: three lanes timed one after another [4 × H200]. Two visits are enough."""
+    lanes = visits(Work(Operation.CE_WRITE, Variant.ONE_TO_ALL), (2, 0, 1, 3), 1185.0 / 3)
+    run = h200()
+    verdict = the(
+        replace(run, measurements=[*run.measurements, replace(lanes, samples=lanes.samples[:2])]), Kind.IMPOSSIBLE
+    )
+    assert (verdict.members, verdict.theory_gbs) == ((2,), 450.0)
+    assert "port" in verdict.what
+
+
+def test_a_small_message_that_beats_its_link_is_impossible_though_too_small_to_be_slow() -> None:
+    small = replace(visits(Work(Operation.CE_READ), (0, 1), 700.0, 2**14), samples=[])
+    fast = visits(Work(Operation.CE_READ), (0, 1), 700.0, 2**14).samples[:1]
+    run = h200()
+    assert the(
+        replace(run, measurements=[*run.measurements, replace(small, samples=fast)]), Kind.IMPOSSIBLE
+    ).members == (0, 1)
+
+
 def test_a_hidden_nvlink_makes_no_outlier_of_the_others() -> None:
     run = pcie({}, lambda _w, m: 180.0 if set(m) == {0, 1} else 22.0)
     assert [verdict.kind for verdict in faults(run)] == [Kind.HIDDEN_NVLINK]
@@ -143,7 +163,11 @@ def test_the_size_that_most_links_have_is_judged() -> None:
     """One link lacks the largest size: all are judged at the next, so none is compared with another size."""
     run = h200(slow(BOTH, 0.3))
     larger = [
-        replace(found, cell=replace(found.cell, size_bytes=2 * GIB))
+        replace(
+            found,
+            cell=replace(found.cell, size_bytes=2 * GIB),
+            samples=[replace(sample, seconds=tuple(2 * s for s in sample.seconds)) for sample in found.samples],
+        )
         for found in run.measurements
         if found.cell.members != (0, 1)
     ]

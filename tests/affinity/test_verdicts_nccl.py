@@ -9,7 +9,7 @@ from collbench.affinity.verdicts import Kind, judge, not_judged
 from collbench.model import Run
 from collbench.operations import Operation
 from tests.affinity.checked import faults, flagged, h200, pcie, slow, the
-from tests.builders import GIB, measured
+from tests.builders import GIB, measured, shared
 
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
 # all_reduce_perf on two of the recorded machine's GPUs at 512 MiB: 27.9 GB/s with NCCL_P2P_DISABLE=1, 312.2 without.
@@ -36,7 +36,7 @@ def test_a_disabled_peer_to_peer_is_named_as_the_cause_of_both() -> None:
 
 def test_another_process_is_no_excuse_for_a_variable() -> None:
     run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1"})
-    run = flagged(run, "shared: 1 other process on GPU3")
+    run = flagged(run, shared(3))
     assert [v.kind for v in faults(run)] == [Kind.CONTENTION, Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
 
 

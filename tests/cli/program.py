@@ -104,7 +104,7 @@ def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(h
     run = pair_run(len(devices), lambda a, b: rates.get((a, b), 200.0))
     started = (datetime.now(UTC) - age).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = replace(run, **{"devices": tuple(devices), "started": started} | changes)  # type: ignore[arg-type]
-    runfile.save(run, path)
+    runfile.save(run, path, replace=True)
     return run
 
 

@@ -157,7 +157,8 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     (tools / "nvidia-smi").chmod(0o755)
     words = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json")
     done = on_gpus(fakes, tmp_path, words, {"PATH": f"{tools}:/usr/bin:/bin"})
-    assert done.code == 0, done.stderr
+    assert done.code == 1, done.stderr
+    assert done.stdout.startswith("not judged: ")
     run = runfile.load(tmp_path / "run.json")
     assert {(p.tool_label, p.tool_peer_access, p.cuda_peers) for p in run.paths} == {("NV18", "OK", True)}
     assert {(d.pcie_generation, d.pcie_width) for d in run.devices} == {(5, 16)}

@@ -81,7 +81,8 @@ def test_json_is_all_that_is_printed(program: Program) -> None:
 @pytest.mark.usefixtures("files")
 def test_many_runs_are_a_trend_by_date(program: Program) -> None:
     for name, day in zip(("base", "again", "slow"), DAYS, strict=True):
-        runfile.save(replace(runfile.load(Path(f"{name}.json")), started=day), Path(f"{name}.json"))
+        dated = replace(runfile.load(Path(f"{name}.json")), started=day)
+        runfile.save(dated, Path(f"{name}.json"), replace=True)
     said = program("compare", "base.json", "again.json", "slow.json")
     assert said.status == 3
     assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
@@ -152,7 +153,8 @@ def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: P
     assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (0, {"normal"})
     runfile.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
     said = program("compare", "l4.json", "--reference")
-    assert (said.status, said.out.splitlines()[-1]) == (0, "No figure for this machine kind: 2 × NVIDIA L4, NV18.")
+    assert (said.status, said.out.splitlines()[-1]) == (1, "No figure for this machine kind: 2 × NVIDIA L4, NV18.")
+    assert said.out.startswith("not judged: No figure for this machine kind: 2 × NVIDIA L4, NV18; compare it with")
 
 
 def examples() -> list[list[str]]:

@@ -176,6 +176,57 @@ def test_a_startup_file_gets_its_line_once_and_keeps_the_rest(
     assert "added to" not in said
 
 
+# The shell that a user opens next, and what reads its startup file.
+FRESH = {"bash": ("bash", "-i", "-c"), "zsh": ("zsh", "-i", "-c"), "fish": ("fish", "-i", "-c")}
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
+@pytest.mark.parametrize("shell", FRESH)
+@pytest.mark.parametrize("own", ["", "/opt/man"])
+def test_man_finds_the_pages_whatever_path_has_and_still_all_others(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str, own: str
+) -> None:
+    """man-db goes by PATH: ~/.local/share/man only where ~/.local/bin is on it."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.delenv("MANPATH", raising=False)
+    installed(program, monkeypatch, tmp_path, shell)
+    installed(program, monkeypatch, tmp_path, shell)
+    environment = os.environ | ({"MANPATH": f"{own}:"} if own else {})
+
+    def asked(words: str) -> str:
+        done = subprocess.run([*FRESH[shell], words], env=environment, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    assert asked("man -w collbench") == f"{tmp_path}/.local/share/man/man1/collbench.1\n"
+    searched = asked("manpath -q").strip().split(":")
+    assert searched.count(f"{tmp_path}/.local/share/man") == 1
+    assert "/usr/share/man" in searched
+
+
+def test_where_man_looks_already_no_startup_file_is_touched(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "man").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "bin" / "man").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    said, files = installed(program, monkeypatch, tmp_path / "home", "fish")
+    assert "MANPATH" not in said
+    assert not [file for file in files if "conf.d" in file]
+
+
+def test_without_man_the_way_to_read_them_is_said(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    said, _ = installed(program, monkeypatch, tmp_path / "home", "fish")
+    assert "man is not installed" in said
+    assert "--help" in said
+
+
 @pytest.mark.parametrize(
     ("shell", "words", "says"),
     [

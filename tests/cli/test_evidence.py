@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from collbench.cli import evidence
 from collbench.cli.evidence import Evidence
 from collbench.model import Health, Run
-from tests.builders import pair_run
+from tests.builders import GIB, pair_run, shared, throttled
+
+MIB = 2**20
 
 
 def a_run() -> Run:
@@ -46,3 +50,30 @@ def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
     run.health_before = run.health_after = ()
     found = Evidence(run, "saved").as_now()
     assert [state.processes for state in found.health_before] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("title", "health", "unfit"),
+    [
+        ("nobody else", Health(processes=0, memory_used=4 * MIB), False),
+        ("a process that NVML shows", Health(processes=1, memory_used=GIB), True),
+        ("a hidden one that fills 80 %", Health(processes=0, memory_used=64 * GIB), True),
+        ("a hidden one where processes are not told", Health(memory_used=64 * GIB), True),
+        ("work", Health(utilization=57), True),
+        ("throttling is the machine's own", Health(processes=0, throttle=("HW slowdown",)), False),
+    ],
+)
+def test_a_saved_run_whose_gpu_others_held_is_no_evidence(title: str, health: Health, unfit: bool) -> None:
+    run = a_run()
+    run.devices = tuple(replace(device, memory_bytes=80 * GIB) for device in run.devices)
+    run.health_before, run.health_after = (health, Health()), (Health(), Health())
+    assert (evidence._unfit(run) is not None) == unfit, title
+
+
+def test_what_visits_saw_of_other_processes_is_forgotten_and_throttling_is_not() -> None:
+    run = a_run()
+    run.measurements[0].samples[:] = [
+        replace(sample, flags=(throttled(0), shared(1))) for sample in run.measurements[0].samples
+    ]
+    found = Evidence(run, "saved").as_now({})
+    assert {sample.flags for sample in found.measurements[0].samples} == {(throttled(0),)}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collbench import runfile
-from collbench.cli import gate
-from collbench.errors import BackendError
+from collbench.errors import FailureKind
 from collbench.fabric import file as fabric_file
 from collbench.fabric.model import Fault, FaultKind
-from collbench.model import Run, Skipped
-from collbench.operations import Operation, Variant
+from collbench.model import Run, SkipKind, Skipped
+from collbench.operations import Operation, Variant, Work
 from tests.affinity.checked import failed, h200
 from tests.cli.program import Program, Said
 
@@ -74,7 +74,9 @@ def test_a_missing_gpu_fails(program: Program, expected: str, status: int, told:
 def without(run: Run, pair: set[int]) -> Run:
     """Return the run as if one pair had been left out."""
     left = [found for found in run.measurements if set(found.cell.members) != pair]
-    return replace(run, measurements=left, skipped=[Skipped("ce-write GPU0 → GPU1", "no room")])
+    a, b = sorted(pair)
+    why = Skipped("ce-write GPU0 → GPU1", "no room", SkipKind.ROOM, Work(Operation.CE_WRITE), (a, b))
+    return replace(run, measurements=left, skipped=[why])
 
 
 def once(run: Run, pair: set[int]) -> Run:
@@ -89,20 +91,43 @@ def once(run: Run, pair: set[int]) -> Run:
 @pytest.mark.parametrize(
     ("case", "run", "told"),
     [
-        ("a pair left out", without(h200(), {0, 1}), "cannot vouch for GPU0, GPU1: not measured: no room"),
-        ("too few visits", once(h200(), {1, 3}), "cannot vouch for GPU1, GPU3: not measured: the run ended before"),
+        ("a pair left out", without(h200(), {0, 1}), "cannot vouch for GPU0-GPU1: no room; 5 of 6 pairs were judged"),
+        (
+            "too few visits",
+            once(h200(), {1, 3}),
+            "cannot vouch for GPU1-GPU3: 1 of the 3 visits that tell noise; 5 of 6 pairs were judged",
+        ),
         (
             "a failed cell",
-            failed(h200(), Operation.CE_READ, (2, 3), "CUDA error 719"),
-            "cannot vouch for GPU2, GPU3: ce-read failed: CUDA error 719",
+            failed(h200(), Operation.CE_READ, (2, 3), "CUDA error 719", FailureKind.ERROR),
+            "cannot vouch for GPU2-GPU3: failed; 5 of 6 pairs were judged",
         ),
+        ("no measurement at all", replace(h200(), measurements=[]), "cannot vouch for GPU0-GPU1: not measured; 0 of 6"),
     ],
 )
-def test_what_was_not_measured_fails(case: str, run: Run, told: str) -> None:
-    with pytest.raises(BackendError, match="cannot vouch") as raised:
-        gate.require_all(run)
-    assert str(raised.value) == told, case
+def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
+    program: Program, case: str, run: Run, told: str
+) -> None:
+    runfile.save(run, Path("run.json"))
+    said = program("check", "run.json", "--expect", "4")
+    assert (said.status, said.line.startswith(told)) == (1, True), (case, said.err)
+    page = program("check", "run.json").out
+    assert "Labels, tools and measurement agree." not in page, case
+    assert "agree     6 of 6" not in page, case
+    data = json.loads(program("check", "run.json", "--expect", "4", "--json").out)
+    assert data["exit_status"] == 1, case
 
 
-def test_a_whole_run_passes() -> None:
-    gate.require_all(h200())
+def test_copies_by_kernels_alone_leave_out_pairs_without_peer_access_by_design(program: Program) -> None:
+    whole = without(h200(), {0, 1})
+    (left,) = whole.skipped
+    refused = replace(left, kind=SkipKind.NO_PEERS, reason="no peer access", work=Work(Operation.SM_WRITE))
+    kernels = [found for found in whole.measurements if found.cell.operation is Operation.SM_WRITE]
+    asked = replace(whole.settings, operations=(Operation.SM_WRITE,))
+    runfile.save(replace(whole, measurements=kernels, skipped=[refused], settings=asked), Path("run.json"))
+    said = program("check", "run.json", "--expect", "4")
+    assert (said.status, said.err) == (0, "")
+    assert "5 of 6 pairs were judged" in said.out
+    assert "unjudged  GPU0-GPU1: no peer access" in said.out
+    runfile.save(replace(whole, skipped=[refused]), Path("run.json"), replace=True)
+    assert program("check", "run.json", "--expect", "4").status == 1  # copy engines and NCCL need no peer access

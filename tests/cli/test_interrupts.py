@@ -1,16 +1,21 @@
-"""Ctrl-C or SIGTERM at any moment: one line that says what is saved, and exit status 130 or 143."""
+"""Ctrl-C or another signal that ends, at any moment: one line that says what is saved, and status 128 + its number."""
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from collbench import runfile
 from collbench.cli import program as loaded
-from tests.cli.program import Program, on_gpus, one_line
+from tests.cli.program import Program, collbench, on_gpus, one_line
 from tests.native.fakes import Fakes
+from tests.world.processes import PATIENCE_S, environment, visits, wait_for
 
 # The seed fixes the order of visits, so that runs of these words make the same calls, more or less.
 WORDS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
@@ -59,7 +64,8 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
 def test_a_scheduler_that_ends_the_job_leaves_what_was_measured(fakes: Fakes, tmp_path: Path) -> None:
     launches = len(on_gpus(fakes, tmp_path, WORDS).lines("cuGraphLaunch"))
     interrupt = f"cuGraphLaunch={launches * 3 // 4}"
-    done = on_gpus(fakes, tmp_path, WORDS, interrupt=interrupt, signal=int(signal.SIGTERM), **IN_THE_WORKER)
+    words = (*WORDS, "--force")
+    done = on_gpus(fakes, tmp_path, words, interrupt=interrupt, signal=int(signal.SIGTERM), **IN_THE_WORKER)
     assert done.code == 143
     assert one_line(done.stderr).startswith("interrupted: ")
     assert not runfile.load(tmp_path / "run.json").complete
@@ -84,3 +90,64 @@ def test_while_the_program_still_loads(program: Program, monkeypatch: pytest.Mon
     said = program("pairs")
     assert said.status == 130
     assert said.line in NOTHING
+
+
+# As long as nobody ends it, and it needs no worker: no cell ever settles.
+ENDLESS = ("--operations", "copy", "--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%")
+MEASURING = collbench("pairs", *ENDLESS, "--budget", "10min", "-o", "run.json")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda one: one.name)
+def test_other_signals_end_as_ctrl_c_does_and_the_status_names_them(number: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        MEASURING, env=environment(tmp_path), cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    wait_for("the first visits", lambda: len(visits(tmp_path / "run.json.journal")) > 2, [process])
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (128 + number, "")
+    assert one_line(err).endswith("'collbench pairs --resume run.json' goes on")
+    assert runfile.load(tmp_path / "run.json").measurements
+    assert not (tmp_path / "run.json.journal").exists(), "all of it is in the file"
+
+
+def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *MEASURING],
+        env=environment(tmp_path), cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    journal = tmp_path / "run.json.journal"
+    wait_for("the first visits", lambda: visits(journal), [process])
+    process.send_signal(signal.SIGHUP)
+    before = len(visits(journal))
+    wait_for("more of them", lambda: len(visits(journal)) > before + 1, [process])
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+# Makes its stdin its terminal, as a login does.
+LOGIN = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_of_a_terminal_that_is_lost_in_the_middle_the_run_is_saved(tmp_path: Path) -> None:
+    """A connection that breaks: SIGHUP comes, and every further line or bar to the terminal is an error."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOGIN, *MEASURING],
+        env=environment(tmp_path) | {"TERM": "xterm"}, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    journal = tmp_path / "run.json.journal"
+    drawn = b""
+    while len(visits(journal)) < 3 or b"measuring pairs" not in drawn:
+        drawn += os.read(ours, 1000)
+    os.close(ours)
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP
+    assert not runfile.load(tmp_path / "run.json").complete
+    assert not journal.exists()

@@ -209,9 +209,9 @@ def test_the_json_file_has_three_names() -> None:
 
 def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.json"
-    for text in ('{"a": 1}\n', '{"b": 2}\n'):
-        wholefile.check(path, *_JSON)
-        wholefile.write(text, path, *_JSON)
+    for again, text in enumerate(('{"a": 1}\n', '{"b": 2}\n')):
+        wholefile.check(path, *_JSON, force=bool(again))
+        wholefile.write(text, path, *_JSON, force=bool(again))
         assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
     assert list(path.parent.iterdir()) == [path]
 
@@ -226,7 +226,7 @@ def test_a_full_disk_is_told_in_one_line_and_keeps_the_old_file(
     path.write_text("old", encoding="utf-8")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunFileError) as caught:
-        wholefile.write("new", path, *_JSON)
+        wholefile.write("new", path, *_JSON, force=True)
     assert str(caught.value) == (f"cannot write {path}: No space left on device; choose another place with --json FILE")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]

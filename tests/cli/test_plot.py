@@ -62,7 +62,7 @@ def test_each_kind_in_each_format(
     ("words", "title"),
     [
         (["--operation", "ce_write"], "ce-write at 1G, GB/s"),
-        (["--operation", "ce-write", "--size", "8"], "ce-write at 8, µs"),
+        (["--operation", "ce-write", "--size", "8"], "ce-write at 8 B, µs"),
         (["--size", "1M"], "allreduce at 1M, busbw, GB/s"),
     ],
 )

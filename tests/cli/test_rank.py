@@ -73,7 +73,7 @@ def test_one_operation_at_one_size(program: Program, word: str) -> None:
         (
             "a size that was not measured",
             ["--size", "8"],
-            "run.json has nothing to rank at 8: it holds allreduce at 1G",
+            "run.json has nothing to rank at 8 B: it holds allreduce at 1G",
         ),
     ],
 )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collbench import runfile
+from collbench.cli import options
+from collbench.cli.showing import Showing
 from collbench.model import Run, StopReason
+from collbench.planning import Request
 from tests.builders import gpus
 from tests.cli.program import Program, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes, Outcome
@@ -84,7 +88,20 @@ def test_a_complete_run_has_nothing_left_and_needs_no_gpu(program: Program, tmp_
 
 
 def test_a_cell_that_failed_gets_another_chance(fakes: Fakes, tmp_path: Path) -> None:
-    words = ("pairs", "--devices", "0,1", "--operations", "copy", "--sizes", "1K", "--seed", "1", "-o", "run.json")
+    words = (
+        "pairs",
+        "--devices",
+        "0,1",
+        "--operations",
+        "copy",
+        "--sizes",
+        "1K",
+        "--seed",
+        "1",
+        "--force",
+        "-o",
+        "run.json",
+    )
     small = {"gpus": 2, "free": (256 + 2) * 2**20}  # small buffers: there are no collectives to leave room for
     copies = len(on_gpus(fakes, tmp_path, words, **small).lines("cuMemcpyPeerAsync")) * 81 // 100
     fault = {"interrupt": f"cuMemcpyPeerAsync={copies}", "signal": int(signal.SIGKILL), "once": tmp_path / "once"}
@@ -134,3 +151,114 @@ def test_on_another_machine_it_is_refused_and_the_file_left_alone(
     assert one_line(done.stderr).startswith("run.json cannot be resumed here: "), what
     assert says in done.stderr, what
     assert (tmp_path / "run.json").read_bytes() == before, what
+
+
+# A run file may be a stranger's: what its command line names is neither loaded, read nor written.
+NAMED = [
+    ("a library", "pairs", ("--nccl", "{trap}")),
+    ("a file of labels", "check", ("--topology", "{trap}")),
+    ("a file of peer access", "check", ("--p2p", "{trap}")),
+    ("a file to write", "allreduce", ("--json", "{trap}")),
+    ("a file to write, by its other name", "allreduce", ("-J", "{trap}")),
+    ("a file to save in, by force", "pairs", ("-o", "{trap}", "--force")),
+]
+
+
+@pytest.mark.parametrize(("what", "command", "words"), NAMED, ids=[row[0] for row in NAMED])
+def test_what_a_stranger_recorded_is_not_touched(
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    command: str,
+    words: tuple[str, ...],
+) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text("mine\n")
+    recorded = tuple(word.format(trap=trap) for word in words)
+    settings = replace(save_run(tmp_path / "run.json", gpus(4)).settings, command=(command, *recorded))
+    save_run(tmp_path / "run.json", gpus(4), complete=False, settings=settings)
+    asked: list[Request] = []
+
+    def measured(request: Request, path: Path | None, showing: Showing = Showing()) -> Path:  # noqa: B008
+        asked.append(request)
+        assert path is not None
+        assert path == Path("run.json")
+        assert showing.json is None
+        return path
+
+    for module in ("pairs", "check", "collectives"):
+        monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
+    monkeypatch.setattr("collbench.cli.check._measured", lambda given: measured(*options.make_request("check", given)))
+    monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)
+    monkeypatch.setattr("collbench.machine.nvidia_smi.read_topology", pytest.fail)
+    monkeypatch.setattr("collbench.machine.nvidia_smi.read_p2p", pytest.fail)
+    monkeypatch.setattr("collbench.cli.check._Texts.applied", lambda _texts, run: run)
+    monkeypatch.setattr("collbench.cli.gate.shortfall", lambda *_, **__: "")
+    monkeypatch.setattr("collbench.backends.opening.resolve", lambda name: (name, None))
+    said = program(command, "--resume", "run.json")
+    assert said.status == 0, said.err
+    assert (asked[0].nccl, asked[0].force, asked[0].resume) == (None, False, True)
+    assert trap.read_text() == "mine\n"
+    given_again = words[0].lstrip("-") in ("topology", "p2p", "json", "J")
+    assert ("write it again" in said.err) == given_again, what
+
+
+def test_a_fabrics_file_is_read_only_if_it_is_named_again(program: Program, tmp_path: Path) -> None:
+    from collbench.fabric import file
+
+    (tmp_path / "fab.json").write_text(file.dumps(file.load("nvlink-pairs-2x2")))
+    words = "pairs --backend sim --fabric fab.json --sizes 1M --quick --seed 1"
+    assert program(*words.split(), "-o", "run.json").status == 0
+    run = replace(runfile.load(tmp_path / "run.json"), complete=False)
+    runfile.save(run, tmp_path / "run.json", replace=True)
+    said = program(*RESUME)
+    assert (said.status, said.out) == (2, "")
+    assert "add --fabric fab.json" in said.line
+    assert program(*RESUME, "--fabric", "fab.json").status == 0
+
+
+def test_a_shipped_fabric_is_data(program: Program, tmp_path: Path) -> None:
+    words = "pairs --backend sim --fabric nvlink-pairs-2x2 --sizes 1M --quick --seed 1"
+    assert program(*words.split(), "-o", "run.json").status == 0
+    run = replace(runfile.load(tmp_path / "run.json"), complete=False)
+    runfile.save(run, tmp_path / "run.json", replace=True)
+    assert program(*RESUME).status == 0
+
+
+def test_a_recorded_library_is_not_loaded_and_ones_own_is(fakes: Fakes, tmp_path: Path) -> None:
+    """The search finds another version: one line says which option to add."""
+    library = tmp_path / "theirs.so"
+    library.write_bytes(Path(fakes.nccl).read_bytes())
+    words = ("allreduce", "--sizes", "1K", "--seed", "1", "--nccl", str(library), "--output", "run.json")
+    assert on_gpus(fakes, tmp_path, words, nccl=22703).code == 0
+    run = replace(runfile.load(tmp_path / "run.json"), complete=False)
+    runfile.save(run, tmp_path / "run.json", replace=True)
+    before = (tmp_path / "run.json").read_bytes()
+    library.write_bytes(b"whoever loads this fails")
+
+    refused = on_gpus(fakes, tmp_path, ("allreduce", "--resume", "run.json"), nccl=22809)
+    assert (refused.code, refused.stdout) == (2, "")
+    assert "its NCCL was 2.27.3 and is 2.28.9 now; add --nccl PATH" in one_line(refused.stderr)
+    assert (tmp_path / "run.json").read_bytes() == before
+    again = ("allreduce", "--resume", "run.json", "--nccl", str(fakes.nccl))
+    assert on_gpus(fakes, tmp_path, again, nccl=22703).code == 0
+
+
+@pytest.mark.parametrize("name", ["rm -rf ~;", "pairs; rm -rf ~", "$(reboot)", ""])
+def test_no_advice_is_made_of_a_strangers_words(program: Program, tmp_path: Path, name: str) -> None:
+    settings = replace(save_run(tmp_path / "run.json", gpus(4)).settings, command=(name, "x"))
+    save_run(tmp_path / "run.json", gpus(4), complete=False, settings=settings)
+    said = program(*RESUME)
+    assert (said.status, said.out) == (2, "")
+    assert f"write 'collbench {name}" not in said.line
+    assert "no command of collbench" in said.line
+
+
+@pytest.mark.parametrize("layout", ["env", "docker", "apptainer"])
+def test_a_shell_is_given_no_strangers_words(program: Program, tmp_path: Path, layout: str) -> None:
+    """`eval "$(collbench select …)"` runs what is printed."""
+    save_run(tmp_path / "run.json", [replace(gpu, uuid=f"GPU-{gpu.index}'; touch owned; '") for gpu in gpus(4)])
+    said = program("select", "2", "--from", "run.json", "--elsewhere", "--format", layout)
+    assert (said.status, "touch" in said.out) == (2, False)
+    assert "which is none" in said.err

@@ -16,7 +16,7 @@ from collbench.backends import opening
 from collbench.cli import evidence, verifying
 from collbench.launch.freshness import Here
 from collbench.model import Health, Run
-from tests.builders import gpus, pair_run
+from tests.builders import gpus, pair_run, shared
 from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes
 
@@ -109,10 +109,10 @@ def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
 def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_out_now(
     program: Program, here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shared = ("shared: 1 other process on GPU2", "shared: 1 other process on GPU3")
+    busy = (shared(2), shared(3))
     for found in here.measurements:
-        found.samples[:] = [replace(sample, flags=shared) for sample in found.samples]
-    runfile.save(here, saved_in(tmp_path))
+        found.samples[:] = [replace(sample, flags=busy) for sample in found.samples]
+    runfile.save(here, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
     monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
@@ -161,6 +161,7 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
         ("one GPU that should be verified", ("1", "--verify"), "one device alone"),
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
         ("a simulated machine", ("2", "--backend", "sim"), "--from RUN --elsewhere"),
+        ("no backend", ("2", "--backend", "rocm"), "write one of auto, cuda, host"),
         ("no size", ("2", "--size", "big"), "size 'big'"),
         ("no age", ("2", "--max-age", "old"), "duration 'old'"),
         ("no such run", ("2", "--from", "none.json"), "none.json"),
@@ -372,3 +373,23 @@ def test_cores_are_chosen_on_the_host_backend(fakes: Fakes, tmp_path: Path) -> N
     words = collbench("select", "2", "--backend", "host", "--format", "list")
     done = fakes.run(["taskset", "-c", f"{low},{high}", *words], tmp_path, environment(fakes, tmp_path))
     assert (done.code, done.stdout) == (0, f"{low},{high}\n"), done.stderr
+
+
+# --- the words of --help ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["select", "train"])
+def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tmp_path: Path, command: str) -> None:
+    """Neither simulates, and neither takes CPU cores for GPUs that are not there."""
+    told = " ".join(program(command, "--help").out.split())
+    backends = told[told.index("--backend NAME") :].split("[default: auto]")[0]
+    assert {word for word in ("auto", "cuda", "host", "sim") if word in backends} == {"auto", "cuda", "host"}
+    assert "GPUs, never cores" in backends
+    words = {"select": ("1",), "train": ("--auto-select", "1", "train.py")}[command]
+    (tmp_path / "train.py").touch()
+    done = on_gpus(fakes, tmp_path, [command, "--backend", "auto", *words], gpus=0)
+    assert (done.code, done.stdout) == (2, "")
+    assert "--backend host" in one_line(done.stderr)
+    said = program(command, "--backend", "sim", *words)
+    assert (said.status, said.out) == (2, "")
+    assert "collbench select K --from RUN --elsewhere" in said.line

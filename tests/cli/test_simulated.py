@@ -51,7 +51,7 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
     whole = len(run.measurements)
     del run.measurements[10:]
     run.complete = False
-    runfile.save(run, path)
+    runfile.save(run, path, replace=True)
     said = program("pairs", "--resume", "run.json")
     assert said.status == 0, said.err
     assert len(runfile.load(path).measurements) == whole

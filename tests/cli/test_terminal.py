@@ -6,21 +6,25 @@ import fcntl
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import termios
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collbench import runfile
+from collbench.model import Audit, Run, Skipped
+from collbench.operations import Operation
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, on_gpus, save_run
 from tests.native.fakes import Fakes
 from tests.report.pages import pairs_run
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-COLOUR = re.compile(r"\x1b\[[0-9;]*38;5;\d+m")
+COLOUR = re.compile(r"\x1b\[[0-9;]*48;5;\d+m")
 _FREE = 2306 * 2**20
 
 
@@ -63,7 +67,8 @@ def saved(tmp_path: Path) -> Path:
 def test_a_page_is_coloured_in_a_terminal_and_the_same_text_without(program: Program, saved: Path) -> None:
     shown = on_terminal(collbench("show", "run.json"), colourful(), saved, columns=200)
     assert COLOUR.search(shown)
-    assert ANSI.sub("", shown) == program("show", "run.json").out
+    plain = [line for line in ANSI.sub("", shown).splitlines() if not line.startswith("shade: ")]
+    assert plain == program("show", "run.json").out.splitlines()  # which has no colours, so no legend
 
 
 def test_no_color_is_obeyed_in_a_terminal(program: Program, saved: Path) -> None:
@@ -90,6 +95,60 @@ def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path, colum
     rows = [line for line in narrow.splitlines() if re.match(r"tier |\d+ +GPU", line)]
     assert len(rows) > 7  # so wide a table comes in parts
     assert max(map(len, rows)) <= columns
+
+
+def slow_pairs(count: int) -> Run:
+    """A run of which every kind of line is long: skipped works, tie-breaks, unlike pairs of many devices."""
+    run = pairs_run(count, lambda a, b: 300.0 if (a + b) % 2 else 40.0)
+    links = [f"sm-write GPU{a} → GPU{b}" for a in range(count) for b in range(count) if a < b]
+    run.skipped = [Skipped(link, "no peer access, so a kernel cannot address the other GPU's memory") for link in links]
+    audit = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False, size_bytes=2**26)
+    run.audits = [audit, replace(audit, members=(0, 2), ratio=0.38)]
+    run.phases = {"timed": 167.9, "warm-up": 10.0, "audit": 9.4, "visits": 163.7}
+    return run
+
+
+@pytest.mark.parametrize("count", [8, 16])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "run.json"),
+        ("rank", "run.json"),
+        ("check", "run.json"),
+        ("show", "run.json", "--operation", "ce-write"),
+        ("select", "4", "--from", "run.json", "--elsewhere"),
+        ("select", "7", "--from", "run.json", "--elsewhere"),
+        ("compare", "run.json", "again.json"),
+    ],
+)
+def test_80_columns_are_enough(tmp_path: Path, words: tuple[str, ...], count: int) -> None:
+    for name in ("run.json", "again.json"):
+        runfile.save(slow_pairs(count), tmp_path / name)
+    command = ["sh", "-c", f"{shlex.join(collbench(*words))}; true"]  # whatever `check` finds
+    shown = ANSI.sub("", on_terminal(command, colourful(), tmp_path, columns=80))
+    # Commands stay in one piece, and labels as nvidia-smi has them: of 16 GPUs in 86 columns.
+    copied = ("  check     ", "GPU", "     ") if count == 16 else ("  check     ",)
+    assert [line for line in shown.splitlines() if len(line) > 80 and not line.startswith(copied)] == []
+
+
+def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lacks(
+    program: Program, tmp_path: Path
+) -> None:
+    runfile.save(slow_pairs(8), tmp_path / "run.json")
+    narrow = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=80)
+    (heads,) = (line.split() for line in narrow.splitlines() if line.startswith("tier "))
+    assert {"allreduce", "interval", "vs", "best", "label"} <= set(heads)
+    assert len(re.findall(r"^\d+ +GPU\d-GPU\d ", narrow, re.MULTILINE)) == 28
+    (told,) = re.findall(r"^not here  ([\w, -]+):", narrow, re.MULTILINE)
+    whole = next(line.split() for line in program("show", "run.json").out.splitlines() if line.startswith("tier "))
+    assert set(whole) - set(heads) == set(told.split(", "))
+
+
+def test_a_pipe_gets_each_sentence_in_one_line(program: Program, tmp_path: Path) -> None:
+    runfile.save(slow_pairs(8), tmp_path / "run.json")
+    skipped = [line for line in program("show", "run.json").out.splitlines() if line.startswith("skipped ")]
+    assert len(skipped) == 1
+    assert skipped[0].endswith("the other GPU's memory")
 
 
 def test_a_progress_bar_is_drawn_on_a_terminal_and_gone_at_the_end(fakes: Fakes, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_an_unwell_one_is_left_out_too(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, state: Health, why: str
 ) -> None:
     quiet = tuple(Health(nvlink_errors=0) for _ in range(4))
-    runfile.save(replace(saved, health_before=quiet, health_after=quiet), saved_in(tmp_path))
+    runfile.save(replace(saved, health_before=quiet, health_after=quiet), saved_in(tmp_path), replace=True)
     list_only(monkeypatch, gpus(4), states=states(GPU3=state))
     said = train(program, "--auto-select", "2")
     assert "GPU3" not in taken(said), case
@@ -261,7 +261,7 @@ def test_the_reason_is_told_why_the_newest_run_does_not_fit(
     program: Program, saved: Run, tmp_path: Path, case: str, changes: dict[str, Any], why: str
 ) -> None:
     older = replace(saved, machine=replace(saved.machine, **changes))
-    runfile.save(older, saved_in(tmp_path))
+    runfile.save(older, saved_in(tmp_path), replace=True)
     with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: ") as probed:
         train(program, "--auto-select", "2")
     assert str(probed.value).endswith(why), case

@@ -12,7 +12,7 @@ from collbench.comparison.compare import compare
 from collbench.comparison.groups import Kind
 from collbench.model import Cell, Measurement, Path, Run
 from collbench.operations import Operation, Variant
-from tests.builders import gpus, measured, noisy, paths, run_of
+from tests.builders import gpus, measured, noisy, paths, run_of, throttled
 from tests.comparison.runs import FAIL, copies, recorded, scaled, told
 
 
@@ -179,7 +179,7 @@ def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
     new.machine = replace(new.machine, driver="590.1", nccl="2.30.1")
     new.paths = paths(4, but={(0, 1): "SYS"})
     new.settings.environment["NCCL_ALGO"] = "Ring"
-    new.measurements[0].samples[0] = replace(new.measurements[0].samples[0], flags=("throttled: hot on GPU1",))
+    new.measurements[0].samples[0] = replace(new.measurements[0].samples[0], flags=(throttled(1, "hot"),))
     told_ = {d.what: (d.base, d.new) for d in compare(base, new, FAIL).differences}
     assert told_ == {
         "driver": ("580.159.04", "590.1"),

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.comparison.nvls import Nvls, nvls
 from collbench.comparison.reference import Answers, Standing, judge
+from collbench.errors import ExitStatus
+from collbench.machine.nvls import Nvls, nvls
 from collbench.model import Chosen, Run
 from collbench.operations import Operation, Variant
+from collbench.outcome import outcome
 from collbench.reference.figures import Figure
 from collbench.reference.file import load
 from tests.builders import GIB, gpus, measured, run_of
@@ -125,13 +127,17 @@ def test_a_label_of_another_kind_is_not_held_against_it() -> None:
     assert judge(run, FIGURES).answers == ()
 
 
-@pytest.mark.parametrize(
-    "name", ["2xh200/pairs.json", "4xh200-peers/pairs.json", "4xh200-peers/copies.json", "4xh200/allreduce.json"]
-)
+@pytest.mark.parametrize("name", ["2xh200/pairs.json", "4xh200-peers/pairs.json", "4xh200/allreduce.json"])
 def test_recorded_h200_are_normal(name: str) -> None:
     answers = judge(recorded(f"2026-11-21-{name}"), FIGURES)
     assert {answer.standing for answer in answers.answers} == {Standing.NORMAL}
     assert len(answers.answers) >= 3
+
+
+def test_a_run_that_beats_physics_is_not_all_normal() -> None:
+    run = recorded("2026-11-21-4xh200-peers/copies.json")  # one to all: 1185 of 450 GB/s
+    assert Standing.FAILED in {answer.standing for answer in judge(run, FIGURES).answers}
+    assert outcome(run).status is ExitStatus.CONTRADICTION
 
 
 def test_h200_without_p2p_are_below_in_nccl_alone() -> None:

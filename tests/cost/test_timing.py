@@ -1,6 +1,7 @@
 """Times of collectives that were not measured, from what was: against the fabric's own, and recorded H200s."""
 
-from pathlib import Path
+from itertools import combinations
+from pathlib import Path as File
 
 import pytest
 
@@ -9,20 +10,21 @@ from collbench.cost.evidence import gather
 from collbench.cost.sets import Machine
 from collbench.cost.timing import Timings, beyond
 from collbench.errors import UsageError
-from collbench.model import Run
+from collbench.model import Measurement, Path, Run
 from collbench.operations import Operation
 from collbench.stats import summarize
+from collbench.units import busbw_factor
 from tests.builders import gpus, run_of
 from tests.cost.made import MIB, curve, pairs, simulated
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
-H200 = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200"
+H200 = File(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200"
 
 
 def timings(*runs: Run) -> Timings:
     evidence = gather([("a.json", run) for run in runs])
     machine = Machine(evidence)
-    return Timings(evidence, machine.band, machine.delta)
+    return Timings(evidence, machine.band, machine.delta, machine.port)
 
 
 def test_what_was_measured_is_taken_as_it_is() -> None:
@@ -92,10 +94,48 @@ def test_a_slower_pair_never_makes_a_ring_faster() -> None:
 def test_what_is_beyond_the_measured_sizes_is_said() -> None:
     timing = timings(run_of(gpus(2), curve(AR, (0, 1), 100.0))).of(AR, (0, 1))
     assert beyond(timing, [MIB, 8]) == ""
-    assert beyond(timing, [MIB, 2**31]) == "sizes beyond the measured 8 to 1G by a line of latency and bandwidth"
+    assert beyond(timing, [MIB, 2**31]) == "sizes beyond the measured 8 B to 1G by a line of latency and bandwidth"
+
+
+def through_a_switch(cells: list[Measurement], count: int = 4) -> Run:
+    """Return a run of H200s, whose ports carry 450 GB/s one way."""
+    links = [Path(pair, "NV18", "NODE", 18, 450.0) for pair in combinations(range(count), 2)]
+    return run_of(gpus(count), cells, links)
+
+
+@pytest.mark.parametrize("operation", [AR, AG, RS])
+@pytest.mark.parametrize(
+    ("title", "members"), [("by its pairs", None), ("itself, at small sizes", (0, 1, 2, 3)), ("a pair", (0, 1))]
+)
+def test_no_time_beats_the_port(title: str, members: tuple[int, ...] | None, operation: Operation) -> None:
+    """Small messages that grow by 1 µs a MiB make a line of 1049 GB/s, which no port carries."""
+    sets = list(combinations(range(4), 2)) if members is None else [members]
+    cells = [cell for some in sets for cell in curve(AR, some, 1049.0, sizes=(2**16, 2**18, MIB))]
+    asked = members or (0, 1, 2, 3)
+    found = timings(through_a_switch(cells)).of(operation, asked).seconds(2**30)
+    # A switch may reduce on the way: then each sends an all-reduce's message once, and never less.
+    sent = min(1.0, busbw_factor(operation, len(asked)))
+    assert min(found) >= sent * 2**30 / 450e9 * (1 - 1e-9)
+
+
+def test_what_was_measured_stands_though_it_beats_the_port_of_a_ring() -> None:
+    """Eight H200s with NVLS reach 480 GB/s busbw: 274 GB/s through each port."""
+    everybody = tuple(range(8))
+    timing = timings(through_a_switch(curve(AR, everybody, 274.0), 8)).of(AR, everybody)
+    assert timing.seconds(2**30) == pytest.approx((5e-6 + 2**30 / 274e9,) * 3)
+
+
+def test_a_set_with_a_pair_that_nobody_measured_is_not_known() -> None:
+    cells = [cell for pair in combinations(range(4), 2) if pair != (2, 3) for cell in curve(AR, pair, 300.0)]
+    known = timings(through_a_switch(cells))
+    assert known.of(AR, (0, 1, 2)).seconds(2**30)[0] >= 4 / 3 * 2**30 / 450e9
+    with pytest.raises(UsageError, match="cannot predict all-reduce on GPU0, GPU1, GPU2, GPU3"):
+        known.of(AR, (0, 1, 2, 3))
 
 
 def test_where_nothing_comes_near_it_is_said() -> None:
     run = run_of(gpus(4), curve(AR, (0, 1, 2, 3), 100.0))
-    with pytest.raises(UsageError, match="cannot predict all-gather on GPU0, GPU1: neither they nor their pairs"):
+    with pytest.raises(
+        UsageError, match="cannot predict all-gather on GPU0, GPU1: neither they nor all of their pairs"
+    ):
         timings(run).of(AG, (0, 1))

@@ -25,7 +25,7 @@ def test_a_healthy_node_starts_the_job_and_keeps_no_log(stand: Stand) -> None:
     assert started(stand, SLURM_JOB_GPUS="0,1,2,3") == (0, "")
     [(words, visible)] = stand.calls()
     run = str(stand.folder / "logs" / "job-17.json")
-    assert words == ["check", "--quick", "--devices", "0,1,2,3", "--expect", "4", "--output", run]
+    assert words == ["check", "--quick", "--devices", "0,1,2,3", "--expect", "4", "--force", "--output", run]
     assert visible is None
     assert list((stand.folder / "logs").iterdir()) == []
 

@@ -59,8 +59,8 @@ def understood(words: list[str]) -> None:
 
 
 def test_collbench_takes_what_the_scripts_give_it() -> None:
-    understood(["check", "--quick", "--devices", "0,1", "--expect", "2", "--output", "/tmp/run.json"])  # noqa: S108
+    understood(["check", "--quick", "--devices", "0,1", "--expect", "2", "--force", "--output", "/tmp/run.json"])  # noqa: S108
     understood(["export", "/tmp/run.json", "--format", "prometheus", "--output", "/tmp/run.prom"])  # noqa: S108
     texts = " ".join(script.read_text(encoding="utf-8") for script in SCRIPTS)
-    assert '--devices "$gpus" --expect "${#list[@]}" --output "$run"' in texts
+    assert '--devices "$gpus" --expect "${#list[@]}" --force --output "$run"' in texts
     assert 'export "$work/run.json" --format prometheus --output "$work/run.prom"' in texts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.model import Cell, Measurement, Path, Run, StopReason
+from collbench.model import Cell, Flag, FlagKind, Measurement, Path, Run, StopReason
 from collbench.operations import Operation, Variant
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, measured, run_of, throttled
 
 # A quote, a comma, a pipe, a line break, a spreadsheet's formula, HTML, Markdown, a backslash, an accent, edge blanks.
 NAME = " =cmd|' /C calc'!A1, \"H200\"\n<b>*x*</b> _y_ `z` \\n $1 [a](b) & é "
@@ -21,7 +21,10 @@ def hostile_run() -> Run:
     host = measured(Operation.H2D_CE, (1,), 50.0, size=2**26)
     host.cell = replace(host.cell, variant=Variant.HOST, numa_node=1)
     reduce = measured(Operation.REDUCE, (0, 1, 2), 100.0 / 3, size=2**20, launch=1.25e-5)
-    flags = ("throttled: SW thermal slowdown on GPU1", 'shared: "1" other\nprocess | on GPU0')
+    flags = (
+        throttled(1, "SW thermal slowdown"),
+        Flag(FlagKind.OTHER, (), reason='shared: "1" other\nprocess | on GPU0'),
+    )
     reduce.samples[0] = replace(reduce.samples[0], flags=flags, concurrent=True)
     hang = Measurement(Cell(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure='no answer for 30 s, "x" | y')
     found = [

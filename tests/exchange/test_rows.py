@@ -44,7 +44,10 @@ def test_no_column_is_always_empty() -> None:
 
 
 def test_the_recorded_run_has_the_figures_of_its_page() -> None:
-    """README.md shows this run: GPU0 → GPU3 at 1G 396.1 GB/s, all-reduce of GPU0 and GPU1 327.2 with 325.4-328.8."""
+    """README.md shows this run: GPU0 → GPU3 at 1G 396.1 GB/s, all-reduce of GPU0 and GPU1 327.2.
+
+    Its page was printed when intervals rested on batches: 325.4-328.8.
+    """
     found = rows(runfile.load(RECORDED))
     assert len(found) == 840
     (copy,) = (row for row in found if (row["operation"], row["source"], row["destination"], row["size_bytes"])
@@ -54,7 +57,7 @@ def test_the_recorded_run_has_the_figures_of_its_page() -> None:
     assert copy["busbw_gbs"] == pytest.approx(396.1, abs=0.05)
     assert (copy["label"], copy["backend"], copy["nccl"], copy["nvls"]) == ("NV18", "cuda", "2.28.9", "off")
     assert [pair[name] for name in ("busbw_gbs", "busbw_low_gbs", "busbw_high_gbs")] == pytest.approx(
-        [327.2, 325.4, 328.8], abs=0.05
+        [327.2, 322.1, 328.7], abs=0.05
     )
     assert pair["run"] == "20261121T065941Z-vm-978211"
 

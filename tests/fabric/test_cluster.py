@@ -108,6 +108,7 @@ def test_a_shipped_cluster_says_where_it_comes_from_and_survives_json(name: str)
         ("no nodes", {"nodes": 0}, "nodes (0)"),
         ("too many", {"nodes": 10**9}, "nodes (1000000000)"),
         ("no leaves", {"leaf_nodes": 0}, "leaf_nodes (0)"),
+        ("more nodes than can be simulated in a minute", {"nodes": 1025}, "nodes (1025) is not 1 to 1024"),
         ("no rate", {"nic_gbs": 0.0}, "rates"),
         ("a rate that is no number", {"inside_gbs": float("nan")}, "rates"),
         ("too much noise", {"noise": 2.0}, "noise 2.0"),

@@ -71,13 +71,14 @@ def _time(
     if dtype >= _FLOAT8 and NCCL.version < 22400:
         pytest.skip(f"NCCL {NCCL.version} has no 8-bit floats: needs 2.24")
     try:
-        seconds, _ = collectives.time(groups=groups, count=count, **_plan(operation, dtype, **changes))
+        times = collectives.time(groups=groups, count=count, **_plan(operation, dtype, **changes))
     except _native.NcclError as error:
         if dtype >= _FLOAT8 and "sm90" in str(error):
             pytest.skip(str(error))
         raise
-    assert min(itertools.chain.from_iterable(seconds)) > 0
-    return seconds
+    assert min(itertools.chain.from_iterable(times.seconds)) > 0
+    assert all(coverage.verified <= coverage.moved for coverage in times.coverage)
+    return times.seconds
 
 
 @pytest.mark.parametrize("reduction", range(len(_REDUCTIONS)), ids=_REDUCTIONS)
@@ -131,7 +132,7 @@ def test_two_pairs_at_once_and_again_from_the_kept_chain(collectives: _native.Co
 def test_the_launch_loop_is_timed_for_each_group(collectives: _native.Collectives) -> None:
     for operation in _OPERATIONS:
         plan = _plan(operation, 7, launch_iterations=20, launch_warmup=5)
-        _, launches = collectives.time(groups=[[0, 1]], count=2, **plan)
+        launches = collectives.time(groups=[[0, 1]], count=2, **plan).launch_seconds
         assert len(launches) == 1
         assert launches[0] > 0
 
@@ -162,7 +163,8 @@ while not meeting.exists():
     time.sleep(0.01)
 collectives = _native.Collectives(gpus, nccl, rank, world, meeting.read_bytes())
 collectives.prepare([list(range(world)), [0, 1]])
-print(json.dumps([collectives.time(**plan) for plan in plans]))
+times = [collectives.time(**plan) for plan in plans]
+print(json.dumps([[one.seconds, one.launch_seconds] for one in times]))
 """
 
 

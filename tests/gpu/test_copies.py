@@ -38,7 +38,9 @@ def gpus() -> _native.Gpus:
 def _copy(gpus: _native.Gpus, groups: list[list[tuple[int, int]]], **changes: Any) -> list[list[float]]:
     plan: dict[str, Any] = {"multiprocessors": False, "pull": False, "bytes": _MIB, "shift": 0, "iterations": 5}
     plan |= {"blocks": 2, "warmup": 1, "deadline": 30.0}
-    seconds = gpus.time_copies(groups, **(plan | changes))
+    times = gpus.time_copies(groups, **(plan | changes))
+    seconds = times.seconds
+    assert all(0 < coverage.verified <= coverage.moved for coverage in times.coverage)
     assert [len(blocks) for blocks in seconds] == [(plan | changes)["blocks"]] * len(groups)
     assert min(itertools.chain.from_iterable(seconds)) > 0
     return seconds
@@ -78,7 +80,7 @@ def test_disjoint_links_at_once(gpus: _native.Gpus, multiprocessors: bool) -> No
     if multiprocessors:
         _need_peers(gpus)
     groups = [[(i, i + 1)] for i in range(0, len(ORDINALS) - 1, 2)]
-    _copy(gpus, groups, bytes=_MIB + 13, iterations=30, blocks=3, multiprocessors=multiprocessors)
+    _copy(gpus, groups, bytes=_MIB + 13, iterations=29, blocks=3, multiprocessors=multiprocessors)
 
 
 def test_many_blocks_follow_one_another(gpus: _native.Gpus) -> None:
@@ -94,6 +96,14 @@ def test_a_message_as_large_as_the_buffer(gpus: _native.Gpus) -> None:
 def test_blocks_too_large_to_be_queued_ahead(gpus: _native.Gpus) -> None:
     # 240 MiB a block, in the one place that the buffer has for such messages.
     _copy(gpus, [[(0, 1), (1, 0)]], bytes=12 * _MIB + 13, iterations=20, blocks=3)
+
+
+def test_bytes_of_messages_that_share_a_place_count_once(gpus: _native.Gpus) -> None:
+    plan: dict[str, Any] = {"multiprocessors": False, "pull": False, "shift": 0, "deadline": 30.0}
+    for size, slots in ((12 * _MIB, 1), (5 * _MIB, 3), (_MIB, 5)):
+        times = gpus.time_copies([[(0, 1), (1, 0)]], bytes=size, iterations=5, blocks=2, warmup=1, **plan)
+        (coverage,) = times.coverage
+        assert (coverage.verified, coverage.moved) == (2 * 3 * slots * size, 2 * 3 * 5 * size)
 
 
 def test_messages_to_one_gpu_that_do_not_fit_beside_each_other_are_refused(gpus: _native.Gpus) -> None:

@@ -18,7 +18,7 @@ from collbench.model import Audit, Chosen, Health, Machine, Measurement, Path, R
 from collbench.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.planning import Request
 from collbench.simulation import simulate
-from tests.builders import GIB, gpus, measured, run_of
+from tests.builders import GIB, gpus, measured, run_of, throttled
 
 RECORDED = FilePath(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 MIB = 2**20
@@ -91,7 +91,7 @@ def hostile() -> Run:
     device = replace(run.devices[0], uuid=EVIL, name=EVIL, pci_bus_id=EVIL, cpu_affinity=EVIL, host=EVIL)
     links = [replace(path, label=EVIL, ancestor=EVIL, theory_source=EVIL, peer_access=EVIL) for path in run.paths]
     failed = Measurement(replace(run.measurements[0].cell, size_bytes=64), [], None, 0, failure=EVIL)
-    flagged = Sample((0.001, 0.002), 1, concurrent=True, flags=(f"throttled: {EVIL} on {EVIL}",))
+    flagged = Sample((0.001, 0.002), 1, concurrent=True, flags=(throttled(0, EVIL),))
     run.measurements[1].samples.append(flagged)
     state = Health(sm_clock=1, temperature=90, throttle=(EVIL,))
     return replace(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from collbench.html.page import render
-from collbench.model import Run
+from collbench.model import Cell, Measurement, Path, Run, StopReason
 from collbench.operations import Operation
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated
@@ -23,7 +23,7 @@ Open = Callable[..., "Page"]
 
 
 @pytest.fixture
-def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+def opened(browser: Browser, tmp_path: FilePath) -> Iterator[Open]:
     """Open a page's text as a file. The test fails where it says, asks or fetches anything that it should not."""
     wrong: list[str] = []
     contexts = []
@@ -146,7 +146,7 @@ def test_a_keyboard_walks_the_map_and_turns_through_the_sizes(opened: Open, reco
     assert tab.evaluate(focused).startswith("GPU3 → GPU2: ")  # the focus stays
     for _ in range(20):
         tab.keyboard.press("PageDown")
-    assert tab.locator(".title").inner_text().startswith("ce-write at 8:")
+    assert tab.locator(".title").inner_text().startswith("ce-write at 8 B:")
     assert tab.locator("[role=grid] td[tabindex='0']").count() == 1
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert tab.evaluate(outline) == "solid"
@@ -161,7 +161,7 @@ def test_the_curve_of_a_chosen_cell_has_its_intervals_theory_and_figures(opened:
     assert chart.locator("svg .curve").count() == 12  # 4 · 3 links
     assert chart.locator("svg .chosen").count() == 1
     assert chart.locator("svg .dot").count() == chart.locator("svg .whisker").count() == 14  # one a size
-    assert chart.locator("svg .theory-name").inner_html() == "theory 450.0 GB/s"
+    assert chart.locator("svg .theory-name").inner_html() == "theory NV18 450.0 GB/s"
     assert "NV18" in chart.locator("svg .end").all_text_contents()
     chart.locator("summary").click()
     last = chart.locator("tbody tr").last.inner_text().split("\t")
@@ -245,11 +245,74 @@ def test_other_runs_open_without_a_complaint(opened: Open, what: str, run: Run) 
         assert tab.evaluate("document.documentElement.scrollWidth") <= WIDE["width"]
 
 
-def test_every_heading_of_a_simulated_run_says_sim_in_the_maps_too(opened: Open) -> None:
+def test_every_section_and_picture_of_a_simulated_run_says_sim_once(opened: Open) -> None:
     tab = opened(page(simulated("nvlink-pairs-2x2")))
-    heads = tab.locator("h1, h2, h3, figcaption, caption, .readout .value").all_text_contents()
-    assert len(heads) > 20
-    assert [head for head in heads if "sim" not in head.split()] == []
+    heads = tab.locator("h1, h2, .title, figcaption").all_text_contents()
+    assert len(heads) > 10
+    assert [head for head in heads if head.split().count("sim") != 1] == []
+    assert tab.locator(".sim").count() == len(heads)
+
+
+def unlike_links() -> Run:
+    """A run of four GPUs whose links are of one and of two NVLinks; GPU1 → GPU3 hangs, GPU0 → GPU3 was left out."""
+    links = {(0, 1): 24.0, (0, 2): 24.1, (1, 2): 47.9, (2, 3): 48.3}
+    found = [measured(Operation.CE_WRITE, link, gbs, size) for link, gbs in links.items() for size in (MIB, GIB)]
+    found += [
+        Measurement(Cell(Operation.CE_WRITE, (1, 3), size), [], StopReason.FAILED, failure="hang: no answer in 5 s")
+        for size in (MIB, GIB)
+    ]
+    paths = [
+        Path(link, label, theory_gbs=gbs)
+        for link, label, gbs in (((0, 1), "NV1", 25.0), ((0, 2), "NV1", 25.0), ((1, 2), "NV2", 50.0))
+    ]
+    return run_of(gpus(4), found, [*paths, Path((2, 3), "NV2", theory_gbs=50.0), Path((1, 3), "NV2", theory_gbs=50.0)])
+
+
+def test_every_limit_has_its_line_so_that_no_curve_passes_the_only_one(opened: Open) -> None:
+    tab = opened(page(unlike_links()))
+    chart = tab.locator("article:visible figure svg")
+    for row, column, own in (("GPU0", "GPU1", "theory NV1 25.0 GB/s"), ("GPU1", "GPU2", "theory NV2 50.0 GB/s")):
+        cell(tab, row, column).click()
+        names = chart.locator(".theory-name").all_text_contents()
+        assert names == ["theory NV2 50.0 GB/s", "theory NV1 25.0 GB/s"]
+        assert chart.locator(".theory").count() == 2
+        assert chart.locator(".theory-name:not(.other)").all_text_contents() == [own]
+    highest = min(float(line.get_attribute("y1") or 0) for line in chart.locator(".theory").all())
+    dots = [float(dot.get_attribute("cy") or 0) for dot in chart.locator(".dot").all()]
+    assert min(dots) > highest  # above is less
+
+
+def test_a_link_that_failed_looks_like_nothing_else(opened: Open) -> None:
+    tab = opened(page(unlike_links()))
+    texts = {name: cell(tab, *name).inner_text() for name in (("GPU1", "GPU3"), ("GPU0", "GPU3"), ("GPU2", "GPU2"))}
+    assert list(texts.values()) == ["✕", "–", ""]  # failed, not measured, no link
+    failed = cell(tab, "GPU1", "GPU3")
+    assert failed.get_attribute("class") == "s0"
+    assert failed.get_attribute("aria-label") == "GPU1 → GPU3: failed"
+    assert "✕ failed" in tab.locator(".legend").inner_text()
+    failed.hover()
+    assert "hang: no answer in 5 s" in readout(tab)
+    assert "\nfailed\n" in readout(tab)
+    tab = opened(page(by_hand()))
+    assert "failed" not in tab.locator(".legend").inner_text()
+
+
+def test_the_best_link_is_chosen_first(opened: Open) -> None:
+    tab = opened(page(unlike_links()))
+    assert readout(tab).startswith("GPU2 → GPU3\n")
+    tab = opened(page(pair_run(4, lambda a, b: 400.0 if (a, b) == (1, 2) else 300.0)))
+    assert readout(tab).startswith("GPU1, GPU2\n")
+
+
+def test_a_map_that_is_cut_on_a_phone_says_so_until_its_end(opened: Open) -> None:
+    text = page(pair_run(8, lambda a, b: 300.0))
+    tab = opened(text, viewport=NARROW)
+    hint, box = tab.locator(".maps .hint"), tab.locator(".maps .panes .box")
+    assert hint.is_visible()
+    assert "cut" in (box.get_attribute("class") or "")
+    box.evaluate("(box) => box.scrollTo(box.scrollWidth, 0)")
+    hint.wait_for(state="hidden")
+    assert not opened(text).locator(".maps .hint").is_visible()
 
 
 def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
@@ -261,8 +324,8 @@ def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
     assert set(tags) <= {*allowed, "pre", "code"}
     assert "img" not in tags
     assert EVIL in (tab.locator("h1").text_content() or "")
-    choose(tab, Operation="ce-write", Size="64")
-    tab.locator("[role=grid] td[aria-label*='not measured']").first.hover()
+    choose(tab, Operation="ce-write", Size="64 B")
+    tab.locator("[role=grid] td[aria-label$=': failed']").first.hover()
     assert f"failed: {EVIL}" in (tab.locator(".readout").text_content() or "")
     choose(tab, Operation="allreduce")
     assert EVIL in (tab.locator("svg .end").first.text_content() or "")
@@ -277,7 +340,7 @@ def test_a_hostile_machine_beside_another_stays_text(opened: Open) -> None:
     assert tab.evaluate("document.querySelectorAll('img').length") == 0
 
 
-def test_a_script_that_gets_in_does_not_run(browser: Browser, tmp_path: Path, recorded_page: str) -> None:
+def test_a_script_that_gets_in_does_not_run(browser: Browser, tmp_path: FilePath, recorded_page: str) -> None:
     file = tmp_path / "report.html"
     file.write_text(recorded_page.replace("<main", "<script>window.ran = 1</script><main"), encoding="utf-8")
     tab = browser.new_page()
@@ -290,7 +353,7 @@ def test_a_script_that_gets_in_does_not_run(browser: Browser, tmp_path: Path, re
 def test_without_script_the_tables_can_be_read(opened: Open, recorded_page: str) -> None:
     tab = opened(recorded_page, java_script_enabled=False)
     table = tab.locator("table", has=tab.locator("caption:has-text('ce-write at 1G, GB/s')"))
-    assert table.locator("tbody tr").first.locator("td").all_inner_texts() == ["–", "396.3", "396.2", "396.1"]
+    assert table.locator("tbody tr").first.locator("td").all_inner_texts() == ["", "396.3", "396.2", "396.1"]
     assert table.is_visible()
     for words in ("any of them", "What select would choose", "NCCL_NVLS_ENABLE=0", "31–37 °C"):
         assert tab.get_by_text(words).first.is_visible()

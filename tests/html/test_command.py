@@ -66,7 +66,7 @@ def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None
 
 def test_an_old_page_is_replaced_whole(saved: Program) -> None:
     Path("old.HTM").write_text("old", encoding="utf-8")
-    assert saved("report", "run.json", "--output", "old.HTM").status == 0
+    assert saved("report", "run.json", "--output", "old.HTM", "--force").status == 0
     assert Path("old.HTM").read_text(encoding="utf-8").endswith("</html>\n")
     assert sorted(path.name for path in Path().iterdir()) == ["old.HTM", "run.json"]
 
@@ -117,4 +117,4 @@ def test_the_commands_of_the_document_work(program: Program) -> None:
     assert len(commands) == 5
     for command in commands:
         assert program(*command.split()).status == 0, command
-    assert sorted(path.name for path in Path().glob("*.html")) == ["report.html", "run.html"]
+    assert sorted(path.name for path in Path().glob("*.html")) == ["both.html", "report.html", "run.html"]

@@ -13,8 +13,9 @@ import pytest
 
 from collbench.html.content import content
 from collbench.html.page import render
-from collbench.model import Run
-from tests.builders import gpus, pair_run, run_of
+from collbench.model import Cell, Measurement, Run, StopReason
+from collbench.operations import Operation
+from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.html.runs import EVERYTHING, EVIL, by_hand, hostile, page, recorded_content, simulated
 
 PIECES = Path(__file__).parents[2] / "src" / "collbench" / "html" / "pieces"
@@ -67,7 +68,7 @@ def test_a_table_without_script_shows_the_recorded_matrix() -> None:
     # README.md: ce-write at 1G from GPU0: 396.3 396.2 396.1
     row = re.search(r'ce-write at 1G.*?<th scope="row">GPU0</th>(.*?)</tr>', render(recorded_content()), re.DOTALL)
     assert row is not None
-    assert re.findall(r">([^<]+)</td>", row[1]) == ["–", "396.3", "396.2", "396.1"]
+    assert re.findall(r">([^<]*)</td>", row[1]) == ["", "396.3", "396.2", "396.1"]
 
 
 def test_one_script_and_one_style_are_allowed_by_their_hash_and_nothing_else() -> None:
@@ -136,10 +137,21 @@ def test_a_name_of_broken_unicode_and_control_characters_is_written() -> None:
     assert json.loads(Outline(text).blocks["run-0-data"])["tags"][0] == "GPU0"
 
 
-def test_no_heading_of_a_simulated_run_goes_without_the_word_sim() -> None:
-    headings = Outline(page(simulated())).headings
-    assert len(headings) > 30
+def test_no_section_of_a_simulated_run_goes_without_the_word_sim_and_few_things_have_it() -> None:
+    """Wherever it stood beside each line, 73 times, nobody read it."""
+    text = page(simulated())
+    headings = re.findall(r"<h[12][^>]*>(.*?)</h[12]>", text.partition("<main")[2], re.DOTALL)
+    assert len(headings) >= 10
     assert [head for head in headings if not re.search(r"\bsim\b", head)] == []
+    assert text.partition("<script")[0].count('class="sim"') + text.partition("</script>")[2].count('class="sim"') <= 15
+
+
+def test_without_script_a_link_that_failed_is_no_diagonal() -> None:
+    lost = Measurement(Cell(Operation.CE_WRITE, (0, 1), GIB), [], StopReason.FAILED, failure="hang: no answer")
+    found = [lost, measured(Operation.CE_WRITE, (1, 0), 400.0), measured(Operation.CE_WRITE, (0, 2), 400.0)]
+    row = re.search(r'<th scope="row">GPU0</th>(.*?)</tr>', page(run_of(gpus(3), found)), re.DOTALL)
+    assert row is not None
+    assert re.findall(r">([^<]*)</td>", row[1]) == ["", "✕", "400.0"]
 
 
 def test_no_heading_of_a_measured_run_has_it() -> None:

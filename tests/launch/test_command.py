@@ -23,8 +23,9 @@ from collbench.model import Device
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
 INSIDE = torchrun.Inside("py", ("-P",), "/launch")
-PIN = ["--no-python", "--", "py", "-I", "-S", "/launch/pin.py", "--cores", "2,5", "--"]
-SAME = "py -I -S /launch/same_count.py --"
+PIN = ["--no-python", "--", "py", "-I", "-S", "-cexec(open('/launch/pin.py','rb').read())", "--cores=2,5"]
+SAME = "py -I -S -cexec(open('/launch/same_count.py','rb').read())"
+SAME_PY = f"{SAME} --program=py --"
 AGENT = ["py", "-P", "-m", "torch.distributed.run"]
 
 
@@ -50,15 +51,15 @@ CUDA_COMMANDS = {
     "a module": ("-m pkg.a -m", "--standalone --nproc-per-node 2 -m -- pkg.a -m"),
     "several nodes, whose ranks are counted": (
         "--nnodes 2 --rdzv-endpoint h:1 a.py --x",
-        f"--rdzv-backend c10d --nproc-per-node 2 --nnodes 2 --rdzv-endpoint h:1 --no-python -- {SAME} py -u a.py --x",
+        f"--rdzv-backend c10d --nproc-per-node 2 --nnodes 2 --rdzv-endpoint h:1 --no-python -- {SAME_PY} -u a.py --x",
     ),
     "a module on several nodes": (
         "--nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:1 -m pkg.a",
-        f"--nproc-per-node 2 --nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:1 --no-python -- {SAME} py -u -m pkg.a",
+        f"--nproc-per-node 2 --nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:1 --no-python -- {SAME_PY} -u -m pkg.a",
     ),
     "a program of its own on several nodes": (
         "--nnodes 2 --master-addr h --no-python ./a.sh",
-        f"--nproc-per-node 2 --nnodes 2 --master-addr h --no-python -- {SAME} ./a.sh",
+        f"--nproc-per-node 2 --nnodes 2 --master-addr h --no-python -- {SAME} -- ./a.sh",
     ),
     "a run path on several nodes, which leaves no process to compare them": (
         "--nnodes 2 --master-addr h --run-path /a.py",
@@ -67,9 +68,9 @@ CUDA_COMMANDS = {
 }
 
 HOST_PROGRAMS = {
-    "a script": ("a.py --x", "py -u a.py --x"),
-    "a module": ("-m pkg.a -m", "py -u -m pkg.a -m"),
-    "a program of its own": ("--no_python ./a.sh --no-python", "./a.sh --no-python"),
+    "a script": ("a.py --x", "--program=py -- -u a.py --x"),
+    "a module": ("-m pkg.a -m", "--program=py -- -u -m pkg.a -m"),
+    "a program of its own": ("--no_python ./a.sh --no-python", "-- ./a.sh --no-python"),
 }
 
 REFUSED = {
@@ -135,7 +136,12 @@ def test_a_rendezvous_in_the_environment_is_not_overridden() -> None:
 
 
 def test_host_ranks_use_the_python_that_torchrun_was_told() -> None:
-    assert command("a.py", backend="host", inherited={"PYTHON_EXEC": "py3"})[-3:] == ["py3", "-u", "a.py"]
+    assert command("a.py", backend="host", inherited={"PYTHON_EXEC": "py3"})[-4:] == [
+        "--program=py3",
+        "--",
+        "-u",
+        "a.py",
+    ]
 
 
 AWKWARD = st.sampled_from(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
+
+import pytest
 
 from tests.launch.test_execution import PATIENCE_S, needs_torch, start, wait_for
 from tests.world.processes import free_port
@@ -23,7 +26,7 @@ mine = "rank" + os.environ["RANK"]
 def heard(number, frame):
     pathlib.Path(mine + "." + signal.Signals(number).name).touch()
     sys.exit(0)
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, heard)
 pathlib.Path(mine + ".ready").touch()
 time.sleep(100)
@@ -39,20 +42,24 @@ def test_a_restarted_group_keeps_its_devices_and_a_success_is_a_success(tmp_path
     started = [name for name in seen if name.endswith(".start1")]
     assert sorted(started) == ["rank0.start1", "rank1.start1"]
     assert set(seen.values()) == {"GPU-aaaa,GPU-bbbb"}
+    assert list(tmp_path.glob("temporary/*")) == []
 
 
-def test_ctrl_c_reaches_the_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda one: one.name)
+def test_a_signal_reaches_the_ranks_and_is_told_in_a_line(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAIT_FOR_SIGNAL)
     training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "train.py")
     try:
         wait_for(tmp_path, "*.ready", 2, training)
-        training.send_signal(signal.SIGINT)
-        training.communicate(timeout=PATIENCE_S)
+        training.send_signal(number)
+        _, err = training.communicate(timeout=PATIENCE_S)
     finally:
         training.kill()
-    assert training.returncode != 0
-    heard = sorted(path.name for path in tmp_path.glob("*.SIG*"))
-    assert heard == ["rank0.SIGINT", "rank1.SIGINT"]
+    assert training.returncode == 128 + number
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == f"collbench: the job was ended by {number.name}"
+    assert sorted(path.name for path in tmp_path.glob("*.SIG*")) == [f"rank{rank}.{number.name}" for rank in range(2)]
+    assert list(tmp_path.glob("temporary/*")) == [], "torchrun's folder is gone"
 
 
 def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Path) -> None:
@@ -64,7 +71,7 @@ def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Pa
     first = err[err.index("Traceback") :].splitlines()
     assert "train.py" in first[1]
     assert err.index("ZeroDivisionError: division by zero") < err.index("ChildFailedError")
-    assert "collbench.launch" not in err  # nothing of ours stands between
+    assert "collbench/launch" not in err  # nothing of ours stands between
 
 
 def test_a_program_that_is_no_python_gets_its_words_and_its_status_is_told(tmp_path: Path) -> None:
@@ -108,3 +115,24 @@ def test_nodes_that_chose_the_same_number_train_together(tmp_path: Path) -> None
             job.kill()
     assert [job.returncode for job in jobs] == [0, 0], ends
     assert {path.name: path.read_text() for path in tmp_path.glob("rank?")} == {"rank0": "2", "rank1": "2"}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("train.py",), "train.py"),
+        (("-m", "train"), "train"),
+        (("--no-python", "./train.sh"), "./train.sh"),
+    ],
+)
+def test_the_report_of_a_failure_on_cores_names_the_users_script(
+    tmp_path: Path, words: tuple[str, ...], named: str
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "train.sh").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    core = min(os.sched_getaffinity(0))
+    training = start(tmp_path, "host", [(core, "core")], "--devices", str(core), *words)
+    _, err = training.communicate(timeout=PATIENCE_S)
+    assert training.returncode == 1, err
+    assert f"\n{named} FAILED\n" in err

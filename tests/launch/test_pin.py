@@ -13,9 +13,10 @@ from collbench.launch.pin import core_and_program
 
 REFUSED = {
     "no words": ([], "0", "usage"),
-    "no program": (["--cores", "1", "--"], "0", "usage"),
-    "no rank": (["--cores", "1", "--", "a"], "", "local rank ''"),
-    "more ranks than cores": (["--cores", "1,2", "--", "a"], "2", "local rank '2'"),
+    "no program": (["--cores=1", "--"], "0", "usage"),
+    "no core": (["--program=a", "--"], "0", "usage"),
+    "no rank": (["--cores=1", "--", "a"], "", "local rank ''"),
+    "more ranks than cores": (["--cores=1,2", "--", "a"], "2", "local rank '2'"),
 }
 
 
@@ -26,13 +27,15 @@ def test_what_cannot_be_pinned_is_one_line(words: list[str], rank: str, message:
 
 
 def test_each_rank_gets_its_core_and_the_same_program() -> None:
-    words = ["--cores", "7,3", "--", "a", "--", "--cores", "x"]
+    words = ["--cores=7,3", "--", "a", "--", "--cores", "x"]
     got = [core_and_program(words, {"LOCAL_RANK": rank}) for rank in ("0", "1")]
     assert got == [(7, ["a", "--", "--cores", "x"]), (3, ["a", "--", "--cores", "x"])]
+    words = ["--cores=7,3", "--program=py", "--", "-u", "a", "--", "x"]
+    assert core_and_program(words, {"LOCAL_RANK": "1"}) == (3, ["py", "-u", "a", "--", "x"])
 
 
 def pinned(core: int, *program: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-I", "-S", pin.__file__, "--cores", str(core), "--", *program]
+    words = [sys.executable, "-I", "-S", pin.__file__, f"--cores={core}", "--", *program]
     return subprocess.run(words, env={**os.environ, "LOCAL_RANK": "0"}, capture_output=True, text=True, check=False)
 
 

@@ -13,7 +13,8 @@ from collbench.errors import MachineError
 from collbench.machine.health import Glance
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
-from tests.builders import gpus
+from collbench.model import Flag
+from tests.builders import gpus, hot, shared, throttled
 from tests.machine import machines
 
 WELL = Glance(temperature=41, processes=frozenset())
@@ -45,21 +46,21 @@ def watch_of(readings: Sequence[Sequence[Glance]], ours: Sequence[int] = (), clo
     [
         ("a cool idle GPU", WELL, ()),
         ("a GPU of which NVML tells nothing", Glance(), ()),
-        ("slowed by its own heat", Glance(79, ("SW thermal slowdown",)), ("throttled: SW thermal slowdown on GPU1",)),
-        ("at its power limit", Glance(60, ("SW power cap",)), ("throttled: SW power cap on GPU1",)),
+        ("slowed by its own heat", Glance(79, ("SW thermal slowdown",)), (throttled(1, "SW thermal slowdown"),)),
+        ("at its power limit", Glance(60, ("SW power cap",)), (throttled(1),)),
         ("two reasons", Glance(60, ("HW slowdown", "HW power brake slowdown")), (
-            "throttled: HW slowdown on GPU1",
-            "throttled: HW power brake slowdown on GPU1",
+            throttled(1, "HW slowdown"),
+            throttled(1, "HW power brake slowdown"),
         )),
         ("clocks that somebody set", Glance(50, ("applications clocks setting", "display clock setting")), ()),
         ("80 °C is not yet hot", Glance(80), ()),
-        ("86 °C is", Glance(86), ("hot: GPU1 at 86 °C",)),
-        ("one process besides ours", Glance(50, (), frozenset({77, 4242})), ("shared: 1 other process on GPU1",)),
-        ("two", Glance(50, (), frozenset({4242, 4243, 77})), ("shared: 2 other processes on GPU1",)),
+        ("86 °C is", Glance(86), (hot(1, 86),)),
+        ("one process besides ours", Glance(50, (), frozenset({77, 4242})), (shared(1),)),
+        ("two", Glance(50, (), frozenset({4242, 4243, 77})), (shared(1, 2),)),
         ("ours alone", Glance(50, (), frozenset({77})), ()),
     ],
 )  # fmt: skip
-def test_flags_say_what_is_wrong_on_which_gpu(title: str, glance: Glance, flags: tuple[str, ...]) -> None:
+def test_flags_say_what_is_wrong_on_which_gpu(title: str, glance: Glance, flags: tuple[Flag, ...]) -> None:
     watch = watch_of([[WELL, glance]], ours=(77,))
     assert watch.flags((0, 1)) == flags, title
     assert watch.flags((0,)) == (), "of the GPUs that were asked for alone"
@@ -68,7 +69,7 @@ def test_flags_say_what_is_wrong_on_which_gpu(title: str, glance: Glance, flags:
 def test_a_flag_stays_until_a_reading_says_otherwise() -> None:
     clock = Clock()
     watch = watch_of([[Glance(86)], [WELL]], clock=clock)
-    assert [watch.flags((0,)) for _ in range(3)] == [("hot: GPU0 at 86 °C",)] * 3  # one reading, as no time passed
+    assert [watch.flags((0,)) for _ in range(3)] == [(hot(0, 86),)] * 3  # one reading, as no time passed
     clock.later()
     assert watch.flags((0,)) == ()
 
@@ -97,7 +98,7 @@ def test_a_reading_that_fails_leaves_what_was_known() -> None:
 
     watch = HealthWatch(gpus(1), read, Occupants([NOBODY], tuple), clock)
     for _ in range(2):
-        assert watch.flags((0,)) == ("hot: GPU0 at 86 °C",)
+        assert watch.flags((0,)) == (hot(0, 86),)
         clock.later()
 
 

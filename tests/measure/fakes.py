@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.errors import StepFailed
-from collbench.model import Cell, Device
+from collbench.model import Cell, Device, Refusal
 from collbench.operations import Operation, Variant, Work
 from tests.builders import gpus
 
@@ -36,7 +36,7 @@ class FakeBackend:
         self.closed = 0
         self.readied = 0
         self.capacity = 2**40
-        self.unreachable: dict[tuple[Operation | int, ...], str] = {}
+        self.unreachable: dict[tuple[Operation | int, ...], Refusal] = {}
         self.prepared: tuple[tuple[int, ...], ...] = ()
         self.nodes: tuple[int, ...] = ()
 
@@ -58,7 +58,7 @@ class FakeBackend:
     def reserve(self, largest_bytes: int) -> None:
         self.reserved.append(largest_bytes)
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         return self.unreachable.get((work.operation, *members))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from collbench.backends.protocol import Step, Timing
-from collbench.errors import DataCorruption, StepFailed, UsageError
+from collbench.errors import DataCorruption, ExitStatus, FailureKind, StepFailed, UsageError
 from collbench.measure.node_pairs import NodePairs, by_node
 from collbench.model import Device, Run
 from collbench.operations import Operation
+from collbench.outcome import outcome
 from tests.builders import gpus, run_of
 from tests.measure.fakes import FakeBackend
 
@@ -60,13 +61,15 @@ def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, op
 def test_of_a_round_that_fails_each_pair_is_tried_alone() -> None:
     def spoil(step: Step) -> None:
         if any(7 in group for group in step.groups):
-            raise StepFailed("it hangs")
+            raise StepFailed("it hangs", FailureKind.HANG)
 
     backend = Hosts(2, 2, 2, 2, spoil=spoil)
     pairs, run = opened(backend)
     assert pairs.measure([(0, 1), (2, 3)], False) == [pytest.approx(1.572864), None]
     assert pairs.lost == ["n2 and n3: it hangs"]
-    assert [found.cell.members for found in run.measurements] == [(0, 1, 2, 3)]
+    told = {found.cell.members: (found.failure_kind, len(found.samples) > 0) for found in run.measurements}
+    assert told == {(0, 1, 2, 3): (None, True), (4, 5, 6, 7): (FailureKind.HANG, False)}
+    assert outcome(run).status is ExitStatus.UNTRUSTED
 
 
 def test_wrong_data_ends_it() -> None:

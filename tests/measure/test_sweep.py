@@ -1,9 +1,11 @@
+import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from collbench.backends.protocol import Step, time_step
+from collbench.backends.protocol import Step, Timing, time_step
 from collbench.errors import BackendError, StepFailed
 from collbench.measure.audit import audit, distrusted
 from collbench.measure.effort import Effort
@@ -94,12 +96,40 @@ def test_a_noisy_cell_is_visited_until_its_noise_is_known() -> None:
 
 
 def test_past_the_budget_every_cell_still_gets_the_visits_that_it_is_owed() -> None:
-    run = swept(FakeBackend(4, jitter=(1.0, 1.5, 2.0)), plan_for(4), HURRIED)
+    run = swept(FakeBackend(4, jitter=tuple(1.3**k for k in range(11))), plan_for(4), HURRIED)
     assert run.complete
     assert len(run.measurements) == len(list(plan_for(4).cells()))
     visits = {(plan_for(4).decides(found.cell), len(found.samples)) for found in run.measurements}
     assert visits == {(False, 3), (True, 5)}  # three screen, and what decides is worth the time
     assert {found.stop for found in run.measurements} == {StopReason.BUDGET}
+
+
+def test_the_seconds_of_a_sweep_are_those_since_it_began_and_before_it_was_resumed() -> None:
+    """A clock that stands at 3,600 s and goes on by a second each time that it is looked at."""
+    looks = itertools.count(3600.0)
+    run = empty(2)
+    run.seconds = 100.0
+
+    def clock() -> float:
+        return next(looks)
+
+    watcher = Watcher(lambda *_: None, lambda _found: None, clock=clock)
+    sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
+    last = next(looks)
+    start, phases = run.phases["NCCL start"], [run.phases[name] for name in ("warm-up", "audit", "visits")]
+    assert start == 1.0  # two looks: begun, ready
+    assert all(seconds >= 1.0 for seconds in phases)
+    assert run.seconds == 100.0 + (last - 1) - 3602.0  # begun with the third look, ended with the last
+    assert sum(phases) <= run.seconds - 100.0
+
+
+def test_a_resumed_sweep_adds_to_its_phases() -> None:
+    run = empty(2)
+    run.phases.update({"warm-up": 40.0, "timed": 20.0})
+    watcher = Watcher(lambda *_: None, lambda _found: None, clock=lambda: 5.0)
+    sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
+    assert run.phases["warm-up"] == 40.0
+    assert run.phases["timed"] > 20.0
 
 
 def test_progress_never_passes_its_total() -> None:
@@ -228,3 +258,55 @@ def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
     warm_up(backend, plan_for(4), random.Random(1))
     assert len(tried) == 1
     assert {step.operation for step in backend.steps} == {Operation.ALLREDUCE}
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "size"),
+    [
+        ("the largest of 16 MiB at most", (8, MIB, 16 * MIB, 32 * MIB), 16 * MIB),
+        ("the largest there is", (8, MIB), MIB),
+        ("where all are larger, the smallest", (32 * MIB, 64 * MIB), 32 * MIB),
+    ],
+)
+def test_the_message_that_warms(title: str, sizes: tuple[int, ...], size: int) -> None:
+    backend, work = FakeBackend(2), Work(Operation.CE_WRITE)
+    plan = Plan(2, {work: directed_links(2)}, {work: sizes}, "float32", "sum", PATIENT.block_bytes)
+    warm_up(backend, plan, random.Random(1))
+    assert {step.size_bytes for step in backend.steps} == {size}
+
+
+@pytest.mark.parametrize(
+    ("title", "factors", "steps"),
+    [
+        ("steady from the first", (1.0,), 3),
+        ("from the third on", (3.0, 2.0, 1.0), 5),
+        ("from the sixth on, the last that counts", (9.0, 8.0, 7.0, 6.0, 5.0, 1.0), 8),
+        ("never, so eight", tuple(float(2**n) for n in range(8)), 8),
+    ],
+)
+def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: int) -> None:
+    work, taken = Work(Operation.CE_WRITE), itertools.count()
+
+    class Settling(FakeBackend):
+        def time_copies(self, step: Step) -> Timing:
+            found, factor = super().time_copies(step), factors[min(next(taken), len(factors) - 1)]
+            return Timing(tuple(tuple(block * factor for block in blocks) for blocks in found.seconds))
+
+    backend = Settling(2)
+    warm_up(backend, Plan(2, {work: ((0, 1),)}, {work: (MIB,)}, "float32", "sum", MIB), random.Random(1))
+    assert len(backend.steps) == steps
+
+
+def test_seconds_are_kept_to_the_millisecond_and_timed_ones_to_the_microsecond() -> None:
+    looks = itertools.count()
+    watcher = Watcher(lambda *_: None, lambda _found: None, clock=lambda: next(looks) * 0.0123456)
+    run = replace(empty(2), seconds=0.0)
+    sweep(FakeBackend(2, gbs=96.7), plan_for(2), run, PATIENT, random.Random(11), watcher)
+    last = next(looks) - 1
+    for kept, true in ((run.seconds, (last - 2) * 0.0123456), (run.phases["NCCL start"], 0.0123456)):
+        assert kept == pytest.approx(true, abs=0.0005)
+        assert kept * 1000 == pytest.approx(round(kept * 1000), abs=1e-6)
+    timed = run.phases["timed"]
+    assert 0 < timed < 0.5
+    assert timed * 1e6 == pytest.approx(round(timed * 1e6), abs=1e-4)
+    assert timed != round(timed, 5)

@@ -1,18 +1,19 @@
 """What failed steps cost, and what a run that is taken up again still owes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from collbench.backends.protocol import Step
+from collbench.backends.protocol import Step, Timing
 from collbench.errors import BackendError, StepFailed
 from collbench.measure.effort import Effort
 from collbench.measure.plan import Plan, directed_links, unordered_pairs
 from collbench.measure.sweep import sweep
 from collbench.measure.visits import Watcher
-from collbench.model import Cell, Measurement, Run, StopReason
+from collbench.model import Cell, MarkKind, Measurement, Run, StopReason
 from collbench.operations import COLLECTIVES, Operation, Variant, Work
-from tests.builders import gpus, run_of
+from tests.builders import gpus, hot, paths, run_of
 from tests.measure.fakes import FakeBackend
 
 MIB = 2**20
@@ -38,7 +39,7 @@ def measure(backend: FakeBackend, run: Run, told: list[Measurement] | None = Non
         if told is not None:
             told.append(found)
 
-    watcher = Watcher(lambda _done, _total: None, finished, lambda members: ("hot: GPU1",) if 1 in members else ())
+    watcher = Watcher(lambda _done, _total: None, finished, lambda members: (hot(1, 86),) if 1 in members else ())
     sweep(backend, plan_for(len(backend.devices())), run, EFFORT, random.Random(3), watcher)
     return run
 
@@ -122,7 +123,39 @@ def test_a_settled_run_is_not_touched() -> None:
 
 def test_samples_are_flagged_with_what_ailed_their_devices() -> None:
     for found in measure(FakeBackend(2), empty(2)).measurements:
-        assert {sample.flags for sample in found.samples} == {("hot: GPU1",)}
+        assert {sample.flags for sample in found.samples} == {(hot(1, 86),)}
+
+
+def test_a_block_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
+    """700 GB/s on one pair, where the links between two carry 450."""
+    run = replace(empty(4), paths=tuple(replace(path, nvlinks=18, theory_gbs=450.0) for path in paths(4)))
+    told: list[Measurement] = []
+    measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, told)
+    beaten = {found.cell.members for found in run.measurements if any(sample.marks for sample in found.samples)}
+    assert beaten == {(1, 2), (2, 1)}
+    assert all(len(found.samples) >= EFFORT.screening for found in run.measurements)
+    first = next(found for found in told if found.cell == Cell(Operation.CE_WRITE, (1, 2), MIB))
+    (flag,) = first.samples[0].marks
+    assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
+    assert flag.rate_gbs == pytest.approx(700)
+
+
+@pytest.mark.parametrize(("case", "jitter"), [("stands still", 0.0), ("runs back", -1.0)])
+def test_a_clock_without_time_fails_the_cell(case: str, jitter: float) -> None:
+    def on_step(_number: int, step: Step) -> None:
+        backend.jitter = jitter if (0, 1) in step.groups and step.operation is Operation.ALLREDUCE else 1.0
+
+    class Clockless(FakeBackend):
+        jitter = 1.0
+
+        def time_collective(self, step: Step) -> Timing:
+            found = super().time_collective(step)
+            return Timing(tuple(tuple(s * self.jitter for s in blocks) for blocks in found.seconds))
+
+    backend = Clockless(3, on_step=on_step)
+    run = measure(backend, empty(3))
+    failed = {(found.cell.operation, found.cell.members) for found in run.measurements if found.failure}
+    assert failed == {(Operation.ALLREDUCE, (0, 1))}, case
 
 
 def test_the_seconds_in_timed_regions_are_those_of_the_visits() -> None:

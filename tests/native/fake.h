@@ -20,6 +20,8 @@
 //   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank
+//   FAKE_BREAK=nth:rank:code:others (at that collective the rank fails in the background, and it never ends; `others`
+//   is what the other ranks' communicators then say, 0 unless given)   NCCL_COMM_BLOCKING=0 obeyed as NCCL does
 // A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.
 #pragma once
 

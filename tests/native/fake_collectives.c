@@ -159,8 +159,8 @@ static void add_transfer(Op* op, bool sends, const void* at, uint64_t elements, 
   op->transfers[op->transfer_count++] = (Transfer){sends, (uint64_t)(uintptr_t)at, bytes, peer};
 }
 
-// Queues one rank's part. The first use of an operation connects the communicator's ranks, which a closed gate or a
-// capture would stop.
+// Queues one rank's part. The first use of an operation connects the communicator's ranks, which wait for each other in
+// the call; a closed gate or a capture would stop that.
 static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   Clique* clique = comm->clique;
   const int gpu = clique->gpus[comm->rank];
@@ -170,14 +170,19 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   if (!(clique->connected[comm->rank] >> kind & 1)) {
     if (stream->capturing || stream->gates > 0) fault("a communicator connects behind a gate or in a capture");
     clique->connected[comm->rank] |= 1u << kind;
+    for (int i = 0; i < clique->ranks; ++i)
+      while (blocks() && !(clique->connected[i] >> kind & 1)) let_others_run();
   }
+  // NCCL makes every plain launch slower on a communicator that was once captured.
+  if (comm->captured && !stream->capturing) note("plain %s on a captured communicator", kinds[kind].name);
+  comm->captured = comm->captured || stream->capturing;
   op->clique = clique;
   op->rank = comm->rank;
   op->name = kinds[kind].name;
   op->reduce = kinds[kind].run;
   queue_op(stream, op);
   if (!stream->capturing) count_behind(stream);
-  return kNcclSuccess;
+  return begun(comm);
 }
 
 // What rank 0 of NCCL 2.28.9 writes to NCCL_DEBUG_FILE of a collective that its tuner decides, under NCCL_DEBUG=INFO.
@@ -208,6 +213,7 @@ static int collective(const char* function, int kind, const void* send, void* re
   const Kind* which = &kinds[kind];
   if (wanted != 0) return failed(wanted, "the test wants this call to fail");
   if (in_group()) return failed(kNcclInvalidUsage, "not simulated in a group");
+  if (busy(comm)) return failed(kNcclInvalidArgument, "used before the last call was done");
   if (refused(dtype)) return kNcclInvalidArgument;
   if (reduction < 0 || reduction > 4 || root < 0 || root >= ranks)
     return failed(kNcclInvalidArgument, "bad root or op");
@@ -266,6 +272,7 @@ int finish_exchange(void) {
 
 static int exchange_part(bool sends, const void* at, size_t count, int dtype, int peer, Comm* comm, Stream* stream) {
   if (!in_group()) return failed(kNcclInvalidUsage, "a send waits for its receive: use a group");
+  if (busy(comm)) return failed(kNcclInvalidArgument, "used before the last call was done");
   if (refused(dtype)) return kNcclInvalidArgument;
   if (peer < 0 || peer >= comm->clique->ranks || exchange.transfer_count == kMostTransfers)
     return failed(kNcclInvalidArgument, "bad peer");

@@ -13,6 +13,9 @@ static double opened_time;
 static int copies, copies_tried, collectives;
 // By GPU: the latch of the gate that was queued there last, and how many queries in a row got a "no" since.
 static uint64_t latch_of[kMostGpus];
+// When each GPU's copy engines are free again: to other GPUs, from host memory, to host memory. An engine runs one copy
+// at a time, whichever stream it comes from.
+static double engine_free[kMostGpus][3];
 static int unanswered[kMostGpus];
 
 void lock_simulation(void) { pthread_mutex_lock(&mutex); }
@@ -178,6 +181,19 @@ static double run_copies(const Op* op, int user) {
   return seconds;
 }
 
+// Copies by the engine when it comes to it; a kernel starts at once.
+static void queue_on_engine(Stream* stream, const Op* op) {
+  const double seconds = run_copies(op, stream->gpu);
+  if (strcmp(op->name, "copy") == 0) {
+    stream->now += seconds;
+    return;
+  }
+  const bool from_host = owner_of(op->arguments[kSource]) == kHost, to_host = owner_of(op->arguments[kTarget]) == kHost;
+  double* free_at = &engine_free[stream->gpu][from_host ? 1 : to_host ? 2 : 0];
+  const double begin = stream->now > *free_at ? stream->now : *free_at;
+  stream->now = *free_at = begin + seconds;
+}
+
 // Seconds of a ring over the ranks in order: the slowest wire decides.
 static double ring_time(const Op* op, uint64_t bytes) {
   const Clique* clique = op->clique;
@@ -232,8 +248,19 @@ static uint64_t message_bytes(Op* const ranks[], const Clique* clique) {
   return most;
 }
 
+// Fails one rank where FAKE_BREAK says so: its own state, and that of all others.
+static bool breaks(Clique* clique) {
+  static int nth;
+  int wanted = 0, rank = 0, code = 0, others = 0;
+  const char* wish = text_setting("FAKE_BREAK", NULL);
+  if (wish == NULL || sscanf(wish, "%d:%d:%d:%d", &wanted, &rank, &code, &others) < 3 || ++nth != wanted) return false;
+  for (int i = 0; i < clique->ranks; ++i) clique->states[i] = i == rank ? code : others;
+  return clique->broken = true;
+}
+
 // Runs a collective once it is the next operation of every rank's stream.
-static bool run_collective(const Clique* clique) {
+static bool run_collective(Clique* clique) {
+  if (clique->broken) return false;
   Stream* members[kMostRanks] = {NULL};
   Op* ranks[kMostRanks];
   double begin = 0;
@@ -250,6 +277,7 @@ static bool run_collective(const Clique* clique) {
     if (!agree(ranks[0], ranks[i])) fault("rank %d calls another collective than rank 0", i);
   const uint64_t bytes = message_bytes(ranks, clique);
   if (bytes == 0) return true;
+  if (breaks(clique)) return false;
   ranks[0]->reduce(ranks, clique->ranks);
   corrupt_collective(ranks);
   const double end = begin + ring_time(ranks[0], bytes);
@@ -265,12 +293,16 @@ static bool run_collective(const Clique* clique) {
 static bool step(Stream* stream) {
   const Op* op = stream->first;
   if (op == NULL || stream->capturing || sticky_error(stream->gpu) != kSuccess) return false;
+  if (op->clique != NULL && op->clique->aborted[op->rank]) {
+    pop(stream);
+    return true;
+  }
   if (strcmp(op->name, text_setting("FAKE_HANG", "")) == 0) return false;
   if (op->clique != NULL) return run_collective(op->clique) && sticky_error(stream->gpu) == kSuccess;
   if (strcmp(op->name, "gate") == 0) {
     if (!pass_gate(stream)) return false;
   } else if (strcmp(op->name, "memcpy") == 0 || strcmp(op->name, "copy") == 0) {
-    stream->now += run_copies(op, stream->gpu);
+    queue_on_engine(stream, op);
   } else if (strcmp(op->name, "chase") == 0) {
     stream->now += run_chase(op, stream->gpu);
   } else if (strcmp(op->name, "wait") == 0) {

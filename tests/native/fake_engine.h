@@ -33,6 +33,9 @@ typedef struct Clique {
   int ranks;
   int gpus[kMostRanks];
   unsigned connected[kMostRanks];  // a bit for each operation
+  int states[kMostRanks];          // ncclResult_t, as ncclCommGetAsyncError tells it
+  bool broken;                     // a rank has failed: nothing runs any more
+  bool aborted[kMostRanks];        // a rank's own operations end at once
 } Clique;
 
 // Memory that one rank reads for a peer (-1: for all of them) or writes for one, in a collective.
@@ -48,7 +51,7 @@ struct Op {
   Op* next;
   const char* name;  // a kernel's name, or memcpy, memset, event, wait, or a collective's
   uint64_t arguments[kMostArguments];
-  unsigned slots;  // gridDim.y
+  unsigned blocks, slots;  // gridDim.x, gridDim.y
   Event* event;
   Clique* clique;
   int rank;

@@ -1,7 +1,6 @@
 // Fake libnccl.so.2, first half: communicators and groups of calls.
 #include "fake_nccl.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +8,7 @@
 
 enum { kMostSplits = kMostRanks, kMostWorlds = 16 };
 
-int cuDeviceGet(int* device, int ordinal);  // the driver's
-int current_gpu(void);
+int current_gpu(void);  // the driver's
 
 typedef struct Id {
   char bytes[128];
@@ -34,7 +32,7 @@ static int world_count;
 static Split splits[kMostSplits];
 static int split_count, splits_done;
 // This thread's open group.
-static _Thread_local int depth, group_splits, group_error, split_turn;
+static _Thread_local int depth, group_error, split_turn;
 
 int failed(int code, const char* text) {
   if (depth > 0) group_error = code;  // the whole group fails at its end, and does nothing
@@ -68,7 +66,7 @@ bool in_group(void) { return depth > 0; }
 
 static Comm* make_comm(Clique* clique, int rank) {
   Comm* comm = malloc(sizeof *comm);
-  *comm = (Comm){clique, rank};
+  *comm = (Comm){.clique = clique, .rank = rank};
   note("+comm %p", (void*)comm);
   return comm;
 }
@@ -76,21 +74,21 @@ static Comm* make_comm(Clique* clique, int rank) {
 // Cliques live as long as the process: operations point to them.
 static Clique* make_clique(void) { return calloc(1, sizeof(Clique)); }
 
-EXPORT int ncclCommInitAll(Comm** comms, int count, const int* ordinals) {
-  Clique* clique = make_clique();
-  clique->ranks = count;
-  for (int i = 0; i < count; ++i)
-    if (cuDeviceGet(&clique->gpus[i], ordinals[i]) != kSuccess) return failed(kNcclInvalidArgument, "no such device");
-  CALLED;
-  if (any_capture()) return failed(kNcclInvalidUsage, "not while a stream is captured");
-  for (int i = 0; i < count; ++i) comms[i] = make_comm(clique, i);
-  return kNcclSuccess;
+bool blocks(void) { return strcmp(text_setting("NCCL_COMM_BLOCKING", "1"), "0") != 0; }
+
+int begun(Comm* comm) {
+  if (blocks()) return kNcclSuccess;
+  comm->looks = 3;
+  return kNcclInProgress;
 }
 
-// Lets other threads go on, which may be what the caller waits for. Called with the lock held.
-static void let_others_run(void) {
+bool busy(const Comm* comm) {
+  return comm->looks > 0 || (comm->progress != NULL && __atomic_load_n(comm->progress, __ATOMIC_RELAXED) < comm->until);
+}
+
+void let_others_run(void) {
   unlock_simulation(NULL);
-  sched_yield();
+  usleep(20);
   lock_simulation();
 }
 
@@ -113,19 +111,13 @@ EXPORT int ncclCommInitRank(Comm** comm, int count, Id id, int rank) {
   world->clique.ranks = count;
   world->clique.gpus[rank] = current_gpu();
   *comm = make_comm(&world->clique, rank);
-  for (++world->joined; world->joined % count != 0;) let_others_run();
-  return kNcclSuccess;
-}
-
-EXPORT int ncclCommSplit(Comm* comm, int color, int key, Comm** made, const void* config) {
-  CALLED;
-  if (depth == 0) return failed(kNcclInvalidUsage, "a split by one thread waits for the other ranks: use a group");
-  if (config != NULL || split_count == kMostSplits) return failed(kNcclInvalidArgument, "not simulated");
-  splits[split_count++] = (Split){comm, color, key, made};
-  split_turn = splits_done;
-  *made = NULL;
-  ++group_splits;
-  return kNcclSuccess;
+  // The same id may serve one world after another.
+  const int all = (world->joined / count + 1) * count;
+  ++world->joined;
+  (*comm)->progress = &world->joined;
+  (*comm)->until = all;
+  while (blocks() && world->joined < all) let_others_run();
+  return begun(*comm);
 }
 
 static int by_key(const void* one, const void* other) {
@@ -135,13 +127,15 @@ static int by_key(const void* one, const void* other) {
 }
 
 // Makes the new communicators once all ranks have called: one thread makes everybody's, others wait or come later.
-static int finish_splits(void) {
-  if (splits_done != split_turn) return kNcclSuccess;
+static int finish_splits(Comm* parent) {
   const int ranks = splits[0].parent->clique->ranks;
-  if (split_count < ranks) {
-    while (splits_done == split_turn) let_others_run();
-    return kNcclSuccess;
+  if (splits_done == split_turn && split_count < ranks) {
+    parent->progress = &splits_done;
+    parent->until = split_turn + 1;
+    while (blocks() && splits_done == split_turn) let_others_run();
+    return begun(parent);
   }
+  if (splits_done != split_turn) return begun(parent);
   note("split of %d ranks", split_count);
   qsort(splits, (size_t)split_count, sizeof *splits, by_key);
   Clique* clique = NULL;
@@ -154,7 +148,19 @@ static int finish_splits(void) {
   }
   split_count = 0;
   ++splits_done;
-  return kNcclSuccess;
+  return begun(parent);
+}
+
+EXPORT int ncclCommSplit(Comm* comm, int color, int key, Comm** made, const void* config) {
+  CALLED;
+  if (busy(comm)) return failed(kNcclInvalidArgument, "used before the last call was done");
+  if (config != NULL || split_count == kMostSplits) return failed(kNcclInvalidArgument, "not simulated");
+  if (depth > 0) return failed(kNcclInvalidUsage, "not simulated in a group: a thread for each rank");
+  if (any_capture()) return failed(kNcclInvalidUsage, "not in a capture");
+  splits[split_count++] = (Split){comm, color, key, made};
+  split_turn = splits_done;
+  *made = NULL;
+  return finish_splits(comm);
 }
 
 EXPORT int ncclGroupStart(void) {
@@ -163,8 +169,7 @@ EXPORT int ncclGroupStart(void) {
   return kNcclSuccess;
 }
 
-static int drop_group(int code, int split_calls) {
-  split_count -= split_calls;
+static int drop_group(int code) {
   drop_exchange();
   return code;
 }
@@ -177,24 +182,25 @@ EXPORT int ncclGroupEnd(void) {
     --depth;
     return kNcclSuccess;
   }
-  const int opened = depth, split_calls = group_splits, error = group_error;
-  depth = group_splits = group_error = 0;
-  if (error != 0) return drop_group(error, split_calls);
-  if (wanted != 0) return drop_group(failed(wanted, "the test wants this call to fail"), split_calls);
-  if (opened == 0) return failed(kNcclInvalidUsage, "group end without a start");
-  if (split_calls == 0) return finish_exchange();
-  return any_capture() ? failed(kNcclInvalidUsage, "not in a capture") : finish_splits();
+  const int opened = depth, error = group_error;
+  depth = group_error = 0;
+  if (error != 0) return drop_group(error);
+  if (wanted != 0) return drop_group(failed(wanted, "the test wants this call to fail"));
+  return opened == 0 ? failed(kNcclInvalidUsage, "group end without a start") : finish_exchange();
 }
 
 EXPORT int ncclCommAbort(Comm* comm) {
   CALLED;
   note("-comm %p", (void*)comm);
+  comm->clique->aborted[comm->rank] = true;
   free(comm);
   return kNcclSuccess;
 }
 
-EXPORT int ncclCommGetAsyncError(const Comm* comm, int* state) {
+EXPORT int ncclCommGetAsyncError(Comm* comm, int* state) {
   CALLED;
-  *state = (int)by_gpu("FAKE_NCCL_STATE", comm->rank, kNcclSuccess);
+  const bool still = busy(comm);
+  if (comm->looks > 0) --comm->looks;
+  *state = still ? kNcclInProgress : (int)by_gpu("FAKE_NCCL_STATE", comm->rank, comm->clique->states[comm->rank]);
   return kNcclSuccess;
 }

@@ -3,12 +3,25 @@
 
 #include "fake_engine.h"
 
-enum { kNcclSuccess = 0, kNcclInvalidArgument = 4, kNcclInvalidUsage = 5 };
+enum { kNcclSuccess = 0, kNcclInvalidArgument = 4, kNcclInvalidUsage = 5, kNcclInProgress = 7 };
 
 typedef struct Comm {
   Clique* clique;
   int rank;
+  bool captured;        // once in a graph
+  int looks;            // ncclCommGetAsyncError says "in progress" so often, where communicators do not block
+  const int* progress;  // and until this is `until`, if it is not NULL
+  int until;
 } Comm;
+
+// Whether calls return only when they are done (NCCL_COMM_BLOCKING).
+bool blocks(void);
+// Lets other threads go on, which may be what the caller waits for. Called with the lock held.
+void let_others_run(void);
+// Returns what a call on the communicator returns that has begun well: for one that blocks, success.
+int begun(Comm* comm);
+// Whether the communicator is still busy with its last call, and may not be used.
+bool busy(const Comm* comm);
 
 // Keeps the text for ncclGetLastError and returns the code.
 int failed(int code, const char* text);

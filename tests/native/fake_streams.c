@@ -110,7 +110,7 @@ EXPORT int cuLaunchKernel(Function function, unsigned blocks, unsigned slots, un
     return kInvalidValue;
   if (shared != 0 || extra != NULL) return kInvalidValue;
   if (current_gpu() != stream->gpu) return kInvalidHandle;
-  Op op = {.name = *function, .slots = slots};
+  Op op = {.name = *function, .blocks = blocks, .slots = slots};
   const char* widths = kernel_widths(*function);
   for (int i = 0; widths[i] != '\0'; ++i) memcpy(&op.arguments[i], arguments[i], (size_t)widths[i]);
   queue_op(stream, &op);

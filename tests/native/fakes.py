@@ -44,9 +44,11 @@ def open_gpus(count=4, buffer=65536, images=None, peers=True):
     gpus = native.Gpus(list(range(count)), images or [PTX], peers)
     gpus.allocate(buffer)
     return gpus
-def transfers(gpus, groups, **changes):
+def times(gpus, groups, **changes):
     plan = dict(multiprocessors=False, pull=False, bytes=1024, shift=0, iterations=4, blocks=1, warmup=0, deadline=30.0)
     return gpus.time_copies(groups=groups, **(plan | changes))
+def transfers(gpus, groups, **changes):
+    return times(gpus, groups, **changes).seconds
 def copies(gpus, links, **changes):
     return transfers(gpus, [[link] for link in links], **changes)
 def chase(gpus, links, **changes):
@@ -55,10 +57,15 @@ def chase(gpus, links, **changes):
 def session(gpus):
     return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]))
 OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall sendrecv gather scatter".split()
-def collective(session, groups, operation="allreduce", **changes):
+def collect(session, groups, operation="allreduce", **changes):
     plan = dict(dtype=7, reduction=0, root=0, count=256, width=4, in_place=False, verify=True, iterations=4, blocks=1,
                 warmup=0, launch_iterations=0, launch_warmup=0, deadline=30.0)
     return session.time(groups=groups, operation=OPERATIONS.index(operation), **(plan | changes))
+def collective(*arguments, **changes):
+    times = collect(*arguments, **changes)
+    return times.seconds, times.launch_seconds
+def coverage(times):
+    return [[one.verified, one.moved] for one in times.coverage]
 """
 
 

@@ -44,6 +44,7 @@ def test_pairs_measures_every_link_and_ranks_the_slow_pair_last(fakes: Fakes, tm
     assert done.stdout.startswith("backend   cuda")
     assert "4 × Fake GPU (sim)" in done.stdout
     assert "NCCL      2.28.9" in done.stdout
+    assert "verified  all of the bytes moved" in done.stdout
     assert "GPU1  NV18  X     NV18  NV18" in done.stdout
     order = [line.split()[1] for line in done.stdout.splitlines() if line[:1].isdigit() and "-" in line.split()[1]]
     assert len(order) == 6
@@ -139,7 +140,7 @@ def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_pa
     whole = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK)
     late = len(whole.lines("cuGraphLaunch")) * 3 // 4
     settings = {"interrupt": f"cuGraphLaunch={late}", "signal_parent": 1}
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, **settings)
+    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, "--force", **settings)
     run = _run_file(tmp_path)
 
     assert done.code == 130

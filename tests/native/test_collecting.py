@@ -65,7 +65,7 @@ def test_one_world_and_one_split_serve_all_groups_of_a_round(fakes: Fakes, tmp_p
     """
     done = fakes.script(script, tmp_path)
 
-    assert len(done.lines("ncclCommInitAll")) == 1
+    assert len(done.lines("ncclCommInitRank")) == 4
     assert len(done.lines("split of 4 ranks")) == 2
     assert len(done.lines("+comm")) == len(done.lines("-comm")) == 4 + 4 + 4
 
@@ -98,8 +98,8 @@ def test_chains_are_captured_once_and_replayed_at_later_visits(fakes: Fakes, tmp
 
     assert calls["cuStreamBeginCapture_v2"] == calls["cuGraphInstantiateWithFlags"] == 2 * 4
     assert calls["cuGraphLaunch"] == (3 * 3 + 1) * 4
-    # Once to connect and four times in the chain, for each rank of each shape.
-    assert calls["ncclAllReduce"] == 2 * 4 * (1 + 4)
+    # Once to connect and four times in the chain, for each rank of each shape; two wake a visit without warming up.
+    assert calls["ncclAllReduce"] == 2 * 4 * (1 + 4) + 4 * 2
 
 
 def test_ranks_are_captured_by_their_own_threads_and_wait_for_nobody_between_poison_and_check(
@@ -132,13 +132,121 @@ def test_all_streams_wait_behind_one_gate_for_one_graph_and_its_check(fakes: Fak
     assert done.log.index(opened[0]) > max(i for i, line in enumerate(done.log) if line == "cuGraphLaunch")
 
 
-def test_the_launch_loop_calls_every_collective_from_every_rank(fakes: Fakes, tmp_path: Path) -> None:
-    script = f"say(seconds=collective(session(open_gpus()), {_PAIRS}, launch_iterations=10, launch_warmup=3)[1])"
-    done = fakes.script(script, tmp_path)
+# The untimed launches: of none, one connects the communicator's ranks nevertheless.
+@pytest.mark.parametrize(("warmup", "untimed"), [(3, 3), (0, 1)])
+def test_the_launch_loop_calls_every_collective_from_every_rank(
+    fakes: Fakes, tmp_path: Path, warmup: int, untimed: int
+) -> None:
+    plan = f"warmup=1, launch_iterations=10, launch_warmup={warmup}"
+    done = fakes.script(f"say(seconds=collective(session(open_gpus()), {_PAIRS}, {plan})[1])", tmp_path)
 
     assert len(done.said["seconds"]) == 2
     assert min(done.said["seconds"]) > 0
-    assert Counter(done.log)["ncclAllReduce"] == 4 * (1 + 4 + 3 + 10)
+    assert Counter(done.log)["ncclAllReduce"] == 4 * (1 + 4 + untimed + 10)
+
+
+@pytest.mark.parametrize(
+    ("groups", "ranks"), [(_PAIRS, 4), (_ALL, 4), ("[[3, 0, 2]]", 3)], ids=["pairs", "the world", "three of four"]
+)
+def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(
+    fakes: Fakes, tmp_path: Path, groups: str, ranks: int
+) -> None:
+    script = f"""
+        held, plan = session(open_gpus()), dict(warmup=1, launch_iterations=10, launch_warmup=3)
+        say(loops=[len(collective(held, {groups}, **plan)[1]) for visit in range(2)])
+        held.close()
+        del held; gc.collect()
+    """
+    done = fakes.script(script, tmp_path)
+
+    assert done.lines("plain ") == []  # calls outside a graph on a communicator that one holds
+    assert Counter(done.log)["ncclAllReduce"] == ranks * (1 + 4 + 2 * (3 + 10))
+    assert len(done.lines("+comm")) == len(done.lines("-comm"))
+    assert done.leaks() == []
+
+
+def test_a_second_communicator_is_made_once_and_only_where_launches_are_asked_for(fakes: Fakes, tmp_path: Path) -> None:
+    script = f"""
+        held = session(open_gpus())
+        def visit(launches):
+            print("visit", file=open(os.environ["FAKE_LOG"], "a"))
+            rounds = ({_PAIRS}, {_ALL}, [[1, 0]])
+            return [collective(held, groups, launch_iterations=launches)[0] for groups in rounds]
+        seconds = [visit(launches) for launches in (0, 5, 0, 5)]
+        say(same=all(one == seconds[0] for one in seconds))
+        held.close()
+    """
+    done = fakes.script(script, tmp_path)
+    visits = [visit.splitlines() for visit in "\n".join(done.log).split("visit\n")[1:]]
+
+    assert done.said["same"]
+    # The pairs and the turned one are split from the world; for launches, so is a second one of the world's ranks.
+    assert [visit.count("split of 4 ranks") for visit in visits] == [2, 3, 0, 0]
+    assert [sum(line.startswith("+comm") for line in visit) for visit in visits] == [4 + 4 + 2, 4 + 4 + 2, 0, 0]
+    assert len(done.lines("+comm")) == len(done.lines("-comm"))
+
+
+@pytest.mark.parametrize(
+    ("case", "groups", "changes", "waking", "whole"),
+    [
+        ("a small message is called whole", "[[0, 1]]", "count=256", [1024], 1024),
+        ("of a larger one 16 MiB", "[[0, 1]]", "count=4194306", [16777216], 16777224),
+        (
+            "that each group's ranks share",
+            "[[2, 0, 1], [3, 4]]",
+            "count=4194306, operation='alltoall'",
+            [16777212, 16777216],
+            16777224,
+        ),
+        ("fewer elements than ranks", _ALL, "count=1", [4], 4),
+    ],
+)
+def test_a_visit_without_untimed_blocks_begins_with_two_small_calls(
+    fakes: Fakes, tmp_path: Path, case: str, groups: str, changes: str, waking: list[int], whole: int
+) -> None:
+    script = f"""
+        held, plan = session(open_gpus(5, buffer=17 << 20)), dict({changes})
+        def visit(warmup):
+            print("visit", file=open(os.environ["FAKE_LOG"], "a"))
+            return collect(held, {groups}, iterations=1, warmup=warmup, **plan)
+        say(coverage=[coverage(visit(warmup)) for warmup in (0, 0, 1)])
+    """
+    done = fakes.script(script, tmp_path, gpus=5)
+    visits = [
+        [int(line.split()[-1]) for line in visit.splitlines() if line.startswith("collective ")]
+        for visit in "\n".join(done.log).split("visit\n")[1:]
+    ]
+    one = [whole] * len(waking)  # call, by each group
+
+    assert visits[0][: len(one)] == one, case  # connects
+    for woken in (visits[0][len(one) :], visits[1]):
+        assert sorted(woken[: 2 * len(one)]) == sorted(waking * 2), case
+        assert woken[2 * len(one) :] == one, case
+    assert visits[2] == one * 2, case
+    # One message of a block, or of two, and no other, all of it compared.
+    received = done.said["coverage"][0]
+    assert all(verified == moved > 0 for verified, moved in received), case
+    assert done.said["coverage"] == [received, received, [[2 * bytes_ for bytes_ in group] for group in received]], case
+
+
+# The first call connects, in place the second is compared; two wake, and the next is the chain's.
+@pytest.mark.parametrize(("in_place", "compared"), [(False, [4, 5]), (True, [2])])
+def test_what_wakes_is_not_compared_and_spoils_nothing(
+    fakes: Fakes, tmp_path: Path, in_place: bool, compared: list[int]
+) -> None:
+    script = f"""
+        found = []
+        for nth in range(1, 7):
+            child = os.fork()
+            if child == 0:
+                os.environ["FAKE_CORRUPT_COLLECTIVE"] = f"{{nth}}:9:0"
+                run = dict(iterations=2, in_place={in_place})
+                os._exit(3 if failure(collect, session(open_gpus(2)), [[0, 1]], **run)["kind"] == "DataError" else 0)
+            if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3:
+                found.append(nth)
+        say(found=found)
+    """
+    assert fakes.script(script, tmp_path).said["found"] == compared
 
 
 @pytest.mark.parametrize(
@@ -206,7 +314,7 @@ def test_a_rank_that_failed_in_the_background_is_told(fakes: Fakes, tmp_path: Pa
     said = fakes.script(script, tmp_path, nccl_state="0,1=6").said
 
     assert said["kind"] == "NcclError"
-    assert said["text"].startswith("ncclCommGetAsyncError(communicator): remote process exited or network error")
+    assert said["text"].startswith("rank 1 of 2: failed in the background: remote process exited or network error")
     assert said["position"] == 1
 
 

@@ -24,8 +24,8 @@ def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: 
     """
     done = fakes.script(script, tmp_path)
 
-    # One to connect and two in the chain, of five reductions, for twelve types and three groups.
-    assert len(done.lines("collective allreduce ")) == 3 * 5 * 12 * 3
+    # One to connect, two to wake links and two in the chain, of five reductions, for twelve types and three groups.
+    assert len(done.lines("collective allreduce ")) == 3 * 5 * 12 * 5
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
@@ -79,42 +79,42 @@ def test_the_calls_are_those_of_nccl_tests(
     script = f"collective(session(open_gpus()), [[2, 0, 3]], {operation!r}, count=300, root=1, iterations=2)"
     log = Counter(fakes.script(script, tmp_path, environment).log)
 
-    # Once to connect and twice in the chain.
+    # Once to connect, twice to wake links and twice in the chain.
     names = ("ncclSend", "ncclRecv", "ncclAlltoAll", "ncclGather", "ncclScatter")
-    assert {name: log[name] for name in names if log[name]} == {name: 3 * count for name, count in calls.items()}
+    assert {name: log[name] for name in names if log[name]} == {name: 5 * count for name, count in calls.items()}
 
 
 @pytest.mark.parametrize(
     ("case", "call", "corrupt", "found"),
     [
-        # The first collective connects the ranks and is not checked: the chain's begin with the second.
-        ("an element on the last rank", "[[0, 1]]", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
-        ("the first element on rank 0", "[[0, 1]]", "2:0:0", {"group": 0, "rank": 0, "offset": 0}),
-        ("the last of the chain, its last element", "[[0, 1]]", "5:255:0", {"group": 0, "rank": 0, "offset": 1020}),
-        ("bytes", "[[0, 1]], dtype=1, width=1", "3:9:0", {"group": 0, "rank": 0, "offset": 9}),
-        ("half floats", "[[0, 1]], dtype=6, width=2", "3:9:0", {"group": 0, "rank": 0, "offset": 18}),
-        ("8-bit floats, e4m3", "[[0, 1]], dtype=10, width=1", "3:9:0", {"group": 0, "rank": 0, "offset": 9}),
-        ("8-bit floats, e5m2", "[[0, 1]], dtype=11, width=1", "3:9:0", {"group": 0, "rank": 0, "offset": 9}),
-        ("an average over three, which rounds", "[[0, 1, 2]], reduction=4", "3:9:2", {"rank": 2, "offset": 36}),
+        # The first collective connects the ranks and two wake links, unchecked: the chain's begin with the fourth.
+        ("an element on the last rank", "[[0, 1]]", "4:7:1", {"group": 0, "rank": 1, "offset": 28}),
+        ("the first element on rank 0", "[[0, 1]]", "4:0:0", {"group": 0, "rank": 0, "offset": 0}),
+        ("the last of the chain, its last element", "[[0, 1]]", "7:255:0", {"group": 0, "rank": 0, "offset": 1020}),
+        ("bytes", "[[0, 1]], dtype=1, width=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("half floats", "[[0, 1]], dtype=6, width=2", "5:9:0", {"group": 0, "rank": 0, "offset": 18}),
+        ("8-bit floats, e4m3", "[[0, 1]], dtype=10, width=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("8-bit floats, e5m2", "[[0, 1]], dtype=11, width=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("an average over three, which rounds", "[[0, 1, 2]], reduction=4", "5:9:2", {"rank": 2, "offset": 36}),
         (
             "an average of 8-bit floats over three",
             "[[0, 1, 2]], reduction=4, dtype=11, width=1",
-            "3:9:2",
+            "5:9:2",
             {"rank": 2, "offset": 9},
         ),
-        ("a broadcast", "[[0, 1]], 'broadcast'", "3:9:1", {"group": 0, "rank": 1, "offset": 36}),
-        ("a reduce, at the root", "[[0, 1]], 'reduce', root=1", "3:9:1", {"rank": 1, "offset": 36}),
-        ("another rank's block of an all-gather", "[[0, 1]], 'allgather'", "3:130:0", {"rank": 0, "offset": 520}),
+        ("a broadcast", "[[0, 1]], 'broadcast'", "5:9:1", {"group": 0, "rank": 1, "offset": 36}),
+        ("a reduce, at the root", "[[0, 1]], 'reduce', root=1", "5:9:1", {"rank": 1, "offset": 36}),
+        ("another rank's block of an all-gather", "[[0, 1]], 'allgather'", "5:130:0", {"rank": 0, "offset": 520}),
         # Counted from where the rank receives, which in place is not where the message begins.
-        ("a reduce-scatter", "[[0, 1]], 'reducescatter'", "3:9:1", {"rank": 1, "offset": 36}),
+        ("a reduce-scatter", "[[0, 1]], 'reducescatter'", "5:9:1", {"rank": 1, "offset": 36}),
         ("a reduce-scatter in place", "[[0, 1]], 'reducescatter', in_place=True", "2:9:1", {"rank": 1, "offset": 36}),
-        ("an all-to-all", "[[0, 1]], 'alltoall'", "3:130:1", {"rank": 1, "offset": 520}),
-        ("a send", "[[0, 1]], 'sendrecv'", "3:9:1", {"rank": 1, "offset": 36}),
-        ("a gather, at the root", "[[0, 1]], 'gather', root=1", "3:130:1", {"rank": 1, "offset": 520}),
-        ("a scatter", "[[0, 1]], 'scatter', root=1", "3:9:0", {"rank": 0, "offset": 36}),
+        ("an all-to-all", "[[0, 1]], 'alltoall'", "5:130:1", {"rank": 1, "offset": 520}),
+        ("a send", "[[0, 1]], 'sendrecv'", "5:9:1", {"rank": 1, "offset": 36}),
+        ("a gather, at the root", "[[0, 1]], 'gather', root=1", "5:130:1", {"rank": 1, "offset": 520}),
+        ("a scatter", "[[0, 1]], 'scatter', root=1", "5:9:0", {"rank": 0, "offset": 36}),
         ("in place, before the blocks", "[[0, 1]], in_place=True", "2:9:1", {"rank": 1, "offset": 36}),
         ("a warm-up block", "[[0, 1]], warmup=1", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
-        ("a group in another order", "[[3, 1]]", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
+        ("a group in another order", "[[3, 1]]", "4:7:1", {"group": 0, "rank": 1, "offset": 28}),
     ],
 )
 def test_one_wrong_element_fails_the_group_and_is_named(
@@ -142,7 +142,7 @@ def test_one_wrong_element_fails_the_group_and_is_named(
     ],
 )
 def test_what_is_not_checked_raises_nothing(fakes: Fakes, tmp_path: Path, case: str, call: str) -> None:
-    # The fifth collective is in the timed chain in all of these: one connects, in place one is checked.
+    # The fifth collective is in the timed chain in all of these: one connects, two wake, in place one is checked.
     script = f"say(**failure(collective, session(open_gpus()), [[0, 1]], **dict({call})))"
     done = fakes.script(script, tmp_path, corrupt_collective="5:9:1")
 
@@ -150,9 +150,9 @@ def test_what_is_not_checked_raises_nothing(fakes: Fakes, tmp_path: Path, case: 
 
 
 def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> None:
-    # Each pair connects alone, so the chains hold the 3rd collective and on; which is first is the fakes' choice.
+    # Each pair connects and has two calls to wake it: the chains hold the 7th and 8th; which is first is chance.
     script = f"say(**failure(collective, session(open_gpus()), {_PAIRS}, iterations=1))"
-    groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").said["group"] for nth in (3, 4)}
+    groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").said["group"] for nth in (7, 8)}
 
     assert groups == {0, 1}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_times_are_what_the_gpus_clock_says(
 def test_the_right_gpu_moves_the_bytes(fakes: Fakes, tmp_path: Path, case: str, arguments: str, line: str) -> None:
     done = fakes.script(f"copies(open_gpus(2), [(0, 1)], {arguments})", tmp_path)
 
-    assert len(done.lines("copy ")) == 5, case  # four messages, and the copy that wakes the engine
+    assert len(done.lines("copy ")) == 1 + 2 + 4, case  # one wakes the link, two the engine, then four messages
     assert done.lines("copy ") == done.lines(line), case
 
 
@@ -67,23 +68,23 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fak
     """
     lines = fakes.script(script, tmp_path).lines("copy ")
 
-    assert len(lines) == 6 * 6 * 2 * 2 * (4 + 1)  # a waking copy before each block
+    assert len(lines) == 6 * 6 * 2 * 2 * (1 + 2 + 4)  # the first three wake link and engine
     for bytes_ in (1, 3, 7, 255, 4097, 65537):
         aligned = {line.split(" align ")[1].split()[0] for line in lines if f" bytes {bytes_} " in line}
         assert len(aligned) >= 5  # 0 and 16 fall on the same place of sixteen, the other shifts on four others
 
 
 @pytest.mark.parametrize(
-    # The first copy of a block wakes the engine; the second is the first message.
+    # The first copy wakes the link, the first two of each block the engine.
     ("case", "call", "corrupt", "found"),
     [
-        ("a byte of the first message", "[(0, 1)]", "2:17", {"group": 0, "offset": 17}),
-        ("the last byte of the last message", "[(0, 1)]", "5:1023", {"group": 0, "offset": 1023}),
-        ("the second link", "[(0, 1), (3, 2)]", "2:5:3>2", {"group": 1, "offset": 5}),
-        ("a copy by kernel", "[(0, 1)], multiprocessors=True", "3:0", {"group": 0, "offset": 0}),
-        ("a shifted message", "[(0, 1)], shift=3", "2:1", {"group": 0, "offset": 1}),
-        ("a warm-up block", "[(0, 1)], warmup=1", "2:9", {"group": 0, "offset": 9}),
-        ("the second block, in other memory", "[(0, 1)], blocks=2", "7:9", {"group": 0, "offset": 9}),
+        ("a byte of the first message", "[(0, 1)]", "4:17", {"group": 0, "offset": 17}),
+        ("the last byte of the last message", "[(0, 1)]", "7:1023", {"group": 0, "offset": 1023}),
+        ("the second link", "[(0, 1), (3, 2)]", "4:5:3>2", {"group": 1, "offset": 5}),
+        ("a copy by kernel", "[(0, 1)], multiprocessors=True", "5:0", {"group": 0, "offset": 0}),
+        ("a shifted message", "[(0, 1)], shift=3", "4:1", {"group": 0, "offset": 1}),
+        ("a warm-up block", "[(0, 1)], warmup=1", "4:9", {"group": 0, "offset": 9}),
+        ("the second block, in other memory", "[(0, 1)], blocks=2", "10:9", {"group": 0, "offset": 9}),
     ],
 )
 def test_one_wrong_byte_fails_the_link_and_is_named(
@@ -102,17 +103,17 @@ def test_one_wrong_byte_fails_the_link_and_is_named(
 def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes, tmp_path: Path) -> None:
     # A tiny buffer: both blocks use the same memory, which the first one has filled correctly.
     script = "say(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, blocks=2))"
-    said = fakes.script(script, tmp_path, lose_copy=4).said
+    said = fakes.script(script, tmp_path, lose_copy=7).said
 
     assert said["kind"] == "DataError"
     assert (said["offset"], said["wrong"]) == (0, 256)
 
 
 def test_the_gate_opens_after_all_is_queued_and_the_queue_is_never_deeper_than_32(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=30)", tmp_path)
+    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=29)", tmp_path)
     opened = done.lines("open gate")
 
-    # A waking copy, then 30 messages between two events, on each of the two streams.
+    # Two waking copies, then 29 messages between two events, on each of the two streams.
     assert sorted(line.split(" gpu ")[1] for line in opened) == ["0 behind 33", "2 behind 33"]
     assert done.log.index(opened[0]) > max(i for i, line in enumerate(done.log) if line == "cuMemcpyPeerAsync")
     assert done.log.index(opened[0]) < done.log.index("copy memcpy by 0 from 0 to 1 bytes 1024 align 0 0")
@@ -121,24 +122,25 @@ def test_the_gate_opens_after_all_is_queued_and_the_queue_is_never_deeper_than_3
 def test_what_arrives_is_verified_behind_the_same_gate_where_the_destination_reads(
     fakes: Fakes, tmp_path: Path
 ) -> None:
-    done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=30)", tmp_path)
+    done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=29)", tmp_path)
 
-    # The waking copy, 30 messages between two events, the verification and its event, on one stream.
+    # The waking copies, 29 messages between two events, the verification and its event, on one stream.
     assert done.lines("open gate") == ["open gate 1 gpu 1 behind 35"]
     assert "cuStreamWaitEvent" not in done.log
 
 
-@pytest.mark.parametrize("pull", [False, True])
-def test_a_block_is_queued_while_the_one_before_it_runs(fakes: Fakes, tmp_path: Path, pull: bool) -> None:
-    done = fakes.script(f"copies(open_gpus(2), [(0, 1)], blocks=3, pull={pull})", tmp_path)
-    first, second, third = (done.log.index(line) for line in done.lines("open gate"))
-    calls = [i for i, line in enumerate(done.log) if line == "cuMemcpyPeerAsync"]
+@pytest.mark.parametrize("call", ["[(0, 1)]", "[(0, 1)], pull=True", "[(2, 3)], warmup=1"])
+def test_nothing_is_queued_while_a_block_is_timed(fakes: Fakes, tmp_path: Path, call: str) -> None:
+    log = fakes.script(f"copies(open_gpus(), {call}, blocks=3)", tmp_path).log
+    opened = [i for i, line in enumerate(log) if line.startswith("open gate")]
+    queued = [i for i, line in enumerate(log) if line == "cuMemcpyPeerAsync"]
+    timed = [i for i, line in enumerate(log) if line.startswith("copy ") and " bytes 1024 " in line]
 
-    # Five copies a block: the second block's are called before the fakes, which run all they can at a query, get to
-    # the first one's; then the third block's.
-    assert sum(i < first for i in calls) == 10
-    assert sum(first < i < second for i in calls) == 5
-    assert sum(i > third for i in calls) == 0
+    # The fakes run what they can when they are asked: a block that was queued beside another stands before its gate.
+    assert sum(i < opened[0] for i in queued) == 1 + 6
+    for begin, beyond in pairwise((*opened, len(log))):
+        last = max(i for i in timed if begin < i < beyond)
+        assert not [i for i in queued if begin < i < last]
 
 
 def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, t
 
     blocks, links = 5, 2
     assert calls["cuLaunchKernel"] == 3 * blocks * links  # poison, gate, verification
-    assert calls["cuMemcpyPeerAsync"] == 5 * blocks * links
+    assert calls["cuMemcpyPeerAsync"] == (1 + 6 * blocks) * links  # one wakes the link, two of a block the engine
     assert calls["cuEventRecord"] == 4 * blocks * links  # poisoned, start, end, verified
     assert calls["cuStreamWaitEvent"] == 2 * blocks * links  # the copies for the poison, the verification for them
 
@@ -175,16 +177,17 @@ def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path
 @pytest.mark.parametrize(
     ("case", "bytes_", "launches", "microseconds"),
     [
-        # At 90 GB/s, and 1 µs for each launch; the waking copy is a launch, too.
-        ("just below 16 MiB each message has its own launch", 16_777_215, 1 + 3, 186.413500 + 1),
-        ("from 16 MiB on, one launch copies the three of a block", 16_777_216, 1 + 1, 186.413511 + 1 / 3),
+        # At 90 GB/s, and 1 µs for each launch; three launches wake link and engine.
+        ("just below 16 MiB each message has its own launch", 16_777_215, 3 + 3, 186.413500 + 1),
+        ("from 16 MiB on, one launch copies the three of a block", 16_777_217, 3 + 1, 186.413522 + 1 / 3),
     ],
 )
 def test_large_messages_by_kernel_share_a_launch(
     fakes: Fakes, tmp_path: Path, case: str, bytes_: int, launches: int, microseconds: float
 ) -> None:
     # The buffers hold two messages: the third lies in the first one's place.
-    script = f"say(seconds=copies(open_gpus(2, 2 << 24), [(0, 1)], multiprocessors=True, bytes={bytes_}, iterations=3))"
+    plan = f"multiprocessors=True, bytes={bytes_}, iterations=3"
+    script = f"say(seconds=copies(open_gpus(2, (2 << 24) + 512), [(0, 1)], {plan}))"
     done = fakes.script(script, tmp_path)
 
     assert done.said["seconds"][0] == pytest.approx([microseconds * _MICROSECOND], rel=_PRECISION), case
@@ -195,9 +198,9 @@ def test_large_messages_by_kernel_share_a_launch(
 @pytest.mark.parametrize(
     ("case", "corrupt", "offset"),
     [
-        # The first copy is the waking one; the last message covers the first.
-        ("in the second slot", "3:16777215", 16_777_215),
-        ("in the first slot again", "4:5", 5),
+        # The first three copies wake link and engine; the last message covers the first.
+        ("in the second slot", "5:16777215", 16_777_215),
+        ("in the first slot again", "6:5", 5),
     ],
 )
 def test_one_wrong_byte_of_a_shared_launch_counts_from_its_own_message(
@@ -214,8 +217,8 @@ def test_one_wrong_byte_of_a_shared_launch_counts_from_its_own_message(
 @pytest.mark.parametrize(
     ("case", "call", "text"),
     [
-        ("31 messages are too deep a queue", "[(0, 1)], iterations=31", "1 to 30 messages"),
-        ("no message", "[(0, 1)], iterations=0", "1 to 30 messages"),
+        ("30 messages are too deep a queue", "[(0, 1)], iterations=30", "1 to 29 messages"),
+        ("no message", "[(0, 1)], iterations=0", "1 to 29 messages"),
         ("a GPU that is not there", "[(0, 4)]", "no GPU at position 4"),
         ("host memory to other host memory", "[(-1, -2)]", "within host memory"),
         ("a NUMA node that no kernel has", "[(-1026, 0)]", "no NUMA node 1024"),
@@ -248,11 +251,33 @@ def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes, t
     assert len(said["then"][0]) == 1  # the attempt has not broken the GPUs
 
 
-def test_peer_access_that_the_driver_refuses_is_told_but_no_error(fakes: Fakes, tmp_path: Path) -> None:
-    # The first call is 0's for 1 [cuda.h: CUDA_ERROR_TOO_MANY_PEERS is 711].
-    said = fakes.script("say(peers=open_gpus(2).peer_access())", tmp_path, fail="cuCtxEnablePeerAccess:711:1").said
+@pytest.mark.parametrize(
+    ("case", "code", "reached"),
+    [
+        ("beyond eight peers", 711, [[False, False], [True, False]]),
+        ("enabled by somebody else in this process", 704, [[False, True], [True, False]]),
+    ],
+)
+def test_peer_access_is_told_where_the_driver_refuses_or_had_it_enabled(
+    fakes: Fakes, tmp_path: Path, case: str, code: int, reached: list[list[bool]]
+) -> None:
+    # The first call is 0's for 1 [cuda.h: CUDA_ERROR_TOO_MANY_PEERS, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED].
+    said = fakes.script("say(peers=open_gpus(2).peer_access())", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:1").said
 
-    assert said["peers"] == [[False, False], [True, False]]
+    assert said["peers"] == reached, case
+
+
+@pytest.mark.parametrize(("code", "name"), [(719, "CUDA_ERROR_LAUNCH_FAILED"), (2, "CUDA_ERROR_OUT_OF_MEMORY")])
+def test_peer_access_that_fails_is_an_error_that_names_both_gpus(
+    fakes: Fakes, tmp_path: Path, code: int, name: str
+) -> None:
+    done = fakes.script(
+        "say(**failure(open_gpus, 3)); gc.collect()", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:4"
+    )  # after 0 for 1, 0 for 2, 1 for 0
+
+    assert done.said["kind"] == "CudaError"
+    assert done.said["text"].startswith(f"cuCtxEnablePeerAccess(GPU 1 for memory of GPU 2): {name} ")
+    assert done.leaks() == []
 
 
 def test_free_memory_is_told_and_too_large_a_buffer_is_refused(fakes: Fakes, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ _SPECIAL = {
     "cuInit",  # test_opening.py
     "cuGetErrorName",
     "cuGetErrorString",
-    "cuCtxEnablePeerAccess",  # test_copying.py: no error
+    "cuCtxEnablePeerAccess",  # test_copying.py: some codes are no error
     "cuModuleLoadData",  # test_opening.py: the next image
     "cuModuleGetFunction",
     "ncclGetVersion",  # test_opening.py
@@ -95,7 +95,7 @@ def test_a_failing_driver_call_is_named_and_leaks_nothing(
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize("function", [name for name in _failing("nccl.hpp") if name != "ncclCommInitAll"])
+@pytest.mark.parametrize("function", _failing("nccl.hpp"))
 def test_a_failing_nccl_call_is_named_with_its_last_error_and_leaks_nothing(
     fakes: Fakes, tmp_path: Path, function: str, nth: int
 ) -> None:
@@ -103,17 +103,10 @@ def test_a_failing_nccl_call_is_named_with_its_last_error_and_leaks_nothing(
 
     assert done.said["kind"] == "NcclError"
     assert re.fullmatch(
-        rf"{function}(\(.*\))?: unhandled system error \(the test wants this call to fail\) at \w+\.[ch]pp:\d+",
+        rf"(rank \d of \d: .* failed: )?{function}(\(.*\))?: unhandled system error "
+        r"\(the test wants this call to fail\) at \w+\.[ch]pp:\d+",
         done.said["text"],
     )
-    assert done.leaks() == []
-
-
-def test_nccl_that_does_not_start_is_named_with_its_last_error(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script(_EVERYTHING, tmp_path, fail="ncclCommInitAll:2:1")
-
-    assert done.said["text"].startswith("ncclCommInitAll(")
-    assert "unhandled system error (the test wants this call to fail) at communicators.cpp:" in done.said["text"]
     assert done.leaks() == []
 
 
@@ -140,7 +133,7 @@ def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path:
 
 
 @pytest.mark.parametrize(
-    # Opening four GPUs launches four kernels; a block of two links then calls for 6 launches, 10 copies, 8 events and
+    # Opening four GPUs launches four kernels; a block of two links then calls for 6 launches, 12 copies, 8 events and
     # 4 waits, by two threads.
     ("case", "failing", "positions"),
     [
@@ -151,8 +144,8 @@ def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path:
         ("a copy", "cuMemcpyPeerAsync:719:7", {0, 2}),
         ("a copy while the block before it runs", "cuMemcpyPeerAsync:719:15", {0, 2}),
         ("an event while the block before it runs", "cuEventRecord:719:13", {0, 1, 2, 3}),
-        # The thread whose copy fails makes no other, so the second failure is the other thread's.
-        ("copies of both links", "cuMemcpyPeerAsync:719:1,cuMemcpyPeerAsync:719:1", {0, 2}),
+        # Two copies wake the links. The thread whose copy fails makes no other: the second failure is the other's.
+        ("copies of both links", "cuMemcpyPeerAsync:719:3,cuMemcpyPeerAsync:719:3", {0, 2}),
     ],
 )
 def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_both(

@@ -36,22 +36,29 @@ def _failed(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("what", "fault", "says"),
+    ("what", "fault", "status", "says"),
     [
-        ("a call that never returns", {"stuck": "{}={}"}, "hang: no answer within"),
-        ("a stopped worker", {"interrupt": "{}={}", "signal": _STOPPED}, "hang: no answer within"),
-        ("a killed worker", {"interrupt": "{}={}", "signal": _KILLED}, "the worker process died (signal 9, SIGKILL)"),
-        ("a segfault", {"interrupt": "{}={}", "signal": _SEGFAULT}, "the worker process died (signal 11, SIGSEGV)"),
-        ("a sticky error", {"fail": "{}:700:{}"}, "cuMemcpyPeerAsync"),
+        ("a call that never returns", {"stuck": "{}={}"}, 4, "hang: no answer within"),
+        ("a stopped worker", {"interrupt": "{}={}", "signal": _STOPPED}, 4, "hang: no answer within"),
+        (
+            "a killed worker",
+            {"interrupt": "{}={}", "signal": _KILLED},
+            1,
+            "the worker process died (signal 9, SIGKILL)",
+        ),
+        ("a segfault", {"interrupt": "{}={}", "signal": _SEGFAULT}, 1, "the worker process died (signal 11, SIGSEGV)"),
+        ("a sticky error", {"fail": "{}:700:{}"}, 1, "cuMemcpyPeerAsync"),
     ],
 )
 def test_a_fault_costs_its_cell_and_the_page_tells(
-    fakes: Fakes, tmp_path: Path, late: int, what: str, fault: dict[str, object], says: str
+    fakes: Fakes, tmp_path: Path, late: int, what: str, fault: dict[str, object], status: int, says: str
 ) -> None:
     settings = {name: str(value).format("cuMemcpyPeerAsync", late) for name, value in fault.items()}
     done = _measure(fakes, tmp_path, **settings, once=tmp_path / "once")
 
-    assert (done.code, done.stderr) == (0, ""), what
+    assert done.code == status, what
+    assert done.stdout.startswith("FAILED: GPU0-GPU1: 1 data point, "), what
+    assert one_line(done.stderr) == done.stdout.splitlines()[0], what
     (failed,) = _failed(tmp_path)
     assert failed["cell"]["operation"] in ("ce-write", "ce-read"), what
     assert says in failed["failure"], what
@@ -62,7 +69,7 @@ def test_a_fault_costs_its_cell_and_the_page_tells(
 
 
 def test_a_fault_among_many_links_costs_nothing_when_each_alone_is_well(fakes: Fakes, tmp_path: Path) -> None:
-    words = ("pairs", "--sizes", "1K", "--seed", "1", "-o", "run.json")
+    words = ("pairs", "--sizes", "1K", "--seed", "1", "-o", "run.json", "--force")
     late = len(on_gpus(fakes, tmp_path, words).lines("cuMemcpyPeerAsync")) * 3 // 4
     settings = {"interrupt": f"cuMemcpyPeerAsync={late}", "signal": _KILLED, "once": tmp_path / "once"}
     done = on_gpus(fakes, tmp_path, words, None, **settings)
@@ -72,9 +79,9 @@ def test_a_fault_among_many_links_costs_nothing_when_each_alone_is_well(fakes: F
 
 
 def test_an_nccl_that_does_not_start_costs_collectives_alone(fakes: Fakes, tmp_path: Path) -> None:
-    done = _measure(fakes, tmp_path, fail="ncclCommInitAll:2:1")
+    done = _measure(fakes, tmp_path, fail="ncclCommInitRank:2:1")
 
-    assert done.code == 0, done.stderr
+    assert done.code == 1, done.stderr
     failed = _failed(tmp_path)
     assert {found["cell"]["operation"] for found in failed} == {"allreduce", "broadcast"}
     assert all("unhandled system error" in found["failure"] for found in failed)
@@ -97,7 +104,7 @@ def test_when_every_cell_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tm
 
 def test_the_only_cell_that_fails_is_no_success(fakes: Fakes, tmp_path: Path) -> None:
     words = ("allreduce", "--devices", "0,1", "--sizes", "1K", "--output", "run.json")
-    done = _measure(fakes, tmp_path, *words, fail="ncclCommInitAll:2:1")
+    done = _measure(fakes, tmp_path, *words, fail="ncclCommInitRank:2:1")
 
     assert (done.code, done.stdout) == (1, "")
     assert one_line(done.stderr).startswith("nothing could be measured: ")

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from collbench.model import Flag
+from collbench.plain import build
+from tests.builders import gpus
 from tests.native.fakes import Fakes, Outcome
 
 _MIB = 2**20
@@ -24,7 +27,8 @@ def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome,
 
 
 def _flags(run: dict[str, Any]) -> set[str]:
-    return {flag for found in run["measurements"] for sample in found["samples"] for flag in sample["flags"]}
+    flags = (flag for found in run["measurements"] for sample in found["samples"] for flag in sample["flags"])
+    return {build(Flag, flag, "flag").words(gpus(2)) for flag in flags}
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_memory_is_bound_while_a_nodes_buffer_is_made_and_at_no_other_time(fakes
 @_allowed
 def test_a_wrong_byte_from_a_nodes_memory_is_found(fakes: Fakes, tmp_path: Path) -> None:
     script = f"say(**failure(transfers, open_gpus(2), [[({_NODE_0}, 1)]]))"
-    said = fakes.script(script, tmp_path, corrupt_copy="2:9").said
+    said = fakes.script(script, tmp_path, corrupt_copy="4:9").said
 
     assert (said["kind"], said["offset"], said["wrong"]) == ("DataError", 9, 1)
 
@@ -138,5 +138,7 @@ def test_where_memory_cannot_be_bound_host_copies_are_timed_as_it_comes(fakes: F
     run, page = _copies(fakes, tmp_path, refusal="cannot take memory on NUMA node 0: no")
 
     assert {m["cell"]["numa_node"] for m in run["measurements"]} == {None}
-    assert run["skipped"] == [{"what": "host copies by NUMA node", "reason": "cannot take memory on NUMA node 0: no"}]
+    (skipped,) = run["skipped"]
+    assert skipped["what"] == "host copies by NUMA node"
+    assert (skipped["kind"], skipped["reason"]) == ("numa", "cannot take memory on NUMA node 0: no")
     assert "skipped   host copies by NUMA node: cannot take memory on NUMA node 0: no" in page

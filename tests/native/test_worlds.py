@@ -42,8 +42,8 @@ ranks(3, body)
 
     assert done.said["said"] == ["done"] * 3
     assert Counter(done.log)["ncclCommInitRank"] == 3
-    # The group is in another order than the world, so it is split from it, by all at once.
-    assert Counter(done.log)["split of 3 ranks"] == 1
+    # The group is in another order than the world, so it is split from it, by all at once; once more for launches.
+    assert Counter(done.log)["split of 3 ranks"] == 2
 
 
 def test_a_rank_works_for_its_own_group_alone_and_takes_part_in_every_split(fakes: Fakes, tmp_path: Path) -> None:
@@ -64,11 +64,41 @@ ranks(4, body)
         [[0, 1], 1, True],
         [[0, 1], 0, False],
     ]
-    assert Counter(done.log)["split of 4 ranks"] == 3
+    assert Counter(done.log)["split of 4 ranks"] == 3 + 1  # the second one of [1, 2], for its launches
+
+
+def test_all_ranks_make_the_communicators_for_launches_in_one_order(fakes: Fakes, tmp_path: Path) -> None:
+    # A rank that split for another group than the others would meet ranks that are not its own, or nobody.
+    script = """
+pairs, middle, everyone = [[0, 1], [2, 3]], [[1, 2]], [[0, 1, 2, 3]]
+def body(rank, held):
+    plan = dict(operation="broadcast", warmup=1, iterations=1, launch_warmup=1)
+    def loops(groups, launches):
+        return [one > 0 for one in collective(held, groups, launch_iterations=launches, **plan)[1]]
+    said = [loops(*visit) for visit in ((pairs, 0), (middle, 2), (everyone, 2), (pairs, 2), (middle, 2))]
+    held.close()
+    return said
+ranks(4, body)
+"""
+    done = fakes.script(_RANKS + script, tmp_path)
+
+    assert done.said["said"] == [
+        [[], [mine], [True], [rank < 2, rank >= 2], [mine]] for rank, mine in enumerate([False, True, True, False])
+    ]
+    # Of the pairs and of the middle one each; for the launches of all three.
+    assert Counter(done.log)["split of 4 ranks"] == 2 + 3
+    assert len(done.lines("+comm")) == len(done.lines("-comm")) == 4 + (4 + 2) + (2 + 4 + 4)
+    assert done.lines("plain broadcast ") == []  # all loops; barriers before a block are plain all-reduces
+    # One that connects, two blocks once, and the loop, twice for the middle ranks.
+    broadcasts = Counter(line for line in done.lines("collective broadcast "))
+    assert broadcasts == {
+        "collective broadcast ranks 2 bytes 1024": 2 * (3 + 2 + 3) + (3 + 3) + (2 + 3),
+        "collective broadcast ranks 4 bytes 1024": 3 + 3,
+    }
 
 
 def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> None:
-    script = "ranks(2, lambda rank, held: collective(held, [[0, 1]], 'broadcast', blocks=3)[0])"
+    script = "ranks(2, lambda rank, held: collective(held, [[0, 1]], 'broadcast', warmup=1, blocks=2)[0])"
     lines = fakes.script(_RANKS + script, tmp_path).lines("collective ")
 
     # Once to connect, then before each of three blocks; not between the four broadcasts of a chain.
@@ -79,8 +109,9 @@ def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> N
 
 def test_a_wrong_element_is_told_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
-    # After the two that connect and the barrier's: the chain's first, on rank 1 of the group, which is the world's 0.
-    said = fakes.script(_RANKS + script, tmp_path, corrupt_collective="4:9:1").said["said"]
+    # After the two that connect, two that wake and the barrier's: the chain's first, on rank 1 of the group, which is
+    # the world's 0.
+    said = fakes.script(_RANKS + script, tmp_path, corrupt_collective="6:9:1").said["said"]
 
     assert [one["kind"] for one in said] == ["DataError", "none"]
     assert (said[0]["group"], said[0]["rank"], said[0]["offset"]) == (0, 1, 36)

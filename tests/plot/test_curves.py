@@ -164,7 +164,7 @@ def test_scaling_takes_the_largest_size_that_all_have() -> None:
     ("title", "runs", "size", "line"),
     [
         ("one number of GPUs", [sums((0, 1))], None, "allreduce at 1G was measured over 2 GPUs only; add a run"),
-        ("a size that nobody has", [sums((0, 1), (0, 1, 2))], 64, "allreduce at 64 was measured nowhere"),
+        ("a size that nobody has", [sums((0, 1), (0, 1, 2))], 64, "allreduce at 64 B was measured nowhere"),
         (
             "no size in common",
             [

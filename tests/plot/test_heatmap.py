@@ -98,14 +98,14 @@ def test_of_times_the_least_is_the_brightest() -> None:
     light = {patch.get_gid(): sum(to_rgb(patch.get_facecolor())) for patch in patches}
     assert light["cell-1-2"] > light["cell-0-2"] > light["cell-0-1"]  # 2, 2.7 and 4 µs
     assert "2.00" in svg_of(picture).texts
-    assert picture.title == "ce-write at 8, µs"
+    assert picture.title == "ce-write at 8 B, µs"
 
 
 def test_a_pointer_chase_is_in_ns() -> None:
     sample = Sample((0.61e-6,), 1000, concurrent=False)
     found = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
     picture = drawn(run_of(gpus(2), found), Work(Operation.CHASE), 8)
-    assert picture.title == "chase at 8, ns"
+    assert picture.title == "chase at 8 B, ns"
     assert svg_of(picture).texts.count("610.0") == 2
 
 

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from collbench.model import Path, Run
 from collbench.operations import Operation
+from collbench.report.blocks import Legend
 from tests.builders import gpus, measured, run_of
 
 _COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}
@@ -29,7 +30,8 @@ def text(blocks: Iterable[RenderableType], *, terminal: bool = False, no_color: 
         _environ=environment,
     )
     for block in blocks:
-        console.print(block)
+        if terminal or not isinstance(block, Legend):
+            console.print(block)
     return "\n".join(line.rstrip() for line in file.getvalue().split("\n"))
 
 

@@ -6,7 +6,7 @@ from collbench.model import Cell, Chosen, Measurement, Run, Skipped, StopReason
 from collbench.operations import COLLECTIVES, Operation, Variant
 from collbench.report import collective
 from collbench.report.page import page
-from tests.builders import GIB, gpus, measured, run_of
+from tests.builders import GIB, gpus, measured, run_of, shared, throttled
 from tests.report.pages import text
 
 MIB = 2**20
@@ -27,8 +27,8 @@ def test_one_communicator_reads_like_this() -> None:
     cells = [at(64 * MIB, 325.34, 331.0), at(8, 8.94, 20.04), at(GIB, 4543.50, 4550.0)]
     assert after_header(run_of(gpus(4), cells, command=("allreduce",))) == (
         "allreduce over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32, sum\n"
-        "size      count  time us  launch us   algbw   busbw       interval  wrong\n"
-        "   8          2     8.94      20.04    0.00    0.00      0.00-0.00      0\n"
+        "size      count  time µs  launch µs   algbw   busbw       interval  wrong\n"
+        " 8 B          2     8.94      20.04    0.00    0.00      0.00-0.00      0\n"
         " 64M   16777216   325.34     331.00  206.27  309.41  309.41-309.41      0\n"
         "  1G  268435456  4543.50    4550.00  236.32  354.49  354.49-354.49      0\n"
         "time: one collective on the device, the slowest rank, median; launch: one call\n"
@@ -44,7 +44,7 @@ def test_without_a_launch_loop_or_enough_blocks_a_column_is_left_out() -> None:
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06, visits=2)], command=("allreduce",)))
     assert "launch" not in shown
     assert rows(shown) == [
-        ["size", "count", "time", "us", "algbw", "busbw", "wrong"],
+        ["size", "count", "time", "µs", "algbw", "busbw", "wrong"],
         ["1M", "262144", "19.06", "55.01", "82.52", "0"],
     ]
 
@@ -52,7 +52,10 @@ def test_without_a_launch_loop_or_enough_blocks_a_column_is_left_out() -> None:
 def rows(shown: str) -> list[list[str]]:
     """Return the words of the first table's lines, its head first."""
     lines = shown.split("\n")[1:]
-    return [line.split() for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("time:"))]]
+    return [
+        line.replace(" B ", "B ").split()
+        for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("time:"))]
+    ]
 
 
 # Words as nccl-tests' doc/PERFORMANCE.md has the factors; counts as its GetCollByteCount has them for 1 MiB of float32
@@ -106,8 +109,8 @@ def test_in_place_has_rows_of_its_own_below_out_of_place() -> None:
     table = rows(after_header(run_of(gpus(4), cells, command=("allreduce", "--in-place"))))
     assert table[0][:3] == ["size", "in", "place"]
     assert [(row[0], row[1] == "yes", row[-5]) for row in table[1:]] == [
-        ("8", False, "9.00"),
-        ("8", True, "8.00"),
+        ("8B", False, "9.00"),
+        ("8B", True, "8.00"),
         ("1M", False, "20.00"),
         ("1M", True, "18.00"),
     ]
@@ -141,14 +144,14 @@ def test_what_nccl_chose_stands_beside_its_size() -> None:
 def test_a_failed_cell_is_a_row_and_says_why_below() -> None:
     lost = Measurement(Cell(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure="hang: no answer in 5 s")
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06), lost], command=("allreduce",)))
-    assert rows(shown)[1] == ["8", "2", "-", "-", "-", "-", "-", "failed"]
-    assert "\nfailed    allreduce on GPU0, GPU1, GPU2, GPU3 at 8: hang: no answer in 5 s\n" in shown
+    assert rows(shown)[1] == ["8B", "2", "-", "-", "-", "-", "-", "failed"]
+    assert "\nfailed    allreduce on GPU0, GPU1, GPU2, GPU3 at 8 B: hang: no answer in 5 s\n" in shown
     assert "\nstopped   1 precise, 1 failed\n" in shown
 
 
 def test_a_flagged_cell_shows_its_flags_shortly() -> None:
     found = at(MIB, 19.06)
-    flags = ("throttled: SW thermal slowdown on GPU1", "shared: 1 other process on GPU0")
+    flags = (throttled(1, "SW thermal slowdown"), shared(0))
     found.samples[2] = replace(found.samples[2], flags=flags)
     table = rows(after_header(run_of(gpus(4), [at(8, 8.94), found], command=("allreduce",))))
     assert table[0][-1] == "flags"

@@ -99,9 +99,9 @@ def test_every_pattern_has_a_matrix_or_table_at_the_largest_size() -> None:
     )
 
 
-def test_too_few_blocks_say_so() -> None:
+def test_too_few_visits_say_so() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 390.0, MIB, visits=2)], command=("copies",))
-    assert "\n390.0 to 390.0, median 390.0; too few blocks for intervals\n" in after_header(run)
+    assert "\n390.0 to 390.0, median 390.0; too few visits for intervals\n" in after_header(run)
 
 
 def test_small_rates_keep_their_digits() -> None:

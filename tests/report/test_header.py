@@ -19,7 +19,7 @@ def test_a_header_names_backend_machine_versions_and_date() -> None:
         "machine   box: 4 × NVIDIA H200; Linux 6.8 x86_64",
         "driver    580.159.04, CUDA 13.0, kernels from ptx",
         "NCCL      2.28.9, /opt/libnccl.so.2",
-        "measured  2026-01-02T03:04:05Z in 1.5 s, 8 to 1G, seed 7",
+        "measured  2026-01-02T03:04:05Z in 1.5 s, 8 B to 1G, seed 7",
     ]
 
 

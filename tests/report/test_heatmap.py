@@ -5,9 +5,12 @@ import pytest
 from collbench.affinity.tiers import Ranking, rank_links, rank_pairs
 from collbench.model import Run
 from collbench.operations import Operation, Work
-from collbench.report.heatmap import heat_map, shades
+from collbench.report.heatmap import heat_map
+from collbench.report.matrix import render_bandwidths
+from collbench.report.pairs import page
+from collbench.report.shades import legend
 from tests.builders import GIB, gpus, measured, pair_run, run_of
-from tests.report.pages import text
+from tests.report.pages import pairs_run, text
 
 RATES = {(0, 1): 400.0, (0, 2): 384.0, (0, 3): 364.0, (1, 2): 320.0, (1, 3): 240.0, (2, 3): 40.0}
 
@@ -47,7 +50,7 @@ def test_of_times_the_least_is_the_brightest() -> None:
     run = run_of(gpus(3), cells)
     found = rank_links(run, Work(Operation.CE_WRITE), 8)
     assert found is not None
-    lines = text([heat_map(run, found, unit="us")], terminal=True).split("\n")
+    lines = text([heat_map(run, found, unit="µs")], terminal=True).split("\n")
     assert "48;5;227m   2.00" in lines[2]  # from GPU1 to GPU2 8 B at 0.004 GB/s take 2 µs, the best
     assert "48;5;31m   4.00" in lines[1]  # and from GPU0 to GPU1 at 0.002 GB/s twice that
 
@@ -62,4 +65,22 @@ def test_a_direction_that_was_not_measured_is_a_dash() -> None:
 @pytest.mark.parametrize("count", [2, 8, 9, 10, 16])
 def test_it_fits_80_columns(count: int) -> None:
     assert max(map(len, shown(pair_run(count, lambda a, b: 395.2)).split("\n"))) <= 80
-    assert len(text([shades()]).rstrip("\n")) <= 80
+    assert len(legend().plain) <= 80
+
+
+def test_figures_that_are_nearly_the_same_have_one_shade_and_others_have_not() -> None:
+    """Links of one and of two NVLinks and the way through the host: 24.0 to 24.4 is at half of 48.6, on both sides."""
+    rates = {(0, 1): 48.6, (0, 2): 24.4, (0, 3): 24.0, (1, 2): 9.5, (1, 3): 24.3, (2, 3): 48.1}
+    run = pair_run(4, lambda a, b: rates[a, b])
+    for matrix in (heat_map(run, ranked(run)), render_bandwidths(run, Operation.ALLREDUCE, GIB)):
+        pieces = text([matrix], terminal=True).split("\x1b[")
+        shade = {piece.split("m", 1)[1].strip(): piece.split("m")[0] for piece in pieces if "48;5;" in piece}
+        assert shade["24.4"] == shade["24.3"] == shade["24.0"]
+        assert shade["48.6"] == shade["48.1"]
+        assert len({shade["48.6"], shade["24.3"], shade["9.50"]}) == 3
+
+
+def test_a_page_with_colours_says_what_they_mean_and_one_without_does_not() -> None:
+    run = pairs_run(4)
+    assert text(page(run), terminal=True).count("shade: share of the best") == 1
+    assert "shade" not in text(page(run))

@@ -41,13 +41,13 @@ def test_the_three_latencies_read_like_this() -> None:
         "GPU0      -  742.5 1400.0\n"
         "GPU1  743.5      - 1400.0\n"
         "\n"
-        "ce-write of 8 bytes, us (row sends to column)\n"
+        "ce-write of 8 B, µs (row sends to column)\n"
         "       GPU0   GPU1\n"
         "GPU0      -   2.25\n"
         "GPU1   2.25      -\n"
         "\n"
-        "allreduce of 8 bytes on each pair\n"
-        "pair       time us  launch us\n"
+        "allreduce of 8 B on each pair\n"
+        "pair       time µs  launch µs\n"
         "GPU0-GPU1     5.50       8.20\n"
         "time: one all-reduce on the device, the slowest rank, median; launch: one call\n"
         "of an ungraphed loop, as a training step makes it\n"
@@ -72,5 +72,5 @@ def test_all_lines_fit_80_columns_for_many_devices(count: int) -> None:
 def test_the_least_latency_has_the_best_colour() -> None:
     shown = text(page(latencies(3)), terminal=True)
     chase = shown.partition("pointer chase")[2].partition("ce-write")[0]
-    assert "\x1b[38;5;154m  742.5" in chase
+    assert "48;5;227m  742.5" in chase
     assert "\x1b[38;5;154m 1400.0" not in chase

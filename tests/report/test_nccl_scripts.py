@@ -8,6 +8,7 @@ import pytest
 
 from collbench.model import Skipped
 from collbench.report.nccl_tests import lines
+from tests.builders import throttled
 from tests.report.recorded import RECORDINGS, read, run_of
 
 MIB = 2**20
@@ -59,7 +60,7 @@ def printed() -> str:
     """Two recorded rows as we print them, with every note that there is."""
     recording = read(next(path for path in RECORDINGS if path.stem == "all_reduce_perf-4-ranks"))
     run = run_of(replace(recording, rows=tuple(row for row in recording.rows if int(row[0]) in ROWS)))
-    run.measurements[0].samples[0] = replace(run.measurements[0].samples[0], flags=("throttled: low bandwidth",))
+    run.measurements[0].samples[0] = replace(run.measurements[0].samples[0], flags=(throttled(0, "low bandwidth"),))
     run.skipped = [Skipped("sizes 4G", "bandwidth FAILED")]
     return "\n".join(lines(run))
 

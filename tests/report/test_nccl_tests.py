@@ -12,7 +12,7 @@ from collbench.errors import UsageError
 from collbench.model import Cell, Measurement, Run, Sample, Skipped, StopReason
 from collbench.operations import Operation, Variant
 from collbench.report.nccl_tests import lines
-from tests.builders import gpus, measured
+from tests.builders import gpus, measured, throttled
 from tests.builders import run_of as built
 from tests.report.recorded import OPERATIONS, RECORDINGS, read, run_of, without_in_place
 
@@ -189,7 +189,7 @@ def test_scripts_take_ok_for_passed(
 
 
 def test_what_a_reader_must_know_follows_the_figures() -> None:
-    flags = ("throttled: low bandwidth on GPU1",)
+    flags = (throttled(1, "low bandwidth"),)
     found = measured(Operation.ALLREDUCE, FOUR, 100.0, MIB)
     found.samples[0] = replace(found.samples[0], flags=flags)
     run = built(gpus(4), [found, measured(Operation.ALLREDUCE, FOUR, 1.0, 8)])

@@ -5,7 +5,7 @@ import pytest
 from collbench.model import Audit, Cell, Health, Measurement, Run, Skipped, StopReason
 from collbench.operations import Operation, Variant, Work
 from collbench.report.notes import notes, place
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, measured, run_of, throttled
 
 MIB = 2**20
 
@@ -30,6 +30,35 @@ def test_the_reasons_to_stop_are_counted_in_one_line() -> None:
     assert notes(run_with(*found)) == ["stopped   25 precise, 2 noise-stable, 1 at the budget"]
 
 
+def verified(operation: Operation, size: int, *counts: tuple[int | None, int | None]) -> Measurement:
+    found = measured(operation, (0, 1), 300.0, size)
+    found.samples = [replace(found.samples[0], verified_bytes=part, moved_bytes=whole) for part, whole in counts]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        ([[(8 * MIB, 8 * MIB)] * 2], ["verified  all of the bytes moved"]),
+        ([[(0, MIB)]], ["verified  none of the bytes moved"]),
+        ([[(MIB, 4 * MIB), (MIB, MIB)]], ["verified  40.0% of the bytes moved"]),
+        ([[(1999, 2000)]], ["verified  99.9% of the bytes moved"]),
+        ([[(1, 2000)]], ["verified  less than 0.1% of the bytes moved"]),
+        (
+            [[(8 * MIB, 8 * MIB)], [(MIB, 8 * MIB)]],
+            ["verified  56.2% of the bytes moved; of ce-write at 2M 12.5%"],
+        ),
+        ([[(None, None)]], []),  # an old file, or a machine that does not exist
+        ([[(MIB, MIB), (None, None)]], ["verified  all of the bytes moved"]),
+    ],
+)
+def test_the_share_of_the_bytes_that_was_verified_is_said(
+    counts: list[list[tuple[int | None, int | None]]], line: list[str]
+) -> None:
+    found = [verified(Operation.CE_WRITE, MIB * (1 + i), *each) for i, each in enumerate(counts)]
+    assert [said for said in notes(run_with(*found)) if said.startswith("verified")] == line
+
+
 def test_where_the_time_went() -> None:
     run = run_with()
     run.seconds, run.phases = 2.64, {"warm-up": 0.32, "audit": 0.41, "visits": 1.9, "timed": 1.38}
@@ -49,8 +78,8 @@ def test_the_start_of_nccl_is_told_apart_from_the_sweep() -> None:
 def test_a_place_that_fails_at_many_sizes_is_one_line() -> None:
     assert notes(run_with(failed((0, 1), 8), failed((0, 1), MIB), failed((1, 0), 8))) == [
         "stopped   3 failed",
-        "failed    ce-write on GPU0 → GPU1 at 8, 1M: crash: signal 11",
-        "failed    ce-write on GPU1 → GPU0 at 8: crash: signal 11",
+        "failed    ce-write on GPU0 → GPU1 at 8 B, 1M: crash: signal 11",
+        "failed    ce-write on GPU1 → GPU0 at 8 B: crash: signal 11",
     ]
 
 
@@ -76,13 +105,13 @@ def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
     run.skipped = [Skipped("sizes 2G", "the fullest device has room for 1 GiB")] * 2
     alone = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
     run.audits = [alone, replace(alone, label="NV2", ratio=0.988, trusted=True)]
-    run.audits += [replace(alone, variant=Variant.BOTH_WAYS)]
+    both = replace(alone, variant=Variant.BOTH_WAYS, size_bytes=64 * MIB)
+    run.audits += [both, replace(both, members=(2, 3), ratio=0.38, delta=0.023), replace(both, delta=0.023)]
     assert notes(run) == [
         "audit     pairs timed together and alone agree within 1.2% (1 comparison)",
-        "audit     ce-write on SYS pairs was timed alone: beside others it ran at 0.55 of its own speed "
-        "(±2.0% was allowed)",
-        "audit     ce-write both-ways on SYS pairs was timed alone: beside others it ran at 0.55 of its own speed "
-        "(±2.0% was allowed)",
+        "audit     ce-write on SYS pairs was timed alone: beside others at 0.55 of its own speed (±2.0% was allowed)",
+        "audit     ce-write both-ways on SYS pairs at 64M was timed alone: beside others at 0.38 to 0.55 of its own "
+        "speed (±2.3% was allowed)",
         "audit     PCIe paths share wires, so all of them were timed alone",
         "skipped   sizes 2G: the fullest device has room for 1 GiB",
     ]
@@ -90,7 +119,7 @@ def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
 
 def test_flags_of_visits_are_told() -> None:
     found = measured(Operation.CE_WRITE, (0, 1), 300.0, MIB)
-    found.samples[0] = replace(found.samples[0], flags=("throttled: SW thermal slowdown on GPU1",))
+    found.samples[0] = replace(found.samples[0], flags=(throttled(1, "SW thermal slowdown"),))
     run = run_with(found)
     run.health_before = (Health(),) * 3
     assert any("throttled: SW thermal slowdown on GPU1" in line for line in notes(run))

@@ -28,7 +28,7 @@ def rows(shown: str, title: str) -> list[list[str]]:
     """Return the words of the lines below the first that begins so."""
     lines = shown.split("\n")
     start = next(place for place, line in enumerate(lines) if line.startswith(title))
-    return [line.split() for line in lines[start + 1 :]]
+    return [line.replace(" B ", "B ").split() for line in lines[start + 1 :]]
 
 
 def raw_seconds(operation: str, members: list[int], size: int) -> float:
@@ -46,7 +46,7 @@ def raw_seconds(operation: str, members: list[int], size: int) -> float:
         (Operation.CE_WRITE, GIB, "GB/s"),
         (Operation.SM_READ, 64 * MIB, "GB/s"),
         (Operation.ALLREDUCE, 64 * MIB, "GB/s"),
-        (Operation.BROADCAST, 8, "us"),
+        (Operation.BROADCAST, 8, "µs"),
     ],
 )
 def test_every_cell_of_the_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
@@ -56,15 +56,15 @@ def test_every_cell_of_the_map_is_the_run_files(operation: Operation, size: int,
     for src, dst in permutations(range(4), 2):
         members = sorted((src, dst)) if operation.is_collective else [src, dst]
         seconds = raw_seconds(operation.value, members, size)
-        wanted = seconds * 1e6 if unit == "us" else size / seconds / 1e9  # a pair's busbw is its algbw
+        wanted = seconds * 1e6 if unit == "µs" else size / seconds / 1e9  # a pair's busbw is its algbw
         assert float(table[f"GPU{src}"][dst]) == pytest.approx(wanted, abs=0.051)
 
 
 def test_the_figures_of_the_curve_are_the_run_files() -> None:
     drawn = shown(runfile.load(RECORDED), Work(Operation.CE_WRITE))
-    figures = {words[0]: words[1:] for words in rows(drawn, "size ")[:14]}
+    figures = {words[0]: words[1:] for words in rows(drawn, " size ")[:14]}
     links = [list(link) for link in permutations(range(4), 2)]
-    for name, size in (("8", 8), ("64K", 2**16), ("64M", 64 * MIB), ("1G", GIB)):
+    for name, size in (("8B", 8), ("64K", 2**16), ("64M", 64 * MIB), ("1G", GIB)):
         rates = [size / raw_seconds("ce-write", link, size) / 1e9 for link in links]
         time, middle, low, high, share = figures[name]
         seconds = statistics.median(raw_seconds("ce-write", link, size) for link in links)
@@ -80,7 +80,7 @@ def test_without_a_size_the_largest_and_the_smallest_are_mapped() -> None:
     titles = [line for line in drawn.split("\n") if line.startswith("allreduce")]
     assert titles == [
         "allreduce (by pair) at 1G, GB/s",
-        "allreduce (by pair) at 8, us",
+        "allreduce (by pair) at 8 B, µs",
         "allreduce: busbw over message size",
     ]
 
@@ -107,7 +107,7 @@ def test_sixteen_pointer_chases_fit_80_columns() -> None:
     sample = Sample((1.1e-6,), 1000, concurrent=False)
     links = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(16), 2)]
     lines = shown(run_of(gpus(16), links), Work(Operation.CHASE)).split("\n")
-    assert "chase (row sends to column) at 8, us" in lines
+    assert "chase (row sends to column) at 8 B, µs" in lines
     assert max(map(len, lines)) <= 80
     assert [line.split()[2] for line in lines if line.startswith("GPU0 ")] == ["1.1"]
 
@@ -175,7 +175,7 @@ def test_a_pointer_chase_is_in_ns_and_has_no_curve() -> None:
     sample = Sample((1.1e-6,), 1000, concurrent=False)
     links = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
     drawn = shown(run_of(gpus(2), links), Work(Operation.CHASE))
-    assert "chase (row sends to column) at 8, ns\n" in drawn
+    assert "chase (row sends to column) at 8 B, ns\n" in drawn
     assert ["GPU0", "-", "1100.0"] in [line.split() for line in drawn.split("\n")]
     assert "over message size" not in drawn
 
@@ -193,4 +193,4 @@ def test_without_plotille_the_figures_are_there_all_the_same(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "plotille", None)
     bare = shown(runfile.load(RECORDED), Work(Operation.ALLREDUCE))
     assert "no curves drawn: the package plotille is missing; pip install plotille\n" in bare
-    assert rows(bare, "size ") == rows(whole, "size ")
+    assert rows(bare, " size ") == rows(whole, " size ")

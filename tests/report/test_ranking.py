@@ -40,8 +40,8 @@ GPU0      -  299.8  199.9
 GPU1  299.8      -  299.8
 GPU2  199.9  299.8      -
 
-allreduce (by pair) at 8, us
-tier    us  pairs  vs best
+allreduce (by pair) at 8 B, µs
+tier    µs  pairs  vs best
 1     2.00  all 3  tied
 All pairs tie within 0.0%: the choice does not affect latency.
 Differences above 6.0% show on pairs no noisier than most (5 visits or more).
@@ -51,14 +51,14 @@ GPU1   2.00      -   2.00
 GPU2   2.00   2.00      -
 
 allreduce (by pair): latency and bandwidth over 4 sizes
-pair       label         latency us        bandwidth GB/s         n½  misfit
+pair       label         latency µs        bandwidth GB/s         n½  misfit
 GPU0-GPU1  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
 GPU0-GPU2  NV18   2.00 [2.00, 2.00]  200.0 [200.0, 200.0]  390.6 KiB      0%
 GPU1-GPU2  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
 
-shade: share of the best  98%   95%   90%   75%   50%   25%   less
 tied, different: against the best, by the 90 % and the simultaneous 95 %
-interval of the difference (99 % below five visits); undecided: neither
+interval of the difference (99 % below five visits); undecided: neither;
+failed: something on it failed, whatever its rate
 latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
 n½: the size that reaches half of it; misfit: how far the worst size is off
 """
@@ -86,7 +86,7 @@ def test_a_large_tier_names_some_and_counts_the_rest() -> None:
 
 def test_one_pair_has_neither_heat_map_nor_resolution() -> None:
     told = shown(line_run(2, lambda a, b: 300.0, sizes=(GIB,)))
-    assert "There is one pair, so there is nothing to choose.\n\nshade" in told
+    assert "There is one pair, so there is nothing to choose.\n\ntied, different:" in told
 
 
 def test_too_few_visits_are_said() -> None:

@@ -77,7 +77,7 @@ def test_what_is_missing_is_said() -> None:
     ],
 )
 def test_exit_statuses(case: str, run: Run, status: int, words: str) -> None:
-    assert verdicts.status(judge(run)) == status, case
+    assert verdicts.status(run, judge(run)) == status, case
     assert words in page(run), case
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Pipe
 
 from collbench.backends.protocol import Step, Timing
 from collbench.errors import BackendError
-from collbench.model import Device, Health, Machine, Path
+from collbench.model import Device, Flag, Health, Machine, Path
 from collbench.world.coordinator import Coordinator
 from collbench.world.messages import Introduction, OpenRank, RankFacts
 from collbench.world.ranks import Ranks
 from collbench.world.serving import serve
+from collbench.world.wire import pair
 from tests.builders import gpus
 
 # Longer than any of these tests may take: what waits so long has hung.
@@ -31,7 +31,7 @@ class FakeSeat:
         self.keys: list[str] = []
         self.interrupted = threading.Event()
         self.closed = threading.Event()
-        self.wrong_now: tuple[str, ...] = ()
+        self.wrong_now: tuple[Flag, ...] = ()
         self.fails_to_open = 0
 
     def introduce(self) -> Introduction:
@@ -70,7 +70,7 @@ class FakeSeat:
     def health(self) -> tuple[Health, ...]:
         return (Health(temperature=40 + self.rank),)
 
-    def flags(self) -> tuple[str, ...]:
+    def flags(self) -> tuple[Flag, ...]:
         return self.wrong_now
 
     def interrupt(self) -> None:
@@ -103,7 +103,7 @@ class Board:
 @contextmanager
 def world(seats: Sequence[FakeSeat], board: Board | None = None, **limits: float) -> Iterator[Coordinator]:
     """Give a coordinator of these seats; afterwards all of them have left."""
-    ends = [Pipe() for _ in seats]
+    ends = [pair() for _ in seats]
     left: list[bool] = []
     threads = [
         threading.Thread(target=lambda end=theirs, seat=seat: left.append(serve(end, seat, 0.05)), daemon=True)

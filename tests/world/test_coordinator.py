@@ -2,17 +2,17 @@
 
 import os
 import signal
-from multiprocessing.connection import Pipe
 
 import pytest
 
 from collbench.backends.protocol import Step
-from collbench.errors import BackendError, DataCorruption, StepFailed, UsageError
+from collbench.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.operations import Operation, Variant, Work
 from collbench.world.coordinator import Coordinator
 from collbench.world.messages import Introduce
 from collbench.world.ranks import RankLost, Ranks
-from tests.builders import gpus
+from collbench.world.wire import pair
+from tests.builders import gpus, throttled
 from tests.world.fakes import Board, FakeSeat, world
 
 ALLREDUCE = Operation.ALLREDUCE
@@ -106,6 +106,33 @@ def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
             coordinator.time_collective(step())
 
 
+def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
+    def fail(seat: FakeSeat, _asked: Step) -> None:
+        if seat.rank == 0:
+            raise PeerLost("remote process exited")
+        if seat.rank == 2:
+            seat.wait_to_be_interrupted()
+        assert not seat.interrupted.wait(0.5), "abandoned before it could say why"
+        raise StepFailed("unhandled system error")
+
+    with world([FakeSeat(rank, on_step=fail) for rank in range(3)]) as coordinator:
+        coordinator.open()
+        with pytest.raises(StepFailed, match=r"^rank 1: unhandled system error$"):
+            coordinator.time_collective(step())
+
+
+def test_where_nobody_says_why_the_lost_rank_is_told_and_the_others_end() -> None:
+    def fail(seat: FakeSeat, _asked: Step) -> None:
+        if seat.rank == 1:
+            raise PeerLost("remote process exited")
+        seat.wait_to_be_interrupted()
+
+    with world([FakeSeat(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
+        coordinator.open()
+        with pytest.raises(StepFailed, match="rank 1: remote process exited"):
+            coordinator.time_collective(step())
+
+
 def test_what_no_rank_can_do_is_told_as_on_one_machine() -> None:
     def refuse(_seat: FakeSeat, _asked: Step) -> None:
         raise UsageError("gloo cannot reduce by avg")
@@ -130,11 +157,11 @@ def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
 
 def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
     ranks = seats(1.0, 1.0, 1.0)
-    ranks[1].wrong_now = ("throttled: SW power cap on GPU1",)
+    ranks[1].wrong_now = (throttled(0),)  # position 0 to its own rank
     with world(ranks) as coordinator:
         coordinator.open()
         coordinator.time_collective(step(((0, 1), (2,))))
-        assert coordinator.flags((0, 1)) == ("throttled: SW power cap on GPU1",)
+        assert coordinator.flags((0, 1)) == (throttled(1),)
         assert coordinator.flags((2,)) == ()
 
 
@@ -155,7 +182,7 @@ def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
 
 def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
     told: list[str] = []
-    ours, theirs = Pipe()
+    ours, theirs = pair()
     ranks = Ranks({0: ours}, {0: "rank 2 on node1"}, on_loss=lambda: told.append("lost"))
     theirs.close()  # as the kernel does for a process that was killed
     for _ in range(2):
@@ -167,7 +194,7 @@ def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
 
 
 def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
-    ours, theirs = Pipe()
+    ours, theirs = pair()
     silent = Ranks({0: ours}, {0: "rank 1 on node1"}, silence_s=0.3)
     with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
         silent.ask({0: Introduce()})

@@ -3,7 +3,7 @@
 import pytest
 
 from collbench.errors import UsageError
-from collbench.world.environment import Place, Step, alone, find_place, find_step
+from collbench.world.environment import Place, Step, alone, find_place, find_step, join_seconds
 from collbench.world.nodelist import first_host, tasks_on_node
 
 TORCHRUN = {
@@ -153,3 +153,15 @@ def test_a_process_may_be_told_that_it_is_alone_and_nothing_else_is_taken_from_i
     assert find_place(told) is None
     assert told["NCCL_NVLS_ENABLE"] == "0"
     assert len(launched) + 2 - len(told) <= 4
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("", 300.0), (" 20 ", 20.0), ("1", 1.0), ("86400", 86400.0)])
+def test_how_long_ranks_wait_for_each_other(value: str, seconds: float) -> None:
+    assert join_seconds({"COLLBENCH_JOIN_SECONDS": value}) == seconds
+    assert join_seconds({}) == 300.0
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9", "inf", "nan", "86401", "²"])
+def test_a_wait_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="write whole seconds, 1 to 86400"):
+        join_seconds({"COLLBENCH_JOIN_SECONDS": value})

@@ -26,9 +26,10 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
     places = [as_slurm(rank, COUNT, 29500, SLURM_NODEID=rank, **alone) for rank in range(COUNT)]
     with started(tmp_path, words, places, three_hosts) as processes:
         (status, out, err), *others = ends(processes)
-    assert status == 0, err
+    undecided = out.startswith("not judged: ")  # 64K between shared cores may be too noisy to tell nodes apart
+    assert status == int(undecided), err
     assert others == [(0, "", "")] * (COUNT - 1)
-    assert out.startswith("backend   host\nnodes     3 hosts, 3 ranks by Slurm")
+    assert "backend   host\nnodes     3 hosts, 3 ranks by Slurm" in out
     assert "rounds    8 (8 at random): 8 measurements; there are 3 pairs" in out
     assert "\nchosen    n" in out
     assert "sim" not in out

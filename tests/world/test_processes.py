@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from collbench.operations import Operation, Work
 from collbench.planning import Request
 from collbench.world.environment import Place
 from collbench.world.opening import World, join
+from collbench.world.store import Store
 from tests.world.processes import (
     as_mpirun,
     as_slurm,
@@ -132,6 +136,43 @@ def test_a_rank_without_rank_0_ends_and_says_so(tmp_path: Path) -> None:
     assert err == "collbench: rank 1 stops: rank 0 is gone, and its output says why\n"
 
 
+def test_a_rank_whose_rank_0_never_comes_says_for_how_long_it_waits_and_obeys(tmp_path: Path) -> None:
+    """Rank 0 was ended in its first second. A wait in torch's C++ would hear no signal."""
+    places = [as_slurm(1, 2, free_port(), COLLBENCH_JOIN_SECONDS=600)]
+    with started(tmp_path, ["allreduce", *ENDLESS], places) as (waiting,):
+        assert waiting.stderr is not None
+        line = waiting.stderr.readline()  # after some seconds
+        waiting.send_signal(signal.SIGTERM)
+        ((status, out, err),) = ends([waiting])
+    assert re.fullmatch(
+        r"collbench: rank 1 on \S+ has not found rank 0 at 127.0.0.1:\d+ yet: waiting 5\d\d s more at the most "
+        r"\(of 600, which COLLBENCH_JOIN_SECONDS sets\)\n",
+        line.replace("localhost", "127.0.0.1"),
+    )
+    assert (status, out) == (143, "")
+    assert err == "collbench: interrupted before it was done\n"
+
+
+def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None:
+    """Rank 0 is killed while it waits for a third, before anything is measured."""
+    places = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
+    with started(tmp_path, ["allreduce", *ENDLESS], places) as (first, second):
+        assert first.stderr is not None
+        assert "rank 2 of 3 not here yet" in first.stderr.readline()  # it serves, and the other is in
+        first.send_signal(signal.SIGKILL)
+        status, out, err = ends([first, second])[1]
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1] == "collbench: rank 1 stops: rank 0 is gone, and its output says why"
+
+
+def test_a_wait_that_is_none_is_refused_once(tmp_path: Path) -> None:
+    places = [as_slurm(rank, 2, 1, COLLBENCH_JOIN_SECONDS="soon") for rank in range(2)]
+    with started(tmp_path, ["allreduce", "--backend", "host"], places) as processes:
+        (status, _, err), other = ends(processes)
+    assert (status, other) == (2, (0, "", ""))
+    assert err == "collbench: COLLBENCH_JOIN_SECONDS=soon: write whole seconds, 1 to 86400\n"
+
+
 REQUEST = Request(
     backend="host",
     devices=None,
@@ -157,6 +198,23 @@ def test_a_rank_that_finds_nobody_says_where_it_looked() -> None:
     port = free_port()
     with pytest.raises(BackendError, match=rf"rank 1 on .* reached nobody at 127\.0\.0\.1:{port} within 1 s"):
         join(Place(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
+
+
+def test_a_store_that_ends_ends_those_who_wait_for_it() -> None:
+    """As when rank 0, or the launcher that keeps the store, is killed before rank 0 told where it listens."""
+    port = free_port()
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", f"from torch.distributed import TCPStore; s = TCPStore('127.0.0.1', {port}, 2, True, "
+         "wait_for_workers=False); print('open', flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert keeper.stdout is not None
+    keeper.stdout.readline()
+    store = Store(Place(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 600.0)
+    threading.Timer(0.2, keeper.kill).start()  # before or after `read` begins to wait: it is the same
+    with pytest.raises(BackendError, match=rf"rank 1 on \S+ stops: rank 0, which kept the store at .*{port}, is gone"):
+        store.read("listener")
+    keeper.communicate()
 
 
 def test_a_taken_port_is_told() -> None:

@@ -1,14 +1,14 @@
 """A rank's side: what it does when rank 0 hangs up, changes its mind, or says to leave."""
 
 import threading
-from multiprocessing.connection import Connection, Pipe
 
 import pytest
 
 from collbench.backends.protocol import Step
 from collbench.operations import Operation
-from collbench.world.messages import Abandon, Alive, Leave, Order, TakeHealth, Word
+from collbench.world.messages import Abandon, Alive, Leave, Order, TakeHealth
 from collbench.world.serving import serve
+from collbench.world.wire import pair
 from tests.world.fakes import PATIENCE_S, FakeSeat
 
 STEP = Step(Operation.ALLREDUCE, ((0, 1),), 8, 1, 1)
@@ -18,8 +18,7 @@ class Serving:
     """A seat that is served in a thread; `line` is rank 0's end."""
 
     def __init__(self, seat: FakeSeat) -> None:
-        self.line: Connection[Order, Word]
-        self.line, far = Pipe()
+        self.line, far = pair()
         self._released: list[bool] = []
         self._thread = threading.Thread(target=lambda: self._released.append(serve(far, seat, 0.05)), daemon=True)
         self._thread.start()

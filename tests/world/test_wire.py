@@ -1,86 +1,135 @@
-"""The door that ranks come in by, on this machine's own loopback."""
+"""A connection between rank 0 and another: whole messages arrive, and what is none neither hangs nor crashes."""
 
-import contextlib
+from __future__ import annotations
+
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
+from collbench.errors import BackendError
+from collbench.world import wire
+from collbench.world.codec import BadMessage
+from collbench.world.environment import Place
 from collbench.world.here import host_key, interface_of
-from collbench.world.wire import KEY_BYTES, Door, dial, is_loopback, own_address, plain_address, wired
+from collbench.world.messages import Done, Introduce, Leave, UniqueId
+from collbench.world.opening import _own_address, _told
+from collbench.world.ranks import RankLost, Ranks
+from collbench.world.wire import MOST_BYTES, far_end, framed, is_loopback, line, own_address, plain_address
 
-KEY = bytes(range(KEY_BYTES))
 PATIENCE_S = 30.0
 
 
-def admitted(door: Door, timeout_s: float, *guests: tuple[bytes, int]) -> tuple[set[int], list[int]]:
-    """Let guests knock, each with its key and rank; return who came in, and who is missing."""
-    with contextlib.ExitStack() as stack:
-        for key, rank in guests:
-            stack.enter_context(dial(("127.0.0.1",), door.port, key, rank))
-        came, missing = door.admit(timeout_s)
-        for found in came.values():
-            stack.enter_context(found)
-        return set(came), missing
+@pytest.fixture
+def both() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give both ends of a TCP connection, as rank 0 and a rank hold them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    with near, far:
+        yield near, far
 
 
-@pytest.mark.parametrize(
-    ("title", "guests", "came", "missing"),
-    [
-        ("all ranks", [(KEY, 2), (KEY, 1)], {1, 2}, []),
-        ("one is missing", [(KEY, 2)], {2}, [1]),
-        ("a stranger", [(bytes(KEY_BYTES), 1), (KEY, 2)], {2}, [1]),
-        ("a rank twice", [(KEY, 1), (KEY, 1)], {1}, [2]),
-        ("a rank that cannot be", [(KEY, 3), (KEY, 0), (KEY, 1)], {1}, [2]),
-    ],
-)
-def test_those_come_in_who_know_the_key(
-    title: str, guests: list[tuple[bytes, int]], came: set[int], missing: list[int]
-) -> None:
-    door = Door(KEY, 3)
-    try:
-        assert admitted(door, PATIENCE_S if not missing else 0.3, *guests) == (came, missing)
-    finally:
-        door.close()
+def test_messages_cross_and_an_end_is_noticed(both: tuple[socket.socket, socket.socket]) -> None:
+    near, far = line(both[0]), far_end(both[1])
+    large = Done(UniqueId("f" * 10**7))  # more than a socket's buffer holds
 
+    def send() -> None:
+        far.send(large)
+        far.send(Done(None))
 
-def test_somebody_who_hangs_up_is_no_rank_and_stops_nobody() -> None:
-    door = Door(KEY, 2)
-    try:
-        socket.create_connection(("127.0.0.1", door.port)).close()
-        assert admitted(door, PATIENCE_S, (KEY, 1)) == ({1}, [])
-    finally:
-        door.close()
-
-
-def test_the_second_address_is_tried_where_the_first_leads_nowhere() -> None:
-    door = Door(KEY, 2)
-    try:
-        with dial(("127.255.255.254.invalid", "127.0.0.1"), door.port, KEY, 1):
-            came, missing = door.admit(PATIENCE_S)
-            assert (list(came), missing) == ([1], [])
-            came[1].close()
-    finally:
-        door.close()
-    with pytest.raises(OSError, match="refused"):
-        dial(("127.0.0.1",), door.port, KEY, 1)
-
-
-def test_objects_cross_and_an_end_is_noticed() -> None:
-    door = Door(KEY, 2)
-    far = wired(dial(("127.0.0.1",), door.port, KEY, 1))
-    near = wired(door.admit(PATIENCE_S)[0][1])
-    door.close()
-    threading.Thread(target=near.send, args=(list(range(10**6)),)).start()  # more than a socket's buffer holds
-    assert far.recv() == list(range(10**6))
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    assert near.recv() == large
+    assert near.recv() == Done(None), "what comes right behind is another message"
+    sender.join(PATIENCE_S)
     near.close()
     with pytest.raises(EOFError):
         far.recv()
-    far.close()
 
 
-def test_loopback_means_nothing_to_other_hosts() -> None:
-    assert own_address("localhost", 29500) == ""
+def test_part_of_a_message_keeps_nobody_waiting(both: tuple[socket.socket, socket.socket]) -> None:
+    far = far_end(both[1])
+    whole = framed(Leave())
+    for byte in whole[:-1]:
+        both[0].sendall(bytes([byte]))
+        wire.ready([far], PATIENCE_S)
+        assert far.receive() is None
+    both[0].sendall(whole[-1:])
+    assert far.recv() == Leave()
+
+
+@pytest.mark.parametrize(
+    ("title", "data"),
+    [
+        ("a message that is too long", (MOST_BYTES + 1).to_bytes(4, "big")),
+        ("an endless one", b"\xff" * 100),
+        ("an empty one", bytes(4)),
+        ("no message", b"\0\0\0\4abcd"),
+        ("HTTP", b"GET / HTTP/1.1\r\n\r\n"),
+    ],
+)
+def test_a_rank_that_cannot_be_understood_is_lost_by_name(
+    title: str, data: bytes, both: tuple[socket.socket, socket.socket]
+) -> None:
+    ranks = Ranks({1: line(both[0])}, {1: "rank 1 on node1"})
+    both[1].sendall(data)
+    with pytest.raises(RankLost, match="rank 1 on node1 cannot be understood"):
+        ranks.ask({1: Introduce()})
+
+
+def test_a_rank_that_stops_in_the_middle_of_a_message_is_lost(both: tuple[socket.socket, socket.socket]) -> None:
+    ranks = Ranks({1: line(both[0])}, {1: "rank 1 on node1"}, silence_s=0.3)
+    both[1].sendall(framed(Done(None))[:-1])
+    with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
+        ranks.ask({1: Introduce()})
+
+
+def test_a_side_that_takes_nothing_is_given_up(
+    both: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "_SEND_S", 0.2)
+    near = far_end(both[0])
+    with pytest.raises(TimeoutError):
+        near.send(Done(UniqueId("f" * (MOST_BYTES - 100))))
+    with pytest.raises(BrokenPipeError):
+        near.send(Done(None))
+
+
+def test_what_is_too_long_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="longer than"):
+        framed(Done(UniqueId("f" * MOST_BYTES)))
+
+
+def test_of_a_rank_0_that_cannot_be_understood_nothing_is_believed(both: tuple[socket.socket, socket.socket]) -> None:
+    far = far_end(both[1])
+    both[0].sendall(b"\0\0\0\4abcd")
+    with pytest.raises(BadMessage):
+        far.recv()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"address": "", "port": "1", "key": ""}', '{"address": "", "port": 1, "key": "no digits"}'],
+)
+def test_what_a_stranger_leaves_in_the_store_is_refused(text: str) -> None:
+    with pytest.raises(BackendError, match="start all ranks again"):
+        _told(text)
+
+
+def test_rank_0_listens_where_the_others_come_from() -> None:
+    """Loopback is enough for one host; a name that means loopback on its own host alone says nothing."""
+    one_host = Place(0, 2, 0, 2, "127.0.0.1", 29500, "torchrun")
+    assert _own_address(one_host) == "127.0.0.1"
+    assert _own_address(Place(0, 2, 0, 1, "127.0.1.1", 29500, "Slurm")) == ""
+    outward = own_address("192.0.2.1", 29500)  # for documentation [RFC 5737]: routed, if at all, as any other host
+    if outward:  # there is a network
+        assert _own_address(Place(0, 2, 0, 1, outward, 29500, "Slurm")) == outward
+
+
+def test_an_address_of_this_host_towards_another() -> None:
+    assert is_loopback(own_address("localhost", 29500))
     assert own_address("no-such-host.invalid", 29500) == ""
     assert all(map(is_loopback, ("127.0.0.1", "127.0.1.1", "::1")))
     assert not is_loopback("10.0.0.1")

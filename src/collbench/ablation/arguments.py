@@ -12,7 +12,7 @@ from collbench.launch.arguments import TrainArguments
 from collbench.launch.options import Option
 
 VALUES = frozenset({"--without", "--against", "--repeats", "--skip", "--step-pattern", "--seed", "--output"})
-FLAGS = frozenset({"--no-allreduce", "--json", "--verbose"})
+FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # These choose, once, before anything trains: `train` gets the devices that came of it.
 CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
 CHOOSING |= {"--exclude", "--allow-busy", "--dry-run", "--help"}
@@ -41,6 +41,7 @@ class AblateArguments:
     allreduce: bool = True
     json: bool = False
     verbose: bool = False
+    force: bool = False
 
 
 def split(argv: Sequence[str]) -> AblateArguments:
@@ -126,6 +127,7 @@ def _checked(
         allreduce="--no-allreduce" not in own,
         json="--json" in own,
         verbose="--verbose" in own,
+        force="--force" in own,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,8 @@ class Plan:
     """What every run of an experiment shares.
 
     `words` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited` the
-    environment that both arms start from, `nccl` the library to time all-reduces with.
+    environment that both arms start from, `nccl` the library to time all-reduces with. `force`: an older file at `path`
+    gives way.
     """
 
     words: tuple[str, ...]
@@ -53,6 +55,7 @@ class Plan:
     inherited: Mapping[str, str]
     pattern: re.Pattern[str] | None = None
     nccl: str | None = None
+    force: bool = False
 
 
 class Experiment:
@@ -61,6 +64,7 @@ class Experiment:
     def __init__(self, ablation: Ablation, plan: Plan, told: Told) -> None:
         self.ablation, self._plan, self._told = ablation, plan, told
         self._total = 2 * ablation.repeats
+        self._file = file.own(plan.path, told.say, force=plan.force)
 
     def measure_allreduces(self) -> None:
         """Time the all-reduce of both arms, each in its own environment. Raises BackendError."""
@@ -85,11 +89,21 @@ class Experiment:
         for order, (repeat, number) in enumerate(sequence(self.ablation.repeats, self.ablation.seed)):
             self._train(order, repeat, self.ablation.arms[number])
         self.ablation.result = judge(self.ablation)
-        file.save(self.ablation, self._plan.path)
+        self._file.write(file.dumps(self.ablation))
 
     def train_words(self, arm: Arm) -> list[str]:
         """Return the command that trains an arm, without its environment."""
         return collbench("train", *self._devices(arm), *self._plan.words)
+
+    def _with_folder(self, words: list[str], folder: Path) -> list[str]:
+        """Return the command with a folder for what torchrun leaves in TMPDIR else, unless the user gave it one.
+
+        An image sees only its own folders.
+        """
+        options = words[: words.index("--")]
+        if any(option.partition("=")[0] in ("--log-dir", "--log_dir", "--container") for option in options):
+            return words
+        return [*options, "--log-dir", str(folder), *words[len(options) :]]
 
     def _train(self, order: int, repeat: int, arm: Arm) -> None:
         reader = Reader(self._plan.pattern)
@@ -101,11 +115,16 @@ class Experiment:
             if reader.steps:
                 self._told.step(f"{which}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
 
-        ended = running.run(self.train_words(arm), self._environment(arm), log, reader, watch)
+        left = log.with_suffix(".torchrun")
+        words = self._with_folder(self.train_words(arm), left)
+        try:
+            ended = running.run(words, self._environment(arm), log, reader, watch)
+        finally:
+            shutil.rmtree(left, ignore_errors=True)
         run = TrainingRun(repeat, order, ended.status, ended.wall_seconds, tuple(reader.steps), reader.train_runtime)
         arm.runs.append(run)
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)
-        file.save(self.ablation, self._plan.path)
+        self._file.write(file.dumps(self.ablation))
         if ended.status != 0:
             self._told.show(last_words(reader.tail))
             raise BackendError(
@@ -153,7 +172,12 @@ class Experiment:
         good = sum(run.status == 0 for run in self.ablation.made)
         if not self.ablation.made:
             return "no run has ended, nothing is saved"
-        return f"{good} of {self._total} runs are saved as {self._plan.path}"
+        return f"{good} of {self._total} runs are saved as {self.path}"
+
+    @property
+    def path(self) -> Path:
+        """Where the ablation is saved."""
+        return self._file.path
 
 
 def environment_of(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ _WORDS = ("save the ablation as", "--output")
 
 
 def save(ablation: Ablation, path: Path) -> None:
-    """Write the ablation whole: a reader, or a crash, meets either the old file or the new one. Raises RunFileError."""
+    """Write the ablation whole: a reader, or a crash, meets nothing or all of it. Raises RunFileError, Taken."""
     wholefile.write(dumps(ablation), path, *_WORDS)
 
 
-def check_writable(path: Path) -> None:
-    """Raise RunFileError if an ablation could not be saved at `path`; an existing file there is left alone."""
-    wholefile.check(path, *_WORDS)
+def own(path: Path, warn: Callable[[str], None], *, force: bool = False) -> wholefile.OwnFile:
+    """Return a file to write an ablation to again and again."""
+    return wholefile.OwnFile(path, _WORDS, warn, force=force)
+
+
+def check_writable(path: Path, *, force: bool = False) -> None:
+    """Raise RunFileError if an ablation could not be saved at `path`, where a file is in the way, too."""
+    wholefile.check(path, *_WORDS, force=force)
 
 
 def load(path: Path) -> Ablation:

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
+from collbench import lifeline
 from collbench.ablation.steps import Reader
 from collbench.errors import BackendError
 
@@ -70,7 +71,8 @@ def run(
     """Run a command to its end, its stdout and stderr going to the log, the reader, and `watch`.
 
     KeyboardInterrupt (Ctrl-C, SIGTERM) ends the child first, which has a process group of its own: torchrun must get
-    one signal, for a second one would interrupt it while it ends its workers. Raises BackendError.
+    one signal, for a second one would interrupt it while it ends its workers. It gets SIGTERM, too, when this process
+    is killed. Raises BackendError.
     """
     try:
         with log.open("wb", buffering=0) as file:
@@ -88,7 +90,7 @@ def _run(
 ) -> Ended:
     begun = time.monotonic()
     child = subprocess.Popen(
-        list(command),
+        lifeline.with_us(command),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

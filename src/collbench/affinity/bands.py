@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from collbench.affinity.choice import Band
 from collbench.affinity.packing import cut_bound, fractional_rings, most_rings
-from collbench.affinity.pcie import single_hops, uplink_limits
+from collbench.affinity.pcie import uplink_limits
 from collbench.affinity.rings import MOST_MEMBERS, Sets, best_ring, masks, ring_table
 from collbench.affinity.wiring import Wiring
 
@@ -29,8 +29,18 @@ class Packed:
 def predict(wired: Wiring) -> Band:
     """Return the band of one set, given as the wiring of its members, in GB/s.
 
-    A set that NVLinks alone do not close to a ring is a PCIe set: no packing mixes the two.
+    A set that NVLinks alone do not close to a ring is a PCIe set: no packing mixes the two. Where pairs were not
+    measured, `lo` is what the others guarantee, and `hi` has them as slow as the slowest of their kind.
     """
+    least = _predict(wired)
+    if wired.filled is None or wired.broken.any():
+        return least
+    most_ = _predict(wired.filled)
+    unmeasured = int(np.triu(wired.missing).sum())
+    return Band(min(least.lo, most_.hi), most_.hi, most_.how, most_.hops, unmeasured)
+
+
+def _predict(wired: Wiring) -> Band:
     if wired.broken.any():
         return Band(0.0, 0.0, "a pair of it is broken")
     if len(wired) == 2:
@@ -41,7 +51,9 @@ def predict(wired: Wiring) -> Band:
         return Band(slowest, max(slowest, best_ring(wired.rates)), "NVSwitch")
     packed = packing(wired.nvlink, wired.links) if (wired.nvlink > 0).any() else Packed(0, 0.0)
     if packed.rings:
-        return Band(packed.gbs, most(wired.nvlink, packed.gbs), f"{packed.rings} NVLink rings")
+        port = float(wired.port.min())
+        carried = min(most(wired.nvlink, packed.gbs), port)
+        return Band(min(packed.gbs, port), carried, f"{packed.rings} NVLink rings")
     lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
     return Band(lo, hi, "one ring over PCIe", hops)
 
@@ -51,6 +63,23 @@ def on_one_plane(wired: Wiring) -> bool:
     return bool(wired.plane[0] >= 0 and (wired.plane == wired.plane[0]).all())
 
 
+def ceiling(wired: Wiring) -> float:
+    """Return what the member with the narrowest port sends at most to the others, GB/s; ∞ where that is not known.
+
+    Through a switch a device sends all that its port takes to any other, over direct links what leads to each; without
+    NVLinks it sends what its slot takes.
+    """
+    if wired.filled is not None:
+        return ceiling(wired.filled)
+    switched, ports = on_one_plane(wired), []
+    for place, links in enumerate(wired.links):
+        others = np.arange(len(wired)) != place
+        joined, apart = (wired.capacity[place, others & used] for used in (links > 0, links == 0))
+        nvlink = joined.max(initial=0.0) if switched else joined.sum()
+        ports.append(max(min(nvlink, wired.port[place]), apart.max(initial=0.0)))
+    return float(min(ports))
+
+
 def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     """Return for each set both ends of the band of its ring of single hops, GB/s, and its hops through the host.
 
@@ -58,8 +87,7 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     """
     k = sets.shape[1]
     limits, hops = uplink_limits(sets, wired.uplinks, wired.links)
-    alone = single_hops(wired.rates, wired.links, wired.uplinks)
-    ring = ring_table(alone, k)[masks(sets)] if k <= MOST_MEMBERS else np.full(len(sets), best_ring(alone))
+    ring = ring_table(wired.alone, k)[masks(sets)] if k <= MOST_MEMBERS else np.full(len(sets), best_ring(wired.alone))
     hi = np.minimum(ring, limits)
     return hi * lowest_pair(wired.share, sets), hi, hops
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from collbench.affinity import fitness, tiebreak
 from collbench.affinity.bands import on_one_plane
+from collbench.affinity.estimates import cells_of
 from collbench.affinity.guess import guessed_rates
 from collbench.affinity.rings import Sets
 from collbench.affinity.tiebreak import Level
@@ -19,6 +20,7 @@ from collbench.affinity.tiers import Ranking, rank_links, rank_pairs
 from collbench.affinity.wiring import Wiring, wiring
 from collbench.model import Device, Path, Run
 from collbench.operations import Operation, Work
+from collbench.stats import summarize
 
 Rates = NDArray[np.float64]
 
@@ -46,31 +48,35 @@ _SMALL_BYTES = 64 * 2**10
 class Case:
     """One question of which k. Places are in the order of PCI bus ids; `order` has the run's position of each place.
 
+    `order_of` names what places are in order of: devices without PCI bus ids, CPU cores say, are in that of indices.
     `delta` is the ratio up to which two sets are equal. `verdict` says in words whether pairs differ, `worst` is the
-    slowest pair in GB/s. `tied`: no set can be better than another. `one_tier`: no pair is certainly better.
+    slowest measured pair in GB/s. `tied`: no set can be better than another. `undecided`: no pair is certainly better,
+    nor are all known to be equal.
     """
 
     order: tuple[int, ...]
+    order_of: str
     wired: Wiring
     levels: tuple[Level, ...]
     delta: float
     verdict: str
     worst: float
     tied: bool
-    one_tier: bool
+    undecided: bool
 
 
 def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
     """Return the ranking that decides: the first operation with pairs, at its largest size. None without any.
 
-    An interrupted run may hold few pairs at the largest size; then the largest with the most pairs decides. `among`
-    restricts it to pairs of these positions.
+    An interrupted run may hold few pairs at the largest size; then the largest that has half as many as any decides.
+    `among` restricts it to pairs of these positions.
     """
     for operation in _EVIDENCE:
         pairs = _sizes(run, operation, among)
         if pairs:
-            size = max(pairs, key=lambda size: (pairs[size], size))
-            return rank_pairs(_only(run, among), operation, size)
+            enough = max(pairs.values()) / 2
+            size = max(size for size, count in pairs.items() if count >= enough)
+            return rank_pairs(_only(run, among), operation, size, among)
     return None
 
 
@@ -79,42 +85,65 @@ def in_bus_order(devices: Sequence[Device], among: Collection[int]) -> tuple[int
 
     def identity(place: int) -> tuple[str, str, str, int]:
         one = devices[place]
-        return one.host, one.pci_bus_id.upper(), one.uuid, one.index
+        bus = one.pci_bus_id.upper()
+        return one.host, bus, one.uuid if bus else "", one.index
 
     return tuple(sorted(among, key=identity))
 
 
+def _order_of(devices: Sequence[Device]) -> str:
+    return "PCI bus id" if all(one.pci_bus_id for one in devices) else "index"
+
+
 def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> Case:
-    """Return the case that a run makes for its fit devices, by the ranking of their pairs."""
-    order = in_bus_order(run.devices, fit)
-    place = {position: at for at, position in enumerate(order)}
-    rates = np.zeros((len(order), len(order)))
-    for standing in ranking.standings:
-        a, b = (place[member] for member in standing.pair)
-        rates[a, b] = rates[b, a] = standing.gbs
-    for (source, target), more in _faster_ways(run, ranking).items():
-        if source in place and target in place:
-            rates[place[source], place[target]] *= more
+    """Return the case that a run makes for its fit devices, by the ranking of their pairs.
+
+    How the machine is wired is what all of its devices show, also those that may not be chosen.
+    """
+    every = in_bus_order(run.devices, range(len(run.devices)))
+    order = tuple(position for position in every if position in set(fit))
+    place = {position: at for at, position in enumerate(every)}
+    rates = _rates(run, ranking, place)
     broken = np.zeros(rates.shape, dtype=bool)
-    for pair in fitness.broken_pairs(run, ranking.operation):
-        if pair <= place.keys():
-            a, b = (place[member] for member in pair)
-            broken[a, b] = broken[b, a] = True
-    devices = [run.devices[position] for position in order]
+    for pair in fitness.broken_pairs(run):
+        a, b = (place[member] for member in pair)
+        broken[a, b] = broken[b, a] = True
+    devices = [run.devices[position] for position in every]
     audits = [audit for audit in run.audits if audit.operation is ranking.operation]
-    wired = wiring(devices, _paths(run.paths, place), rates, audits, broken)
-    alike = len({path.label for path in run.paths if set(path.devices) <= place.keys()}) <= 1
-    every_pair = len(ranking.standings) == comb(len(order), 2)  # an interrupted run may lack some: not known to tie
+    wired = wiring(devices, _paths(run.paths, place), rates, audits, broken).of([place[one] for one in order])
+    alike = len({path.label for path in run.paths if set(path.devices) <= set(fit)}) <= 1
+    # An interrupted run may lack some pairs, or all but a few at its largest size: not known to tie.
+    whole = len(ranking.standings) == comb(len(order), 2) and not wired.missing.any()
+    largest = ranking.size_bytes == max(_sizes(run, ranking.operation, fit))
+    equal = ranking.all_tied and whole and largest
     return Case(
         order=order,
+        order_of=_order_of(devices),
         wired=wired,
         levels=_levels(run, order, ranking),
         delta=max(ranking.delta, min(ranking.noise, _MOST_NOISE)),
         verdict=ranking.verdict,
         worst=min(standing.gbs for standing in ranking.standings),
-        tied=ranking.all_tied and every_pair and (alike or on_one_plane(wired)) and not broken.any(),
-        one_tier=ranking.one_tier and every_pair,
+        tied=equal and (alike or on_one_plane(wired)) and not wired.broken.any(),
+        undecided=ranking.one_tier and not ranking.all_tied and whole and len(ranking.standings) > 1,
     )
+
+
+def _rates(run: Run, ranking: Ranking, place: Mapping[int, int]) -> Rates:
+    """Return what each pair of a run carries by what decides, GB/s; 0 where it, or one way of a copy, has no sample."""
+    rates = np.zeros((len(place), len(place)))
+    one_way = ranking.operation.is_copy
+    found = {
+        members: summarize(cell).busbw
+        for members, cell in cells_of(run, Work(ranking.operation), ranking.size_bytes).items()
+    }
+    for (source, target), gbs in found.items():
+        if not one_way or (target, source) in found:
+            a, b = place[source], place[target]
+            rates[a, b] = rates[b, a] = min(gbs, found.get((target, source), gbs))
+    for (source, target), more in _faster_ways(run, ranking).items():
+        rates[place[source], place[target]] *= more
+    return rates
 
 
 def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> Case:
@@ -126,13 +155,14 @@ def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collectio
     found = sorted({path.label for path in known.values()})
     return Case(
         order=order,
+        order_of=_order_of(devices),
         wired=wiring([devices[position] for position in order], known, rates),
         levels=(_numa([devices[position] for position in order]),),
         delta=_DELTA,
         verdict=f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels",
         worst=float(rates[~np.eye(len(order), dtype=bool)].min()) if len(order) > 1 else 0.0,
         tied=len(found) <= 1,
-        one_tier=False,
+        undecided=False,
     )
 
 
@@ -145,13 +175,14 @@ def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = 
     spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
     return Case(
         order=order,
+        order_of=_order_of(devices),
         wired=wiring([devices[position] for position in order], _paths(paths, place), ordered),
         levels=(_numa([devices[position] for position in order]),),
         delta=_DELTA,
         verdict=f"all pairs are within {spread:.1%}" if spread <= _DELTA else f"pairs differ by up to {spread:.0%}",
         worst=float(inside.min()) if len(inside) else 0.0,
         tied=bool(spread <= _DELTA),
-        one_tier=False,
+        undecided=False,
     )
 
 
@@ -202,7 +233,7 @@ def _latencies(run: Run, order: tuple[int, ...], ranking: Ranking) -> Callable[[
     sizes = _sizes(run, ranking.operation, order)
     size = min(sizes)
     if size <= _SMALL_BYTES and size < ranking.size_bytes and sizes[size] >= sizes[ranking.size_bytes]:
-        found = rank_pairs(_only(run, order), ranking.operation, size)
+        found = rank_pairs(_only(run, order), ranking.operation, size, order)
         for standing in found.standings if found else ():
             a, b = (order.index(member) for member in standing.pair)
             tiers[a, b] = tiers[b, a] = standing.tier

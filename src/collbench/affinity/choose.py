@@ -10,14 +10,16 @@ import numpy as np
 from collbench.affinity import fitness
 from collbench.affinity.bands import predict
 from collbench.affinity.case import Case, Rates, evidence, from_labels, from_rates, from_run
-from collbench.affinity.choice import Band, Candidate, Choice, LeftOut, Members, Verified
+from collbench.affinity.choice import FAULTY, Band, Candidate, Choice, LeftOut, Members, Unfit, Verified, Why
 from collbench.affinity.finalists import finalists
 from collbench.affinity.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.affinity.search import best, search
-from collbench.affinity.settle import settle
+from collbench.affinity.settle import including, settle
 from collbench.affinity.tiebreak import Level, decide, what_remains
 from collbench.errors import UsageError
 from collbench.model import Device, Path, Run
+from collbench.outcome import outcome
+from collbench.units import fixed
 
 __all__ = [
     "Band",
@@ -36,8 +38,15 @@ __all__ = [
 def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool = False) -> Choice:
     """Return the best k devices of the run without those excluded, faulty or, unless `allow_busy`, busy or throttled.
 
-    Raises UsageError for a k that cannot be, a run without pairs, or too few devices that are left.
+    A set with a place where something failed is taken only where there is no other, and its reason says so. Raises
+    UsageError for a k that cannot be, a run without pairs, or too few devices that are left.
     """
+    choice = _chosen(run, k, exclude, allow_busy=allow_busy)
+    failed = outcome(run).within(choice.members)
+    return replace(choice, failed=failed, reason=choice.reason + including(run, failed))
+
+
+def _chosen(run: Run, k: int, exclude: Collection[int], *, allow_busy: bool) -> Choice:
     out = fitness.left_out(run, exclude, allow_busy=allow_busy)
     fit = _fit(run.devices, k, out)
     ranking = evidence(run, fit)
@@ -45,16 +54,14 @@ def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool 
         raise UsageError("the run holds no pair: measure with 'collbench pairs' first")
     if ranking is None or k == len(fit):
         return _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
-    choice = _decided(from_run(run, fit, ranking), k)
-    sim = " (sim)" if run.backend == "sim" else ""
-    return replace(choice, left_out=out, reason=choice.reason + sim)
+    return replace(_decided(from_run(run, fit, ranking), k), left_out=out)
 
 
 def choose_by_labels(
     devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
 ) -> Choice:
     """Return the k devices that labels alone promise most of. Raises UsageError for a k that cannot be."""
-    out = tuple(LeftOut(place, "excluded") for place in sorted(exclude))
+    out = tuple(LeftOut(place, (Why(Unfit.EXCLUDED),)) for place in sorted(exclude))
     fit = _fit(devices, k, out)
     choice = _decided(from_labels(devices, paths, fit), k)
     reason = f"estimated from labels, not measured: {choice.reason}"
@@ -75,21 +82,21 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
     n = len(devices)
     if not 1 <= k <= n:
         raise UsageError(f"cannot choose {k} of {n} devices: choose 1 to {n}")
-    gone = {left.member: left.reason for left in out}
+    gone = {left.member: left for left in out}
     unknown = sorted(set(gone) - set(range(n)))
     if unknown:
         raise UsageError(f"cannot leave out device {unknown[0]}: there are {n}, counted from 0")
     fit = [place for place in range(n) if place not in gone]
     if len(fit) < k:
-        names = "; ".join(f"{devices[place].tag} ({reason})" for place, reason in gone.items())
-        advice = "choose fewer, or add --allow-busy" if any(_forgiven(why) for why in gone.values()) else "choose fewer"
+        names = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
+        advice = "choose fewer, or add --allow-busy" if any(map(_forgiven, out)) else "choose fewer"
         raise UsageError(f"cannot choose {k} of {n} devices: {len(fit)} are left without {names}; {advice}")
     return fit
 
 
-def _forgiven(reason: str) -> bool:
+def _forgiven(left: LeftOut) -> bool:
     """Return whether --allow-busy would bring a device back."""
-    return reason != "excluded" and not reason.startswith("faulty")
+    return not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY}
 
 
 def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: Case | None) -> Choice:
@@ -104,14 +111,14 @@ def _decided(case: Case, k: int) -> Choice:
     """Return the choice among the devices of a case: by bandwidth where it matters, then by the tie-breaks."""
     if k == 1 or case.tied:
         sets, heuristic = _tied_sets(case, k)
-        place, words = decide(sets, case.levels)
+        place, words = decide(sets, case.levels, case.order_of)
         members = tuple(sets[place].tolist())
         pair = "one device has no pair to compare" if k == 1 else case.verdict
         return _choice(case, members, pair, _with_default(case, members), words, tied=True, heuristic=heuristic)
     field = search(case.wired, k, case.delta)
     equal = best(field, case.delta)
     rest = () if field.heuristic or 2 * k > len(case.order) else (_remainder(field.sets, field.quick, case.delta),)
-    place, words = decide(field.sets[equal], (*case.levels, *rest))
+    place, words = decide(field.sets[equal], (*case.levels, *rest), case.order_of)
     chosen = int(equal[place])
     found = finalists(case.wired, field, chosen, case.delta)
     why = _why(case, found) + (", the best of a heuristic search" if field.heuristic else "")
@@ -143,13 +150,19 @@ def _with_default(case: Case, members: Members) -> tuple[Candidate, ...]:
 def _why(case: Case, found: tuple[Candidate, ...]) -> str:
     """Return in half a sentence what the chosen set is predicted to carry; nothing where nothing is certain."""
     chosen, default = found[0], next(some for some in found if some.default)
-    if case.one_tier and not case.tied and "no pair differs" in case.verdict:
+    if case.undecided:
         return case.verdict
-    if len(chosen.members) == 2:
-        return f"it carries {chosen.band.lo:.3g} GB/s, the machine's worst pair {case.worst:.3g}"
+    if len(chosen.members) == 2 and not chosen.band.unmeasured:
+        worst = "worst measured pair" if case.wired.missing.any() else "worst pair"
+        return f"it carries {fixed(chosen.band.lo, 3)} GB/s, the machine's {worst} {fixed(case.worst, 3)}"
     k = len(chosen.members)
-    beside = f"the first {k} themselves" if chosen is default else f"the first {k} {default.band}"
-    return f"predicted {chosen.band} ({chosen.band.how}), {beside}"
+    beside = f"the first {k} themselves" if chosen is default else f"the first {k} {_carries(default.band)}"
+    return f"predicted {chosen.band} ({chosen.band.basis}), {beside}"
+
+
+def _carries(band: Band) -> str:
+    """Return what a set carries, in words where it carries nothing."""
+    return str(band) if band.hi > 0 else f"nothing: {band.how}"
 
 
 def _choice(

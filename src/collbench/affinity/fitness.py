@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from collbench.affinity.choice import LeftOut
-from collbench.machine.limits import BUSY_PERCENT, SHARED, holds_back, only_opened
-from collbench.model import Health, Measurement, Run
-from collbench.operations import Operation
-from collbench.units import format_approximate_size
+from collbench.affinity.choice import LeftOut, Unfit, Why
+from collbench.machine.limits import BUSY_PERCENT, holds_back, only_opened
+from collbench.model import FlagKind, Health, Measurement, Run
+from collbench.outcome import outcome
 
 # A CUDA context takes 300 MB and more: less in use, and no process, means nobody.
 _NOBODY_BYTES = 256 * 2**20
@@ -20,20 +19,19 @@ _LEAST_FREE = 0.5
 _FLAGGED_SHARE = 0.1
 # One failed pair may be either device's or the link's; with two partners it is the device that they share.
 _BLAMED_PARTNERS = 2
-_THROTTLED = "throttled"  # the first word of such a flag (machine/watch.py)
 
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
-    """What the visits say of each device: how many it has, how many are flagged with which word, and whom to blame."""
+    """What the visits say of each device: how many it has, how many are flagged with what, and whom to blame."""
 
     visits: Counter[int]
-    flagged: Counter[tuple[str, int]]
+    flagged: Counter[tuple[FlagKind, int]]
     blamed: int | None
 
-    def share(self, place: int, word: str) -> float:
+    def share(self, place: int, kind: FlagKind) -> float:
         """Return the share of a device's visits that have such a flag about it."""
-        return self.flagged[word, place] / max(1, self.visits[place])
+        return self.flagged[kind, place] / max(1, self.visits[place])
 
 
 def left_out(run: Run, exclude: Collection[int] = (), *, allow_busy: bool = False) -> tuple[LeftOut, ...]:
@@ -44,12 +42,12 @@ def left_out(run: Run, exclude: Collection[int] = (), *, allow_busy: bool = Fals
     rest = [place for place in range(len(run.devices)) if place not in exclude]
     signs = _signs(run)
     slowed = {place: _throttled(run, place, signs) for place in rest}
-    reasons = {place: ["excluded"] for place in exclude}
+    reasons = {place: [Why(Unfit.EXCLUDED)] for place in exclude}
     for place in rest:
         reasons[place] = _faults(run, place, signs)
         if not allow_busy:
             reasons[place] += _busy(run, place, signs) + (slowed[place] if not all(slowed.values()) else [])
-    return tuple(LeftOut(place, "; ".join(why)) for place, why in sorted(reasons.items()) if why)
+    return tuple(LeftOut(place, tuple(why)) for place, why in sorted(reasons.items()) if why)
 
 
 def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
@@ -58,66 +56,61 @@ def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
     opened = [only_opened(_state(run.health_before, place)) for place in order]
     busy = [bool(_busy(run, place, signs)) or others for place, others in zip(order, opened, strict=True)]
     suspect = [
-        bool(_throttled(run, place, signs) or _faults(run, place, signs)) or signs.flagged[_THROTTLED, place] > 0
+        bool(_throttled(run, place, signs) or _faults(run, place, signs))
+        or signs.flagged[FlagKind.THROTTLED, place] > 0
         for place in order
     ]
     return busy, suspect
 
 
-def _busy(run: Run, place: int, signs: _Signs) -> list[str]:
+def _busy(run: Run, place: int, signs: _Signs) -> list[Why]:
     """Return how a device is in use by others: processes, utilisation in percent, memory; empty where it is not."""
     before = _state(run.health_before, place)
-    reasons = _others(before, _state(run.health_after, place), signs.share(place, SHARED))
+    reasons = _others(before, _state(run.health_after, place), signs.share(place, FlagKind.SHARED))
     used = before.memory_used
     nobody = before.processes == 0 and used is not None and used < _NOBODY_BYTES
     if (before.utilization or 0) > BUSY_PERCENT and not nobody:
-        reasons.append(f"busy: {before.utilization}% utilisation")
+        reasons.append(Why(Unfit.UTILISATION, before.utilization or 0))
     memory = run.devices[place].memory_bytes
     if used is not None and memory and memory - used < _LEAST_FREE * memory:
-        free = format_approximate_size(max(memory - used, 0))
-        reasons.append(f"only {free} of {format_approximate_size(memory)} free")
+        reasons.append(Why(Unfit.MEMORY, max(memory - used, 0), memory))
     return reasons
 
 
-def _others(before: Health, after: Health, share: float) -> list[str]:
+def _others(before: Health, after: Health, share: float) -> list[Why]:
     """Return that others are at work on a device, or were in this share of its visits."""
     if only_opened(before):
         return []  # the tie-break tells such a device from one that nobody opened
     if count := max(before.processes or 0, after.processes or 0):
-        return [f"busy: {count} other process{'' if count == 1 else 'es'}"]
-    return [f"busy: another process in {share:.0%} of its visits"] if share >= _FLAGGED_SHARE else []
+        return [Why(Unfit.PROCESSES, count)]
+    return [Why(Unfit.VISITS_SHARED, share)] if share >= _FLAGGED_SHARE else []
 
 
-def _throttled(run: Run, place: int, signs: _Signs) -> list[str]:
+def _throttled(run: Run, place: int, signs: _Signs) -> list[Why]:
     """Return what holds a device's clocks back, at the run's ends or in a tenth of its visits; empty where nothing."""
     states = (_state(run.health_before, place), _state(run.health_after, place))
     reasons = {reason for state in states for reason in state.throttle if holds_back(reason)}
     if reasons:
-        return [f"throttled: {', '.join(sorted(reasons))}"]
-    share = signs.share(place, _THROTTLED)
-    return [f"throttled in {share:.0%} of its visits"] if share >= _FLAGGED_SHARE else []
+        return [Why(Unfit.THROTTLED, reasons=tuple(sorted(reasons)))]
+    share = signs.share(place, FlagKind.THROTTLED)
+    return [Why(Unfit.VISITS_THROTTLED, share)] if share >= _FLAGGED_SHARE else []
 
 
-def broken_pairs(run: Run, operation: Operation | None) -> set[frozenset[int]]:
-    """Return the pairs that moved wrong data in any operation, or failed in the one that decides."""
-    pairs = [found for found in run.measurements if len(found.cell.members) == 2]
-    return {
-        frozenset(found.cell.members)
-        for found in pairs
-        if found.wrong or (found.failure and found.cell.operation is operation and not found.samples)
-    }
+def broken_pairs(run: Run) -> set[frozenset[int]]:
+    """Return the pairs on which anything failed or moved wrong data."""
+    return {frozenset(place) for place in outcome(run).places if len(place) == 2}
 
 
-def _faults(run: Run, place: int, signs: _Signs) -> list[str]:
+def _faults(run: Run, place: int, signs: _Signs) -> list[Why]:
     before, after = _state(run.health_before, place), _state(run.health_after, place)
     reasons = []
     if ecc := max(before.ecc_errors or 0, after.ecc_errors or 0):
-        reasons.append(f"faulty: {ecc} uncorrected ECC error{'' if ecc == 1 else 's'}")
+        reasons.append(Why(Unfit.ECC_ERRORS, ecc))
     if before.nvlink_errors is not None and after.nvlink_errors is not None:
         grown = after.nvlink_errors - before.nvlink_errors
-        reasons += [f"faulty: {grown} new NVLink error{'' if grown == 1 else 's'}"] if grown > 0 else []
+        reasons += [Why(Unfit.NVLINK_ERRORS, grown)] if grown > 0 else []
     if place == signs.blamed:
-        reasons.append("faulty: its pairs failed or moved wrong data, those of the others did not")
+        reasons.append(Why(Unfit.FAILING_PAIRS))
     return reasons
 
 
@@ -131,7 +124,7 @@ def _blamed(run: Run) -> int | None:
 
 
 def _bad(found: Measurement) -> bool:
-    return bool(found.wrong or found.failure)
+    return bool(found.wrong or (found.failure and not found.untried))
 
 
 def _state(states: tuple[Health, ...], place: int) -> Health:
@@ -139,13 +132,11 @@ def _state(states: tuple[Health, ...], place: int) -> Health:
 
 
 def _signs(run: Run) -> _Signs:
-    places = {device.tag: place for place, device in enumerate(run.devices)}
-    visits, flagged = Counter[int](), Counter[tuple[str, int]]()
+    visits, flagged = Counter[int](), Counter[tuple[FlagKind, int]]()
     for found in run.measurements:
         for place in found.cell.members:
             visits[place] += len(found.samples)
         for sample in found.samples:
-            # "shared: 1 other process on GPU0", "throttled: HW slowdown on GPU1": what, and about whom
-            about = {(flag.partition(":")[0], places.get(flag.rpartition(" on ")[2], -1)) for flag in sample.flags}
-            flagged.update((word, place) for word, place in about if place in found.cell.members)
+            about = {(flag.kind, place) for flag in sample.flags for place in flag.devices}
+            flagged.update((kind, place) for kind, place in about if place in found.cell.members)
     return _Signs(visits, flagged, _blamed(run))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from collbench.affinity.estimates import Members, cells_of, labels_of
 from collbench.model import Measurement, Run
 from collbench.operations import Work
-from collbench.units import busbw_factor
+from collbench.stats import trial_seconds
+from collbench.units import busbw_factor, fixed
 
 _Array = NDArray[np.float64]
 Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the estimate, the high end
@@ -73,11 +74,11 @@ def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> F
         return Unfitted(members, label, f"{len(sizes)} of the {_FEWEST_SIZES} sizes that a fit needs")
     if sizes[-1] < _LEAST_SPAN * sizes[0]:
         return Unfitted(
-            members, label, f"sizes span a factor of {sizes[-1] / sizes[0]:.3g}, and a fit needs {_LEAST_SPAN}"
+            members, label, f"sizes span a factor of {fixed(sizes[-1] / sizes[0], 3)}, and a fit needs {_LEAST_SPAN}"
         )
     if min(len(found.samples) for found in curve) < _FEWEST_VISITS:
         return Unfitted(members, label, "a size has one visit, and intervals need two")
-    visits = [np.array([np.median(sample.seconds) for sample in found.samples]) for found in curve]
+    visits = [np.array(trial_seconds(found)) for found in curve]
     times = np.array([np.median(part) for part in visits])
     alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)
     if beta[0] <= _FLAT:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.machine.labels import nvlink_count
+from collbench.machine.labels import nvlinks
 from collbench.model import Path
 
 # One way of an NVLink, where nobody says which: a V100's as achieved [METHOD.md §5]. Only the count matters for order.
@@ -28,7 +28,7 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
 
 
 def _guess(path: Path) -> float:
-    links = path.nvlinks or nvlink_count(path.label)
+    links = nvlinks(path)
     if not links:
         return _PCIE_GBS.get(path.label, _UNKNOWN_GBS)
     return _NVLINK_SHARE * path.theory_gbs if path.theory_gbs else _NVLINK_GBS * links

@@ -44,34 +44,43 @@ class Uplinks:
         return Uplinks(self.group[some], self.staged[some], self.capacity[some])
 
 
-def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values) -> tuple[Uplinks, ...]:
-    """Return the switches below which labels say that devices sit, level by level, and what pairs show of each."""
-    measured = (np.minimum(rates, rates.T) > 0) & (links == 0)
+def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values, capacity: Values) -> tuple[Uplinks, ...]:
+    """Return the switches below which labels say that devices sit, level by level, and what pairs show of each.
+
+    `capacity` is what each pair carries at most, GB/s. A pair without a rate is taken for what makes a switch carry
+    least: 0 below it, its limit across.
+    """
+    slower = np.minimum(rates, rates.T)
+    over_pcie = (links == 0) & ~np.eye(n, dtype=bool)
+    within = np.where(over_pcie, slower, np.nan)
+    across = np.where(over_pcie, np.where(slower > 0, slower, capacity), np.nan)
     denied = np.zeros((n, n), dtype=bool)
     for pair, path in paths.items():
         denied[pair] = denied[pair[::-1]] = path.peer_access not in (None, "OK") and not links[pair]
     found = []
     for depth in range(len(_LABELS)):
         below = [pair for pair, path in paths.items() if (path.ancestor or path.label) in _LABELS[: depth + 1]]
-        found.append(_level(joined(below, n), rates, measured, denied))
+        found.append(_level(joined(below, n), within, across, denied))
     return tuple(found)
 
 
-def _level(group: NDArray[np.intp], rates: Values, measured: NDArray[np.bool_], denied: NDArray[np.bool_]) -> Uplinks:
+def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDArray[np.bool_]) -> Uplinks:
     staged, capacity = np.zeros(len(group), dtype=bool), np.full(len(group), np.inf)
     numbers, sizes = np.unique(group, return_counts=True)
     for number in numbers[sizes > 1].tolist():
         inside = group == number
-        within, across = _median(rates, measured, inside, inside), _median(rates, measured, inside, ~inside)
-        full = 0 < within < _SHARED * across
+        below, beyond = _median(within, inside, inside), _median(across, inside, ~inside)
+        full = below is not None and beyond is not None and below < _SHARED * beyond
         staged[inside] = full or denied[np.ix_(inside, inside)].any()
-        capacity[inside] = 2 * within if full else np.inf
+        capacity[inside] = 2 * below if full and below is not None else np.inf
     return Uplinks(group, staged, capacity)
 
 
-def _median(rates: Values, measured: NDArray[np.bool_], here: NDArray[np.bool_], there: NDArray[np.bool_]) -> float:
-    values = rates[measured & np.outer(here, there)]
-    return float(np.median(values)) if len(values) else 0.0
+def _median(values: Values, here: NDArray[np.bool_], there: NDArray[np.bool_]) -> float | None:
+    """Return the median over the pairs from here to there, None without any."""
+    found = values[np.outer(here, there)]
+    found = found[~np.isnan(found)]
+    return float(np.median(found)) if len(found) else None
 
 
 def joined(pairs: Sequence[Pair], n: int) -> NDArray[np.intp]:
@@ -95,22 +104,25 @@ def uplink_limits(sets: Sets, levels: Sequence[Uplinks], links: Values) -> tuple
             member = int(np.flatnonzero(level.group == number)[0])
             alone = (level.group == number).sum() == 1
             load = (inside * out).sum(axis=1) if level.staged[member] or alone else leaving.astype(float)
-            limits = np.minimum(limits, level.capacity[member] / np.maximum(load, 1e-9))
+            carried = np.where(load > 0, level.capacity[member] / np.maximum(load, 1e-9), np.inf)
+            limits = np.minimum(limits, carried)
             hops += load
     return limits, hops
 
 
-def single_hops(rates: Values, links: Values, levels: Sequence[Uplinks]) -> Values:
+def single_hops(rates: Values, links: Values, levels: Sequence[Uplinks], capacity: Values) -> Values:
     """Return what each pair's path gives a hop that has it to itself, GB/s: both ways of a pair share a full uplink.
 
-    A device that is slow across switches, too, has no more to give than it shows there.
+    A device that is slow across switches, too, has no more to give than it shows there. What others would show across
+    is taken for their limit, `capacity`, where nobody measured it.
     """
-    alone = rates.copy()
+    alone, slower = rates.copy(), np.minimum(rates, rates.T)
     for level in levels:
         together = np.equal.outer(level.group, level.group) & (links == 0)
-        across = np.where(np.equal.outer(level.group, level.group) | (links > 0), 0.0, np.minimum(rates, rates.T))
-        best = across.max(axis=1)
-        own = np.where(best < _SLOW * np.median(best), best, np.inf)
+        apart = ~np.equal.outer(level.group, level.group) & (links == 0)
+        best = np.where(apart, slower, 0.0).max(axis=1)
+        able = np.where(apart, np.where(slower > 0, slower, capacity), 0.0).max(axis=1)
+        own = np.where(best < _SLOW * np.median(able), best, np.inf)
         doubled = np.minimum(2 * rates, np.minimum.outer(own, own))
         filled = together & np.isfinite(level.capacity)[:, None]
         alone = np.where(filled, np.maximum(rates, doubled), alone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,12 @@ class Field:
 def search(wired: Wiring, k: int, delta: float) -> Field:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
     if len(wired) <= MOST_MEMBERS:
-        return _every(wired, all_sets(len(wired), k), delta)
+        sets = all_sets(len(wired), k)
+        found = _every(wired, sets, delta)
+        if wired.filled is None:
+            return found
+        most = _every(wired.filled, sets, delta)
+        return replace(found, lo=np.minimum(found.lo, most.hi), hi=most.hi, hops=most.hops)
     return _some(wired, sorted(grown(wired, k)))
 
 
@@ -78,7 +83,7 @@ def _every(wired: Wiring, sets: Sets, delta: float) -> Field:
     meshed = np.flatnonzero(~switched & sound & _closed(wired, sets))
     if len(meshed):
         hops[meshed] = 0
-        quick[meshed] = hi[meshed] = _narrowest(wired.nvlink, sets[meshed])
+        quick[meshed] = hi[meshed] = np.minimum(_narrowest(wired.nvlink, sets[meshed]), _port(wired, sets[meshed]))
         _pack(wired, Field(sets, lo, hi, hops, quick, heuristic=False), meshed, delta)
     return Field(sets, lo, hi, hops, quick, heuristic=False)
 
@@ -98,14 +103,16 @@ def _pack(wired: Wiring, field: Field, meshed: NDArray[np.intp], delta: float) -
         if key not in packed:
             bound = widest[key] = cut_bound(nvlink)
             packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
-        field.lo[place], field.hi[place] = max(field.lo[place], packed[key].gbs), widest[key]
+        port = float(wired.port[field.sets[place]].min())
+        field.lo[place] = max(field.lo[place], min(packed[key].gbs, port))
+        field.hi[place] = min(widest[key], port)
         enough = max(enough, field.lo[place] * (1 - delta))
     fractional: dict[bytes, float] = {}
     for place, key in keys.items():
         if field.lo[place] >= enough:
             if key not in fractional:
                 fractional[key] = most(_ordered(wired, field.sets[place])[0], packed[key].gbs)
-            field.hi[place] = fractional[key]
+            field.hi[place] = min(fractional[key], float(wired.port[field.sets[place]].min()))
 
 
 def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
@@ -133,6 +140,11 @@ def _narrowest(nvlink: Values, sets: Sets) -> Values:
     """Return the least that enters or leaves a single member within each set: an upper bound of its packing, GB/s."""
     inside = nvlink[sets[:, :, None], sets[:, None, :]]
     return np.asarray(np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1)))
+
+
+def _port(wired: Wiring, sets: Sets) -> Values:
+    """Return what the member with the narrowest port sends over all its NVLinks at most, GB/s."""
+    return np.asarray(wired.port[sets].min(axis=1))
 
 
 def _any_pair(marks: NDArray[np.bool_], sets: Sets) -> NDArray[np.bool_]:

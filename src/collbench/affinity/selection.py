@@ -53,7 +53,8 @@ class Selection:
     `environment` is what makes CUDA see them alone. `decided_by` names the tie-break, "" where bandwidth decided;
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
     alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" where the evidence
-    does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none.
+    does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
+    are places within the set where something failed or moved wrong data.
     """
 
     devices: tuple[Device, ...]
@@ -70,6 +71,7 @@ class Selection:
     estimated: bool = False
     left_out: tuple[Omitted, ...] = ()
     binding: str = ""
+    failed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return one line: which devices and why."""
@@ -91,7 +93,7 @@ def named(
         reason=choice.reason,
         origin=origin,
         predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
-        predicted_how=choice.band.how if choice.band else "",
+        predicted_how=choice.band.basis if choice.band else "",
         finalists=tuple(
             Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
             for one in choice.finalists
@@ -103,6 +105,7 @@ def named(
         estimated=choice.estimated,
         left_out=tuple(Omitted(devices[left.member].tag, left.reason) for left in choice.left_out),
         binding=binding,
+        failed=tuple(", ".join(tags(place)) for place in choice.failed),
     )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from collbench.affinity.choice import Choice, Members, Verified
 from collbench.affinity.estimates import Estimate, estimates, margin, ties, tolerance
 from collbench.model import Measurement, Run
 from collbench.operations import Operation
+from collbench.outcome import named, outcome
 from collbench.stats import summarize
+from collbench.units import fixed
 
 
 def settle(choice: Choice, verification: Run) -> Choice:
@@ -31,16 +34,25 @@ def settle(choice: Choice, verification: Run) -> Choice:
     default = _default(choice)
     gain = _gain(found[winner], found[default]) if default in found and winner != default else None
     measured = _measured(cells[winner], sim=verification.backend == "sim")
+    failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
+        winner
+    )
     return replace(
         choice,
         members=winner,
-        reason=measured + _gained(gain, len(winner), is_default=winner == default),
+        reason=measured + _gained(gain, len(winner), is_default=winner == default) + including(verification, failed),
+        failed=failed,
         band=next(some.band for some in choice.finalists if some.members == winner),
         decided_by=choice.decided_by if winner == choice.members and len(tied) > 1 else _words(tied),
         tied=len(tied) == len(choice.finalists) > 1,
         verified=tuple(_verified(members, cells[members]) for members in ranked),
         gain=gain,
     )
+
+
+def including(run: Run, failed: Sequence[Members]) -> str:
+    """Return the words without which no set with a failed place is told."""
+    return f"; includes failed {named(run, failed)}" if failed else ""
 
 
 def _cells(choice: Choice, run: Run) -> dict[Members, Measurement]:
@@ -71,7 +83,7 @@ def _gain(chosen: Estimate, default: Estimate) -> tuple[float, float, float]:
 
 
 def _measured(cell: Measurement, *, sim: bool) -> str:
-    return f"{summarize(cell).busbw:.3g} GB/s {'in sim' if sim else 'measured'}"
+    return f"{fixed(summarize(cell).busbw, 3)} GB/s {'in sim' if sim else 'measured'}"
 
 
 def _gained(gain: tuple[float, float, float] | None, k: int, *, is_default: bool) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, permutations
 
-from collbench.affinity.estimates import Members, cells_of
+from collbench.absence import Absences
+from collbench.affinity.estimates import FEWEST_VISITS, Members, cells_of
 from collbench.affinity.fits import Fit, Unfitted, fit_links
-from collbench.affinity.tiers import Ranking, kind_of, rank_links
+from collbench.affinity.tiers import Ranking, kind_of, places_of, rank_links
 from collbench.model import Run
 from collbench.operations import Operation, Variant, Work
 
@@ -56,6 +56,11 @@ class RankSummary:
     hostname: str
     devices: tuple[str, ...]
     works: tuple[RankedWork, ...]
+
+    @property
+    def judged(self) -> bool:
+        """True where any ranking has the visits that tell noise."""
+        return any(ranking.visits >= FEWEST_VISITS for ranked in self.works for ranking in ranked.rankings)
 
 
 def rank_summary(run: Run, operation: Operation | None = None, size_bytes: int | None = None) -> RankSummary:
@@ -105,22 +110,11 @@ def _ranked(run: Run, work: Work, counts: Counter[int], asked: int | None) -> Ra
 def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
     """Yield the links, pairs or devices that have no sample."""
     there = {tuple(sorted(members)) if _unordered(work) else members for members in cells_of(run, work, size_bytes)}
-    failures = {
-        found.cell.members: found.failure
-        for found in run.measurements
-        if found.cell.work == work and found.cell.size_bytes == size_bytes and found.failure
-    }
-    unfinished = "not measured" if run.complete else "not reached: the run was interrupted"
-    for members in _places(work, len(run.devices)):
+    absences = Absences(run)
+    for members in places_of(work, range(len(run.devices))):
         if members not in there:
-            yield Missing(work, size_bytes, members, failures.get(members, unfinished))
+            yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes).reason)
 
 
 def _unordered(work: Work) -> bool:
     return kind_of(work) == "pair"
-
-
-def _places(work: Work, devices: int) -> Iterator[Members]:
-    if kind_of(work) == "device":
-        return ((device,) for device in range(devices))
-    return (combinations if _unordered(work) else permutations)(range(devices), 2)

@@ -21,10 +21,10 @@ class Level:
     costs: Callable[[Sets], Values]
 
 
-def decide(sets: Sets, levels: Sequence[Level]) -> tuple[int, str]:
+def decide(sets: Sets, levels: Sequence[Level], order: str) -> tuple[int, str]:
     """Return the place of the set that wins and the words of the levels that told it from others, "" for a single set.
 
-    Sets are rows of positions in the order of PCI bus ids, and that order decides last.
+    Sets are rows of positions, and their order decides last; `order` names what it is an order of.
     """
     places, words = np.arange(len(sets)), list[str]()
     for level in levels:
@@ -33,7 +33,7 @@ def decide(sets: Sets, levels: Sequence[Level]) -> tuple[int, str]:
             words += [level.words] if costs.max() > costs.min() else []
             places = places[costs == costs.min()]
     if len(places) > 1:
-        words.append("PCI bus id")
+        words.append(order)
         places = places[np.lexsort(sets[places].T[::-1])]
     return int(places[0]), ", then ".join(words)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations, permutations
 
+from collbench.absence import Absences
 from collbench.affinity.estimates import (
     FEWEST_VISITS,
     Estimate,
@@ -22,6 +24,7 @@ from collbench.affinity.estimates import (
 )
 from collbench.model import Measurement, Run
 from collbench.operations import Operation, Variant, Work
+from collbench.outcome import outcome
 from collbench.stats import summarize
 
 # Where equals may look further apart than this many δ, their looking alike says nothing.
@@ -30,11 +33,12 @@ _MIB = 2**20
 
 
 class Relation(StrEnum):
-    """How a link stands to the best of all."""
+    """How a link stands to the best of all; FAILED: something on it failed or moved wrong data, whatever its rate."""
 
     TIED = "tied"
     DIFFERENT = "different"
     UNDECIDED = "undecided"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,9 @@ class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
     Ratios: `spread` is (best − worst) / best; `delta` the difference that changes nobody's decision; `noise` how far
-    apart equals may look. `visits` are the fewest that any got.
+    apart equals may look. `visits` are the fewest that any got. `failed` are the places where something failed or moved
+    wrong data, `lacking` those without a figure though there should be one, and `excused` counts those that never have
+    one here (no peer access).
     """
 
     work: Work
@@ -72,6 +78,14 @@ class Ranking:
     noise: float
     spread: float
     visits: int
+    failed: tuple[Members, ...] = ()
+    lacking: tuple[Members, ...] = ()
+    excused: int = 0
+
+    @property
+    def places(self) -> int:
+        """How many places there are, with a figure or without."""
+        return len(self.standings) + len(self.lacking) + self.excused
 
     @property
     def operation(self) -> Operation:
@@ -93,23 +107,36 @@ class Ranking:
         """True where enough visits put all within δ, or within what noise makes of equals: the choice does not matter.
 
         It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
-        for being the highest of many noisy figures. Noise that would hide three times δ proves nothing.
+        for being the highest of many noisy figures. Noise that would hide three times δ proves nothing; nor does a
+        ranking that lacks places, or one with a place that failed.
         """
+        if self.failed or self.lacking:
+            return False
         proves = self.visits >= FEWEST_VISITS and self.noise <= _WIDEST_NOISE * self.delta
         return self.one_tier and proves and self.spread <= max(self.delta, self.noise)
 
     @property
     def verdict(self) -> str:
         """Return in half a sentence whether they differ."""
-        if len(self.standings) == 1:
+        if self.places == 1 and not self.failed:
             return f"there is one {self.kind}, so there is nothing to choose"
         if self.all_tied:
             what = "bandwidth" if self.size_bytes >= _MIB else "latency"
             noise = ", which is noise" if self.spread > self.delta else ""
-            return f"all {self.kind}s tie within {self.spread:.1%}{noise}: the choice does not affect {what}"
+            some = f"{len(self.standings)} of {self.places} " if self.excused else ""
+            return f"all {some}{self.kind}s tie within {self.spread:.1%}{noise}: the choice does not affect {what}"
         if self.one_tier:
-            return f"no {self.kind} differs for certain: the worst looks {self.spread:.1%} slower than the best"
-        return f"{self.tiers} tiers: the worst {self.kind} is {self.spread:.0%} slower than the best"
+            other = "other " if self.failed else ""
+            slower = f"the worst looks {self.spread:.1%} slower than the best"
+            return f"{self._doubts}no {other}{self.kind} differs for certain: {slower}"
+        return f"{self._doubts}{self.tiers} tiers: the worst {self.kind} is {self.spread:.0%} slower than the best"
+
+    @property
+    def _doubts(self) -> str:
+        """Return what a ranking of some of the places begins with."""
+        if self.failed:
+            return f"{len(self.failed)} of {self.places} {self.kind}s failed; "
+        return f"{len(self.standings)} of {self.places} {self.kind}s were measured; " if self.lacking else ""
 
 
 # The same statistics; a name for those whose members are directed links where the work has a direction.
@@ -119,13 +146,14 @@ LinkRanking = Ranking
 def rank_links(run: Run, work: Work, size_bytes: int) -> LinkRanking | None:
     """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices."""
     cells = cells_of(run, work, size_bytes)
-    return _ranking(work, size_bytes, kind_of(work), cells, estimates(cells, labels_of(run, cells)))
+    field = _Field(run, work, size_bytes, kind_of(work), tuple(places_of(work, range(len(run.devices)))))
+    return _ranking(field, cells, estimates(cells, labels_of(run, cells)))
 
 
-def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | None:
+def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
     """Return the unordered pairs of a run in tiers, None without any. A copy counts by its slower direction.
 
-    A ring needs both directions.
+    A ring needs both directions. `among` are the positions whose pairs there should be, all by default.
     """
     work = Work(operation)
     cells = cells_of(run, work, size_bytes)
@@ -136,10 +164,9 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int) -> Ranking | Non
         other = slower.get(pair)
         if other is None or (found[members].middle, members) < (found[other].middle, other):
             slower[pair] = members
+    positions = range(len(run.devices)) if among is None else sorted(among)
     return _ranking(
-        work,
-        size_bytes,
-        "pair",
+        _Field(run, work, size_bytes, "pair", tuple(combinations(positions, 2))),
         {pair: cells[members] for pair, members in slower.items()},
         {pair: found[members] for pair, members in slower.items()},
     )
@@ -152,36 +179,62 @@ def kind_of(work: Work) -> str:
     return "pair" if work.operation.is_collective or work.variant is Variant.BOTH_WAYS else "link"
 
 
+def places_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
+    """Return the links, pairs or devices among ascending positions that a work may run on."""
+    kind = kind_of(work)
+    if kind == "device":
+        return ((position,) for position in positions)
+    return (combinations if kind == "pair" else permutations)(positions, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What a ranking is about: a work of a run at a size, what one place of it is, and the places there should be."""
+
+    run: Run
+    work: Work
+    size_bytes: int
+    kind: str
+    places: tuple[Members, ...]
+
+
 def _ranking(
-    work: Work,
-    size_bytes: int,
-    kind: str,
+    field: _Field,
     cells: Mapping[Members, Measurement],
     found: Mapping[Members, Estimate],
 ) -> Ranking | None:
     if not found:
         return None
     order = sorted(found, key=lambda members: (-found[members].middle, members))
-    delta = tolerance(size_bytes)
+    delta = tolerance(field.size_bytes)
+    troubles = outcome(field.run)
     ordered = [found[members] for members in order]
     tiers = tiers_of(ordered, delta)
     best, worst = ordered[0], ordered[-1]
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(cells[members])
-        relation = _relation(best, estimate, len(ordered), delta)
+        broken = troubles.failed(members)
+        relation = Relation.FAILED if broken else _relation(best, estimate, len(ordered), delta)
         standings.append(
             Standing(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
+    there = {frozenset(members) if field.kind == "pair" else members for members in found}
+    absent = [p for p in field.places if (frozenset(p) if field.kind == "pair" else p) not in there]
+    absences = Absences(field.run)
+    excused = [place for place in absent if absences.of(field.work, place, field.size_bytes).by_design]
     return Ranking(
-        work=work,
-        size_bytes=size_bytes,
-        kind=kind,
+        work=field.work,
+        size_bytes=field.size_bytes,
+        kind=field.kind,
         standings=tuple(standings),
         delta=delta,
         noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
         spread=1 - math.exp(worst.middle - best.middle),
         visits=min(len(estimate.visits) for estimate in ordered),
+        failed=tuple(place for place in field.places if troubles.failed(place)),
+        lacking=tuple(place for place in absent if place not in excused),
+        excused=len(excused),
     )
 
 

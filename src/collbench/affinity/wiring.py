@@ -6,27 +6,21 @@ Rows are sources and columns destinations, in the order of the given devices; ra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.affinity.pcie import Uplinks, joined, uplinks
-from collbench.machine.labels import is_nvlink, nvlink_count
+from collbench.affinity.capacity import pair_capacities, port_capacities
+from collbench.affinity.pcie import Uplinks, joined, single_hops, uplinks
+from collbench.machine import theory
+from collbench.machine.impossible import HIDDEN
+from collbench.machine.labels import is_nvlink, nvlinks
 from collbench.model import Audit, Device, Path
 
 Rates = NDArray[np.float64]
 Pair = tuple[int, int]
 
-# NVLinks of one GPU [NVIDIA's product pages]; the most of any stands for a name that is not known. More links by the
-# labels than a GPU has: each is counted once for every neighbour that it reaches, so there is a switch.
-_LINKS_OF = {"P100": 4, "V100": 6, "A100": 12, "A800": 12}
-_MOST_LINKS = 18
-# GB/s one way of all NVLinks of one GPU, for those whose labels are hidden: 18 × 50 of a B200 [METHOD.md §5].
-_MOST_GBS_OF = {"P100": 80.0, "V100": 150.0, "A100": 300.0, "A800": 200.0, "H100": 450.0, "H200": 450.0}
-_MOST_GBS = 900.0
-# A ×16 slot of generation 5, one way [METHOD.md §5]; HIDDEN_NVLINK is what exceeds the slot's limit by 5 %.
-_FASTEST_PCIE_GBS, _ABOVE_PCIE = 63.0, 1.05
 # NV_DEGRADED begins below 0.7 of what its links promise [METHOD.md §5]; an NVLink label at PCIe's rate is not in use.
 _DEGRADED, _NO_FASTER = 0.7, 1.1
 # A pair this near to its whole number of links has them all: visits are no surer than that.
@@ -38,21 +32,31 @@ CROWDED = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The matrices that predictions rest on, of shape (n, n); `plane` and `host` are (n,).
+    """The matrices that predictions rest on, of shape (n, n); `plane`, `host` and `port` are (n,).
 
-    `rates` are each pair's own, `nvlink` those over NVLinks, `links` counts those. `share` is what a hop over PCIe
-    keeps of its rate in a ring. `plane` numbers the NVSwitch that a device is on, −1 without. `uplinks` are the PCIe
-    switches, level by level, `host` numbers the host bridge. `broken` pairs corrupt or hang.
+    `rates` are each pair's own, `nvlink` those over NVLinks, `links` counts those, `alone` is what a hop has that
+    shares its way with none; none exceeds what its links or its slots carry. `share` is what a hop over PCIe keeps of
+    its rate in a ring. `plane` numbers the NVSwitch that a device is on, −1 without. `capacity` is what each pair
+    carries at most, `port` what a device sends over all its NVLinks; ∞ where that is not known, or there are none.
+    `uplinks` are the PCIe switches, level by level, `host` numbers the host bridge. `broken` pairs corrupt or hang.
+
+    `missing` pairs were not measured: their rates are 0 here, and what they might hide is taken for the worst.
+    `filled` is the same machine with each of them as slow as the slowest pair like it, None where none is missing.
     """
 
     rates: Rates
     nvlink: Rates
     links: Rates
+    alone: Rates
     share: Rates
     plane: NDArray[np.intp]
+    capacity: Rates
+    port: Rates
     uplinks: tuple[Uplinks, ...]
     host: NDArray[np.intp]
     broken: NDArray[np.bool_]
+    missing: NDArray[np.bool_]
+    filled: Wiring | None = None
 
     def __len__(self) -> int:
         """Return the number of devices."""
@@ -66,11 +70,16 @@ class Wiring:
             rates=self.rates[some],
             nvlink=self.nvlink[some],
             links=self.links[some],
+            alone=self.alone[some],
             share=self.share[some],
             plane=self.plane[place],
+            capacity=self.capacity[some],
+            port=self.port[place],
             uplinks=tuple(level.of(place) for level in self.uplinks),
             host=self.host[place],
             broken=self.broken[some],
+            missing=self.missing[some],
+            filled=self.filled and self.filled.of(place),
         )
 
 
@@ -83,31 +92,71 @@ def wiring(
 ) -> Wiring:
     """Return the wiring that labels and measured rates show together; where they contradict, the rate decides.
 
-    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones.
+    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 where a pair has none: such
+    a pair never changes what kind of machine it is, for its label and the pairs like it tell that.
     """
+    broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken
+    missing = (np.minimum(rates, rates.T) <= 0) & ~np.eye(len(rates), dtype=bool)
+    if not missing.any():
+        return _wired(devices, paths, rates, audits, broken)
+    filled = _wired(devices, paths, _filled(devices, paths, rates, missing), audits, broken)
+    found = _wired(devices, paths, np.where(missing, 0.0, rates), audits, broken, filled)
+    return replace(found, missing=missing & ~broken, filled=filled)
+
+
+def _wired(
+    devices: Sequence[Device],
+    paths: Mapping[Pair, Path],
+    rates: Rates,
+    audits: Sequence[Audit],
+    broken: NDArray[np.bool_],
+    filled: Wiring | None = None,
+) -> Wiring:
+    """Return the wiring of these rates; the kind of machine is that of `filled` where there is one."""
+    n = len(devices)
     pairs = {pair: path for pair, path in paths.items() if _slower(rates, pair) > 0}
-    links = _links(len(devices), pairs, rates)
+    links = _links(n, pairs, rates)
+    joins = links if filled is None else filled.links
+    plane = _planes(devices, np.where(links > 0, rates, 0.0), links) if filled is None else filled.plane
+    capacity = pair_capacities(devices, paths, joins)
+    rates = np.minimum(rates, capacity)
     nvlink = np.where(links > 0, rates, 0.0)
+    below = uplinks(n, paths, rates, links, capacity)
     return Wiring(
         rates=rates,
-        nvlink=_snapped(nvlink, links),
+        nvlink=np.minimum(_snapped(nvlink, links), capacity),
         links=links,
-        share=np.where(links > 0, 1.0, _shares(len(devices), paths, audits)),
-        plane=_planes(devices, nvlink, links),
-        uplinks=uplinks(len(devices), paths, rates, links),
-        host=joined(
-            [pair for pair, path in paths.items() if (path.ancestor or path.label) in _BELOW_A_HOST], len(rates)
-        ),
-        broken=np.zeros(rates.shape, dtype=bool) if broken is None else broken,
+        alone=np.minimum(single_hops(rates, links, below, capacity), capacity),
+        share=np.where(links > 0, 1.0, _shares(n, paths, audits)),
+        plane=plane,
+        capacity=capacity,
+        port=port_capacities(devices, paths, joins, plane, capacity),
+        uplinks=below,
+        host=joined([pair for pair, path in paths.items() if (path.ancestor or path.label) in _BELOW_A_HOST], n),
+        broken=broken,
+        missing=np.zeros(rates.shape, dtype=bool),
     )
+
+
+def _filled(devices: Sequence[Device], paths: Mapping[Pair, Path], rates: Rates, missing: NDArray[np.bool_]) -> Rates:
+    """Return the rates with each missing pair at the slowest of its label, or at its limit where none was measured."""
+    slowest: dict[tuple[str, int], float] = {}
+    for pair, path in paths.items():
+        if not missing[pair]:
+            kind = path.label, nvlinks(path)
+            slowest[kind] = min(slowest.get(kind, np.inf), _slower(rates, pair))
+    known = np.minimum(rates, rates.T)[~missing & ~np.eye(len(rates), dtype=bool)]
+    filled = np.where(missing, known.min(initial=np.inf) if len(known) else 0.0, rates)
+    for pair, path in paths.items():
+        if missing[pair]:
+            port = min(theory.most_nvlink_gbs(devices[end].name) for end in pair)
+            limit = path.theory_gbs or (port if nvlinks(path) else theory.FASTEST_SLOT_GBS)
+            filled[pair] = filled[pair[::-1]] = slowest.get((path.label, nvlinks(path)), limit)
+    return filled
 
 
 def _slower(rates: Rates, pair: Pair) -> float:
     return float(min(rates[pair], rates[pair[::-1]]))
-
-
-def _count(path: Path) -> int:
-    return path.nvlinks or nvlink_count(path.label)
 
 
 def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
@@ -116,13 +165,13 @@ def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
     each = _each_link(pairs, rates)
     found = np.zeros((n, n))
     for pair, path in pairs.items():
-        rate, count = _slower(rates, pair), _count(path)
-        if count:
+        rate, labelled = _slower(rates, pair), nvlinks(path)
+        if labelled:
             # What is no faster than its two devices are over PCIe, and far below its links, does not use them.
-            instead, whole = _NO_FASTER * min(best[place] for place in pair), count * each
+            instead, whole = _NO_FASTER * min(best[place] for place in pair), labelled * each
             used = rate > instead or (rate >= _DEGRADED * whole and whole > instead)
-            found[pair] = found[pair[::-1]] = count if used else 0
-        elif rate > _ABOVE_PCIE * (path.theory_gbs or _FASTEST_PCIE_GBS):
+            found[pair] = found[pair[::-1]] = labelled if used else 0
+        elif rate > HIDDEN * (path.theory_gbs or theory.FASTEST_SLOT_GBS):
             found[pair] = found[pair[::-1]] = max(1, round(rate / each)) if each else 1
     return found
 
@@ -131,14 +180,14 @@ def _best_over_pcie(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> list[fl
     """Return each device's fastest pair without an NVLink label, GB/s; 0 without any."""
     best = [0.0] * n
     for pair, path in pairs.items():
-        for place in pair if not _count(path) else ():
+        for place in pair if not nvlinks(path) else ():
             best[place] = max(best[place], _slower(rates, pair))
     return best
 
 
 def _each_link(pairs: Mapping[Pair, Path], rates: Rates) -> float:
     """Return what one NVLink carries, GB/s: the median over labelled pairs; 0 without any."""
-    labelled = [_slower(rates, pair) / _count(path) for pair, path in pairs.items() if _count(path)]
+    labelled = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
     return float(np.median(labelled)) if labelled else 0.0
 
 
@@ -169,7 +218,10 @@ def _shares(n: int, paths: Mapping[Pair, Path], audits: Sequence[Audit]) -> Rate
 
 
 def _planes(devices: Sequence[Device], nvlink: Rates, links: Rates) -> NDArray[np.intp]:
-    """Return the NVSwitch plane of each device: all in it are joined, by more links or GB/s than a GPU has."""
+    """Return the NVSwitch plane of each device: a switch gives more links or GB/s than a GPU has, counted pair by pair.
+
+    Nothing but a switch can, so a pair of it that is slow or hangs takes none of its devices away.
+    """
     n = len(devices)
     group = joined([(int(i), int(j)) for i, j in np.argwhere(links)], n)
     planes = np.full(n, -1, dtype=np.intp)
@@ -177,11 +229,9 @@ def _planes(devices: Sequence[Device], nvlink: Rates, links: Rates) -> NDArray[n
     for number in numbers[sizes > 1]:
         inside = np.flatnonzero(group == number)
         block = np.ix_(inside, inside)
-        if (links[block] + np.eye(len(inside)) == 0).any():
-            continue
-        name = devices[inside[0]].name
-        most = next((count for part, count in _LINKS_OF.items() if part in name), _MOST_LINKS)
-        most_gbs = next((gbs for part, gbs in _MOST_GBS_OF.items() if part in name), _MOST_GBS)
-        if links[block].sum(axis=1).max() > most or nvlink[block].sum(axis=1).max() > most_gbs:
+        counted, carried = links[block].sum(axis=1), nvlink[block].sum(axis=1)
+        names = [devices[place].name for place in inside.tolist()]
+        ports = [theory.most_nvlink_gbs(name) for name in names]
+        if any(counted > [theory.most_nvlinks(name) for name in names]) or any(carried > ports):
             planes[inside] = number
     return planes

@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection, Pipe
 
 import collbench
 from collbench.backends.worker_messages import Answer, Prepared, Reply, Request
-from collbench.errors import BackendError
+from collbench.errors import BackendError, FailureKind
+from collbench.units import fixed
 
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25
@@ -64,10 +65,11 @@ class Child:
             while not self._pipe.poll(min(left, _SLICE_S)):
                 left -= _SLICE_S
                 if left <= 0:
-                    raise ChildLost(f"hang: no answer within {patience_s:.3g} s, so the worker process was killed")
+                    text = f"hang: no answer within {fixed(patience_s, 3)} s, so the worker process was killed"
+                    raise ChildLost(text, FailureKind.HANG)
             reply = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise ChildLost(self._obituary()) from error
+            raise ChildLost(self._obituary(), FailureKind.CRASH) from error
         if isinstance(reply, Answer | Prepared):
             return reply
         raise reply

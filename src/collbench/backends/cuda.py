@@ -8,12 +8,12 @@ from importlib import resources
 
 from collbench import _native
 from collbench.backends.cuda_errors import explained
-from collbench.backends.protocol import Step, Timing, time_each
+from collbench.backends.protocol import Coverage, Step, Timing, time_each
 from collbench.backends.worker_messages import World
 from collbench.dtypes import DTYPE_BYTES, REDOPS
 from collbench.errors import BackendError, MachineError, StepFailed, UsageError
 from collbench.machine.numa import usable_nodes
-from collbench.model import Device
+from collbench.model import NO_PEERS, Device, Refusal, SkipKind
 from collbench.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.units import format_approximate_size, format_size
 
@@ -47,10 +47,16 @@ _LAUNCH_WARMUP = 5
 _MIB = 2**20
 # Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): rotating through it, no message is served by a cache.
 _SMALLEST_BUFFER = 256 * _MIB
+# Where four times as much fits, room for more messages of a block, each of which is then verified. By arithmetic, not
+# measured: 0.3 ms to poison and 0.3 ms to compare at 3 TB/s, beside 2.5 ms to copy at 400 GB/s.
+_ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 # NCCL's own buffers: about 10 MiB a channel and peer, up to 32 channels [NCCL docs, NCCL_BUFFSIZE = 4 MiB, in and out].
+# A GPU is in one for the world and one for each pair of its own. Where a launch loop is timed each of those but the
+# world has a second one: room for that, too, at the 24 channels that NCCL has on H200.
 _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
+_WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one block: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # Whoever runs this backend in a child process has a shorter watch on it.
 _DEADLINE_S = 30.0
@@ -74,10 +80,10 @@ class CudaBackend:
         `peers` False leaves peer access off. With a `world`, positions are its ranks, and this rank's GPU is opened.
         """
         self._devices = tuple(devices)
-        ours = self._devices if world is None else (self._devices[world.rank],)
+        self._ours = self._devices if world is None else (self._devices[world.rank],)
         self._images = kernel_images()
-        with explained("opening the GPUs"):
-            self._gpus = _native.Gpus(_ordinals(ours), [image for _, image in self._images], peers)
+        with explained("opening the GPUs", ours=self._ours):
+            self._gpus = _native.Gpus(_ordinals(self._ours), [image for _, image in self._images], peers)
         self._peers = self._gpus.peer_access()
         self._largest_cache = max(self._gpus.cache_bytes)
         place = (world.rank, world.world_size, world.unique_id) if world else ()
@@ -129,32 +135,36 @@ class CudaBackend:
     def reserve(self, largest_bytes: int) -> None:
         """Allocate the buffers for messages of up to `largest_bytes`; once, before the first step."""
         with explained(f"allocating buffers for {format_size(largest_bytes)} messages"):
-            self._gpus.allocate(max(largest_bytes, min(_SMALLEST_BUFFER, self.capacity_bytes())))
+            capacity = self.capacity_bytes()
+            roomy = min(_ROOMY_BUFFER, capacity // _ROOMY_SHARE)
+            self._gpus.allocate(max(largest_bytes, min(_SMALLEST_BUFFER, capacity), roomy))
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
         if work.numa_node is not None:
-            return _native.node_memory_refusal(work.numa_node) or None
+            refusal = _native.node_memory_refusal(work.numa_node)
+            return Refusal(SkipKind.NUMA, refusal) if refusal else None
         if work.variant is Variant.HOST or (work.operation in _COPIES and not _COPIES[work.operation].multiprocessors):
             return None
         for transfer in _transfers(work, members):
             src, dst = transfer if work.operation in _COPIES else (transfer[1], transfer[0])
             pull = work.operation is Operation.CHASE or _COPIES[work.operation].pull
             if not (self._peers[dst][src] if pull else self._peers[src][dst]):
-                return "no peer access, so a kernel cannot address the other GPU's memory"
+                return NO_PEERS
         return self._cached(work)
 
-    def _cached(self, work: Work) -> str | None:
+    def _cached(self, work: Work) -> Refusal | None:
         """Return why reads by a kernel would not cross the link: 64 MiB in L2 were read at 3,350 GB/s on an H200."""
         room = min(self.capacity_bytes(), _SMALLEST_BUFFER)
         if work.operation is not Operation.SM_READ or room >= 2 * self._largest_cache:
             return None
-        return f"the {format_approximate_size(room)} that are free for a buffer are too few against the reader's cache"
+        free = format_approximate_size(room)
+        return Refusal(SkipKind.CACHE, f"the {free} that are free for a buffer are too few against the reader's cache")
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Make the groups' communicators now. Raises StepFailed."""
         if self._collectives is not None and groups:
-            with explained("making NCCL communicators"):
+            with explained("making NCCL communicators", ours=self._ours):
                 self._collectives.prepare([list(group) for group in groups])
 
     def ready(self) -> None:
@@ -166,13 +176,12 @@ class CudaBackend:
 
     def time_copies(self, step: Step) -> Timing:
         """Time copies or pointer chases on the step's groups. Raises DataCorruption, StepFailed."""
-        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step):
-            seconds = self._chase(step) if step.operation is Operation.CHASE else self._copy(step)
-        return Timing(tuple(tuple(blocks) for blocks in seconds))
+        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step, self._ours):
+            return self._chase(step) if step.operation is Operation.CHASE else self._copy(step)
 
-    def _copy(self, step: Step) -> list[list[float]]:
+    def _copy(self, step: Step) -> Timing:
         how = {**_COPIES, **_HOST_COPIES}[step.operation]
-        return self._gpus.time_copies(
+        times = self._gpus.time_copies(
             groups=[_transfers(step.work, group) for group in step.groups],
             multiprocessors=how.multiprocessors,
             pull=how.pull,
@@ -183,15 +192,19 @@ class CudaBackend:
             warmup=step.warmup,
             deadline=_DEADLINE_S,
         )
+        return Timing(_by_group(times), coverage=_coverage(times))
 
-    def _chase(self, step: Step) -> list[list[float]]:
-        return self._gpus.time_chase(
+    def _chase(self, step: Step) -> Timing:
+        """Time pointer chases. Each block's end proves all of its reads: one wrong word leads astray."""
+        seconds = self._gpus.time_chase(
             links=[transfer for group in step.groups for transfer in _transfers(step.work, group)],
             accesses=step.iterations,
             blocks=step.blocks,
             warmup=step.warmup,
             deadline=_DEADLINE_S,
         )
+        read = step.iterations * (step.blocks + step.warmup) * _WORD
+        return Timing(tuple(map(tuple, seconds)), coverage=(Coverage(read, read),) * len(step.groups))
 
     def time_collective(self, step: Step) -> Timing:
         """Time a collective on disjoint groups. Raises DataCorruption, StepFailed."""
@@ -199,8 +212,8 @@ class CudaBackend:
             raise BackendError(f"{step.operation} was asked for, but the backend was opened without NCCL")
         if step.dtype not in _DTYPES:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
-        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step):
-            seconds, launches = self._collectives.time(
+        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step, self._ours):
+            times = self._collectives.time(
                 groups=[list(group) for group in step.groups],
                 operation=COLLECTIVES.index(step.operation),
                 dtype=_DTYPES[step.dtype],
@@ -217,7 +230,7 @@ class CudaBackend:
                 launch_warmup=_LAUNCH_WARMUP,
                 deadline=_DEADLINE_S,
             )
-        return Timing(tuple(tuple(blocks) for blocks in seconds), tuple(launches))
+        return Timing(_by_group(times), tuple(times.launch_seconds), _coverage(times))
 
     def close(self) -> None:
         """Do nothing: the driver takes back memory, contexts and communicators when the process ends.
@@ -238,6 +251,14 @@ def kernel_images() -> list[tuple[str, bytes]]:
     files = ((name, folder / f"kernels.{name}") for name in ("fatbin", "ptx"))
     # cuModuleLoadData reads PTX as a C string, so it must end in a zero byte.
     return [(name, file.read_bytes() + b"\0") for name, file in files if file.is_file()]
+
+
+def _by_group(times: _native.Times) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, times.seconds))
+
+
+def _coverage(times: _native.Times) -> tuple[Coverage, ...]:
+    return tuple(Coverage(one.moved, one.verified) for one in times.coverage)
 
 
 def _ordinals(devices: Sequence[Device]) -> list[int]:

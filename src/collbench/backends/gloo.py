@@ -108,7 +108,8 @@ def corruption(step: Step, rank: int, wrong: tuple[int, float, float], names: Se
     return DataCorruption(
         f"gloo {step.work} of {step.size_bytes} B {step.dtype} among {', '.join(names[member] for member in members)}: "
         f"the element at byte {offset} on {names[rank]} is {found:g}, not {expected:g}: do not trust this machine, "
-        "test its memory (memtest86+)"
+        "test its memory (memtest86+)",
+        (rank, *(member for member in members if member != rank)),
     )
 
 

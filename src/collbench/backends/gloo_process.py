@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, Pipe
 import collbench
 from collbench.backends.gloo_messages import DTYPE_BYTES, REDOPS, Reply, Task
 from collbench.backends.protocol import Step
-from collbench.errors import BackendError, UsageError
+from collbench.errors import BackendError, FailureKind, UsageError
 from collbench.operations import Operation, Variant
 
 # Silence for longer than the work could ever take, plus this many seconds, is a hang. Generous: `import torch` alone
@@ -82,7 +82,8 @@ def silence(workers: Sequence[GlooProcess], seconds: float) -> BackendError:
     names = ", ".join(str(worker.core) for worker in workers)
     return BackendError(
         f"no answer within {seconds:.0f} s from the gloo workers on cores {names}, still running and now killed; the "
-        f"first one's last words: {workers[0].last_line()}"
+        f"first one's last words: {workers[0].last_line()}",
+        FailureKind.HANG,
     )
 
 
@@ -96,7 +97,7 @@ def lost(worker: GlooProcess, all_workers: Sequence[GlooProcess]) -> BackendErro
     cause = min(ended, key=lambda other: other.process.returncode)  # signals are negative; a tie goes to `worker`
     status = cause.process.returncode
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    return BackendError(f"the gloo worker on core {cause.core} died ({how}): {cause.last_line()}")
+    return BackendError(f"the gloo worker on core {cause.core} died ({how}): {cause.last_line()}", FailureKind.CRASH)
 
 
 def task_of(step: Step) -> Task:

@@ -9,23 +9,29 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import signal
 import sys
 from multiprocessing.connection import Connection
 
+from collbench import lifeline
 from collbench.backends.gloo_messages import Reply, Task
 
 
 def main(arguments: list[str]) -> None:
-    """Join the world and serve tasks until the parent closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
+    """Join the world and serve tasks until the parent closes the pipe, or is gone."""
+    lifeline.leave_signals_to_parent()
     descriptor, rank, world_size, core = map(int, arguments[:4])
     folder = pathlib.Path(arguments[4])
+
+    def clean_up() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    # At any moment, in the middle of a collective too: the parent may be killed before it could clean up. It ends by
+    # os._exit: FileStore's destructor would make its file anew, or abort where it cannot.
+    lifeline.leave_with_parent(descriptor, clean_up)
     # Before torch comes, so that its threads, and gloo's, inherit the core.
     os.sched_setaffinity(0, {core})
     from collbench.backends.gloo_rank import GlooRank, file_store, tcp_store
 
-    parent = os.getppid()
     pipe: Connection[Reply, Task] = Connection(descriptor)
     try:
         match arguments[5:]:
@@ -38,12 +44,11 @@ def main(arguments: list[str]) -> None:
         while True:
             pipe.send(member.perform(pipe.recv()))
     except (EOFError, ConnectionError):
-        # The parent is gone, perhaps killed before it could clean up.
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)  # not sys.exit: FileStore's destructor would make its file anew, or abort where it cannot
+        clean_up()
+        os._exit(0)
     except RuntimeError:  # a peer is gone, perhaps killed together with our parent, who reads the traceback otherwise
-        if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
+        if lifeline.parent_is_gone(descriptor):
+            clean_up()
         raise
 
 

@@ -9,7 +9,7 @@ from collbench.backends.gloo import GlooWorld
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.errors import BackendError, DataCorruption, StepFailed, UsageError
 from collbench.machine import cores, memory
-from collbench.model import Device
+from collbench.model import Device, Refusal
 from collbench.operations import Operation, Variant, Work
 from collbench.units import format_approximate_size
 
@@ -62,7 +62,7 @@ class HostBackend:
     def reserve(self, largest_bytes: int) -> None:
         """Do nothing: buffers grow as sizes come."""
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return None: every core reaches all memory."""
         return None
 
@@ -118,5 +118,6 @@ def _corruption(step: Step, links: list[tuple[int, int]], error: DataError) -> D
     src, dst = links[error.group]
     return DataCorruption(
         f"{step.operation} of {step.size_bytes} B from core {src} to core {dst}: byte {error.offset} is "
-        f"0x{int(error.found):02x}, not 0x{int(error.expected):02x}: do not trust this memory, test it (memtest86+)"
+        f"0x{int(error.found):02x}, not 0x{int(error.expected):02x}: do not trust this memory, test it (memtest86+)",
+        step.groups[error.group],
     )

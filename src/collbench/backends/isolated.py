@@ -22,7 +22,7 @@ from collbench.backends.worker_messages import (
 )
 from collbench.errors import BackendError, StepFailed
 from collbench.machine.numa import usable_nodes
-from collbench.model import Device
+from collbench.model import Device, Refusal
 from collbench.operations import Operation, Variant, Work
 
 _WORKER = "collbench.backends.worker"
@@ -107,9 +107,9 @@ class IsolatedBackend:
         self._worker.set_up(Reserve(largest_bytes))
         self._staging.set_up(Reserve(largest_bytes))
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot do it, None where they can."""
-        return cast("str | None", self._worker.ask(CanRun(work, members)))
+        return cast("Refusal | None", self._worker.ask(CanRun(work, members)))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making communicators and return at once; every step waits for them, or `ready` does before."""

@@ -19,7 +19,7 @@ from collbench.machine import cores, selection
 from collbench.machine.live_tools import LiveTools
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
-from collbench.model import Device, Health, Machine, Path
+from collbench.model import Device, Flag, Health, Machine, Path
 
 if TYPE_CHECKING:
     from collbench.backends.isolated import IsolatedBackend
@@ -33,7 +33,7 @@ Begun: TypeAlias = "IsolatedBackend | None"
 class Watch(Protocol):
     """Sees what goes wrong on devices: here through NVML, on other hosts by what their ranks report."""
 
-    def flags(self, members: Iterable[int]) -> tuple[str, ...]:
+    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
         """Return what is wrong on these positions."""
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from collbench.errors import StepFailed
-from collbench.model import Device
+from collbench.model import Device, Refusal
 from collbench.operations import Operation, Variant, Work
+from collbench.units import fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,24 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Coverage:
+    """Bytes that a step's blocks delivered to a group, untimed ones too, and how many of them were compared there."""
+
+    moved: int
+    verified: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Raw seconds per iteration: `seconds[g][b]` for group g and block b, the maximum over a group's ranks.
 
-    `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Data was verified, or it raised.
+    `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
+    much was compared, empty where nobody counts.
     """
 
     seconds: tuple[tuple[float, ...], ...]
     launch_seconds: tuple[float, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
 
     def region_seconds(self, step: Step) -> float:
         """Return how long the step's timed blocks took; groups that ran at once count once."""
@@ -79,7 +90,7 @@ class Backend(Protocol):
     def reserve(self, largest_bytes: int) -> None:
         """Make room for messages of up to `largest_bytes`; called once, before the first step."""
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return None where these devices can do this copy or chase, else the reason why they cannot."""
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
@@ -103,7 +114,20 @@ class Backend(Protocol):
 
 def time_step(backend: Backend, step: Step) -> Timing:
     """Time a step of either kind. Raises StepFailed where it costs its cells only."""
-    return backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step)
+    found = sound(backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step))
+    if isinstance(found, StepFailed):
+        raise found
+    return found
+
+
+def sound(outcome: Timing | StepFailed) -> Timing | StepFailed:
+    """Return what became of a step: a failure where a block took no time, which no clock that runs gives."""
+    if isinstance(outcome, StepFailed):
+        return outcome
+    least = min(seconds for blocks in outcome.seconds for seconds in blocks)
+    if least > 0:
+        return outcome
+    return StepFailed(f"the clock stood still or ran back: a timed block took {fixed(least)} s; measure again")
 
 
 def time_each(backend: Backend, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:

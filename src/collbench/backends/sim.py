@@ -14,13 +14,13 @@ from itertools import combinations
 import numpy as np
 
 from collbench.backends.protocol import Step, Timing, time_each
-from collbench.errors import DataCorruption, StepFailed
+from collbench.errors import DataCorruption, FailureKind, StepFailed
 from collbench.fabric import labels
 from collbench.fabric.collectives import truth_of
 from collbench.fabric.model import Fabric, Fault, FaultKind
 from collbench.fabric.rates import Transfer, network_of, route_of, shared_rates
-from collbench.machine.limits import HOT_C, holds_back
-from collbench.model import Device, Health, Machine, Path
+from collbench.machine.limits import wrong
+from collbench.model import NO_PEERS, Device, Flag, Health, Machine, Path, Refusal
 from collbench.operations import Operation, Variant, Work
 from collbench.units import busbw_factor, format_size
 
@@ -33,6 +33,8 @@ _BUFFERS = 3  # as on real GPUs: source, send, target
 # What a step costs beside its blocks, for the clock alone: the visits of `pairs` on 4 × H200 were some 1300 steps, and
 # 0.8 s of their 1.9 s was queueing and verifying (README.md).
 _STEP_S = 6e-4
+# Noise slows without end, but a link that reaches 0.97 of what it carries [V100] is never faster than that.
+_FASTEST = math.log(0.97)
 _DRAWN = 8192  # normal values at a time: one call of numpy's costs as much as a hundred values
 
 
@@ -48,8 +50,10 @@ class SimBackend:
         self._devices = tuple(known[gpu] for gpu in self._gpus)
         state = labels.health(fabric)
         self._health = tuple(state[gpu] for gpu in self._gpus)
-        states = zip(self._health, self._devices, strict=True)
-        self._flags = tuple(tuple(_wrong(found, device.tag)) for found, device in states)
+        self._flags = tuple(
+            tuple(wrong(place, found.throttle, found.temperature, found.processes))
+            for place, found in enumerate(self._health)
+        )
         self._rng = np.random.default_rng(seed)
         self._drawn: Iterator[float] = iter(())
         self._rates: dict[object, list[tuple[float, float]]] = {}
@@ -80,8 +84,8 @@ class SimBackend:
         """Return each position's state."""
         return self._health
 
-    def flags(self, members: Iterable[int]) -> tuple[str, ...]:
-        """Return what is wrong on these positions, in the words of machine.watch."""
+    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
+        """Return what is wrong on these positions, as machine.watch would see it."""
         return tuple(flag for place in sorted(set(members)) for flag in self._flags[place])
 
     def environment(self) -> dict[str, str]:
@@ -114,13 +118,13 @@ class SimBackend:
     def reserve(self, largest_bytes: int) -> None:
         """Do nothing: nothing is moved."""
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
         if work.variant in (Variant.HOST, Variant.STAGED) or work.operation in (Operation.CE_WRITE, Operation.CE_READ):
             return None
         if all(self._network.reaches(self._gpus[members[0]], self._gpus[other]) for other in members[1:]):
             return None
-        return "no peer access, so a kernel cannot address the other GPU's memory"
+        return NO_PEERS
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Do nothing: there are no communicators."""
@@ -208,8 +212,11 @@ class SimBackend:
     def _collectives(self, step: Step) -> list[tuple[float, float]]:
         groups = [tuple(self._gpus[member] for member in members) for members in step.groups]
         found = []
-        for members, rate in zip(groups, self._truth.concurrent(groups), strict=True):
-            count = len(members)
+        for members, ringed in zip(groups, self._truth.concurrent(groups), strict=True):
+            count, rate = len(members), ringed
+            if step.operation is Operation.SENDRECV:  # each rank sends to the next, and by no other way
+                ring = zip(members, (*members[1:], members[0]), strict=True)
+                rate = min(rate, *(self._network.alone_gbs(self._network.direct[hop]) for hop in ring))
             hops = {Operation.ALLREDUCE: 2 * (count - 1), Operation.SENDRECV: 1}.get(step.operation, count - 1)
             delays = self._fabric.delays
             wait = delays.collective + hops * (delays.hop + self._truth.rings(members).latency_us)
@@ -221,8 +228,9 @@ class SimBackend:
         noise = self._fabric.noise
         seconds = []
         for wait, each_byte in costs:
-            middle = (wait + step.size_bytes * each_byte) * math.exp(noise.visit * self._normal())
-            seconds.append(tuple(middle * math.exp(noise.block * self._normal()) for _ in range(step.blocks)))
+            visit = noise.visit * self._normal()
+            logs = (max(visit + noise.block * self._normal(), _FASTEST) for _ in range(step.blocks))
+            seconds.append(tuple((wait + step.size_bytes * each_byte) * math.exp(log) for log in logs))
         slowest = max(blocks[0] for blocks in seconds)
         self._seconds += _STEP_S + slowest * step.iterations * (step.blocks + step.warmup)
         return Timing(tuple(seconds))
@@ -261,16 +269,11 @@ class SimBackend:
         tags = " → ".join(self._devices[member].tag for member in members)
         if fault.kind is FaultKind.HANGING_LINK:
             self._seconds += 5.0
-            return StepFailed(f"sim: {what} on {tags} failed: no answer for 5 s: the step was given up")
+            return StepFailed(
+                f"sim: {what} on {tags} failed: no answer for 5 s: the step was given up", FailureKind.HANG
+            )
         return DataCorruption(
             f"sim: wrong data: {what}, link {tags}: 1 wrong, the first at byte {fault.offset}. Do not train over this "
-            "link; IOMMU or ACS settings are the usual cause"
+            "link; IOMMU or ACS settings are the usual cause",
+            members,
         )
-
-
-def _wrong(state: Health, tag: str) -> Iterator[str]:
-    yield from (f"throttled: {reason} on {tag}" for reason in state.throttle if holds_back(reason))
-    if state.temperature is not None and state.temperature > HOT_C:
-        yield f"hot: {tag} at {state.temperature} °C"
-    if state.processes:
-        yield f"shared: {state.processes} other process{'es' if state.processes > 1 else ''} on {tag}"

@@ -22,7 +22,7 @@ from collbench.backends.worker_messages import (
     Request,
     Reserve,
 )
-from collbench.errors import BackendError, CollbenchError, StepFailed
+from collbench.errors import BackendError, CollbenchError, PeerLost, StepFailed, kind_of
 from collbench.operations import Work
 
 _DOING: dict[type, str] = {
@@ -55,7 +55,7 @@ class Supervised:
         self._waiting: deque[Step] = deque()
         self._sent = 0  # so many of the first waiting steps are with the child
         self._warm = self._collects = False
-        self._failed_starts, self._last_failure = 0, ""
+        self._failed_starts, self._last_failure = 0, BackendError()
         self._seconds: dict[tuple[Work, int, int], float] = {}
 
     @property
@@ -188,11 +188,12 @@ class Supervised:
             for request in self._setup:
                 self._exchange(request)
         except CollbenchError as error:
-            raise StepFailed(f"no new worker could be opened: {error}") from error
+            raise StepFailed(f"no new worker could be opened: {error}", kind_of(error)) from error
 
     def _refusal(self, step: Step) -> StepFailed | None:
         if step.operation.is_collective and self._failed_starts >= _NCCL_STARTS:
-            return StepFailed(f"NCCL did not start in {_NCCL_STARTS} workers; the last time: {self._last_failure}")
+            last = self._last_failure
+            return StepFailed(f"NCCL did not start in {_NCCL_STARTS} workers; the last time: {last}", last.kind)
         return None
 
     def _outcome(self, step: Step, ahead: int) -> Timing:
@@ -229,10 +230,11 @@ class Supervised:
 
     def _failure(self, step: Step, error: BackendError) -> StepFailed:
         if step.operation.is_collective and not self._collects:
-            self._failed_starts, self._last_failure = self._failed_starts + 1, str(error)
+            self._failed_starts, self._last_failure = self._failed_starts + 1, error
         if self._opening is not None and self._opening.world is not None:
-            raise BackendError(f"rank {self._opening.world.rank} cannot go on: {error}") from error
-        return error if isinstance(error, StepFailed) else StepFailed(str(error))
+            failed = PeerLost if isinstance(error, PeerLost) else BackendError
+            raise failed(f"rank {self._opening.world.rank} cannot go on: {error}", error.kind) from error
+        return error if isinstance(error, StepFailed) else StepFailed(str(error), error.kind)
 
 
 def _kind(step: Step) -> tuple[Work, int, int]:

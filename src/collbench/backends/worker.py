@@ -7,9 +7,7 @@ its start.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import threading
 import time
@@ -17,6 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from collbench import lifeline
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.backends.worker_messages import (
     Answer,
@@ -33,9 +32,9 @@ from collbench.backends.worker_messages import (
     Reserve,
 )
 from collbench.errors import CollbenchError, StepFailed
+from collbench.model import Refusal
 from collbench.operations import Variant
 
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # Longer than NCCL needs to start; copies go on without it then.
 _NCCL_PATIENCE_S = 30.0
 
@@ -146,7 +145,7 @@ class _Desk:
         self._backend: Backend | None = None
         self._preparation: _Preparation | None = None
 
-    def serve(self, request: Request) -> tuple[str, ...] | bytes | Facts | str | Timing | None:
+    def serve(self, request: Request) -> tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None:
         """Return the request's result. Raises CollbenchError."""
         match request:
             case ListGpus():
@@ -218,11 +217,8 @@ def _await_the_end(pipe: Connection[Reply, Request]) -> None:
 
 def run(descriptor: int, source: Source, patience_s: float = _NCCL_PATIENCE_S) -> None:
     """Serve the pipe at `descriptor`, and end the process with it. Copies wait `patience_s` seconds for NCCL."""
-    # Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides what they mean.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    # A worker that hangs in the driver never sees its pipe close.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    lifeline.leave_signals_to_parent()
+    lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
     pipe: Connection[Reply, Request] = Connection(descriptor)
     desk = _Desk(pipe, source, patience_s)
     with suppress(BrokenPipeError):  # the parent left without its answer

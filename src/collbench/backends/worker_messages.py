@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from collbench.backends.protocol import Step, Timing
 from collbench.errors import CollbenchError
-from collbench.model import Device
+from collbench.model import Device, Refusal
 from collbench.operations import Operation, Variant, Work
 
 
@@ -101,7 +101,7 @@ class Prepared:
 class Answer:
     """One request's result, and how long the worker took over it in seconds."""
 
-    value: tuple[str, ...] | bytes | Facts | str | Timing | None
+    value: tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None
     seconds: float
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def main() -> int:
-    """Run the program; return its exit status: 0 done, 1 failed, 2 bad input, 4 wrong data, 130 or 143 interrupted."""
+    """Run the program; return its exit status: 0 done, 1 failed, 2 bad input, 4 wrong data, 128 + a signal."""
     try:
         # Late: loading the commands takes a moment in which Ctrl-C must not print a traceback either.
         from collbench.cli.program import run

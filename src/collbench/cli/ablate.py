@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from collbench import wholefile
 from collbench.ablation import arms, file, steps
 from collbench.ablation.arguments import AblateArguments, split
 from collbench.ablation.arms import Change
 from collbench.ablation.model import Ablation, Arm, Measure
 from collbench.ablation.rehearsal import rehearse
 from collbench.backends import present
-from collbench.cli import choosing, numa_binding, options
+from collbench.cli import choosing, numa_binding, options, places
 from collbench.cli.leaving import Interrupted
-from collbench.cli.live import ending_at_hangup, interrupted, told
-from collbench.cli.terminal import say, show_page
+from collbench.cli.live import interrupted, told
+from collbench.cli.terminal import echo, say, show_page, tell
 from collbench.errors import UsageError
 from collbench.launch import reason, rendezvous, torchrun
 from collbench.machine import selection
 from collbench.model import Device
+from collbench.printable import one_line
 from collbench.world.environment import find_place
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ _options_in_help = options.apply(
     click.option(
         "-o", "--output", metavar="FILE", help="Save the runs here.  [default: a new file in the state folder]"
     ),
+    options.force,
     click.option("--json", is_flag=True, help="Print the file's content instead of the page."),
     click.option("--verbose", is_flag=True, help="Pass the script's output through, on stderr."),
 )
@@ -93,22 +96,22 @@ def ablate(arguments: AblateArguments) -> None:
     pattern = None if arguments.step_pattern is None else steps.compile_pattern(arguments.step_pattern)
     _check(arguments, change)
     path, logs = _places(arguments)
-    with ending_at_hangup(), interrupted("nothing was trained"):
+    with interrupted("nothing was trained"):
         cast = _cast(arguments)
         from collbench.ablation.experiment import Experiment, Plan  # late: numpy
 
         ablation = _prepared(arguments, change, cast)
         words = (*arguments.passed, *cast.binding, "--", *arguments.train.program)
-        plan = Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl)
+        plan = Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force)
         experiment = Experiment(ablation, plan, told(verbose=arguments.verbose))
         for command in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in ablation.arms):
             rehearse(command)
         if arguments.train.dry_run:
             for arm in ablation.arms:
-                click.echo(reason.shell_line(arm.environment, experiment.train_words(arm)))
+                echo(reason.shell_line(arm.environment, experiment.train_words(arm)))
             return
         _make(experiment, plan, allreduce=arguments.allreduce)
-    _show(ablation, path, as_json=arguments.json)
+    _show(ablation, experiment.path, as_json=arguments.json)
 
 
 def _check(arguments: AblateArguments, change: Change) -> None:
@@ -137,15 +140,17 @@ def _alone(what: str) -> UsageError:
 
 def _places(arguments: AblateArguments) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
-    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
-    try:
-        folder = options.runs_folder().parent / "ablations"
-    except UsageError as error:
-        raise UsageError("there is no home folder for the runs' output: set XDG_STATE_HOME to a folder") from error
-    path = folder / f"{stamp}.json" if arguments.output is None else Path(arguments.output)
+    folder, name = places.state_folder(places.ABLATIONS), places.new_name()
+    path = folder / f"{name}.json" if arguments.output is None else Path(arguments.output)
     if not arguments.train.dry_run:
-        file.check_writable(path)
-    return path, folder / f"{stamp}-logs"
+        try:
+            wholefile.make_private(folder)
+            wholefile.try_folder(folder)
+        except OSError as error:
+            why = f"cannot keep the runs' output in {folder}: {wholefile.reason(error)}"
+            raise UsageError(f"{why}; set XDG_STATE_HOME to a folder that can be written") from error
+        file.check_writable(path, force=arguments.force)
+    return path, folder / f"{name}-logs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +178,7 @@ def _cast(arguments: AblateArguments) -> _Cast:
         say(chosen.note)
     of, among = found.backend, found.among
     line = reason.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.words)
-    click.echo(line, err=True)
+    tell(line)
     return _Cast(of, chosen.devices, others, ("--numa-binding", "node") if binding.bind else ())
 
 
@@ -224,7 +229,7 @@ def _on(devices: Sequence[Device]) -> str:
 
 def _make(experiment: Experiment, plan: Plan, *, allreduce: bool) -> None:
     """Measure and train. What an interruption leaves is in the file, and said."""
-    plan.logs.mkdir(parents=True, exist_ok=True)
+    plan.logs.mkdir(mode=0o700)
     if experiment.ablation.backend == "host":
         say("the host backend trains with gloo, which heeds no NCCL variable: only the script itself can")
     try:
@@ -238,9 +243,9 @@ def _make(experiment: Experiment, plan: Plan, *, allreduce: bool) -> None:
 
 def _show(ablation: Ablation, path: Path, *, as_json: bool) -> None:
     if as_json:
-        click.echo(file.dumps(ablation), nl=False)
+        echo(file.dumps(ablation), end="")
         say(f"saved {path}")
         return
     from collbench.report.ablation import page  # late: rich's tables
 
-    show_page([*page(ablation), f"\nsaved     {path}"])
+    show_page([*page(ablation), f"\nsaved     {one_line(str(path))}"])

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from collbench import runfile
+from collbench import runfile, wholefile
 from collbench.cli import gate, options
 from collbench.cli.confirming import confirm
 from collbench.cli.measuring import measure_and_show
 from collbench.cli.showing import Showing
-from collbench.cli.terminal import prose_width, say, show_page
-from collbench.errors import BackendError, DataCorruption, RunFileError, UsageError
+from collbench.cli.terminal import echo, prose_width, say, show_page
+from collbench.errors import BackendError, DataCorruption, ExitStatus, UsageError
 from collbench.machine import nvidia_smi
 from collbench.machine.live_tools import with_words
 from collbench.model import Run
@@ -67,10 +66,7 @@ def check(**given: Any) -> None:
         run = runfile.load(run_file)
     else:
         run = _measured(given)
-    _show(texts.applied(run), as_json=as_json)
-    gate.require_count(run, expected)
-    if given["quick"]:
-        gate.require_all(run)
+    _show(texts.applied(run), gate.shortfall(run, expected, quick=given["quick"]), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +107,20 @@ class _Texts:
 
 @dataclass(frozen=True, slots=True)
 class _Silently(Showing):
-    """Shows nothing: the run is judged first."""
+    """Shows nothing: the run is judged first. `runs` are what was begun."""
+
+    runs: list[Run] = field(default_factory=list)
+
+    def begun(self, run: Run) -> None:
+        """Keep the run."""
+        self.runs.append(run)
 
     def show(self, run: Run) -> None:
         """Do nothing."""
+
+    def status(self, run: Run) -> ExitStatus:
+        """Return that measuring is done: what failed is judged, too."""
+        return ExitStatus.DONE
 
     def saved(self, path: Path) -> None:
         """Say on stderr where the run is: stdout may be a parser's."""
@@ -140,16 +146,17 @@ def _measured(given: dict[str, Any]) -> Run:
         gate.refuse_cores(given["backend"])
     request, path = options.make_request("check", given)
     request = _planned(request)
-    before = _stamp(path)
+    shown = _Silently()
     try:
-        measure_and_show(request, path, _Silently())
+        path = measure_and_show(request, path, shown)
     except (DataCorruption, BackendError) as error:
-        run = _left(path, before)
-        if run is None or not _fails(run):
+        found = [runfile.again(run) for run in shown.runs]
+        if not found or not _fails(found[0]):
             raise
         say(str(error))
-        return run
-    return runfile.load(path) if request.quick else _confirmed(request, path)
+        return found[0]
+    run = runfile.again(shown.runs[0])
+    return run if request.quick else _confirmed(request, run, path)
 
 
 def _planned(request: Request) -> Request:
@@ -161,26 +168,10 @@ def _planned(request: Request) -> Request:
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
-def _confirmed(request: Request, path: Path) -> Run:
-    run = runfile.load(path)
-    if confirm(request, run, say):
-        runfile.save(run, path)
+def _confirmed(request: Request, run: Run, path: Path | None) -> Run:
+    if confirm(request, run, say) and path is not None and not wholefile.is_stream(path):
+        runfile.save(run, path, replace=True)
     return run
-
-
-def _stamp(path: Path) -> int | None:
-    with suppress(OSError):
-        return path.stat().st_mtime_ns
-    return None
-
-
-def _left(path: Path, before: int | None) -> Run | None:
-    """Return the run that was saved on the way, None where the file is still the old one."""
-    if _stamp(path) in (None, before):
-        return None
-    with suppress(RunFileError):
-        return runfile.load(path)
-    return None
 
 
 def _fails(run: Run) -> bool:
@@ -188,19 +179,22 @@ def _fails(run: Run) -> bool:
     from collbench.affinity.verdicts import judge
     from collbench.report import verdicts
 
-    return verdicts.status(judge(run)) == verdicts.HARD
+    return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
 
 
-def _show(run: Run, *, as_json: bool) -> None:
-    """Print the verdicts, and leave with their status."""
+def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
+    """Print the verdicts, and leave with their status; a shortfall is a failure, too."""
     from collbench.affinity.verdicts import judge  # late: numpy
     from collbench.report import verdicts
 
     found = judge(run)
+    status = max(verdicts.status(run, found), ExitStatus.FAILED if shortfall else ExitStatus.DONE)
     if as_json:
-        click.echo(verdicts.dumps(run, found), nl=False)
+        echo(verdicts.dumps(run, found, status), end="")
     else:
         show_page(verdicts.page(run, found, prose_width()))
     sys.stdout.flush()  # a full disk is told before the status
-    if verdicts.status(found):
-        raise click.exceptions.Exit(verdicts.status(found))
+    if shortfall:
+        say(shortfall)
+    if status:
+        raise click.exceptions.Exit(status)

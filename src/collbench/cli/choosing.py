@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from collbench.backends.present import Present
 from collbench.cli import evidence
 from collbench.cli.evidence import Evidence, Wanted
-from collbench.errors import UsageError
+from collbench.errors import NotTrusted, UsageError
 from collbench.launch import freshness, reason
 from collbench.launch.arguments import TrainArguments
 from collbench.machine import selection
 from collbench.model import Device, Run
+from collbench.outcome import named, outcome
 
 _MIG = "in MIG mode, whose instances cannot talk P2P"
 
@@ -33,7 +34,9 @@ class Chosen:
 
 
 def choose(arguments: TrainArguments, look: Callable[[], Present]) -> Chosen:
-    """Return the devices to train on; `look` waits for what the machine has. Raises UsageError, and what probing does.
+    """Return the devices to train on; `look` waits for what the machine has.
+
+    Raises UsageError, NotTrusted where every set includes what failed, and what probing does.
 
     By hand, or the best K of those that are healthy now.
     """
@@ -45,6 +48,9 @@ def choose(arguments: TrainArguments, look: Callable[[], Present]) -> Chosen:
     k, left = arguments.auto_select or 0, _left(arguments, found)
     chosen_from, run = _evidence(arguments, found, left)
     choice = choose_of(run, k, allow_busy=arguments.allow_busy)
+    if choice.failed:
+        advice = "nothing was started; --devices takes devices all the same"
+        raise NotTrusted(f"every set of {k} includes failed {named(run, choice.failed)}: {advice}", outcome(run).status)
     devices = tuple(run.devices[member] for member in choice.members)
     if run.measurements:
         out = [(run.devices[one.member], one.reason) for one in choice.left_out] + _barred(found, ())

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from collbench import runfile
-from collbench.cli.terminal import prose_width, show_page
+from collbench.cli.terminal import echo, prose_width, show_page
 from collbench.errors import UsageError
 from collbench.model import Run
 from collbench.operations import Operation
+from collbench.printable import one_line
 
-_AGREE, _REGRESSED = 0, 3
 _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 
 
@@ -38,7 +38,8 @@ def compare(
 
     What differs beside the figures comes first: NCCL, driver, variables. Then only what is worse or better for certain,
     then counts. Of three runs and more, a trend by date, and the newest against the oldest. --reference says whether
-    one run is normal for its machine kind. Exit status: 0, or 3 for a regression.
+    one run is normal for its machine kind. Exit status: 0; 3 for a regression; 1 where nothing could be judged or cells
+    are missing; 1 or 4 where the new run failed.
 
     \b
     Examples:
@@ -91,13 +92,13 @@ def _two(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Opera
     from collbench.report import comparison, comparison_json
 
     found = compared(runs[0], runs[1], limit, wanted)
-    status = _REGRESSED if found.regressions else _AGREE
+    status = found.status
     if not found.changes:
         _nothing(paths, wanted)
     if as_json:
-        click.echo(comparison_json.of_comparison(found, status), nl=False)
+        echo(comparison_json.of_comparison(found, status), end="")
     else:
-        show_page(comparison.page(found, (str(paths[0]), str(paths[1]))))
+        show_page(comparison.page(found, (one_line(str(paths[0])), one_line(str(paths[1])))))
     return status
 
 
@@ -108,13 +109,13 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
 
     order = by_date(runs)
     found = trended([runs[place] for place in order], limit, wanted)
-    status = _REGRESSED if found.last.regressions else _AGREE
+    status = found.last.status
     if not found.last.changes:
         _nothing(paths, wanted)
     if as_json:
-        click.echo(comparison_json.of_trend(found, status), nl=False)
+        echo(comparison_json.of_trend(found, status), end="")
     else:
-        show_page(trend.page(found, tuple(str(paths[place]) for place in order)))
+        show_page(trend.page(found, tuple(one_line(str(paths[place])) for place in order)))
     return status
 
 
@@ -131,9 +132,9 @@ def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     from collbench.report import comparison_json, reference
 
     answers = judge(run, load(), wanted)
-    status = _REGRESSED if answers.below else _AGREE
+    status = answers.status
     if as_json:
-        click.echo(comparison_json.of_answers(answers, status), nl=False)
+        echo(comparison_json.of_answers(answers, status), end="")
     else:
         show_page(reference.page(answers, prose_width()))
     return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import click
 from click.shell_completion import get_completion_class
 
 from collbench import wholefile
-from collbench.cli import manual
+from collbench.cli import manual, options
 from collbench.cli.completing import NAME, VARIABLE
+from collbench.cli.terminal import echo
 from collbench.errors import MachineError, UsageError
 
 _SHELLS = ("bash", "zsh", "fish")
+_SAVE, _SAVE_PAGE = "save the completion as", "save the manual page"
 # bash reads a user's completions by itself only with this package; Debian's place, and the older one of others.
 _BASH_COMPLETION = ("/usr/share/bash-completion/bash_completion", "/etc/bash_completion")
 
@@ -22,13 +25,15 @@ _BASH_COMPLETION = ("/usr/share/bash-completion/bash_completion", "/etc/bash_com
 @click.command(short_help="Let the shell complete commands; install the manual.")
 @click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish]")
 @click.option("--install", is_flag=True, help="Install it for this user, with the manual pages, instead of printing.")
+@options.force
 @click.pass_context
-def completion(context: click.Context, shell: str | None, install: bool) -> None:
+def completion(context: click.Context, shell: str | None, install: bool, force: bool) -> None:
     """Print what lets a shell complete collbench's commands, options and choices; or install it.
 
     Without a name it is for the shell of $SHELL. --install writes it where the shell looks ($XDG_DATA_HOME or
-    ~/.local/share; fish: $XDG_CONFIG_HOME or ~/.config), adds a line to ~/.zshrc or ~/.bashrc only where the shell
-    would not look there by itself, and installs the manual pages: 'man collbench'. Doing it again changes nothing.
+    ~/.local/share; fish: $XDG_CONFIG_HOME or ~/.config), and installs the manual pages: 'man collbench'. It adds a line
+    to ~/.zshrc, ~/.bashrc or fish's conf.d only where the shell or man would not look there by itself. Doing it again
+    changes nothing.
 
     \b
     Examples:
@@ -38,21 +43,52 @@ def completion(context: click.Context, shell: str | None, install: bool) -> None
     chosen = shell or _users_shell()
     script = script_for(chosen)
     if not install:
-        click.echo(script, nl=False)
+        echo(script, end="")
         return
     place, lines = _place(chosen)
-    wholefile.write(script, place, "save the completion as", f"collbench completion {chosen} >")
-    click.echo(f"completion for {chosen}: {place}")
+    otherwise = f"collbench completion {chosen} >"
+    folder = _data() / "man" / "man1"
+    pages = manual.pages(context.find_root().command, version("collbench"))
+    wholefile.check(place, _SAVE, otherwise, force=force, ours=lambda text: VARIABLE.encode() in text)
+    for name in pages:
+        wholefile.check(folder / name, _SAVE_PAGE, otherwise, force=force, ours=manual.is_ours)
+    wholefile.write(script, place, _SAVE, otherwise, force=True)
+    echo(f"completion for {chosen}: {place}")
     for startup, line in lines:
         if _append_once(startup, line):
-            click.echo(f"added to {startup}: {line}")
-    folder = _data() / "man" / "man1"
-    program = context.find_root().command
-    pages = manual.pages(program, version("collbench"))
+            echo(f"added to {startup}: {line}")
     for name, text in pages.items():
-        wholefile.write(text, folder / name, "save the manual page", f"collbench completion {chosen} >")
-    click.echo(f"manual: {len(pages)} pages in {folder}")
-    click.echo("open a new shell to use it")
+        wholefile.write(text, folder / name, _SAVE_PAGE, otherwise, force=True)
+    echo(f"manual: {len(pages)} pages in {folder}")
+    _show_man(chosen, folder.parent)
+    echo("open a new shell to use it")
+
+
+def _show_man(shell: str, folder: Path) -> None:
+    """Make man look for pages in a folder, where it does not: it goes by PATH, which may lack ~/.local/bin."""
+    try:
+        found = subprocess.run(["man", "-w", NAME], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    except OSError:
+        echo(f"man is not installed: 'man -M {folder} {NAME}' where it is, or {NAME} COMMAND --help")
+        return
+    if found.returncode == 0:
+        return
+    startup, line = _man_line(shell, folder)
+    if _append_once(startup, line):
+        echo(f"added to {startup}: {line}")
+
+
+def _man_line(shell: str, folder: Path) -> tuple[Path, str]:
+    """Return the startup file and the line; an empty part of MANPATH stands for where man looks by itself."""
+    if shell == "fish":
+        line = f"set -q MANPATH; or set MANPATH ''; set -gx MANPATH '{folder}' $MANPATH"
+        return _base("XDG_CONFIG_HOME", ".config") / "fish" / "conf.d" / f"{NAME}.fish", line
+    startup = _home() / ".bashrc" if shell == "bash" else _zshrc()
+    return startup, f"export MANPATH='{folder}':\"$MANPATH\""
+
+
+def _zshrc() -> Path:
+    return Path(os.environ.get("ZDOTDIR") or _home()) / ".zshrc"
 
 
 def script_for(shell: str) -> str:
@@ -81,13 +117,13 @@ def _place(shell: str) -> tuple[Path, list[tuple[Path, str]]]:
         looks = any(Path(file).exists() for file in _BASH_COMPLETION)
         return place, [] if looks else [(_home() / ".bashrc", f". '{place}'")]
     folder = _data() / "zsh" / "site-functions"
-    startup = Path(os.environ.get("ZDOTDIR") or _home()) / ".zshrc"
-    return folder / f"_{NAME}", [(startup, f"fpath=('{folder}' $fpath); autoload -Uz compinit; compinit")]
+    return folder / f"_{NAME}", [(_zshrc(), f"fpath=('{folder}' $fpath); autoload -Uz compinit; compinit")]
 
 
 def _append_once(file: Path, line: str) -> bool:
     """Add a line at the end of a startup file unless it is there; return whether it was added. Raises MachineError."""
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         text = file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
         if line in text.splitlines():
             return False

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.errors import BackendError
@@ -74,11 +72,11 @@ def _alone(request: Request, run: Run, pair: Pair) -> Run:
         budget_seconds=_BUDGET_S,
         seed=request.seed + 1,  # a simulated machine would draw the same noise again
         resume=False,
+        force=False,
     )
-    with tempfile.TemporaryDirectory(prefix="collbench-") as folder:
-        with Session(asked, Path(folder) / "alone.json", lambda _text: None) as session:
-            session.measure(lambda _done, _total: None)
-        return session.run
+    with Session(asked, None, lambda _text: None) as session:
+        session.measure(lambda _done, _total: None)
+    return session.run
 
 
 def _add(run: Run, alone: Run, pair: Pair) -> None:
@@ -89,4 +87,7 @@ def _add(run: Run, alone: Run, pair: Pair) -> None:
         for cell in (replace(found.cell, members=members), replace(found.cell, members=members[::-1])):
             if cell in cells and (cell.members == members or cell.operation.is_collective):
                 cells[cell].samples += found.samples
+                if found.failure:
+                    cells[cell].stop = found.stop
+                    cells[cell].failure, cells[cell].failure_kind = found.failure, found.failure_kind
                 break

@@ -9,8 +9,8 @@ from importlib.metadata import version
 
 import click
 
-from collbench.cli import options
-from collbench.cli.terminal import prose_width, show_page
+from collbench.cli import places
+from collbench.cli.terminal import echo, prose_width, show_page
 from collbench.doctor import host
 from collbench.doctor.facts import Folder
 from collbench.errors import UsageError
@@ -53,7 +53,7 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
     left = status(findings)
     if as_json:
         head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
-        click.echo(report.dumps(findings, head, left), nl=False)
+        echo(report.dumps(findings, head, left), end="")
     else:
         show_page(report.page(findings, prose_width()))
     sys.stdout.flush()  # a full disk is told before the status
@@ -64,6 +64,6 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
 def _runs() -> Folder:
     """Return the folder of saved runs; that there is no home is a finding, not an error."""
     try:
-        return host.runs_folder(options.runs_folder())
+        return host.runs_folder(places.state_folder(places.RUNS))
     except UsageError as error:
         return Folder(error=str(error).partition(":")[0])

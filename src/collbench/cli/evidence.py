@@ -5,35 +5,36 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from collbench import runfile
+from collbench import lifeline, runfile
 from collbench.backends import opening
-from collbench.cli import options
+from collbench.cli import places
 from collbench.cli.leaving import Interrupted
 from collbench.cli.terminal import say
-from collbench.errors import BackendError, RunFileError
+from collbench.errors import ExitStatus, NotTrusted, RunFileError
 from collbench.launch import freshness, reason
 from collbench.launch.part import part
-from collbench.machine.limits import SHARED
 from collbench.machine.nvml import Nvml
-from collbench.model import Device, Health, Run, Sample, Settings
+from collbench.model import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.world.environment import alone
 
 # What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth. Its starts (Python,
 # driver, contexts, communicators) take 2 s on 4 × H200, and a launch with a probe is to cost 4.
 _PROBE = ("pairs", "--operations", "allreduce", "--sizes", "8,1M,64M", "--budget", "1s")
 _HOST_PROBE = ("pairs", "--operations", "copy,allreduce", "--sizes", "8,1M,16M")
+# How a measurement ends that failed, all or some of it.
+_MEASURED = (ExitStatus.FAILED, ExitStatus.CONTRADICTION, ExitStatus.UNTRUSTED)
 # Runs of other machines that share this home may lie between ours.
 _RECENT = 10
-# What a run is called that was saved without a name of the user's (options.run_path).
+# What a run is called that was saved without a name of the user's (places.new_name).
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 
@@ -89,14 +90,14 @@ class Evidence:
 
 
 def _alone(sample: Sample) -> Sample:
-    return replace(sample, flags=tuple(flag for flag in sample.flags if not flag.startswith(SHARED)))
+    return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
 
 
 def find(wanted: Wanted, present: tuple[Device, ...]) -> Evidence:
     """Return the named run, the newest saved one that fits the present devices, or a probe.
 
     Of a run that also holds others (`besides`) the present devices' part. Raises RunFileError for a named run that
-    speaks for another machine; BackendError, Interrupted for the probe.
+    speaks for another machine; NotTrusted, Interrupted for the probe.
     """
     place, now = here(wanted, present), datetime.now(UTC)
     if wanted.run is not None:
@@ -132,7 +133,10 @@ def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime) -> I
     Reading a run takes 0.1 s, and there may be hundreds: the name tells the age of most, and a look for the devices'
     UUIDs whose they are.
     """
-    saved = sorted(options.runs_folder().glob("*.json"), reverse=True)
+    found = places.saved_runs()
+    if found.ignored:
+        say(found.ignored)
+    saved = found.files
     yield from saved[:1]
     for path in saved[1:]:
         stamp = _STAMP.match(path.name)
@@ -147,7 +151,7 @@ def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime) -> I
 
 
 def measured_now(wanted: Wanted, why: str) -> Evidence:
-    """Return a probe, whatever is saved, for the reason `why`. Raises BackendError, Interrupted."""
+    """Return a probe, whatever is saved, for the reason `why`. Raises NotTrusted, Interrupted."""
     return Evidence(probe(wanted, why), reason.QUICK_PROBE, probed=True)
 
 
@@ -174,7 +178,7 @@ def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
     Reads only what the file says of devices: building the whole run takes 0.1 s.
     """
     known = {device.uuid for device in present}
-    for path in sorted(options.runs_folder().glob("*.json"), reverse=True)[:_RECENT]:
+    for path in places.saved_runs().files[:_RECENT]:
         with suppress(OSError, ValueError, KeyError, TypeError):  # no run: nothing to learn from
             found = json.loads(path.read_text(encoding="utf-8"))["devices"]
             devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in found)
@@ -209,21 +213,28 @@ def _nccl_of_the_job(wanted: Wanted) -> str | None:
 def probe(wanted: Wanted, why: str) -> Run:
     """Measure in a child, so that no context, thread or affinity of ours outlives it; one line says so and `why`.
 
-    Raises BackendError, Interrupted.
+    Raises NotTrusted, Interrupted.
     """
-    # Nodes that share a home start at the same second.
-    path = options.run_path(None, f"probe-{socket.gethostname()}-{os.getpid()}", wanted.backend)
+    path = places.new_run("probe", wanted.backend)
+    if path is not None:
+        return _probed(wanted, why, path)
+    with tempfile.TemporaryDirectory(prefix="collbench-") as folder:
+        return _probed(wanted, why, Path(folder) / "probe.json")
+
+
+def _probed(wanted: Wanted, why: str, path: Path) -> Run:
     words = [*(_HOST_PROBE if wanted.backend == "host" else _PROBE), "--backend", wanted.backend, "-o", str(path)]
     words += ["--nccl", wanted.nccl] if wanted.nccl else []
     words += ["--devices", ",".join(device.uuid for device in wanted.only)] if wanted.only else []
     say(f"{why}probing for a few seconds")
-    command = [sys.executable, "-P", "-m", "collbench", *words]
+    command = lifeline.with_us([sys.executable, "-P", "-m", "collbench", *words])
     try:
         status = subprocess.run(command, env=alone(os.environ), stdout=subprocess.DEVNULL, check=False).returncode
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted in the probe: {wanted.undone}") from error
     if status != 0:
-        raise BackendError(f"the probe failed (exit status {status}, see above): {wanted.undone}")
+        left = status if status in _MEASURED else ExitStatus.FAILED
+        raise NotTrusted(f"the probe failed (exit status {status}, see above): {wanted.undone}", left)
     return runfile.load(path)
 
 
@@ -232,11 +243,12 @@ def _unfit(run: Run) -> str | None:
 
     Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now.
     """
+    from collbench.affinity.choice import BUSY
     from collbench.affinity.fitness import left_out  # late: numpy
 
     if not any(
         len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measured()
     ):
         return "it timed no pairs at a size that shows bandwidth"
-    busy = [left for left in left_out(run) if left.reason.startswith("busy")]
+    busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
     return f"it was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}" if busy else None

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 
 from collbench import runfile, wholefile
-from collbench.cli.terminal import say
+from collbench.cli import options
+from collbench.cli.terminal import echo, say
 from collbench.errors import UsageError
 from collbench.model import Run
+from collbench.printable import printable
 
 _SAVE = ("write the export to", "--output")
 _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
@@ -24,7 +26,8 @@ _PARQUET = "parquet"
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write here.  [default: standard output]"
 )
-def export(run_file: Path, layout: str, output: Path | None) -> None:
+@options.force
+def export(run_file: Path, layout: str, output: Path | None, force: bool) -> None:
     """Write a saved run as other tools read it: one row a cell, columns with units (docs/exchange.md).
 
     csv, json (records) and parquet have all columns; markdown has those that differ below a head of the others;
@@ -37,18 +40,20 @@ def export(run_file: Path, layout: str, output: Path | None) -> None:
       collbench export run.json --format prometheus -o collbench.prom
     """
     if output is not None:
-        wholefile.check(output, *_SAVE)
+        wholefile.check(output, *_SAVE, force=force, sources=(run_file,))
     run = runfile.load(run_file)
     if not run.measurements and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no cell to export: nothing was measured")
     content = _content(run, layout)
+    if isinstance(content, str):
+        content = printable(content)
     if output is not None:
-        wholefile.write(content, output, *_SAVE)
+        wholefile.write(content, output, *_SAVE, force=force)
         say(f"wrote {output}")
     elif isinstance(content, bytes):
         _print_bytes(content)
     else:
-        click.echo(content, nl=False)
+        echo(content, end="")
 
 
 def _content(run: Run, layout: str) -> str | bytes:

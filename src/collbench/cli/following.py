@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from collbench.cli.terminal import say
 from collbench.errors import CollbenchError, UsageError
-from collbench.world.environment import Place, find_place
+from collbench.world.environment import Place, find_place, join_seconds
 
 if TYPE_CHECKING:
     from collbench.planning import Request
@@ -74,11 +76,16 @@ def follow(invoke: Callable[[], object]) -> int:
             invoke()
     except Followed as end:
         if end.told:
-            click.echo(f"collbench: {end.told}", err=True)
+            say(end.told)
         return end.status
     except (CollbenchError, click.ClickException, click.exceptions.Exit):
         return 0
     return 0
+
+
+def _say_aside(text: str) -> None:
+    """Print a notice on the true stderr: a rank's own is kept silent."""
+    say(text, sys.__stderr__)
 
 
 def serve_rank_0(place: Place, request: Request) -> NoReturn:
@@ -86,8 +93,9 @@ def serve_rank_0(place: Place, request: Request) -> NoReturn:
     from collbench.world.opening import join, refuse  # late: a tenth of a second
 
     refuse(request)
+    seconds = join_seconds(os.environ)
     try:
-        released = join(place, request)
+        released = join(place, request, seconds, _say_aside)
     except CollbenchError as error:
         raise Followed(error.exit_code, str(error)) from error
     if not released:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import select
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import NoReturn
 
 import click
 
-from collbench.errors import CollbenchError
+from collbench.errors import CollbenchError, ExitStatus
+from collbench.printable import one_line
 
 # What writing to a full disk, quota or file-size limit gives.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -24,13 +26,19 @@ _NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words f
 class Interrupted(CollbenchError):
     """Ctrl-C. The text says what became of what was measured."""
 
-    exit_code = 130  # 128 + SIGINT, as shells have it
+    exit_code = ExitStatus.INTERRUPTED  # 128 + SIGINT, as shells have it
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as schedulers send it. It ends a measurement as Ctrl-C does; the status tells them apart."""
+    """Another signal than Ctrl-C's. It ends a measurement as Ctrl-C does; the status tells them apart."""
 
-    exit_code = 143  # 128 + SIGTERM
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+# A scheduler's or a service manager's; a terminal's that is closed, or whose connection is lost; and Ctrl-\.
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def open_closed_streams() -> None:
@@ -41,13 +49,30 @@ def open_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def heed_sigterm() -> None:
-    """Let SIGTERM save what was measured. The job that `train` becomes does not inherit this."""
+def heed_signals() -> None:
+    """Let SIGTERM, SIGHUP and SIGQUIT save what was measured. The job that `train` becomes does not inherit this.
 
-    def end(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise Terminated
+    One that whoever started us ignores stays ignored: nohup's SIGHUP.
+    """
 
-    signal.signal(signal.SIGTERM, end)
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        _forget_lost_streams()
+        raise Terminated(number)
+
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+
+
+def _forget_lost_streams() -> None:
+    """Send to /dev/null what a lost terminal would answer with an error, before anything is saved."""
+    lost = select.poll()
+    for descriptor in (1, 2):
+        lost.register(descriptor, 0)
+    for descriptor, _event in lost.poll(0):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 def failed(error: CollbenchError | KeyboardInterrupt) -> int:
@@ -79,12 +104,12 @@ def unwritten(error: OSError) -> int:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        return 0  # `head` has read enough
+        return ExitStatus.DONE  # `head` has read enough
     advice = next(iter(getattr(error, "__notes__", ())), "send it to another place")
-    return _say(f"cannot write the output: {error.strerror}: {advice}", 1)
+    return _say(f"cannot write the output: {error.strerror}: {advice}", ExitStatus.FAILED)
 
 
 def _say(message: str, status: int) -> int:
     with contextlib.suppress(OSError):  # on a full disk, say: the status tells what stderr cannot
-        click.echo(f"collbench: {' '.join(message.split())}", err=True)
+        click.echo(f"collbench: {one_line(' '.join(message.split()))}", err=True)
     return status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from collbench.cli.leaving import Interrupted
-from collbench.cli.terminal import say
+from collbench.cli.terminal import echo, say
+from collbench.printable import one_line
 
 if TYPE_CHECKING:
     from collbench.ablation.experiment import Told
@@ -23,23 +23,11 @@ _SECONDS_BETWEEN_LINES = 0.2
 
 @contextmanager
 def interrupted(what: str) -> Iterator[None]:
-    """Raise Interrupted for Ctrl-C and SIGTERM; `what` says what became of what was to be done."""
+    """Raise Interrupted for Ctrl-C and its like; `what` says what became of what was to be done."""
     try:
         yield
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {what}") from error
-
-
-@contextmanager
-def ending_at_hangup() -> Iterator[None]:
-    """Let a closed terminal end us as SIGTERM does: our children have a process group of their own, and would go on."""
-    before, end = signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)
-    if before is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def told(*, verbose: bool) -> Told:
@@ -50,7 +38,7 @@ def told(*, verbose: bool) -> Told:
 
     def show(lines: Sequence[str]) -> None:
         for line in () if verbose else lines:  # seen already
-            click.echo(line, err=True)
+            echo(line, err=True)
 
     def watch(data: bytes) -> None:
         if verbose:
@@ -72,7 +60,7 @@ class _Live:
         now = time.monotonic()
         if self._drawing and now - self._last > _SECONDS_BETWEEN_LINES:
             self._last = now
-            click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
+            click.echo(f"\r\x1b[2K{one_line(text)}", err=True, nl=False)
 
     def say(self, text: str) -> None:
         """Print a notice where the line was."""

@@ -32,6 +32,11 @@ def pages(program: click.Command, release: str) -> dict[str, str]:
     return found
 
 
+def is_ours(content: bytes) -> bool:
+    """Return whether a file is a page that some version of this made: then a newer one may take its place."""
+    return content.startswith(b'.TH "COLLBENCH')
+
+
 def _page(context: click.Context, release: str) -> str:
     command, name = context.command, context.command_path.replace(" ", "-")
     usage = " ".join(command.collect_usage_pieces(context))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,15 +16,17 @@ import click
 
 from collbench import runfile
 from collbench.backends.opening import Opened
-from collbench.cli import options
+from collbench.cli import options, places
 from collbench.cli.following import serve_rank_0
 from collbench.cli.leaving import Interrupted
-from collbench.cli.terminal import progress_bar, prose_width, say
-from collbench.errors import UsageError
+from collbench.cli.terminal import echo, progress_bar, prose_width, say
+from collbench.errors import ExitStatus, UsageError
+from collbench.keeper import Keeper
 from collbench.model import Run, Settings
 from collbench.operations import Operation, Work
+from collbench.outcome import outcome
 from collbench.planning import Request
-from collbench.world.environment import Place, find_place
+from collbench.world.environment import Place, find_place, join_seconds
 from collbench.world.opening import World
 
 if TYPE_CHECKING:
@@ -45,10 +48,12 @@ def survey(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> 
     request, path = _request(given, size_bytes, budget_seconds)
     if place.rank > 0:
         serve_rank_0(place, request)
-    runfile.check_writable(path)
+    path = path or places.new_run("nodes", request.backend, advice=", or name a file with --output FILE")
+    if path is not None:
+        runfile.check_writable(path, replace=request.force)
     with ExitStack() as stack:
         try:
-            world = stack.enter_context(World(place, request))
+            world = stack.enter_context(World(place, request, join_seconds(os.environ), say))
             opened = world.open()
             stack.callback(opened.close)
             from collbench.session import begun_run  # late: numpy
@@ -66,12 +71,20 @@ def show(
     from collbench.report.nodes import as_plain, page
 
     if as_json:
-        click.echo(json.dumps(as_plain(origin, found, chosen, truth)))
+        echo(json.dumps(as_plain(origin, found, chosen, truth)))
     else:
-        click.echo(page(origin, found, chosen, truth, prose_width()))
+        echo(page(origin, found, chosen, truth, prose_width()))
 
 
-def _request(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> tuple[Request, Path]:
+def leave(found: Judgement, failed: ExitStatus) -> None:
+    """End the command: with what failed, or with a failure where no node was judged."""
+    status = max(failed, ExitStatus.DONE if found.judged else ExitStatus.FAILED)
+    if status:
+        sys.stdout.flush()  # a full disk is told before the status
+        raise click.exceptions.Exit(status)
+
+
+def _request(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> tuple[Request, Path | None]:
     request, path = options.make_request(
         "nodes", {"devices": None, "quick": False, "precision": None, "resume": None, **given}
     )
@@ -79,17 +92,19 @@ def _request(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -
     return replace(request, sizes=(size_bytes,), collectives=works, budget_seconds=budget_seconds), path
 
 
-def _survey(given: Mapping[str, Any], request: Request, opened: Opened, run: Run, path: Path) -> None:
+def _survey(given: Mapping[str, Any], request: Request, opened: Opened, run: Run, path: Path | None) -> None:
     """Measure, judge and show; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.affinity.nodes.choice import choose_nodes
     from collbench.report.nodes import Origin
+    from collbench.report.outcome import headline
 
+    keeper = Keeper(run, path, say, replace=request.force)
     try:
         pairs, done = _measured(given, request, opened, run)
     finally:
         if run.measurements:
-            runfile.save(run, path)
+            keeper.end()
     chosen = choose_nodes(done.judgement, given["count"]) if given["count"] else None
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
     origin = Origin(
@@ -102,9 +117,14 @@ def _survey(given: Mapping[str, Any], request: Request, opened: Opened, run: Run
         seed=request.seed,
         gpus=_gpus(run, pairs, chosen, given["gpus"]) if chosen is not None and given["gpus"] else (),
         lost=tuple(pairs.lost),
+        failed=headline(run),
     )
     show(origin, done.judgement, chosen, as_json=given["as_json"])
-    say(f"saved {path}")
+    if keeper.failure is not None:
+        raise keeper.failure
+    if keeper.path is not None:
+        say(f"saved {keeper.path}")
+    leave(done.judgement, outcome(run).status)
 
 
 def _measured(given: Mapping[str, Any], request: Request, opened: Opened, run: Run) -> tuple[NodePairs, Surveyed]:

@@ -11,7 +11,7 @@ import click
 from collbench.cli import node_world, options
 from collbench.cli.amounts import parse_budget
 from collbench.cli.terminal import prose_width, show_page
-from collbench.errors import RunFileError, UsageError
+from collbench.errors import ExitStatus, RunFileError, UsageError
 from collbench.units import parse_size
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ _own_options = options.apply(
     options.backend,
     options.nccl,
     options.output,
+    options.force,
     options.seed,
 )
 
@@ -112,6 +113,7 @@ def _simulate(given: dict[str, Any], size_bytes: int, budget_seconds: float) -> 
         gpus=(tuple(range(given["gpus"])),) * given["count"] if given["gpus"] else (),
     )
     node_world.show(origin, done.judgement, chosen, truth, as_json=given["as_json"])
+    node_world.leave(done.judgement, ExitStatus.DONE)
 
 
 def _check_counts(given: dict[str, Any], count: int, gpus: int) -> None:

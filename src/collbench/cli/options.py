@@ -6,7 +6,6 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from collbench.cli import effort, resuming
 from collbench.cli.terminal import say
 from collbench.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.errors import UsageError
+from collbench.launch.arguments import BACKENDS, check_backend
 from collbench.planning import Request
 from collbench.units import parse_sizes
 from collbench.world.environment import find_place
@@ -46,14 +46,35 @@ backend = click.option(
     help="cuda (GPUs), host (CPU cores), sim (a machine that is only simulated), or auto: cuda where a GPU answers, "
     "else host.",
 )
+
+
+class _BackendHere(click.Choice[str]):
+    """A backend with devices on this machine; who writes sim is told what to do instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name. Raises UsageError."""
+        check_backend(value)
+        return super().convert(value, param, ctx)
+
+
+# What acts on this machine: CPU cores are taken only by name, for nobody who wants GPUs is served by them.
+backend_of_this_machine = click.option(
+    "--backend",
+    metavar="NAME",
+    type=_BackendHere(BACKENDS),
+    default="auto",
+    show_default=True,
+    help="cuda (GPUs), host (CPU cores), or auto: GPUs, never cores.",
+)
 fabric = click.option(
     "--fabric", metavar="NAME|FILE", help="With --backend sim: the machine to simulate (docs/fabric-file.md)."
 )
-_SAVE = "Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs, where train finds it]"
+_SAVE = "Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
 _FILE = click.Path(path_type=Path)
 output = click.option("-o", "--output", metavar="FILE", type=_FILE, help=_SAVE)
 # On collective commands -o is the reduction, as nccl-tests' users type it.
 long_output = click.option("--output", metavar="FILE", type=_FILE, help=_SAVE)
+force = click.option("--force", is_flag=True, help="Replace a file that exists.")
 nccl = click.option(
     "--nccl",
     metavar="PATH",
@@ -100,12 +121,12 @@ def apply(*options: Command) -> Callable[[Command], Command]:
 def measuring(*own: Command, saves: Command = output, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(*first, *own, *effort.OPTIONS, backend, fabric, saves, resuming.OPTION, nccl, seed)
+    add_options = apply(*first, *own, *effort.OPTIONS, backend, fabric, saves, force, resuming.OPTION, nccl, seed)
     return lambda function: add_options(resuming.resumable(function))
 
 
-def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path]:
-    """Return what the shared options ask for, and where to save it; what to time is the command's to add.
+def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path | None]:
+    """Return what the shared options ask for, and the file that they name to save it; what to time is the command's.
 
     Auto falling back to the host backend is said on stderr. Raises UsageError.
     """
@@ -132,9 +153,10 @@ def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path]
         budget_seconds=budget,
         quick=quick,
         resume=given["resume"] is not None,
+        force=given["force"],
         fabric=given.get("fabric"),
     )
-    return request, run_path(given["resume"] or given["output"], command, name)
+    return request, given["resume"] or given["output"]
 
 
 def _check_fabric(backend_name: str, given: str | None) -> None:
@@ -155,20 +177,3 @@ def _checked_seed(given: int | None) -> int:
     if given < 0:
         raise UsageError(f"--seed {given} is negative: write a whole number from 0")
     return given
-
-
-def run_path(given: Path | None, what: str, backend_name: str) -> Path:
-    """Return where to save: the user's file, else a new one in the folder that `train` searches."""
-    if given is not None:
-        return given
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return runs_folder() / f"{stamp}-{backend_name}-{what}.json"
-
-
-def runs_folder() -> Path:
-    """Return the folder of saved runs: $XDG_STATE_HOME/collbench/runs. Raises UsageError without a home."""
-    state = os.environ.get("XDG_STATE_HOME")
-    try:
-        return Path(state) / "collbench" / "runs" if state else Path.home() / ".local" / "state" / "collbench" / "runs"
-    except RuntimeError as error:
-        raise UsageError("there is no home folder to save the run in: name a file with --output") from error

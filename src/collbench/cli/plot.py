@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from collbench import runfile, wholefile
+from collbench.cli import options
 from collbench.cli.terminal import say
 from collbench.cli.works import check_size, find_works
 from collbench.errors import UsageError
 from collbench.operations import Operation, Work
+from collbench.printable import one_line
 from collbench.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -36,7 +38,10 @@ _FILE = click.Path(path_type=Path)
     help="allreduce, ce-write, …; repeat it to overlay curves.  [default: the first collective, else the first copy]",
 )
 @click.option("--size", metavar="SIZE", help="Of heatmap and scaling.  [default: the largest]")
-def plot(run_files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None) -> None:
+@options.force
+def plot(
+    run_files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None, force: bool
+) -> None:
     """Draw a figure from saved runs: SVG, PNG or PDF, the same bytes each time.
 
     heatmap: every link or pair of one run at one size. curves: bandwidth over size with intervals and theory; more
@@ -58,11 +63,11 @@ def plot(run_files: tuple[Path, ...], kind: str, output: Path, operations: tuple
     size_bytes = None if size is None else parse_size(size)
     if kind == "curves" and size is not None:
         raise UsageError(f"--kind curves draws all sizes: leave out --size {size}, or write --kind heatmap")
+    wholefile.check(output, *_WORDS, force=force, sources=run_files)
     with figure.drawing():
         runs = _load(run_files)
         picture = _draw(kind, runs, operations, size_bytes)
-        wholefile.check(output, *_WORDS)
-        wholefile.write(figure.encode(picture, suffix), output, *_WORDS)
+        wholefile.write(figure.encode(picture, suffix), output, *_WORDS, force=force)
     say(f"wrote {output}: {picture.title}")
 
 
@@ -72,7 +77,7 @@ def _load(paths: tuple[Path, ...]) -> list[tuple[Path, Named]]:
 
     stems = Counter(path.stem for path in dict.fromkeys(paths))
     names = {path: path.stem if stems[path.stem] == 1 else str(path) for path in paths}
-    return [(path, Named(name, runfile.load(path))) for path, name in names.items()]
+    return [(path, Named(one_line(name), runfile.load(path))) for path, name in names.items()]
 
 
 def _draw(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ import click
 
 from collbench import runfile
 from collbench.cli import options
-from collbench.cli.terminal import show_page
+from collbench.cli.terminal import echo, show_page
 from collbench.errors import UsageError
+from collbench.outcome import outcome
+from collbench.printable import one_line
 from collbench.units import parse_size
 
 if TYPE_CHECKING:
@@ -111,16 +114,22 @@ def predict(run_files: tuple[Path, ...], **given: Any) -> None:
     from collbench.cost.evidence import gather
     from collbench.cost.prediction import Predictor
     from collbench.report import prediction
+    from collbench.report.outcome import alarm
 
     _check(given)
     network = _network(given)
-    evidence = gather([(str(file), runfile.load(file)) for file in run_files])
+    runs = [(one_line(str(file)), runfile.load(file)) for file in run_files]
+    evidence = gather(runs)
     question = _question(given, network, evidence)
     answer = Predictor(evidence).predict(question)
     if given["as_json"]:
-        click.echo(json.dumps(prediction.as_json(evidence.run, answer), indent=1, ensure_ascii=False))
+        echo(json.dumps(prediction.as_json(evidence.run, answer), indent=1, ensure_ascii=False))
     else:
-        show_page(prediction.page(evidence.run, answer))
+        show_page([*(block for _, run in runs for block in alarm(run)), *prediction.page(evidence.run, answer)])
+    status = max(outcome(run).status for _, run in runs)
+    if status:
+        sys.stdout.flush()  # a full disk is told before the status
+        raise click.exceptions.Exit(status)
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -117,7 +117,7 @@ def run() -> int:
     leaving.open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
-    leaving.heed_sigterm()
+    leaving.heed_signals()
     try:
         if question := os.environ.get("_COLLBENCH_COMPLETE"):
             _complete(question)

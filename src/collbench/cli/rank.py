@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
 from collbench import runfile
-from collbench.cli.terminal import show_page
-from collbench.errors import UsageError
+from collbench.cli.terminal import echo, show_page
+from collbench.errors import ExitStatus, UsageError
 from collbench.model import Run
 from collbench.operations import Operation
+from collbench.outcome import outcome
 from collbench.units import format_size, parse_size
 
 
@@ -24,7 +26,8 @@ def rank(run_file: Path, operation: str | None, size: str | None, as_json: bool)
     """Say which links and pairs of a saved run differ, and which tie.
 
     For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
-    latency and bandwidth fitted over the sizes. Any machine's run will do; what it lacks is named.
+    latency and bandwidth fitted over the sizes. Any machine's run will do; what it lacks is named. Exit status: 0; 1
+    where too few visits say anything; 1 or 4 where data points failed.
 
     \b
     Examples:
@@ -43,9 +46,13 @@ def rank(run_file: Path, operation: str | None, size: str | None, as_json: bool)
     if not any(ranked.rankings for ranked in summary.works):
         raise UsageError(f"{run_file} has nothing to rank{_asked(wanted, size_bytes)}: {_present(run)}")
     if as_json:
-        click.echo(json.dumps(ranking.as_json(run, summary), indent=1))
+        echo(json.dumps(ranking.as_json(run, summary), indent=1))
     else:
         show_page(ranking.page(run, summary))
+    status = max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED)
+    if status:
+        sys.stdout.flush()  # a full disk is told before the status
+        raise click.exceptions.Exit(status)
 
 
 def _parse_operation(text: str) -> Operation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -15,10 +16,12 @@ import click
 from collbench.backends import opening
 from collbench.cli import evidence, options, verifying
 from collbench.cli.evidence import Evidence, Wanted
-from collbench.errors import MachineError, UsageError
+from collbench.cli.terminal import echo, prose_width
+from collbench.errors import ExitStatus, MachineError, NotTrusted, UsageError
 from collbench.launch import formats, freshness, reason
 from collbench.machine import nvidia_smi, selection
 from collbench.model import Device, Run
+from collbench.outcome import outcome
 from collbench.plain import plain
 from collbench.units import parse_size
 
@@ -94,7 +97,7 @@ _own_options = options.apply(
     ),
     click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Oldest saved run to believe."),
     click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
-    options.backend,
+    options.backend_of_this_machine,
     options.nccl,
 )
 
@@ -119,12 +122,19 @@ def select(**given: Any) -> None:
     """
     _check(given)
     if given["topology"] is not None:
-        answer = _by_labels(given)
+        answer, status = _by_labels(given), ExitStatus.DONE
     elif given["elsewhere"]:
-        answer = _by_a_run_of_elsewhere(given)
+        answer, status = _by_a_run_of_elsewhere(given)
     else:
-        answer = _by_measurement(given)
+        answer, status = _by_measurement(given)
+    if status and given["layout"] not in (_TEXT, _JSON):  # nobody who acts on the answer would see more than it
+        failed = "; ".join(answer.failed)
+        advice = "leave them out with --exclude, or see the reasons with --format text"
+        raise NotTrusted(f"every set of {given['count']} includes what failed ({failed}): {advice}", status)
     _print(answer, given["layout"])
+    if status:
+        sys.stdout.flush()  # a full disk is told before the status
+        raise click.exceptions.Exit(status)
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -138,10 +148,6 @@ def _check(given: dict[str, Any]) -> None:
         raise UsageError("--elsewhere needs the run of the other machine: add --from RUN")
     if given["verify"] and (topology is not None or given["elsewhere"]):
         raise UsageError("--verify measures this machine, --topology and --elsewhere speak of others: leave one out")
-    if given["backend"] == "sim":
-        raise UsageError(
-            "select acts on this machine: for a simulated one, measure it and write --from RUN --elsewhere"
-        )
     if given["verify"] and given["count"] == 1:
         raise UsageError("--verify measures all-reduces, and one device alone has none: leave it out")
     if given["backend"] == "host" and layout in formats.ACTING:
@@ -164,7 +170,7 @@ def _by_labels(given: dict[str, Any]) -> Selection:
     return _named(choice, devices, Origin("labels", f"labels in {given['topology']}"))
 
 
-def _by_a_run_of_elsewhere(given: dict[str, Any]) -> Selection:
+def _by_a_run_of_elsewhere(given: dict[str, Any]) -> tuple[Selection, ExitStatus]:
     """Choose from a run as it stands. Raises UsageError where its answer should act although nothing has such GPUs."""
     from collbench import runfile
 
@@ -181,10 +187,10 @@ def _by_a_run_of_elsewhere(given: dict[str, Any]) -> Selection:
     choice = choose(run, count, exclude=excluded, allow_busy=given["allow_busy"])
     words = f"{'sim ' if run.backend == 'sim' else ''}{reason.saved_run(run.started, given['file'])}"
     origin = Origin(run.backend, words, run.machine.hostname, run.machine.fabric)
-    return _named(choice, run.devices, origin, _binding(run, choice))
+    return _named(choice, run.devices, origin, _binding(run, choice)), _status(run, choice)
 
 
-def _by_measurement(given: dict[str, Any]) -> Selection:
+def _by_measurement(given: dict[str, Any]) -> tuple[Selection, ExitStatus]:
     backend, count = _backend(given), given["count"]
     found = _evidence(given, backend)
     from collbench.affinity.choose import choose
@@ -198,7 +204,12 @@ def _by_measurement(given: dict[str, Any]) -> Selection:
     origin = Origin(backend, found.source, run.machine.hostname)
     if _worth_measuring(given, choice, backend):
         return _verified(given, run, choice, origin)
-    return _named(choice, run.devices, origin, _binding(run, choice))
+    return _named(choice, run.devices, origin, _binding(run, choice)), _status(run, choice)
+
+
+def _status(run: Run, choice: Choice) -> ExitStatus:
+    """Return how the command ends: a set that includes what failed is an answer, but no good one."""
+    return outcome(run).status if choice.failed else ExitStatus.DONE
 
 
 def _evidence(given: dict[str, Any], backend: str) -> Evidence:
@@ -246,7 +257,7 @@ def _worth_measuring(given: dict[str, Any], choice: Choice, backend: str) -> boo
     return backend == "cuda" and given["count"] > 1 and not choice.tied and len(choice.finalists) > 1
 
 
-def _verified(given: dict[str, Any], run: Run, choice: Choice, origin: Origin) -> Selection:
+def _verified(given: dict[str, Any], run: Run, choice: Choice, origin: Origin) -> tuple[Selection, ExitStatus]:
     from dataclasses import replace
 
     from collbench.affinity.choose import settle
@@ -254,9 +265,9 @@ def _verified(given: dict[str, Any], run: Run, choice: Choice, origin: Origin) -
     size = parse_size(given["size"])
     sets = tuple(one.members for one in choice.finalists)
     found, path = verifying.measure(verifying.Sitting(run.backend, run.devices, sets, size, given["nccl"]))
-    measured = replace(origin, verification=str(path), size_bytes=size)
+    measured = replace(origin, verification=str(path or ""), size_bytes=size)
     settled = settle(choice, found)
-    return _named(settled, run.devices, measured, _binding(run, settled))
+    return _named(settled, run.devices, measured, _binding(run, settled)), _status(run, settled)
 
 
 def _binding(run: Run, choice: Choice) -> str:
@@ -278,11 +289,11 @@ def _print(answer: Selection, layout: str) -> None:
     from collbench.report.selection import explanation
 
     if layout == _TEXT:
-        click.echo(explanation(answer))
+        echo(explanation(answer, prose_width() if sys.stdout.isatty() else None))
         return
     line = _json(answer) if layout == _JSON else formats.answer(layout, answer.devices)
-    click.echo(explanation(answer), err=True)
-    click.echo(line)
+    echo(explanation(answer), err=True)
+    echo(line)
 
 
 def _json(answer: Selection) -> str:

@@ -7,14 +7,16 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from collbench.printable import one_line, printable
 from collbench.report.prose import WIDE
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 # rich shortens cells to fit its width, so it is told one that fits every page; what a terminal lacks is folded.
 _PAGE_WIDTH = 240
@@ -22,9 +24,19 @@ _PAGE_WIDTH = 240
 _NARROWEST_PROSE = 40
 
 
-def say(text: str) -> None:
-    """Print one notice on stderr."""
-    click.echo(f"collbench: {text}", err=True)
+def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
+    """Print text on stdout, or stderr. Nothing of it moves a cursor or changes a colour, whoever wrote its names."""
+    click.echo(printable(text) + end, nl=False, err=err)
+
+
+def tell(line: str, file: TextIO | None = None) -> None:
+    """Print one line on stderr, or in this file, of which the same holds."""
+    click.echo(one_line(line), file=file, err=True)
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print one notice on stderr, or in this file."""
+    tell(f"collbench: {text}", file)
 
 
 def prose_width() -> int:
@@ -38,17 +50,47 @@ def show_page(blocks: Iterable[RenderableType]) -> None:
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
     from rich.table import Table
 
-    from collbench.cli.folding import fold
-
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PAGE_WIDTH
+    coloured = console.is_terminal and not console.no_color
     for block in blocks:
-        parts = fold(block, width) if isinstance(block, Table) else [block]
-        for number, part in enumerate(parts):
+        for number, part in enumerate(_parts(block, coloured)):
             with console.capture() as captured:
-                console.print(part)
+                console.print(_Safe(part))
             # rich pads the last column; whoever saves or compares pages wants no blanks at the end of lines.
-            click.echo("\n" * (number > 0) + re.sub(r" +\n", "\n", captured.get()), nl=False, color=True)
+            between = "\n" * (number > 0 and isinstance(part, Table))
+            click.echo(between + re.sub(r" +\n", "\n", captured.get()), nl=False, color=True)
+
+
+def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:
+    """Return a block as this output takes it: a pipe all of it, a terminal what fits its columns."""
+    from rich.table import Table
+
+    from collbench.cli.folding import fold, folded, trim
+    from collbench.report.blocks import Legend, Lines, Summary
+
+    if isinstance(block, Legend) and not coloured:
+        return []
+    if not sys.stdout.isatty():
+        return [block]
+    if isinstance(block, Lines):
+        return [folded(block, prose_width())]
+    width = shutil.get_terminal_size().columns
+    if isinstance(block, Summary):
+        return trim(block, width)
+    return list(fold(block, width)) if isinstance(block, Table) else [block]
+
+
+@dataclass(frozen=True, slots=True)
+class _Safe:
+    """What rich draws of a block, in its own colours, but without what its texts would make a terminal do."""
+
+    block: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for segment in console.render(self.block, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from collbench.backends import opening
-from collbench.cli.terminal import say
+from collbench.cli.terminal import echo, say
 from collbench.errors import MachineError, UsageError
 from collbench.machine import nvidia_smi, selection
 from collbench.machine.nvml import Nvml
@@ -39,9 +39,9 @@ def topo(pair: tuple[str, ...], file: str | None) -> None:
     devices, paths = _facts(file)
     if pair:
         chosen = selection.select(devices, ",".join(pair))
-        click.echo(explain_pair(devices, _between(devices, paths, chosen)))
+        echo(explain_pair(devices, _between(devices, paths, chosen)))
     else:
-        click.echo(render_topology(devices, paths), nl=False)
+        echo(render_topology(devices, paths), end="")
 
 
 def _facts(file: str | None) -> tuple[tuple[Device, ...], tuple[LinkPath, ...]]:

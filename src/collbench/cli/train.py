@@ -9,6 +9,7 @@ import click
 
 from collbench.backends import present
 from collbench.cli import choosing, numa_binding, options
+from collbench.cli.terminal import echo, say, tell
 from collbench.launch import environment, freshness, reason, rendezvous, torchrun
 from collbench.launch.arguments import TrainArguments, split
 
@@ -34,7 +35,11 @@ _options_in_help = options.apply(
     click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
     click.option("--max-age", metavar="AGE", help="Oldest saved run to believe: 7d, 12h, 30m or 90s.  [default: 7d]"),
     click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
-    click.option("--backend", metavar="NAME", help="cuda (GPUs), host (CPU cores, gloo) or auto.  [default: auto]"),
+    click.option(
+        "--backend",
+        metavar="NAME",
+        help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never cores.  [default: auto]",
+    ),
     click.option(
         "--nccl",
         metavar="PATH",
@@ -82,14 +87,14 @@ def train(arguments: TrainArguments) -> None:
     if apptainer is not None:
         command = torchrun.in_container(arguments, command, whole, apptainer)
     for note in filter(None, (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))):
-        click.echo(f"collbench: {note}", err=True)
+        say(note)
     source, among = chosen.source, found.among
     line = reason.choice(devices, chosen.why, source, backend=backend, among=among, binding=binding.words)
-    click.echo(line, err=True)
+    tell(line)
     if arguments.dry_run:
-        click.echo(reason.shell_line(changes, command))
+        echo(reason.shell_line(changes, command))
         return
-    torchrun.execute(command, whole)
+    torchrun.execute(command if apptainer is not None else torchrun.with_agent(command, inside), whole)
 
 
 def _check(arguments: TrainArguments) -> str | None:

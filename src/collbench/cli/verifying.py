@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collbench.backends import opening
-from collbench.cli import options
+from collbench.cli import places
 from collbench.cli.leaving import Interrupted
 from collbench.cli.terminal import progress_bar, say
-from collbench.errors import CollbenchError, DataCorruption
+from collbench.errors import CollbenchError, DataCorruption, NotTrusted
 from collbench.model import Device, Run
 from collbench.operations import Operation, Work
+from collbench.outcome import outcome
 from collbench.planning import Request
 from collbench.units import format_size
 
@@ -32,13 +33,15 @@ class Sitting:
     nccl: str | None
 
 
-def measure(sitting: Sitting) -> tuple[Run, Path]:
-    """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it.
+def measure(sitting: Sitting) -> tuple[Run, Path | None]:
+    """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it, if one can.
 
-    Only devices in a set are opened. Raises what measuring raises, with advice, and Interrupted.
+    Only devices in a set are opened. Raises what measuring raises, with advice, NotTrusted for a set that failed, and
+    Interrupted.
     """
     used = sorted({member for members in sitting.sets for member in members})
-    path = _file(sitting.backend)
+    # Beside the folder that `train` searches, for a few sets say little about all pairs.
+    path = places.new_run("select", sitting.backend, places.FINALISTS)
     say(f"measuring {len(sitting.sets)} sets at {format_size(sitting.size_bytes)}")
     begun = opening.begin(sitting.backend)
     from collbench.session import Session  # late: numpy
@@ -54,8 +57,14 @@ def measure(sitting: Sitting) -> tuple[Run, Path]:
     except DataCorruption:
         raise  # its line says whom not to trust
     except CollbenchError as error:
-        raise type(error)(f"cannot measure the finalists: {error}; --no-verify answers by prediction alone") from error
-    return _over_all(session.run, sitting.devices, used), path
+        raise error.retold(f"cannot measure the finalists: {error}; --no-verify answers by prediction alone") from error
+    if status := outcome(session.run).status:
+        from collbench.report.outcome import headline
+
+        advice = "nothing was chosen; leave these devices out with --exclude"
+        saved = f"; the run is {session.path}" if session.path else ""
+        raise NotTrusted(f"the finalists: {headline(session.run)}; {advice}{saved}", status)
+    return _over_all(session.run, sitting.devices, used), session.path
 
 
 def _request(sitting: Sitting, used: Sequence[int]) -> Request:
@@ -83,9 +92,3 @@ def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
         for found in run.measurements
     ]
     return replace(run, devices=tuple(devices), paths=(), measurements=measurements)
-
-
-def _file(backend: str) -> Path:
-    """Return where to save: beside the folder that `train` searches, for a few sets say little about all pairs."""
-    found = options.run_path(None, "select", backend)
-    return found.parent.parent / "finalists" / found.name

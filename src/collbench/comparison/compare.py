@@ -12,8 +12,10 @@ from collbench.comparison.changes import Change, Found, Verdict, in_both
 from collbench.comparison.devices import Match, match_devices
 from collbench.comparison.differences import Difference, differences
 from collbench.comparison.groups import Group
+from collbench.errors import ExitStatus
 from collbench.model import Run
 from collbench.operations import Operation
+from collbench.outcome import outcome
 
 _CORES = "host"
 # All answers of a comparison together: in one of a hundred, an answer at the border of δ may be wrong.
@@ -42,6 +44,27 @@ class Comparison:
         """The groups and cells that are slower for certain by more than `fail_below` allows."""
         beyond = tuple(group for group in self.groups if group.regressed)
         return (*beyond, *(change for change in self.changes if change.regressed))
+
+    @property
+    def judged(self) -> int:
+        """How many cells have in both runs the visits that tell noise: the others say nothing."""
+        return sum(change.interval is not None for change in self.changes)
+
+    @property
+    def lost(self) -> tuple[Key, ...]:
+        """The cells of the base that the new run lacks, though it has both the devices and the work at this size."""
+        both = set(self.match.positions.values())
+        measured = {(change.key.work, change.key.size_bytes) for change in self.changes}
+        return tuple(
+            key for key in self.only_base if set(key.members) <= both and (key.work, key.size_bytes) in measured
+        )
+
+    @property
+    def status(self) -> ExitStatus:
+        """How the command ends: what failed in the new run or is lost is no agreement, nor is nothing judged."""
+        regressed = ExitStatus.CONTRADICTION if self.regressions else ExitStatus.DONE
+        judged = ExitStatus.DONE if self.judged and not self.lost else ExitStatus.FAILED
+        return max(regressed, judged, outcome(self.new).status)
 
     def count(self, verdict: Verdict) -> int:
         """Return how many cells have this verdict."""

@@ -104,7 +104,7 @@ def _flags(run: Run) -> str:
         kind
         for found in run.measurements
         for sample in found.samples
-        for kind in {flag.partition(":")[0] for flag in sample.flags}
+        for kind in {flag.kind.value for flag in sample.flags}
     )
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
 

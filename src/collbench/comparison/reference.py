@@ -11,9 +11,11 @@ from itertools import combinations
 from collbench.affinity.estimates import FEWEST_VISITS, Estimate
 from collbench.comparison.cells import Key, Named, cells
 from collbench.comparison.estimating import Part, estimates, reach
-from collbench.comparison.nvls import Nvls, nvls
+from collbench.errors import ExitStatus
+from collbench.machine.nvls import Nvls, nvls
 from collbench.model import Run
 from collbench.operations import Operation, Variant, Work
+from collbench.outcome import outcome
 from collbench.reference.figures import Figure
 from collbench.stats import summarize
 
@@ -28,6 +30,7 @@ class Standing(StrEnum):
     BELOW = "below"
     ABOVE = "above"
     UNDECIDED = "undecided"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +46,24 @@ class Measured:
 class Answer:
     """What one figure says of a run: `places` are all links, pairs or sets that it speaks for, the slowest first.
 
-    `mismatch` says what differs from the figure's conditions; then nothing is below it for certain.
+    `mismatch` says what differs from the figure's conditions; then nothing is below it for certain. `failed` are places
+    of its kind where something failed or moved wrong data.
     """
 
     figure: Figure
     size_bytes: int
     places: tuple[Measured, ...]
     mismatch: str
+    failed: tuple[tuple[int, ...], ...] = ()
 
     @property
     def standing(self) -> Standing:
-        """The worst that is certain of any place; undecided where none is and some are unclear."""
+        """The worst that is certain of any place, never normal over one that failed; undecided for some unclear."""
         found = {place.standing for place in self.places}
         if Standing.BELOW in found:
             return Standing.UNDECIDED if self.mismatch else Standing.BELOW
+        if self.failed:
+            return Standing.FAILED
         return next(s for s in (Standing.UNDECIDED, Standing.NORMAL, Standing.ABOVE) if s in found)
 
 
@@ -84,6 +91,18 @@ class Answers:
         """True where something is below its band for certain, under the figure's own conditions."""
         return any(answer.standing is Standing.BELOW for answer in self.answers)
 
+    @property
+    def judged(self) -> bool:
+        """True where any figure says something for certain."""
+        return any(answer.standing not in (Standing.UNDECIDED, Standing.FAILED) for answer in self.answers)
+
+    @property
+    def status(self) -> ExitStatus:
+        """How the command ends: nothing judged is not normal, nor is a run that failed."""
+        below = ExitStatus.CONTRADICTION if self.below else ExitStatus.DONE
+        judged = ExitStatus.DONE if self.judged else ExitStatus.FAILED
+        return max(below, judged, outcome(self.run).status)
+
 
 def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
     """Return what the figures say of a run; of one operation where it is given."""
@@ -95,12 +114,31 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, found, labels))], state)
     errors = estimates(found, run.paths)
     tested = sum(len(keys) for _, keys in matched)
+    troubles = outcome(run).places
     answers = tuple(
-        Answer(figure, keys[0].size_bytes, _places(figure, keys, found, errors, tested), _mismatch(figure, state))
+        Answer(
+            figure,
+            keys[0].size_bytes,
+            _places(figure, keys, found, errors, tested),
+            _mismatch(figure, state),
+            _failed(figure, troubles, labels),
+        )
         for figure, keys in matched
     )
     told = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
     return Answers(run, state, answers, tuple(_unknown(found, ours, told)), bool(ours))
+
+
+def _failed(
+    figure: Figure, troubles: Sequence[tuple[int, ...]], labels: dict[frozenset[int], str]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the places of the figure's kind where something failed."""
+    return tuple(
+        place
+        for place in troubles
+        if len(place) == figure.ranks
+        and all(figure.links_are(labels.get(frozenset(pair), "?")) for pair in combinations(place, 2))
+    )
 
 
 def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:

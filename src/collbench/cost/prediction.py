@@ -17,7 +17,7 @@ from collbench.cost.strategies import ASSUMED, STRATEGIES, Group, Job, Transfer
 from collbench.cost.timing import WORDS, Span, Timing, Timings, beyond
 from collbench.errors import UsageError
 from collbench.operations import Operation
-from collbench.units import busbw_factor
+from collbench.units import busbw_factor, fixed
 
 # Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
 _RANKED_BYTES = BUCKET_BYTES
@@ -135,7 +135,7 @@ class Predictor:
         """Take all that was measured."""
         self._evidence = evidence
         self._machine = Machine(evidence)
-        self._timings = Timings(evidence, self._machine.band, self._machine.delta)
+        self._timings = Timings(evidence, self._machine.band, self._machine.delta, self._machine.port)
         self._assumed: dict[str, _Where] = {}
 
     def predict(self, question: Question) -> Prediction:
@@ -165,15 +165,15 @@ class Predictor:
         found = compute_of(question.step_seconds, transfers, middle, question.host)
         if found is not None:
             return found
-        step, tags = f"--step-time {question.step_seconds * 1e3:.4g}ms", self._evidence.tags(members)
+        step, tags = f"--step-time {fixed(question.step_seconds * 1e3)}ms", self._evidence.tags(members)
         if question.step_seconds < sum(middle) or question.gpu_seconds is None:
             raise UsageError(
-                f"{step} is less than {strategy}'s communication alone takes on {tags}, {sum(middle) * 1e3:.4g} ms: "
+                f"{step} is less than {strategy}'s communication alone takes on {tags}, {fixed(sum(middle) * 1e3)} ms: "
                 "is it a step without communication?"
             )
         raise UsageError(
-            f"{step} is less than --gpu-time {question.gpu_seconds * 1e3:.4g}ms takes with {strategy}'s communication "
-            f"on {tags}: leave --gpu-time out, or check how both were timed"
+            f"{step} is less than --gpu-time {fixed(question.gpu_seconds * 1e3)}ms takes with {strategy}'s "
+            f"communication on {tags}: leave --gpu-time out, or check how both were timed"
         )
 
     def _case(self, question: Question, strategy: str, gpus: int, sets: Sets) -> Case:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import comb, inf
 
 import numpy as np
 
 from collbench.affinity import fitness
-from collbench.affinity.bands import predict
+from collbench.affinity.bands import ceiling, on_one_plane, predict
 from collbench.affinity.case import Case, from_run
 from collbench.affinity.case import evidence as ranking_of
 from collbench.affinity.choice import Band, Members
@@ -16,8 +17,10 @@ from collbench.affinity.choose import choose
 from collbench.affinity.growing import grown
 from collbench.affinity.rings import MOST_MEMBERS
 from collbench.affinity.search import search
+from collbench.affinity.wiring import wiring
 from collbench.cost.evidence import Evidence
 from collbench.errors import UsageError
+from collbench.machine.labels import is_nvlink
 
 # Bounds rarely leave more sets open than this; a band of eight devices takes a millisecond.
 _MOST_JUDGED = 300
@@ -58,6 +61,26 @@ class Machine:
             return None
         band = predict(case.wired.of(sorted(case.order.index(member) for member in members)))
         return band if band.lo > 0 else None
+
+    def port(self, members: Members) -> tuple[float, bool]:
+        """Return what a set's narrowest port sends at most, GB/s, ∞ where not known; and whether a switch joins it.
+
+        Where no pairs were measured, labels of PCIe say nothing: a virtual machine may hide NVLinks behind those.
+        """
+        case = self._case
+        if case is not None and set(members) <= set(case.order):
+            wired = case.wired.of(sorted(case.order.index(member) for member in members))
+            return ceiling(wired), on_one_plane(wired)
+        run, place = self._evidence.run, {member: at for at, member in enumerate(sorted(members))}
+        paths = {
+            (place[min(path.devices)], place[max(path.devices)]): path
+            for path in run.paths
+            if set(path.devices) <= place.keys() and is_nvlink(path.label)
+        }
+        if len(paths) < comb(len(place), 2):
+            return inf, False
+        wired = wiring([run.devices[member] for member in place], paths, np.zeros((len(place), len(place))))
+        return ceiling(wired), on_one_plane(wired)
 
     def sets(self, k: int, rank: Callable[[Members], float]) -> Sets:
         """Return the sets to compare. Where there are no pairs `rank`, least first, orders those that were measured.

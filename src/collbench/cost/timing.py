@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
-from math import log, sqrt
+from math import inf, log, sqrt
 
 from collbench.affinity.choice import Band, Members
 from collbench.cost.curves import Curve
@@ -17,6 +17,8 @@ from collbench.units import busbw_factor, format_size
 # Seconds: the least, the middle and the most that a prediction allows; all equal where it was measured.
 Span = tuple[float, float, float]
 Bands = Callable[[Members], Band | None]
+# What the narrowest port of a set sends at most, GB/s, ∞ where not known; and whether a switch joins the set.
+Ports = Callable[[Members], tuple[float, bool]]
 
 _ALONE = 1.0, 1.0, 1.0
 WORDS = {
@@ -40,8 +42,9 @@ class Timing:
     """Seconds by message size on one set, from a measured curve.
 
     A message takes as long as one of `ratio` times its bytes on the curve, which are the same bus bytes. What of that
-    is not the curve's own `latency` is stretched by the ratio of two bandwidths, and the set's `start` is added. `told`
-    is what was assumed, "" of what was measured.
+    is not the curve's own `latency` is stretched by the ratio of two bandwidths, and the set's `start` is added. Where
+    that was not measured, no byte takes less than `floor` seconds; `own` is the set's own curve of this operation,
+    `ring` one made of its pairs'. `told` is what was assumed, "" of what was measured.
     """
 
     curve: Curve
@@ -50,11 +53,15 @@ class Timing:
     start: float = 0.0
     stretch: Span = _ALONE
     told: str = ""
+    floor: float = 0.0
+    own: bool = False
+    ring: bool = False
 
     def seconds(self, size_bytes: int) -> Span:
         """Return the least, middle and most seconds of a message."""
         moving = max(0.0, self.curve(size_bytes * self.ratio) - self.latency)
-        low, middle, high = (self.start + moving * stretch for stretch in self.stretch)
+        least = 0.0 if self.own and self.covers(size_bytes) else size_bytes * self.floor
+        low, middle, high = (max(self.start + moving * stretch, least) for stretch in self.stretch)
         return low, middle, high
 
     def covers(self, size_bytes: int) -> bool:
@@ -65,9 +72,11 @@ class Timing:
 class Timings:
     """The timing of each operation on each set that is asked for."""
 
-    def __init__(self, evidence: Evidence, bands: Bands, delta: float) -> None:
-        """Take what was measured; `bands` predicts a set's busbw, `delta` is the ratio up to which sets are equal."""
-        self._evidence, self._bands, self._delta = evidence, bands, delta
+    def __init__(
+        self, evidence: Evidence, bands: Bands, delta: float, ports: Ports = lambda _members: (inf, False)
+    ) -> None:
+        """Take what was measured; `bands` predicts a set's busbw, `ports` bounds it, sets within `delta` are equal."""
+        self._evidence, self._bands, self._delta, self._ports = evidence, bands, delta, ports
         self._known: dict[tuple[Operation, Members], Timing] = {}
 
     def of(self, operation: Operation, members: Members) -> Timing:
@@ -81,12 +90,22 @@ class Timings:
         for found in (self._measured, self._alike, self._ring):
             timing = found(operation, members)
             if timing is not None:
-                return timing
+                return replace(timing, floor=self._floor(operation, members, timing))
         names = self._evidence.tags(members)
         raise UsageError(
-            f"cannot predict {WORDS[operation]} on {names}: neither they nor their pairs were measured in any run; "
-            "add the run file of 'collbench pairs', or measure these with --devices"
+            f"cannot predict {WORDS[operation]} on {names}: neither they nor all of their pairs were measured in any "
+            "run; add the run file of 'collbench pairs', or measure these with --devices"
         )
+
+    def _floor(self, operation: Operation, members: Members, timing: Timing) -> float:
+        """Return the seconds that a byte takes at least: what each device has to send, over its port.
+
+        A switch may reduce on the way (NVLS): then an all-reduce sends its message once, where a ring sends more.
+        """
+        port, switched = self._ports(members)
+        ring = busbw_factor(operation, len(members))
+        sent = 1.0 if switched and operation is Operation.ALLREDUCE and not timing.ring else ring
+        return min(sent, ring) / port / 1e9
 
     def _measured(self, operation: Operation, members: Members) -> Timing | None:
         """Return what was measured on these very devices; another operation's by its bus bytes."""
@@ -96,7 +115,8 @@ class Timings:
                 ratio = busbw_factor(operation, len(members)) / busbw_factor(other, len(members))
                 share = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[ratio]
                 told = f"as long as the measured {WORDS[other]} of {share}"
-                return Timing(curves[other], ratio, told="" if other is operation else told)
+                own = other is operation
+                return Timing(curves[other], ratio, told="" if own else told, own=own)
         return None
 
     def _alike(self, operation: Operation, members: Members) -> Timing | None:
@@ -127,7 +147,7 @@ class Timings:
         _, pair, other, gbs = found
         curve, k = self._evidence.curves[other, pair], len(members)
         more = _steps(operation, k) - _steps(other, 2)
-        told = f"a ring at {band} ({band.how}), shaped as the {WORDS[other]} of {self._evidence.tags(pair)}"
+        told = f"a ring at {band} ({band.basis}), shaped as the {WORDS[other]} of {self._evidence.tags(pair)}"
         return Timing(
             curve=curve,
             ratio=busbw_factor(operation, k) / busbw_factor(other, 2),
@@ -135,6 +155,7 @@ class Timings:
             start=curve.latency * (1 + _STEP_SHARE * more),
             stretch=(gbs / band.hi, gbs / sqrt(band.lo * band.hi), gbs / band.lo),
             told=told,
+            ring=True,
         )
 
     def _pairs(

@@ -8,7 +8,7 @@ from collbench.doctor.facts import Facts, Folder, Gpu, Host
 from collbench.doctor.findings import Finding, Group, Level, tags
 from collbench.machine import labels
 from collbench.machine.cpulist import format_cpus, parse_cpus
-from collbench.units import format_approximate_size
+from collbench.units import fixed, format_approximate_size
 
 _MIB = 2**20
 # What NVIDIA starts containers with [NCCL user guide, troubleshooting, "Shared memory"]; docker's default is 64 MiB.
@@ -106,7 +106,9 @@ def _cores(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
         yield Finding(Group.HOST, "CPUs", Level.OK, told)
     if host.cpu_quota is not None:
         level = Level.WARN if host.cpu_quota < max(needed, 1) else Level.OK
-        told = f"a cgroup allows {host.cpu_quota:g} CPUs' worth of time: a rank that spins on it is stopped at times"
+        told = (
+            f"a cgroup allows {fixed(host.cpu_quota)} CPUs' worth of time: a rank that spins on it is stopped at times"
+        )
         quota_fix = "docker run without --cpus; Kubernetes: raise or drop the CPU limit" if level is Level.WARN else ""
         yield Finding(Group.HOST, "CPU quota", level, told, quota_fix)
 

@@ -64,6 +64,8 @@ COLUMNS = (
     Column("concurrent", Type.YES_NO, "other, disjoint devices were busy at the same time"),
     Column("stop", Type.TEXT, "why it was not measured further"),
     Column("flags", Type.TEXT, "what was wrong with the devices meanwhile, each once, with semicolons"),
+    Column("limit_gbs", Type.REAL, "GB/s; what the hardware carries of this cell at most; empty where not known"),
+    Column("impossible", Type.WHOLE, "timed blocks beyond 1.02 × that limit: their figures are wrong"),
     Column("failure", Type.TEXT, "why the cell was given up; such a row may have no figures"),
     Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
 )

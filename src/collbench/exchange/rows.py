@@ -6,11 +6,12 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from collbench.comparison.nvls import nvls
 from collbench.exchange.columns import COLUMNS
+from collbench.machine.impossible import Check
+from collbench.machine.nvls import nvls
 from collbench.model import Cell, Device, Measurement, Run
 from collbench.operations import Operation, Variant
-from collbench.stats import block_seconds, summarize
+from collbench.stats import summarize
 
 Value = str | int | float | bool | None
 Row = dict[str, Value]
@@ -23,11 +24,18 @@ def rows(run: Run) -> list[Row]:
     """Return a row for each cell that was measured or failed; what is unknown or does not apply is None."""
     origin = _origin(run)
     paths = {frozenset(path.devices): path for path in run.paths}
-    made = []
+    check, made = Check(run), []
     for found in run.measurements:
         path = paths.get(frozenset(found.cell.members))
         between = {"label": path.label if path else None, "theory_gbs": path.theory_gbs if path else None}
-        row = {**origin, **_cell(run, found.cell), **between, **_figures(found), **_ending(found)}
+        row = {
+            **origin,
+            **_cell(run, found.cell),
+            **between,
+            **_figures(found),
+            **_judged(check, found),
+            **_ending(run, found),
+        }
         made.append({column.name: row[column.name] for column in COLUMNS})
     return made
 
@@ -99,16 +107,23 @@ def _figures(found: Measurement) -> Row:
     return dict(zip(names, values, strict=True))
 
 
-def _ending(found: Measurement) -> Row:
+def _judged(check: Check, found: Measurement) -> Row:
+    """Return what the figures are limited by, and how many blocks are beyond it."""
+    beaten = check.cell(found)
+    limit = beaten.capacity if beaten else check.limit(found.cell, 0.0)
+    return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.blocks if beaten else 0}
+
+
+def _ending(run: Run, found: Measurement) -> Row:
     return {
         "visits": len(found.samples),
-        "blocks": len(block_seconds(found)),
+        "blocks": sum(len(sample.seconds) for sample in found.samples),
         "stop": found.stop.value if found.stop else None,
-        "flags": "; ".join(_flags(found)) or None,
+        "flags": "; ".join(_flags(run, found)) or None,
         "failure": found.failure or None,
         "wrong": found.wrong,
     }
 
 
-def _flags(found: Measurement) -> Iterator[str]:
-    yield from dict.fromkeys(flag for sample in found.samples for flag in sample.flags)
+def _flags(run: Run, found: Measurement) -> Iterator[str]:
+    yield from dict.fromkeys(flag.words(run.devices) for sample in found.samples for flag in sample.flags)

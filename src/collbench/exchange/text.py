@@ -1,4 +1,7 @@
-"""Rows as the text of other tools: CSV, JSON records, a Markdown table. Every number keeps all its digits."""
+"""Rows as the text of other tools: CSV, JSON records, a Markdown table.
+
+In CSV and JSON every number keeps all its digits. Markdown is for readers: five digits, of which none is noise alone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from collections.abc import Iterable, Sequence
 from collbench.exchange.columns import COLUMNS
 from collbench.exchange.rows import Row, Value
 from collbench.model import Run
+from collbench.units import fixed
 
+_DIGITS = 5
+_SMALL = 1e-4  # seconds of small messages are shorter in scientific notation: 2.1934e-06
 _NAMES = [column.name for column in COLUMNS]
 # CommonMark lets a backslash stand before any of these; before letters it would be one. Inside a word _ means nothing.
 _MARKS = re.compile(r"([\\`*{}\[\]<>()#+!|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
@@ -59,7 +65,9 @@ def _shown(value: Value) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return _escaped(value) if isinstance(value, str) else repr(value)
+    if isinstance(value, float):
+        return fixed(value, _DIGITS) if abs(value) >= _SMALL or value == 0 else f"{value:.{_DIGITS - 1}e}"
+    return _escaped(value) if isinstance(value, str) else str(value)
 
 
 def _escaped(text: str) -> str:

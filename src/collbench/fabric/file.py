@@ -16,6 +16,7 @@ from collbench.errors import UsageError
 from collbench.fabric.checks import check
 from collbench.fabric.model import Fabric
 from collbench.plain import build, plain
+from collbench.printable import cleaned
 
 FORMAT = "collbench-fabric"
 VERSION = 1
@@ -39,7 +40,7 @@ def load(name_or_path: str) -> Fabric:
 def loads(text: str, name: str) -> Fabric:
     """Return the fabric in JSON text; `name` is the file's, for errors. Raises UsageError."""
     try:
-        data = json.loads(text, parse_constant=_no_number)
+        data = cleaned(json.loads(text, parse_constant=_no_number), text)
     except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
         raise UsageError(f"{name} is not a fabric file: not JSON, or cut off ({error})") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -5,7 +5,7 @@ A series is a table of sizes × places for each of its figures, and what is to b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from collbench.affinity.summary import RankedWork
 from collbench.affinity.tiers import Ranking, rank_links
 from collbench.html.families import Family, families, short
 from collbench.html.figures import figures, fitted
-from collbench.model import Measurement, Run, StopReason
+from collbench.machine.impossible import Impossible, by_cell
+from collbench.model import Cell, Device, Measurement, Run, StopReason
 from collbench.operations import Variant
 from collbench.report.curves import limits_of
 from collbench.report.notes import place
@@ -45,7 +46,7 @@ def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
     labels = labels_of(family.run, family.places) if family.kind in ("link", "pair") else {}
     limits = limits_of(family.run, family.work, family.places)
     rankings = [_ranking(family, size) for size in family.sizes]
-    notes = _Words()
+    notes, beaten = _Words(), by_cell(family.run)
     return {
         "name": family.name,
         "kind": family.kind,
@@ -61,8 +62,14 @@ def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
         "figures": [*figures(family, limits), *fitted(family, fits)],
         "tiers": [_tiers(family, ranking) for ranking in rankings],
         "verdicts": ["" if ranking is None else ranking.verdict for ranking in rankings],
-        "notes": [[notes.place(_note(family, size, members)) for members in family.places] for size in family.sizes],
+        "notes": [
+            [notes.place(_note(family, beaten, size, members)) for members in family.places] for size in family.sizes
+        ],
         "words": notes.words,
+        "failed": [
+            [at for at, members in enumerate(family.places) if _given_up(family, size, members)]
+            for size in family.sizes
+        ],
         "chosen": [_chosen(family, size) for size in family.sizes],
     }
 
@@ -72,7 +79,14 @@ def _ranking(family: Family, size: int) -> Ranking | None:
     if not family.ranked:
         return None
     cells = [found for (at, _), found in family.cells.items() if at == size]
-    return rank_links(replace(family.run, measurements=cells), family.work, size)
+    return rank_links(replace(family.run, measurements=[*cells, *broken(family.run, cells)]), family.work, size)
+
+
+def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
+    """Return the other cells in which something failed or was wrong, without their samples: whoever ranks must know."""
+    bad = [found for found in run.measurements if found.failure or found.wrong]
+    known = {found.cell for found in besides} if bad else set()
+    return [replace(found, samples=[]) for found in bad if found.cell not in known]
 
 
 def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
@@ -97,13 +111,22 @@ class _Words:
         return self.words.index(text)
 
 
-def _note(family: Family, size: int, members: Members) -> str:
-    """Return what a reader should know of one cell beside its figures."""
+def _note(family: Family, beaten: Mapping[Cell, Impossible], size: int, members: Members) -> str:
+    """Return what a reader should know of one cell beside its figures; `beaten` are the impossible ones."""
     found = family.cells.get((size, members))
-    return "" if found is None else "; ".join(dict.fromkeys(_remarks(found)))
+    if found is None:
+        return ""
+    one = beaten.get(found.cell)
+    told = f"impossible: {one.rate_gbs:.1f} GB/s where at most {one.capacity.gbs:.1f} can be" if one else ""
+    return "; ".join(dict.fromkeys([told] * bool(told) + list(_remarks(found, family.run.devices))))
 
 
-def _remarks(found: Measurement) -> Iterable[str]:
+def _given_up(family: Family, size: int, members: Members) -> bool:
+    found = family.cells.get((size, members))
+    return found is not None and bool(found.failure) and not found.samples
+
+
+def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
     if found.failure:
         yield f"failed: {found.failure}"
     if found.wrong:
@@ -112,7 +135,7 @@ def _remarks(found: Measurement) -> Iterable[str]:
         yield _STOPS[found.stop]
     if any(sample.concurrent for sample in found.samples):
         yield "timed while others were busy, too"
-    yield from sorted({flag for sample in found.samples for flag in sample.flags})
+    yield from sorted({flag.words(devices) for sample in found.samples for flag in sample.flags})
 
 
 def _chosen(family: Family, size: int) -> str:

@@ -11,7 +11,7 @@ from collbench.affinity.summary import RankedWork, rank_summary
 from collbench.affinity.verdicts import judge
 from collbench.comparison.compare import compare
 from collbench.html import facts, findings, ratios
-from collbench.html.cells import series
+from collbench.html.cells import broken, series
 from collbench.html.families import families
 from collbench.model import Measurement, Run
 from collbench.operations import Work
@@ -71,7 +71,7 @@ def _works(run: Run) -> list[RankedWork]:
     cells: dict[Work, list[Measurement]] = defaultdict(list)
     for found in run.measurements:
         cells[found.cell.work].append(found)
-    alone = (rank_summary(replace(run, measurements=found)).works for found in cells.values())
+    alone = (rank_summary(replace(run, measurements=[*found, *broken(run, found)])).works for found in cells.values())
     order = [family.work for family in families(run)]
     return sorted((one for works in alone for one in works), key=lambda ranked: order.index(ranked.work))
 

@@ -12,7 +12,7 @@ from collbench.report.header import header
 from collbench.report.health import health_lines
 from collbench.report.notes import notes
 from collbench.report.topology import explain_pair
-from collbench.units import format_approximate_size, format_size
+from collbench.units import fixed, format_approximate_size, format_size
 
 _NAME_COLUMNS = 10  # of report/header.py and report/notes.py
 _NO_DATA = "–"
@@ -38,7 +38,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
 
 def remarks(run: Run) -> list[tuple[str, str]]:
     """Return (name, text) of the lines below every page: how precise, what failed, what was skipped, the audit."""
-    return [_named(line) for line in notes(run) if not line.startswith("health")]
+    return [_named(line) for line in notes(run, health=False)]
 
 
 def _named(line: str) -> tuple[str, str]:
@@ -83,7 +83,10 @@ def limits(run: Run) -> list[tuple[str, str]]:
     """Return (label, one-way limit with its source) of each distinct one, best label first."""
     known = {(path.label, path.theory_gbs, path.theory_source) for path in run.paths if path.theory_gbs is not None}
     ordered = sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
-    return [(label, f"{gbs:g} GB/s: {source}" if source else f"{gbs:g} GB/s") for label, gbs, source in ordered]
+    return [
+        (label, f"{fixed(gbs, 6)} GB/s: {source}" if source else f"{fixed(gbs, 6)} GB/s")
+        for label, gbs, source in ordered
+    ]
 
 
 def paths(run: Run) -> list[str]:
@@ -98,7 +101,7 @@ def health(run: Run) -> dict[str, Any]:
         {"tag": device.tag, **_state(first, after[place] if place < len(after) else Health())}
         for place, (device, first) in enumerate(zip(run.devices, before, strict=False))
     ]
-    return {"lines": [line.removeprefix("health: ") for line in health_lines(run)], "rows": rows}
+    return {"lines": health_lines(run), "rows": rows}
 
 
 def _state(before: Health, after: Health) -> dict[str, str]:
@@ -142,8 +145,8 @@ def audits(run: Run) -> Iterator[dict[str, str]]:
         yield {
             "what": f"{plus} on {', '.join(run.devices[member].tag for member in found.members)}",
             "label": found.label,
-            "alone": f"{found.isolated_gbs:.4g}",
-            "together": f"{found.concurrent_gbs:.4g}",
+            "alone": fixed(found.isolated_gbs),
+            "together": fixed(found.concurrent_gbs),
             "ratio": f"{found.ratio:.3f}",
             "trusted": "yes" if found.trusted else f"no: ±{found.delta:.1%} was allowed",
         }

@@ -15,7 +15,7 @@ from collbench.affinity.fits import Fit, Unfitted
 from collbench.html.families import NOTHING, Bounds, Family, short
 from collbench.model import Measurement
 from collbench.operations import Operation
-from collbench.stats import Summary, block_seconds, median_interval, summarize
+from collbench.stats import Summary, median_interval, summarize, trial_seconds
 
 # How bright a share of the best is: steeper at the top, where a slow link shows. It has no steps, so that figures that
 # are nearly the same look nearly the same.
@@ -68,7 +68,7 @@ def _rates(found: Measurement) -> Bounds:
 
 
 def _times(found: Measurement, scale: float) -> Bounds:
-    low, high = median_interval(block_seconds(found)) or (None, None)
+    low, high = median_interval(trial_seconds(found)) or (None, None)
     return _scaled((low, summarize(found).seconds, high), scale)
 
 

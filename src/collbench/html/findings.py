@@ -18,25 +18,30 @@ from collbench.affinity.fitness import left_out
 from collbench.affinity.fits import Bounded, Fit, Unfitted
 from collbench.affinity.summary import RankedWork
 from collbench.affinity.tiers import Ranking, Relation, Standing
-from collbench.affinity.verdicts import Kind, Severity, Verdict
+from collbench.affinity.verdicts import Kind, Severity, Verdict, coverage
 from collbench.errors import UsageError
 from collbench.html.families import Family, families
 from collbench.model import Run
 from collbench.report import verdicts
 from collbench.report.health import health_lines
-from collbench.report.matrix import figure
+from collbench.report.outcome import headline
 from collbench.report.ranking import name
 from collbench.stats import summarize
-from collbench.units import format_approximate_size, format_size
+from collbench.units import figure, fixed, format_approximate_size, format_size
 
 _MIB = 2**20
 # More rows hide what matters; the map shows α, β and n½ of every place.
 _MOST_FITS = 64
 _MOST_NAMES = 24  # of a tier
-_SEVERITIES = {Severity.HARD: "hard", Severity.CONTRADICTION: "warn", Severity.INFO: "info"}
+_SEVERITIES = {
+    Severity.HARD: "hard",
+    Severity.CONTRADICTION: "warn",
+    Severity.FAILURE: "hard",
+    Severity.INFO: "info",
+}
 # What a verdict's limit is where it is not the theory of a path (docs/check.md).
 _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "what the links carry", Kind.CONTENTION: "alone"}
-_FAULTS = (Severity.HARD, Severity.CONTRADICTION)
+_FAULTS = (Severity.HARD, Severity.CONTRADICTION, Severity.FAILURE)
 
 
 def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -52,10 +57,10 @@ def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:
         why = "the run holds no pair" if ranking is None else "no two devices that were measured together are fit"
         return _answer("Which devices", "nothing to choose", [why, *out], "warn" if out else "")
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
-        short, lines = "any of them", [chosen[0].reason.removesuffix(" (sim)")]
+        short, lines = "any of them", [chosen[0].reason]
     else:
         short = _tags(run, chosen[0].members)
-        lines = [f"the best {len(chosen[0].members)}: {chosen[0].reason.removesuffix(' (sim)')}"]
+        lines = [f"the best {len(chosen[0].members)}: {chosen[0].reason}"]
         lines += [f"best {len(one.members)}: {_tags(run, one.members)}" for one in chosen[1:]]
     return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
 
@@ -97,21 +102,26 @@ def _values(family: Family, summaries: Sequence[Any]) -> str:
 
 def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     counts = Counter(verdict.severity for verdict in judged)
+    counts[Severity.HARD] += counts[Severity.FAILURE]
+    failed, covered = headline(run), coverage(run)
     told = [
         f"{counts[severity]} {word}{'s' if counts[severity] > 1 else ''}"
         for severity, word in ((Severity.HARD, "failure"), (Severity.CONTRADICTION, "contradiction"))
         if counts[severity]
     ]
-    lines = [f"{verdict.kind}: {verdict.what}" for verdict in judged if verdict.severity in _FAULTS][:2]
-    lines += ["labels, tools and measurement agree"] if not told else []
-    lines += [line.removeprefix("health: ") for line in health_lines(run)][:2]
+    lines = [failed] * bool(failed)
+    lines += [f"{verdict.kind}: {verdict.what}" for verdict in judged if verdict.severity in _FAULTS][:2]
+    lines += [verdicts.conclusion(covered, judged).rstrip(".")] if not told else []
+    lines += health_lines(run)[:2]
     unfit = [run.devices[one.member].tag for one in left_out(run)]
     told += [f"{', '.join(unfit)} not fit"] if unfit else []
-    state = "hard" if counts[Severity.HARD] else "warn" if told else "ok"
+    state = "hard" if counts[Severity.HARD] or failed else "warn" if told or not covered.judged else "ok"
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
         state = "warn" if state == "ok" else state
-    return _answer("Is anything wrong", " and ".join(told) or "nothing found", lines, state)
+    return _answer(
+        "Is anything wrong", " and ".join(told) or ("nothing found" if covered.judged else "not judged"), lines, state
+    )
 
 
 def _answer(question: str, short: str, lines: Sequence[str], state: str = "") -> dict[str, Any]:
@@ -125,7 +135,7 @@ def told_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     for verdict, one in zip(judged, data["verdicts"], strict=True):
         measured = one["measured_gbs"]
         rates = [(_LIMITS.get(verdict.kind, "theory"), one["theory_gbs"])]
-        lines = [(title, f"{gbs:.4g} GB/s") for title, gbs in rates if gbs is not None]
+        lines = [(title, f"{fixed(gbs)} GB/s") for title, gbs in rates if gbs is not None]
         if measured:
             span = f"{figure(measured['mid'])} GB/s ({figure(measured['lo'])}–{figure(measured['hi'])})"
             lines.append(("measured", span + ("" if verdict.confirmed else "; not confirmed alone")))
@@ -133,7 +143,8 @@ def told_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
         lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
         keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
         found.append({**keys, "state": _SEVERITIES[verdict.severity], "lines": lines})
-    return {"found": found, "not_judged": data["not_judged"]}
+    conclusion = verdicts.conclusion(coverage(run), judged)
+    return {"found": found, "not_judged": data["not_judged"], "conclusion": conclusion}
 
 
 def choices(run: Run) -> list[dict[str, Any]]:
@@ -150,12 +161,12 @@ def _choice(run: Run, k: int) -> dict[str, Any]:
         "k": k,
         "devices": _tags(run, chosen.members),
         "predicted": str(chosen.band) if chosen.band else "",
-        "reason": chosen.reason.removesuffix(" (sim)") + (" (heuristic)" if chosen.heuristic else ""),
+        "reason": chosen.reason + (" (heuristic)" if chosen.heuristic else ""),
         "decided_by": chosen.decided_by,
         "finalists": [
             {
                 "devices": _tags(run, one.members),
-                "predicted": f"{one.band} ({one.band.how})",
+                "predicted": f"{one.band} ({one.band.basis})",
                 "note": f"the first {k}" if one.default else "",
             }
             for one in chosen.finalists

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from collbench.report.matrix import figure
+from collbench.units import figure
 
 # In the order that they are read in.
 _STYLES = ("base.css", "parts.css", "map.css", "print.css")
@@ -92,13 +92,17 @@ def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
     flat = series["kind"] not in ("link", "pair")
     title = f"{series['name']}{'' if flat else ' at ' + series['size_names'][-1]}, {first['unit']} ({series['about']})"
     if flat:
-        rows = [(name, [_cell(first, row, at) for row in range(len(series["sizes"]))]) for at, name in _names(series)]
+        sizes = range(len(series["sizes"]))
+        rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in _names(series)]
         return {"title": title, "heads": series["size_names"], "rows": rows}
     places = {tuple(members): at for at, members in enumerate(series["places"])}
     if series["kind"] == "pair":
         places |= {members[::-1]: at for members, at in places.items()}
     n = len(tags)
-    cells = [[_cell(first, -1, places.get((source, target))) for target in range(n)] for source in range(n)]
+    cells = [
+        [("", "-") if source == target else _cell(series, -1, places.get((source, target))) for target in range(n)]
+        for source in range(n)
+    ]
     return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}
 
 
@@ -106,8 +110,12 @@ def _names(series: Mapping[str, Any]) -> list[tuple[int, str]]:
     return list(enumerate(series["names"]))
 
 
-def _cell(first: Mapping[str, Any], row: int, place: int | None) -> tuple[str, str]:
-    value = None if place is None else first["value"][row][place]
-    if value is None or place is None:
+def _cell(series: Mapping[str, Any], row: int, place: int | None) -> tuple[str, str]:
+    """Return a cell's text and shade: "–" where nothing was measured, "✕" where it was given up."""
+    if place is None:
         return "–", "-"
+    first = series["figures"][0]
+    value = first["value"][row][place]
+    if value is None:
+        return ("✕", "0") if place in series["failed"][row] else ("–", "-")
     return f"{value:.3f}" if first["unit"] == "×" else figure(value), first["shades"][row][place]

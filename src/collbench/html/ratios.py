@@ -60,6 +60,7 @@ def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
         "verdicts": ["" for _ in rows],
         "notes": [[0 if change is None else _PLACES.index(change.verdict) for change in row] for row in changes],
         "words": ["", *_WORDS.values()],
+        "failed": [[] for _ in rows],
         "chosen": ["" for _ in rows],
     }
 

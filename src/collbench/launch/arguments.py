@@ -82,6 +82,17 @@ def _own(own: dict[str, str], torchrun: tuple[Option, ...], program: tuple[str, 
     )
 
 
+def check_backend(name: str) -> None:
+    """Raise UsageError for a backend that has no devices on this machine."""
+    if name == "sim":
+        raise UsageError(
+            "--backend sim has no devices to use here: measure it, 'collbench pairs --backend sim --fabric NAME -o "
+            "RUN', and choose by 'collbench select K --from RUN --elsewhere'"
+        )
+    if name not in BACKENDS:
+        raise UsageError(f"backend '{name}' does not exist: write one of {', '.join(BACKENDS)}")
+
+
 def _count(text: str) -> int:
     try:
         count = int(text)
@@ -103,8 +114,7 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
         raise UsageError("--devices says which GPUs to use, --exclude and --allow-busy help to choose: leave one out")
     if arguments.run is not None and arguments.fresh:
         raise UsageError("--run reads a saved run and --fresh ignores it: leave one out")
-    if arguments.backend not in BACKENDS:
-        raise UsageError(f"backend '{arguments.backend}' does not exist: write one of {', '.join(BACKENDS)}")
+    check_backend(arguments.backend)
     if arguments.has("--module") and arguments.has("--no-python", "--run-path"):
         raise UsageError("--module starts a Python module, --no-python and --run-path a file: leave one out")
     return arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -11,12 +12,17 @@ from collbench.model import Device
 LIST = "list"
 # These act on a machine, so the devices must be that machine's.
 ACTING = ("env", "docker", "apptainer", "slurm")
+# GPU-…, MIG-…, MIG-GPU-…/1/0; "" of saved labels.
+_UUID = re.compile(r"[0-9A-Za-z/_-]*")
 
 
 def answer(layout: str, devices: Sequence[Device]) -> str:
     """Return one line, without its end, for "list" or one of ACTING. Raises UsageError for CPU cores in the latter."""
     if layout == LIST:
         return _indices(devices)
+    wrong = next((device for device in devices if not _UUID.fullmatch(device.uuid)), None)
+    if wrong is not None:  # a shell evaluates the answer, and a run file may be a stranger's
+        raise UsageError(f"the UUID of {wrong.tag} is '{wrong.uuid}', which is none: write --format text, list or json")
     if any(device.tag.startswith("CPU") for device in devices):
         raise UsageError(f"--format {layout} is for GPUs, and these are CPU cores: write --format list or json")
     lines = {"env": _shell, "docker": _docker, "apptainer": _apptainer, "slurm": _srun}

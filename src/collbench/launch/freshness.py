@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from collbench.errors import UsageError
 from collbench.model import Device, Run
 from collbench.operations import Operation
+from collbench.units import fixed
 
 _UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
 # Six digits stay far inside timedelta's range of 999,999,999 days.
@@ -93,7 +94,7 @@ def _too_old(started: str, now: datetime, max_age: timedelta) -> str | None:
 
 def _length(duration: timedelta) -> str:
     unit = next(unit for unit in _UNITS if duration >= _UNITS[unit] or unit == "s")
-    return f"{duration / _UNITS[unit]:.3g}{unit}"
+    return f"{fixed(duration / _UNITS[unit], 3)}{unit}"
 
 
 def _too_incomplete(run: Run) -> str | None:

@@ -1,6 +1,6 @@
 """Run by torchrun once per rank on the host backend: pin this process to its core, then become the program.
 
-    python -m collbench.launch.pin --cores 2,3 -- PROGRAM ARGUMENT…
+    python -m collbench.launch.pin --cores=2,3 [--program=PROGRAM] -- [PROGRAM] ARGUMENT…
 
 Imports nothing but os and sys: it stands between torchrun and every rank's start.
 """
@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 
 def core_and_program(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """Return this rank's core number and the program's words. Raises SystemExit with one line."""
-    if len(words) < 4 or words[0] != "--cores" or words[2] != "--":
-        raise SystemExit("collbench: cannot pin a rank: usage: pin --cores 2,3 -- PROGRAM ARGUMENT…")
-    cores, rank = words[1].split(","), environment.get("LOCAL_RANK", "")
+    own = dict(word.partition("=")[::2] for word in words[: words.index("--")]) if "--" in words else {}
+    program = [own["--program"]] if "--program" in own else []
+    program += words[len(own) + 1 :]
+    if "--cores" not in own or not program:
+        raise SystemExit("collbench: cannot pin a rank: usage: pin --cores=2,3 -- PROGRAM ARGUMENT…")
+    cores, rank = own["--cores"].split(","), environment.get("LOCAL_RANK", "")
     if not rank.isdecimal() or int(rank) >= len(cores):
         raise SystemExit(
-            f"collbench: cannot pin local rank '{rank}' to one of the cores {words[1]}: "
+            f"collbench: cannot pin local rank '{rank}' to one of the cores {own['--cores']}: "
             "torchrun sets LOCAL_RANK, and --nproc-per-node must not exceed the number of cores"
         )
-    return int(cores[int(rank)]), list(words[3:])
+    return int(cores[int(rank)]), program
 
 
 def main(words: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from collbench.model import Device
+from collbench.printable import one_line
 
 QUICK_PROBE = "quick probe"
 
@@ -17,7 +18,7 @@ def saved_run(started: str, path: str) -> str:
         when = f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M}"
     except ValueError:  # of another machine's file, whose age nobody has checked
         when = f"'{started}'"
-    return f"run of {when}, saved at {path}"
+    return f"run of {when}, saved at {one_line(path)}"
 
 
 def choice(

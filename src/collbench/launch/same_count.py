@@ -1,6 +1,6 @@
 """Run by torchrun once per rank where there are several nodes: check that all chose as many, then become the program.
 
-    python -I -S same_count.py -- PROGRAM ARGUMENT…
+    python -I -S same_count.py [--program=PROGRAM] -- [PROGRAM] ARGUMENT…
 
 torchrun itself would start unequal nodes, and NCCL would then hang or average over the wrong ranks. Imports nothing
 but os, sys and time: it stands between torchrun and every rank's start, in a container without collbench, too.
@@ -40,7 +40,9 @@ def complaint(environment: Mapping[str, str]) -> str:
 
 def main(words: Sequence[str]) -> None:
     """Check and exec; returns never. What is amiss raises SystemExit, after one line a node."""
-    if len(words) < 2 or words[0] != "--":
+    before = list(words[: words.index("--")]) if "--" in words else []
+    program = [word.removeprefix("--program=") for word in before] + list(words[len(before) + 1 :])
+    if "--" not in words or not program:
         raise SystemExit("collbench: cannot compare the nodes: usage: same_count -- PROGRAM ARGUMENT…")
     line = complaint(os.environ)
     if line and os.environ.get("LOCAL_RANK") != "0":
@@ -50,9 +52,9 @@ def main(words: Sequence[str]) -> None:
         time.sleep(_LINGER_S)
         raise SystemExit(1)
     try:
-        os.execvp(words[1], list(words[1:]))
+        os.execvp(program[0], program)
     except OSError as error:
-        raise SystemExit(f"collbench: cannot start '{words[1]}': {error.strerror}: check its path") from None
+        raise SystemExit(f"collbench: cannot start '{program[0]}': {error.strerror}: check its path") from None
 
 
 if __name__ == "__main__":

@@ -62,12 +62,21 @@ def command(
         words += ["--nproc-per-node", str(len(devices))]
     if bind:
         words += ["--numa-binding", "node"]
-    shims = _shims(arguments, devices, inherited, backend, inside)
+    shims = _shims(arguments, devices, inherited, backend)
     if not shims:
         return [*words, *_options(arguments), "--", *_escaped(arguments.program, arguments.has("--no-python"))]
-    program = [*shims, *_program(arguments, inherited.get("PYTHON_EXEC", inside.python))]
+    program = _program(arguments, inherited.get("PYTHON_EXEC", inside.python))
+    named = not arguments.has("--no-python")
+    for shim in reversed(shims):
+        program, named = _behind(shim, program, inside, named=named), True
     rest = _options(arguments, without=("--module", "--no-python"))
     return [*words, *rest, "--no-python", "--", *_escaped(program, is_executable=True)]
+
+
+def with_agent(command: Sequence[str], inside: Inside) -> list[str]:
+    """Return what runs for such a command: the same torchrun, started by agent.py, which ends it in a line."""
+    place = 1 + len(inside.options)  # of `-m torch.distributed.run`
+    return [*command[:place], f"{inside.shims}/agent.py", *command[place + 2 :]]
 
 
 def _check_process_count(arguments: TrainArguments, count: int) -> None:
@@ -94,20 +103,31 @@ def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
 
 
 def _shims(
-    arguments: TrainArguments, devices: Sequence[Device], inherited: Mapping[str, str], backend: str, inside: Inside
-) -> list[str]:
-    """Return the words before each rank's own: what pins it to its core, and what compares the nodes.
+    arguments: TrainArguments, devices: Sequence[Device], inherited: Mapping[str, str], backend: str
+) -> list[tuple[str, ...]]:
+    """Return what stands before each rank's program, file and options: what pins it to its core, what compares nodes.
 
-    Alone (-I, -S) each starts in 10 ms. --run-path leaves no process for them: then nodes are not compared.
+    --run-path leaves no process for them: then nodes are not compared.
     """
-    words: list[str] = []
+    found: list[tuple[str, ...]] = []
     if backend == "host":
         _refuse_unpinnable(arguments)
-        cores = ",".join(str(device.index) for device in devices)
-        words += [inside.python, "-I", "-S", f"{inside.shims}/pin.py", "--cores", cores, "--"]
+        found.append(("pin.py", f"--cores={','.join(str(device.index) for device in devices)}"))
     if rendezvous.several_nodes(arguments, inherited) and not arguments.has("--run-path"):
-        words += [inside.python, "-I", "-S", f"{inside.shims}/same_count.py", "--"]
-    return words
+        found.append(("same_count.py",))
+    return found
+
+
+def _behind(shim: Sequence[str], program: Sequence[str], inside: Inside, *, named: bool) -> list[str]:
+    """Return the words that run a program behind a shim, alone (-I, -S), so that it starts in 10 ms.
+
+    torchrun's report of a failure names the first word that begins with no dash [torch 2.13,
+    distributed/launcher/api.py, _get_entrypoint_name]. `named`: of the program that is not its first, an interpreter.
+    """
+    name, *options = shim
+    code = f"-cexec(open({f'{inside.shims}/{name}'!r},'rb').read())"
+    rest = [f"--program={program[0]}", "--", *program[1:]] if named else ["--", *program]
+    return [inside.python, "-I", "-S", code, *options, *rest]
 
 
 def _refuse_unpinnable(arguments: TrainArguments) -> None:
@@ -127,7 +147,7 @@ def in_container(
     arguments: TrainArguments, command: Sequence[str], environment: Mapping[str, str], apptainer: str
 ) -> list[str]:
     """Return the command as it runs in the image of --container, on the devices of this whole `environment`."""
-    shims = _FOLDER if any(word.startswith(container.SHIMS) for word in command) else ""
+    shims = _FOLDER if any(container.SHIMS in word for word in command) else ""
     return container.wrap(command, arguments.container or "", environment, apptainer=apptainer, shims=shims)
 
 

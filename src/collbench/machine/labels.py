@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from collbench.model import Path
+
 SELF = "X"
 UNKNOWN = "N/A"
 
@@ -45,6 +47,11 @@ def nvlink_count(label: str) -> int:
     """Return the number of NVLinks that a label names: 18 for "NV18", 0 for "PIX"."""
     match = _NVLINK.fullmatch(label)
     return int(match[1]) if match else 0
+
+
+def nvlinks(path: Path) -> int:
+    """Return the number of NVLinks of a path: NVML's, else the label's."""
+    return path.nvlinks or nvlink_count(path.label)
 
 
 def is_nvlink(label: str) -> bool:

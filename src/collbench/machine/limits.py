@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collbench.model import Health
+from collections.abc import Iterator, Sequence
+
+from collbench.model import Flag, FlagKind, Health
 
 # Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
 THROTTLE_REASONS = {
@@ -18,8 +20,6 @@ THROTTLE_REASONS = {
 # Clocks that somebody set are low on purpose and steady: what is measured is what this machine gives.
 _SET_BY_SOMEBODY = ("applications clocks setting", "display clock setting")
 
-# The first word of a sample's flag that says who else is there (machine/watch.py).
-SHARED = "shared"
 # What a process takes that opened a GPU and holds nothing on it: 526 MiB on an H200 with CUDA 13. torch opens all
 # GPUs of an NVSwitch machine where it copies between two.
 _CONTEXT_BYTES = 640 * 2**20
@@ -41,3 +41,13 @@ def only_opened(state: Health) -> bool:
 def holds_back(reason: str) -> bool:
     """Return whether a throttle reason says that the GPU runs slower than it was set to."""
     return reason not in _SET_BY_SOMEBODY
+
+
+def wrong(position: int, throttle: Sequence[str], temperature: int | None, others: int | None) -> Iterator[Flag]:
+    """Yield what is wrong with a device: its reasons to throttle, its temperature in °C, others' processes on it."""
+    where = (position,)
+    yield from (Flag(FlagKind.THROTTLED, where, reason=reason) for reason in throttle if holds_back(reason))
+    if temperature is not None and temperature > HOT_C:
+        yield Flag(FlagKind.HOT, where, temperature)
+    if others:
+        yield Flag(FlagKind.SHARED, where, others)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from collbench.model import Device
+from collbench.units import fixed
+
 # NVML's line rate in MB/s → data rate in GB/s. Raw values as `nvidia-smi nvlink -s` prints them.
 _DATA_RATE_GBS = {
     20000: 20.0,  # P100
@@ -34,6 +37,24 @@ _RATE_BY_CAPABILITY = {
 
 # GB/s one way of a ×16 slot by generation: 8, 16, 32 GT/s × 16 lanes × 128/130 (line code) / 8 bit [METHOD.md §5].
 _PCIE_X16_GBS = {3: 15.75, 4: 31.5, 5: 63.0}
+FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # stands for one that nobody tells
+
+# NVLinks of one GPU, and GB/s one way of all of them [NVIDIA's product pages]; the most of any stands for a name that
+# is not known: 18 links of a Hopper or Blackwell, 18 × 50 GB/s of a B200.
+_LINKS_OF = {"P100": 4, "V100": 6, "A100": 12, "A800": 8, "H800": 8}
+_MOST_LINKS = 18
+_MOST_GBS_OF = {
+    "P100": 80.0,
+    "V100": 150.0,
+    "A100": 300.0,
+    "A800": 200.0,
+    "H800": 200.0,
+    "H100": 450.0,
+    "H200": 450.0,
+}
+_MOST_GBS = 900.0
+# GPUs whose host memory is behind NVLink-C2C: 900 GB/s both ways [NVIDIA's Grace Hopper and Grace Blackwell pages].
+_ON_GRACE, _C2C_GBS = ("GH200", "GB200", "GB300"), 450.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +76,7 @@ def nvlink(
     if links < 1 or rate is None:
         return None
     switch = " through an NVSwitch" if through_switch else ""
-    return Theory(links * rate, f"{links} × {rate:g} GB/s{switch}; {origin}")
+    return Theory(links * rate, f"{links} × {fixed(rate, 6)} GB/s{switch}; {origin}")
 
 
 def _nvlink_rate(capability: tuple[int, int] | None, line_mbps: int | None) -> tuple[float | None, str]:
@@ -64,7 +85,7 @@ def _nvlink_rate(capability: tuple[int, int] | None, line_mbps: int | None) -> t
         # Drivers round the fraction either way (26562.5), hence ± 1 MB/s.
         near = (line_mbps, line_mbps - 1, line_mbps + 1)
         rate = next((_DATA_RATE_GBS[mbps] for mbps in near if mbps in _DATA_RATE_GBS), line_mbps / 1000)
-        return rate, f"line rate {line_mbps / 1000:g} GB/s, as NVML reports"
+        return rate, f"line rate {fixed(line_mbps / 1000, 6)} GB/s, as NVML reports"
     if capability is None:
         return None, ""
     major, minor = capability
@@ -76,3 +97,20 @@ def pcie(generation: int | None, width: int | None) -> Theory | None:
     if generation not in _PCIE_X16_GBS or not width:
         return None
     return Theory(_PCIE_X16_GBS[generation] * width / 16, f"PCIe gen {generation} ×{width}")
+
+
+def most_nvlinks(name: str) -> int:
+    """Return how many NVLinks a GPU of this product name has at most."""
+    return next((count for part, count in _LINKS_OF.items() if part in name), _MOST_LINKS)
+
+
+def most_nvlink_gbs(name: str) -> float:
+    """Return what all NVLinks of a GPU of this product name carry at most one way, in GB/s."""
+    return next((gbs for part, gbs in _MOST_GBS_OF.items() if part in name), _MOST_GBS)
+
+
+def slot(device: Device) -> Theory | None:
+    """Return the one-way limit of what joins a device to its host: its PCIe slot at its best; None where not known."""
+    if any(part in device.name for part in _ON_GRACE):
+        return Theory(_C2C_GBS, "NVLink-C2C")
+    return pcie(device.pcie_generation, device.pcie_width)

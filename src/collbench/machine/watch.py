@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from collbench.errors import CollbenchError
 from collbench.machine.health import Glance
-from collbench.machine.limits import HOT_C, holds_back
-from collbench.model import Device
+from collbench.machine.limits import wrong
+from collbench.model import Device, Flag
 
 # Thermal and power throttling lasts for seconds, and the driver renews utilisation a few times a second.
 _PERIOD_S = 0.25
@@ -58,17 +58,17 @@ class HealthWatch:
         occupants: Occupants,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tags = tuple(device.tag for device in devices)
+        self._count = len(devices)
         self._read, self._occupants, self._clock = read, occupants, clock
         self._looked = -math.inf
-        self._seen: tuple[tuple[str, ...], ...] = tuple(() for _ in devices)
+        self._seen: tuple[tuple[Flag, ...], ...] = tuple(() for _ in devices)
 
-    def flags(self, members: Iterable[int]) -> tuple[str, ...]:
+    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
         """Return what is wrong on these positions, as of a quarter of a second ago at most."""
-        if self._tags and self._clock() - self._looked >= _PERIOD_S:
+        if self._count and self._clock() - self._looked >= _PERIOD_S:
             self._look()
             self._looked = self._clock()
-        places = sorted(set(members)) if self._tags else []
+        places = sorted(set(members)) if self._count else []
         return tuple(dict.fromkeys(flag for place in places for flag in self._seen[place]))
 
     def _look(self) -> None:
@@ -76,16 +76,10 @@ class HealthWatch:
             glances = self._read()
         except CollbenchError:  # a GPU that fell off the bus: its own step will fail and say so
             return
-        self._seen = tuple(tuple(self._wrong(place, found)) for place, found in enumerate(glances))
-
-    def _wrong(self, position: int, seen: Glance) -> Iterator[str]:
-        tag = self._tags[position]
-        yield from (f"throttled: {reason} on {tag}" for reason in seen.throttle if holds_back(reason))
-        if seen.temperature is not None and seen.temperature > HOT_C:
-            yield f"hot: {tag} at {seen.temperature} °C"
-        others = self._occupants.others(position, seen.processes)
-        if others:
-            yield f"shared: {others} other process{'es' if others > 1 else ''} on {tag}"
+        self._seen = tuple(
+            tuple(wrong(place, seen.throttle, seen.temperature, self._occupants.others(place, seen.processes)))
+            for place, seen in enumerate(glances)
+        )
 
 
 def nothing_to_watch() -> HealthWatch:

@@ -105,5 +105,6 @@ def _compare(
         ratio=ratio,
         delta=delta,
         trusted=abs(1 - ratio) <= delta,
+        size_bytes=size,
     )
     return finding, timed

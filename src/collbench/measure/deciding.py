@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
 
 from collbench.model import Cell, Measurement, Path
-from collbench.stats import visit_noise
+from collbench.stats import trial_seconds, visit_noise
 
 # The error of a cell's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100 (benchmarks/ties.py).
 _ERROR = 0.008
@@ -31,7 +30,7 @@ def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[Cell]
         pools[labels.get(frozenset(measurement.cell.members), "?")].append(measurement)
     cells = []
     for pool in pools.values():
-        visits = visits_wanted([[math.log(median(s.seconds)) for s in m.samples] for m in pool])
+        visits = visits_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
         cells += [measurement.cell for measurement in pool if len(measurement.samples) < visits]
     return cells
 

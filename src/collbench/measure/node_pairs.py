@@ -12,7 +12,7 @@ from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.errors import StepFailed, UsageError
 from collbench.measure.node_time import BLOCKS, VISITS, WARMUP, iterations
 from collbench.measure.rounds import Pair, pair_rounds
-from collbench.model import Cell, Device, Measurement, Run, Sample
+from collbench.model import Cell, Device, Measurement, Run, Sample, StopReason
 from collbench.operations import Operation
 from collbench.units import algbw, busbw_factor, format_size
 
@@ -64,6 +64,8 @@ class NodePairs:
             devices = self._backend.devices()
             hosts = dict.fromkeys(devices[rank].host for rank in step.groups[0])
             self.lost.append(f"{' and '.join(hosts)}: {error}")
+            found = self._measurement(Cell(step.operation, step.groups[0], step.size_bytes))
+            found.stop, found.failure, found.failure_kind = StopReason.FAILED, str(error), error.kind
             return [None]
         return [
             self._record(step, group, [t.seconds[place] for t in timings]) for place, group in enumerate(step.groups)
@@ -74,14 +76,17 @@ class NodePairs:
 
     def _record(self, step: Step, group: Members, visits: Sequence[tuple[float, ...]]) -> float:
         """Keep the samples, and return busbw of the median visit."""
-        cell = Cell(step.operation, group, step.size_bytes)
+        found = self._measurement(Cell(step.operation, group, step.size_bytes))
+        concurrent = len(step.groups) > 1
+        found.samples += [Sample(seconds, step.iterations, concurrent) for seconds in visits]
+        middle = float(np.median([np.median(seconds) for seconds in visits]))
+        return algbw(step.size_bytes, middle) * busbw_factor(step.operation, len(group))
+
+    def _measurement(self, cell: Cell) -> Measurement:
         if cell not in self._found:
             self._found[cell] = Measurement(cell)
             self._run.measurements.append(self._found[cell])
-        concurrent = len(step.groups) > 1
-        self._found[cell].samples += [Sample(seconds, step.iterations, concurrent) for seconds in visits]
-        middle = float(np.median([np.median(seconds) for seconds in visits]))
-        return algbw(step.size_bytes, middle) * busbw_factor(step.operation, len(group))
+        return self._found[cell]
 
 
 def by_node(devices: Sequence[Device]) -> dict[str, Members]:

@@ -14,7 +14,7 @@ from collbench.operations import Operation, Variant, Work
 
 Members = tuple[int, ...]
 
-# From this size on a block is long enough to warm itself: no untimed block before it. Smaller ones get one at first.
+# From this size on no untimed block comes before the timed ones: the backend wakes links and kernels for less time.
 _SELF_WARMING = 16 * 2**20
 # METHOD.md §2.6: replicate by visits; two blocks in each of three visits give the six that an interval needs.
 BLOCKS_A_VISIT = 2
@@ -81,11 +81,10 @@ class Plan:
         deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
         return cell.work == deciding and cell.size_bytes == self.sizes[deciding][-1]
 
-    def passes(self, rng: random.Random, wanted: set[Cell], *, first: bool = True) -> list[Step]:
+    def passes(self, rng: random.Random, wanted: set[Cell]) -> list[Step]:
         """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan.
 
-        The first pass alone has untimed blocks, which warm a cell up. What the user wants together stays so, though
-        one group alone may need another visit.
+        What the user wants together stays so, though one group alone may need another visit.
         """
         steps = []
         for work in self.groups:
@@ -96,8 +95,7 @@ class Plan:
                     groups = [m for m in together if cell_of(work, m, size) in wanted]
                     if groups:
                         groups = together if inseparable else groups
-                        step = replace(self.step(work, groups, size), launches=launches)
-                        steps.append(step if first else replace(step, warmup=0))
+                        steps.append(replace(self.step(work, groups, size), launches=launches))
         rng.shuffle(steps)
         return steps
 

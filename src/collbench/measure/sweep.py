@@ -10,6 +10,7 @@ import numpy as np
 
 from collbench.backends.protocol import Backend, time_step
 from collbench.errors import StepFailed
+from collbench.machine.impossible import marked
 from collbench.measure.audit import audit, distrusted
 from collbench.measure.effort import Effort
 from collbench.measure.plan import Members, Plan
@@ -49,6 +50,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         run.measurements.sort(key=lambda found: place.get(found.cell, len(place)))
         for found in run.measurements:
             found.stop = found.stop or stop_reason(found, effort.precision) or StopReason.INTERRUPTED
+        marked(run)
         run.phases["timed"] = round(run.phases.get("timed", 0.0) + visits.timed_seconds, 6)
         run.seconds = round(before + clock() - begin, 3)
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from collbench.backends.protocol import Backend, Step, Timing, time_step
-from collbench.errors import BackendError, StepFailed
+from collbench.backends.protocol import Backend, Step, Timing, sound, time_step
+from collbench.errors import BackendError, FailureKind, StepFailed
+from collbench.machine.impossible import Check
 from collbench.measure.deciding import undecided
 from collbench.measure.effort import Effort
 from collbench.measure.plan import Plan, cell_of
 from collbench.measure.stopping import stop_reason
-from collbench.model import Cell, Measurement, Run, Sample, StopReason
+from collbench.model import Cell, Flag, Measurement, Run, Sample, StopReason
 
 _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
 # One stuck link costs its cell. When all copies that are tried fail, or all collectives, trying on is no use for them;
@@ -33,7 +34,7 @@ class Watcher:
 
     progress: Callable[[int, int], None]
     finished: Callable[[Measurement], None]
-    flags: Callable[[tuple[int, ...]], tuple[str, ...]] = lambda _members: ()
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
     clock: Callable[[], float] = time.monotonic
 
 
@@ -47,6 +48,7 @@ class Visits:
         """Take up where `run` stands: settled cells are left alone, failed and interrupted ones get another chance."""
         self.plan = plan
         self._run, self._effort, self._watcher = run, effort, watcher
+        self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
         self._results = {found.cell: found for found in run.measurements}
         self._owed: dict[Cell, int] = {}
         for cell in plan.cells():
@@ -56,7 +58,7 @@ class Visits:
                 self._owed[cell] = max(0, visits - (len(found.samples) if found else 0))
         for found in run.measurements:
             if found.stop not in _SETTLED:
-                found.stop, found.failure = None, ""
+                found.stop, found.failure, found.failure_kind = None, "", None
         self.wanted = set(self._owed)
         self.timed_seconds = 0.0
         self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
@@ -67,7 +69,7 @@ class Visits:
         """Give every cell the visits that it is owed, and until the deadline (by the clock) the unsettled ones more."""
         first, done, total = True, 0, 0
         while self.wanted:
-            steps = self.plan.passes(rng, self.wanted, first=first)
+            steps = self.plan.passes(rng, self.wanted)
             total = max(total, done + len(steps) * (self._effort.screening if first else 1))
             for step, outcome in backend.time_steps(self._due(steps, deadline)):
                 self._take(backend, step, outcome)
@@ -110,6 +112,7 @@ class Visits:
 
     def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
         """Record what a step brought. A failed step of several groups is tried again, each alone, to find the cause."""
+        outcome = sound(outcome)
         if isinstance(outcome, Timing):
             self._failures[step.operation.is_collective] = 0
             self._record(step, outcome, concurrent=len(step.groups) > 1)
@@ -121,29 +124,29 @@ class Visits:
                 except StepFailed as error:
                     self._take(backend, alone, error)
         else:
-            self._give_up(step, str(outcome))
+            self._give_up(step, outcome)
 
-    def _give_up(self, step: Step, reason: str) -> None:
+    def _give_up(self, step: Step, error: StepFailed) -> None:
         for cell in cells_of(step):
-            self._fail(cell, reason)
+            self._fail(cell, str(error), error.kind)
         kind = step.operation.is_collective
         self._failures[kind] += 1
         if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._hopeless:
-            self._give_up_all(kind, f"{_FAILURES_IN_A_ROW} cells in a row failed; the last: {reason}")
+            self._give_up_all(kind, f"{_FAILURES_IN_A_ROW} cells in a row failed; the last: {error}", error.kind)
 
-    def _give_up_all(self, kind: bool, reason: str) -> None:
+    def _give_up_all(self, kind: bool, reason: str, how: FailureKind) -> None:
         """Leave collectives (True), or all others, as they are. Raises BackendError where nothing else is wanted."""
         self._hopeless.add(kind)
         if all(cell.operation.is_collective in self._hopeless for cell in self.wanted):
-            raise BackendError(f"measuring stops, as {reason}")
+            raise BackendError(f"measuring stops, as {reason}", how)
         for cell in self.plan.cells():
             if cell.operation.is_collective is kind and self._owed.get(cell, 0) > 0:
-                self._fail(cell, f"not tried, as {reason}")
+                self._fail(cell, f"not tried, as {reason}", FailureKind.UNTRIED)
 
-    def _fail(self, cell: Cell, reason: str) -> None:
+    def _fail(self, cell: Cell, reason: str, kind: FailureKind) -> None:
         found = self._found(cell)
         if not found.failure:
-            found.stop, found.failure = StopReason.FAILED, reason
+            found.stop, found.failure, found.failure_kind = StopReason.FAILED, reason, kind
             self._watcher.finished(found)
 
     def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
@@ -152,16 +155,18 @@ class Visits:
         self.timed_seconds += timing.region_seconds(step)
         for place, cell in enumerate(cells_of(step)):
             found = self._found(cell)
+            coverage = timing.coverage[place] if timing.coverage else None
             found.wrong = 0 if step.verify and step.work.verifiable else None
-            found.samples.append(
-                Sample(
-                    seconds=tuple(map(_readable, timing.seconds[place])),
-                    iterations=step.iterations,
-                    concurrent=concurrent,
-                    launch_seconds=_readable(timing.launch_seconds[place]) if timing.launch_seconds else None,
-                    flags=flags,
-                )
+            sample = Sample(
+                seconds=tuple(map(_readable, timing.seconds[place])),
+                iterations=step.iterations,
+                concurrent=concurrent,
+                launch_seconds=_readable(timing.launch_seconds[place]) if timing.launch_seconds else None,
+                flags=flags,
+                moved_bytes=coverage.moved if coverage else None,
+                verified_bytes=coverage.verified if coverage else None,
             )
+            found.samples.append(self._check.marked(cell, sample))
             self._owed[cell] -= 1
             self._watcher.finished(found)
 

@@ -12,7 +12,7 @@ from collbench.operations import Work
 from collbench.plot.figure import COLOURS, MARKERS, THEORY, Picture
 from collbench.plot.words import Named, clean, origins, quantity, small_print, subject
 from collbench.report.curves import Curves, curves_of, limits_of, lines_of, place_name
-from collbench.units import format_size
+from collbench.units import fixed, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,9 +51,9 @@ def draw(shown: Sequence[Shown]) -> Picture:
         _stroke(axes, stroke, number)
     limits = _limits(found)
     for gbs, name in limits.items():
-        axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{gbs:g}")
+        axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{fixed(gbs, 6)}")
         axes.annotate(
-            f"{gbs:g} GB/s in theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
+            f"{fixed(gbs, 6)} GB/s in theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
             color=THEORY, fontsize=7.5, xytext=(0, 1.5), textcoords="offset points",
         )  # fmt: skip
     _frame(axes, sorted({size for stroke in strokes for size in stroke.rates}), quantity(works))
@@ -146,8 +146,8 @@ def _frame(axes: Axes, sizes: Sequence[int], label: str) -> None:
 
 def _about(stroke: Stroke) -> str:
     ends = dict.fromkeys((min(stroke.rates), max(stroke.rates)))
-    return f"{stroke.name}: {', '.join(f'{stroke.rates[size]:.4g} GB/s at {format_size(size)}' for size in ends)}."
+    return f"{stroke.name}: {', '.join(f'{fixed(stroke.rates[size])} GB/s at {format_size(size)}' for size in ends)}."
 
 
 def _theory(limits: dict[float, str]) -> Iterator[str]:
-    return (f"Theory: {gbs:g} GB/s, {name}." for gbs, name in limits.items())
+    return (f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items())

@@ -10,8 +10,8 @@ from collbench.plot.figure import Picture
 from collbench.plot.words import Named, clean, origins, small_print, subject
 from collbench.report.heatmap import unit_of, value
 from collbench.report.matrix import DEVICES_WITH_DECIMALS
-from collbench.report.matrix import figure as printed
 from collbench.report.ranking import name
+from collbench.units import figure as printed
 from collbench.units import format_size
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _DARK = 0.5  # luminance below which a figure is written in white
 
 
 def draw(named: Named, ranking: Ranking) -> Picture:
-    """Return the picture of a ranking of links or pairs, in GB/s, of small messages in us, of a pointer chase in ns."""
+    """Return the picture of a ranking of links or pairs, in GB/s, of small messages in µs, of a pointer chase in ns."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -106,7 +106,7 @@ def _frame(axes: Axes, run: Run, ranking: Ranking) -> None:
 
 def _unit(ranking: Ranking, unit: str) -> str:
     if unit != "GB/s":
-        return unit.replace("us", "µs")
+        return unit
     return "busbw, GB/s" if ranking.operation.is_collective else "GB/s"
 
 

@@ -14,7 +14,7 @@ from collbench.plot.figure import COLOURS, MARKERS, Picture
 from collbench.plot.words import Named, clean, origins, quantity, small_print, subject
 from collbench.report.curves import curves_of
 from collbench.stats import Summary
-from collbench.units import format_size
+from collbench.units import fixed, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,5 +132,5 @@ def _frame(axes: Axes, counts: Sequence[int], label: str) -> None:
 
 
 def _about(line: _Line) -> str:
-    told = ", ".join(f"{middle:.4g} GB/s on {count}" for count, (_, middle, _) in line.points.items())
+    told = ", ".join(f"{fixed(middle)} GB/s on {count}" for count, (_, middle, _) in line.points.items())
     return f"{line.name}: {told}."

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from collbench.machine.impossible import impossible
 from collbench.model import Run
 from collbench.operations import Work
 from collbench.report.nvls import nvls
@@ -72,4 +73,6 @@ def _origin(run: Run) -> str:
 
 def _made(run: Run) -> str:
     unfinished = "" if run.complete else ", interrupted"
+    beaten = impossible(run)
+    unfinished += f"; IMPOSSIBLE figures in {len(beaten)} cells" if beaten else ""
     return f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{unfinished}"

@@ -13,7 +13,7 @@ from rich.text import Text
 from collbench.ablation.model import Ablation, Arm, ArmResult, Measure, Ratio
 from collbench.ablation.words import format_range, format_seconds
 from collbench.report.header import settings
-from collbench.units import format_size
+from collbench.units import figure, fixed, format_size
 
 _WITHOUT = "without "
 # A smaller difference changes nobody's decision (METHOD.md §4).
@@ -50,7 +50,9 @@ def verdict(ablation: Ablation) -> str:
     several = " and " in wires
     worth = ("are worth" if several else "is worth") if ratio.low > 1 else ("cost" if several else "costs")
     it = "them" if several else "it"
-    return f"{wires} {worth} {share} of {what} to this job: without {it} {what} takes {ratio.middle:.4g} times as long"
+    return (
+        f"{wires} {worth} {share} of {what} to this job: without {it} {what} takes {fixed(ratio.middle)} times as long"
+    )
 
 
 def _tied(ratio: Ratio, change: str, what: str) -> str:
@@ -131,8 +133,4 @@ def _allreduce(arm: Arm, size: int) -> str:
     found = next((one for one in arm.allreduce if one.size_bytes == size), None)
     if found is None:
         return "-"
-    return format_seconds(found.seconds) if size < _TELLING_BYTES else _rate(found.busbw_gbs)
-
-
-def _rate(gbs: float) -> str:
-    return f"{gbs:.1f}" if gbs >= 10 else f"{gbs:.2f}"
+    return format_seconds(found.seconds) if size < _TELLING_BYTES else figure(found.busbw_gbs)

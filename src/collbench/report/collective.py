@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.dtypes import DTYPE_BYTES
+from collbench.machine.impossible import by_cell
 from collbench.model import Chosen, Measurement, Run
 from collbench.operations import Operation, Variant
+from collbench.report.blocks import Lines
 from collbench.report.header import header
 from collbench.report.notes import notes
 from collbench.stats import summarize
@@ -28,17 +30,17 @@ _UNCHECKED_IN_PLACE = (Operation.ALLTOALL, Operation.SENDRECV)
 
 def page(run: Run) -> Iterator[RenderableType]:
     """Yield the page's blocks, one table for each communicator."""
-    yield Text(header(run))
+    yield Lines(header(run))
     groups = dict.fromkeys((m.cell.operation, m.cell.members) for m in run.measurements)
     for operation, members in sorted(groups):
         found = [m for m in run.measurements if (m.cell.operation, m.cell.members) == (operation, members)]
-        yield Text(f"\n{_title(run, operation, members, found)}")
+        yield Lines(f"\n{_title(run, operation, members, found)}")
         yield _table(run, found)
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield Text(_legend(run, operation))
     lines = notes(run)
     if lines:
-        yield Text("\n" + "\n".join(lines))
+        yield Lines("\n" + "\n".join(lines))
 
 
 def _title(run: Run, operation: Operation, members: tuple[int, ...], found: Sequence[Measurement]) -> str:
@@ -85,8 +87,11 @@ def _row_order(measurement: Measurement) -> tuple[int, bool]:
 
 def _columns(run: Run, cells: Sequence[Measurement]) -> dict[str, list[str]]:
     """Return the cells of each column; those without a single figure are left out of the table."""
+    beaten = by_cell(run)
+    flags = (_flags(found, impossible=found.cell in beaten) for found in cells)
     rows = [
-        {**_identity(run, found), **_figures(found), **_choice(run, found), "flags": _flags(found)} for found in cells
+        {**_identity(run, found), **_figures(found), **_choice(run, found), "flags": words}
+        for found, words in zip(cells, flags, strict=True)
     ]
     return {head: [row[head] for row in rows] for head in rows[0]}
 
@@ -103,12 +108,12 @@ def _identity(run: Run, measurement: Measurement) -> dict[str, str]:
 
 def _figures(measurement: Measurement) -> dict[str, str]:
     if not measurement.samples:
-        return dict.fromkeys(("time us", "launch us", "algbw", "busbw", "interval", "wrong"), "-")
+        return dict.fromkeys(("time µs", "launch µs", "algbw", "busbw", "interval", "wrong"), "-")
     summary = summarize(measurement)
     unchecked = measurement.cell.variant is Variant.IN_PLACE and measurement.cell.operation in _UNCHECKED_IN_PLACE
     return {
-        "time us": f"{summary.seconds * 1e6:.2f}",
-        "launch us": f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-",
+        "time µs": f"{summary.seconds * 1e6:.2f}",
+        "launch µs": f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-",
         "algbw": f"{summary.algbw:.2f}",
         "busbw": f"{summary.busbw:.2f}",
         "interval": "-" if summary.interval is None else f"{summary.interval[0]:.2f}-{summary.interval[1]:.2f}",
@@ -127,7 +132,7 @@ def _choice(run: Run, measurement: Measurement) -> dict[str, str]:
     return {"algo": chosen.algorithm, "proto": chosen.protocol, "ch": str(chosen.channels)}
 
 
-def _flags(measurement: Measurement) -> str:
+def _flags(measurement: Measurement, *, impossible: bool) -> str:
     """Return the first words of what was wrong: "failed", "throttled, shared"; the text stands below the table."""
-    words = [flag.partition(":")[0] for sample in measurement.samples for flag in sample.flags]
+    words = ["impossible"] * impossible + [flag.kind.value for sample in measurement.samples for flag in sample.flags]
     return ", ".join(dict.fromkeys((["failed"] if measurement.failure else []) + words))

@@ -13,8 +13,9 @@ from collbench.comparison.changes import Change, Verdict
 from collbench.comparison.compare import Comparison
 from collbench.comparison.groups import Group, Kind
 from collbench.model import Run
-from collbench.report.matrix import figure
-from collbench.units import format_size
+from collbench.outcome import outcome
+from collbench.report.outcome import alarm, not_judged
+from collbench.units import figure, fixed, format_size
 
 _MIB = 2**20
 _MOST_ROWS = 20  # of a verdict; more say the same thing again, and the JSON has them all
@@ -28,6 +29,12 @@ itself) for certain; same: within δ by 90 %; undecided: neither"""
 
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType]:
     """Yield the page's blocks; `names` are the two files'."""
+    yield from alarms(comparison)
+    yield from body(comparison, names)
+
+
+def body(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType]:
+    """Yield the page without its alarms."""
     yield Text("\n".join(head(comparison, names)))
     for verdict in (Verdict.WORSE, Verdict.BETTER):
         yield from _groups(comparison, verdict)
@@ -35,6 +42,16 @@ def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableT
     yield Text(f"\n{_LEGEND}\n")
     yield Text("\n".join(_counts(comparison)))
     yield Text(conclusion(comparison), style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+
+
+def alarms(comparison: Comparison) -> Iterator[Text]:
+    """Yield what comes before all else: what failed in the new run, and what could not be compared."""
+    yield from alarm(comparison.new)
+    if not comparison.judged:
+        yield not_judged("no cell has the three visits in both runs that tell noise: measure both without an interrupt")
+    elif comparison.lost:
+        cells = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} cells of the base"
+        yield not_judged(f"{cells} are missing in the new run: measure it anew, or finish it with --resume")
 
 
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
@@ -54,15 +71,17 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
 
 def conclusion(comparison: Comparison) -> str:
     """Return the verdict in one sentence."""
-    limit = f"{100 * comparison.fail_below:g} %"
+    limit = f"{fixed(100 * comparison.fail_below, 6)} %"
     if not comparison.changes:
         return "The runs have no cell in common: nothing was compared."
     if comparison.regressions:
         return f"Regression: slower for certain by more than {limit} (--fail-below)."
     if _any(comparison, Verdict.WORSE):
         return f"Something is slower for certain, none of it for certain by more than {limit} (--fail-below)."
-    if all(change.interval is None for change in comparison.changes):
+    if not comparison.judged:
         return "Nothing is certain: no cell has the three visits in both runs that tell noise."
+    if comparison.lost or outcome(comparison.new).places:
+        return "Nothing that was measured in both runs is slower for certain."
     return "Nothing is slower for certain."
 
 
@@ -131,7 +150,7 @@ def _place(run: Run, members: Sequence[int], work: str = "") -> str:
 def _both(change: Change) -> tuple[str, str]:
     """Return the figure in both runs: GB/s, of small messages the time."""
     if change.key.size_bytes < _MIB:
-        return f"{figure(change.base_seconds * 1e6)} us", f"{figure(change.new_seconds * 1e6)} us"
+        return f"{figure(change.base_seconds * 1e6)} µs", f"{figure(change.new_seconds * 1e6)} µs"
     return f"{figure(change.base_gbs)} GB/s", f"{figure(change.new_gbs)} GB/s"
 
 

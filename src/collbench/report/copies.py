@@ -11,11 +11,13 @@ from rich.text import Text
 
 from collbench.model import Measurement, Run
 from collbench.operations import Operation, Variant, Work
+from collbench.report.blocks import Lines
 from collbench.report.header import header
-from collbench.report.matrix import figure, render_bandwidths
+from collbench.report.matrix import render_bandwidths
 from collbench.report.notes import notes
-from collbench.stats import block_seconds, half_width, summarize
-from collbench.units import format_size
+from collbench.report.shades import legend
+from collbench.stats import half_width, summarize, trial_seconds
+from collbench.units import figure, format_size
 
 _MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
 _TABLES = {
@@ -32,7 +34,7 @@ read: the destination does; ±: half of the median's 95 % interval"""
 
 def page(run: Run) -> Iterator[RenderableType]:
     """Yield the page's blocks: matrices of links and pairs, tables of devices."""
-    yield Text(header(run))
+    yield Lines(header(run))
     for variant in (*_MATRICES, *_TABLES):
         found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
         if found:
@@ -44,7 +46,7 @@ def page(run: Run) -> Iterator[RenderableType]:
     if run.backend == "host":
         lines.append("not here  copies both ways, one to all, all to one, staged, to devices: cores have none")
     if lines:
-        yield Text("\n" + "\n".join(lines))
+        yield Lines("\n" + "\n".join(lines))
 
 
 def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -53,17 +55,19 @@ def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Itera
         yield Text()
         yield render_bandwidths(run, operation, largest[0].cell.size_bytes, variant)
         yield Text(_spread(largest))
+    if found:
+        yield legend()
 
 
 def _spread(largest: Sequence[Measurement]) -> str:
     """Return the range of the figures above in GB/s, and the widest interval."""
     rates = [summarize(found).busbw for found in largest]
     told = f"{figure(min(rates))} to {figure(max(rates))}, median {figure(float(np.median(rates)))}"
-    return f"{told}; {_within(max(half_width(block_seconds(found)) for found in largest))}"
+    return f"{told}; {_within(max(half_width(trial_seconds(found)) for found in largest))}"
 
 
 def _within(half: float) -> str:
-    return f"each ±{half:.1%} at most" if np.isfinite(half) else "too few blocks for intervals"
+    return f"each ±{half:.1%} at most" if np.isfinite(half) else "too few visits for intervals"
 
 
 def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -100,7 +104,7 @@ def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator
 
 
 def _figure(measurement: Measurement) -> str:
-    half = half_width(block_seconds(measurement))
+    half = half_width(trial_seconds(measurement))
     return f"{_rate(measurement)} ±{half:.1%}" if np.isfinite(half) else _rate(measurement)
 
 

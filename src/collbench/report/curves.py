@@ -9,8 +9,9 @@ from statistics import median
 
 from collbench.affinity.estimates import Members
 from collbench.affinity.tiers import kind_of, rank_links
-from collbench.affinity.verdicts.limits import path_limit, slot
+from collbench.affinity.verdicts.limits import path_limit
 from collbench.affinity.verdicts.readings import Facts
+from collbench.machine.theory import slot
 from collbench.model import Run
 from collbench.operations import Operation, Variant, Work
 from collbench.report.notes import place

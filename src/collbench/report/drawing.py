@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from collbench.report.curves import Line
-from collbench.units import format_size
+from collbench.units import fixed, format_size
 
 # plotille sets a tick every ten columns; six of them, its scale and its arrow are 80 columns.
 _TICK, _MOST_TICKS = 10, 6
@@ -62,7 +62,7 @@ def _plain(scale: _Scale, lines: Sequence[Line], limits: Iterable[float]) -> lis
     figure.set_y_limits(0, scale.rows * scale.step)
     figure.x_label, figure.y_label = "B", "GB/s"
     figure.x_ticks_fkt = lambda value, _next: format_size(2 ** round(value))
-    figure.y_ticks_fkt = lambda value, _next: f"{value:.6g}"
+    figure.y_ticks_fkt = lambda value, _next: fixed(value, 6)
     across = [scale.first + scale.tick * column / _TICK for column in range(0, figure.width, 2)]
     for limit in limits:
         figure.scatter(across, [limit] * len(across), marker=_THEORY)
@@ -90,7 +90,7 @@ def legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:
     """Return what the marks stand for; `limits` are GB/s by what reaches them, "NV18"."""
     told = [f"{line.mark} {line.name}{f', median of {line.places}' if line.places > 1 else ''}" for line in lines]
     if limits:
-        words = ", ".join(f"{gbs:g} GB/s {name}".rstrip() for name, gbs in limits.items())
+        words = ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items())
         told.append(f"{_THEORY} theory: {words}")
     return "\n".join(f"  {line}" for line in told)
 

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
-from collbench.model import Health, Run
+from collbench.model import Flag, FlagKind, Health, Run
 
 _COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
 _REPLAYS = ("NVLink replays", "nvlink_replays")
 
 
 def health_lines(run: Run) -> list[str]:
-    """Return "health: …" with temperatures in °C, then a line for everything that was wrong; empty for CPU cores."""
+    """Return temperatures in °C, then a line for everything that was wrong; empty for CPU cores."""
     if not run.health_before:
         return []
-    flagged = list(_flagged(run))
+    flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
     throttled = list(_throttled(run, flagged))
     grown = [line for name, field in _COUNTERS for line in _growth(run, f"{name} errors", field)]
     words = [
         _temperatures(run),
-        "" if throttled or any(line.startswith("throttled") for line in flagged) else _no_throttling(run),
+        "" if throttled or any(flag.kind is FlagKind.THROTTLED for flag in flagged) else _no_throttling(run),
         "" if grown else _no_new_errors(run),
     ]
-    lines = [*flagged, *throttled, *grown, *_growth(run, *_REPLAYS), *_shared(run, flagged)]
+    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *_shared(run, flagged)]
     if not run.health_after:
         lines.append("not known after the run: NVML did not answer, or it was cut short")
     said = ", ".join(word for word in words if word)
-    return [f"health: {line}" for line in ([said, *lines] if said else lines or ["NVML does not tell on this machine"])]
+    return [said, *lines] if said else lines or ["NVML does not tell on this machine"]
 
 
 def _temperatures(run: Run) -> str:
@@ -53,23 +54,26 @@ def _no_new_errors(run: Run) -> str:
 
 def _flagged(run: Run) -> Iterator[str]:
     """Yield each flag of the samples with how many visits it marks; of a GPU's temperatures the highest."""
-    flags = [flag for found in run.measurements for sample in found.samples for flag in set(sample.flags)]
     visits = sum(len(found.samples) for found in run.measurements)
-    counts = Counter(flag.partition(" at ")[0] for flag in flags)
-    for start, count in sorted(counts.items()):
-        same = (flag for flag in flags if flag.partition(" at ")[0] == start)
-        worst = max(same, key=lambda flag: (len(flag), flag))  # 100 °C is more than 99
-        yield f"{worst} in {count} of {visits} visits"
+    marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
+    for flag in (flag for found in run.measurements for sample in found.samples for flag in set(sample.flags)):
+        figure = None if flag.kind is FlagKind.HOT else flag.figure
+        marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
+    lines = [
+        f"{max(flags, key=lambda flag: flag.figure or 0).words(run.devices)} in {len(flags)} of {visits} visits"
+        for flags in marked.values()
+    ]
+    yield from sorted(lines)
 
 
-def _throttled(run: Run, flagged: list[str]) -> Iterator[str]:
+def _throttled(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
     """Yield the reasons at the run's ends that no visit was flagged with."""
     for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for tag, state in _by_tag(run, states):
+        for place, state in enumerate(states[: len(run.devices)]):
             for reason in filter(holds_back, state.throttle):
-                line = f"throttled: {reason} on {tag}"
-                if not any(flag.startswith(line) for flag in flagged):
-                    yield f"{line} {when} measuring"
+                flag = Flag(FlagKind.THROTTLED, (place,), reason=reason)
+                if flag not in flagged:
+                    yield f"{flag.words(run.devices)} {when} measuring"
 
 
 def _growth(run: Run, name: str, field: str) -> Iterator[str]:
@@ -80,16 +84,14 @@ def _growth(run: Run, name: str, field: str) -> Iterator[str]:
             yield f"{last - first} new {name} on {tag} ({first} → {last} since the driver was loaded)"
 
 
-def _shared(run: Run, flagged: list[str]) -> Iterator[str]:
+def _shared(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
     """Yield the GPUs that other processes held at the run's ends, where no visit was flagged with it."""
+    known = {place for flag in flagged if flag.kind is FlagKind.SHARED for place in flag.devices}
     for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for tag, state in _by_tag(run, states):
-            if state.processes and not any(flag.startswith("shared") and f" on {tag} " in flag for flag in flagged):
-                yield f"shared: {state.processes} other process{_es(state.processes)} on {tag} {when} measuring"
-
-
-def _es(count: int) -> str:
-    return "" if count == 1 else "es"
+        for place, state in enumerate(states[: len(run.devices)]):
+            if state.processes and place not in known:
+                flag = Flag(FlagKind.SHARED, (place,), state.processes)
+                yield f"{flag.words(run.devices)} {when} measuring"
 
 
 def _by_tag(run: Run, states: tuple[Health, ...]) -> Iterator[tuple[str, Health]]:

@@ -13,28 +13,17 @@ from collbench.operations import Operation, Work
 from collbench.report.matrix import DEVICES_WITH_DECIMALS, Matrix, render_matrix
 
 _MIB = 2**20
-_PER_SECOND = {"us": 1e6, "ns": 1e9}
-# Viridis from its dark end to its bright one, in 256-colour numbers, which every terminal with colours has; safe for
-# the colour-blind, as lightness rises with the value. Each step begins at a share of the best.
-_RAMP = (
-    (0.98, "black on color(227)"),
-    (0.95, "black on color(149)"),
-    (0.90, "black on color(77)"),
-    (0.75, "black on color(36)"),
-    (0.50, "white on color(31)"),
-    (0.25, "white on color(60)"),
-    (0.00, "white on color(54)"),
-)
+_PER_SECOND = {"µs": 1e6, "ns": 1e9}
 
 
 def unit_of(run: Run, work: Work, size_bytes: int) -> str:
-    """Return the unit that says most: GB/s, below 1 MiB the time in us, of the pointer chase in ns.
+    """Return the unit that says most: GB/s, below 1 MiB the time in µs, of the pointer chase in ns.
 
     A chase over PCIe takes 1100 ns, and so many digits for each of 16 devices would break 80 columns.
     """
     if work.operation is Operation.CHASE and len(run.devices) <= DEVICES_WITH_DECIMALS:
         return "ns"
-    return "GB/s" if size_bytes >= _MIB else "us"
+    return "GB/s" if size_bytes >= _MIB else "µs"
 
 
 def value(seconds: float, gbs: float, unit: str) -> float:
@@ -45,22 +34,13 @@ def value(seconds: float, gbs: float, unit: str) -> float:
 def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
     """Return a ranking of links or pairs as a matrix in a unit of `unit_of`, at most 80 columns for 16 devices."""
     matrix = _matrix(run, ranking, lambda standing: value(standing.seconds, standing.gbs, unit))
-    return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND, style=_shade)
+    return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND)
 
 
 def tier_map(run: Run, ranking: Ranking) -> Text:
     """Return the tier of each link or pair as a matrix, 1 is best: what the shades say, without colour."""
     matrix = _matrix(run, ranking, lambda standing: float(standing.tier))
-    return render_matrix(run, matrix, best_is_least=True, style=lambda _share: "", printed=lambda tier: f"{tier:.0f}")
-
-
-def shades() -> Text:
-    """Return what the shades mean, one line."""
-    text = Text("shade: share of the best")
-    for share, style in _RAMP:
-        text.append(" ")
-        text.append(f" {share:.0%} " if share else " less ", style=style)
-    return text
+    return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")
 
 
 def _matrix(run: Run, ranking: Ranking, figure: Callable[[Standing], float]) -> Matrix:
@@ -71,7 +51,3 @@ def _matrix(run: Run, ranking: Ranking, figure: Callable[[Standing], float]) -> 
         if ranking.kind == "pair":
             matrix[dst, src] = matrix[src, dst]
     return matrix
-
-
-def _shade(share: float) -> str:
-    return next((style for least, style in _RAMP if share >= least), "")

@@ -11,9 +11,11 @@ from rich.text import Text
 
 from collbench.model import Run
 from collbench.operations import Operation, Variant, Work
+from collbench.report.blocks import Lines
 from collbench.report.header import header
 from collbench.report.matrix import Matrix, pair_matrix, render_matrix
 from collbench.report.notes import notes
+from collbench.report.shades import legend
 from collbench.stats import summarize
 from collbench.units import format_size
 
@@ -25,15 +27,17 @@ of an ungraphed loop, as a training step makes it"""
 
 def page(run: Run) -> Iterator[RenderableType]:
     """Yield the page's blocks: two kinds of matrices and a table of pairs."""
-    yield Text(header(run))
+    yield Lines(header(run))
     yield from _chase(run)
     yield from _copies(run)
+    if any(len(found.cell.members) == 2 for found in run.measurements):
+        yield legend()
     yield from _allreduce(run)
     lines = notes(run)
     if run.backend == "host":
         lines.append("not here  pointer chase: cores have none; their small copies run back to back, so overlap")
     if lines:
-        yield Text("\n" + "\n".join(lines))
+        yield Lines("\n" + "\n".join(lines))
 
 
 def _chase(run: Run) -> Iterator[RenderableType]:
@@ -59,7 +63,7 @@ def _copies(run: Run) -> Iterator[RenderableType]:
         sizes = [m.cell.size_bytes for m in run.measured() if m.cell.operation is operation]
         if operation.is_copy and sizes:
             matrix = pair_matrix(run, Work(operation), min(sizes), lambda found: summarize(found).seconds * 1e6)
-            text = Text(f"\n{operation} of {format_size(min(sizes))} bytes, us (row sends to column)\n")
+            text = Text(f"\n{operation} of {format_size(min(sizes))}, µs (row sends to column)\n")
             yield text.append_text(render_matrix(run, matrix, best_is_least=True))
 
 
@@ -67,11 +71,11 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
     found = [m for m in run.measured() if m.cell.operation is Operation.ALLREDUCE]
     if not found:
         return
-    yield Text(f"\nallreduce of {format_size(found[0].cell.size_bytes)} bytes on each pair")
+    yield Text(f"\nallreduce of {format_size(found[0].cell.size_bytes)} on each pair")
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("pair")
     launches = any(summarize(measurement).launch_seconds for measurement in found)
-    for head in ("time us", *(["launch us"] if launches else [])):
+    for head in ("time µs", *(["launch µs"] if launches else [])):
         table.add_column(head, justify="right")
     for measurement in sorted(found, key=lambda m: m.cell.members):
         summary = summarize(measurement)

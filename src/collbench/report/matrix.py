@@ -11,13 +11,12 @@ from rich.text import Text
 
 from collbench.model import Measurement, Run
 from collbench.operations import Operation, Variant, Work
+from collbench.report.shades import styles
 from collbench.stats import summarize
-from collbench.units import format_size
+from collbench.units import figure, format_size
 
 Matrix = NDArray[np.float64]
 
-# Colour-blind safe, dark to light as viridis runs; 256-colour numbers. The steps are fractions of the best link.
-_SCALE = ((0.98, "color(154)"), (0.90, "color(78)"), (0.75, "color(37)"), (0.50, "color(68)"), (0.0, "color(99)"))
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
 _COLUMNS = 80
@@ -63,14 +62,13 @@ def render_matrix(
     *,
     extra: Sequence[str] = (),
     best_is_least: bool = False,
-    style: Callable[[float], str] | None = None,
+    shaded: bool = True,
     printed: Callable[[float], str] | None = None,
 ) -> Text:
-    """Return head and rows of a matrix, coloured; `extra` heads the columns beyond the devices'.
+    """Return head and rows of a matrix, `shaded` by shares of the best; `extra` heads the columns beyond the devices'.
 
-    `style` gives the style of a figure from its share of the best, NaN where there is none; `printed` its text.
+    `printed` gives the text of a figure.
     """
-    style = style or _style
     tags = [device.tag for device in run.devices]
     wide = len(tags) <= DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
@@ -83,14 +81,15 @@ def render_matrix(
     first = max(map(len, tags))
     known = matrix[np.isfinite(matrix)]
     best = (known.min() if best_is_least else known.max()) if known.size else 0.0
+    shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
+    style = styles(shares) if shaded else np.full(matrix.shape, "", dtype=object)
     blocks = []
     for block in _blocks(_COLUMNS - first, widths):
         text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
-        for tag, row, values in zip(tags, cells, matrix, strict=True):
+        for tag, row, colours in zip(tags, cells, style, strict=True):
             text.append(f"\n{tag:<{first}}")
             for column in block:
-                share = best / values[column] if best_is_least else values[column] / best
-                text.append(f"{row[column]:>{widths[column]}}", style=style(share))
+                text.append(f"{row[column]:>{widths[column]}}", style=colours[column])
         blocks.append(text)
     return Text("\n").join(blocks)
 
@@ -100,12 +99,3 @@ def _blocks(room: int, widths: Sequence[int]) -> list[range]:
     count = ceil(sum(widths) / room)
     each = ceil(len(widths) / count)
     return [range(start, min(start + each, len(widths))) for start in range(0, len(widths), each)]
-
-
-def figure(value: float, decimals: int = 1) -> str:
-    """Return a figure as matrices print it: small ones get a digit more, so that 0.12 does not print as 0.1."""
-    return f"{value:.{decimals if value >= 9.95 else decimals + 1}f}"  # 9.96 rounds up to a number without it
-
-
-def _style(share: float) -> str:
-    return next((style for fraction, style in _SCALE if share >= fraction), "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -38,10 +39,14 @@ def dumps(run: Run) -> str:
             "okay": _flag(words.healthy(run, found)),
         },
         "average_bus_bandwidth": {"bandwidth": round(words.average_busbw(found), 6), "okay": "unchecked"},
-        "errors": [failure for table in found for failure in table.failures],
+        "errors": [*(failure for table in found for failure in table.failures), *_beyond(found)],
         "end_time": _clock(started + timedelta(seconds=run.seconds)),
     }
     return json.dumps(document) + "\n"
+
+
+def _beyond(found: tuple[Table, ...]) -> Iterator[str]:
+    yield from (f"IMPOSSIBLE: {beaten}" for table in found for beaten in table.impossible)
 
 
 def _config(run: Run, found: tuple[Table, ...]) -> _Json:

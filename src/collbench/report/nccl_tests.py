@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collbench.model import Run
 from collbench.report import nccl_words as words
 from collbench.report.nccl_words import Half, Row, Table
+from collbench.report.outcome import places
 
 _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
@@ -26,7 +27,9 @@ def lines(run: Run) -> list[str]:
     The time is the launch loop's, where the run's command has -G the graph replay's. Raises UsageError for a run
     without collectives.
     """
-    return [line for table in words.tables(run) for line in _report(run, table)]
+    failed = places(run)
+    first = [f"# not to be trusted: {failed}"] if failed else []
+    return first + [line for table in words.tables(run) for line in _report(run, table)]
 
 
 def _report(run: Run, table: Table) -> Iterator[str]:
@@ -113,6 +116,7 @@ def _footer(run: Run, table: Table) -> Iterator[str]:
 def _notes(run: Run, table: Table) -> Iterator[str]:
     """Yield what a reader must know of the rows: cells that failed, were measured on a troubled device, or are none."""
     yield from (f"# failed: {failure}" for failure in table.failures)
+    yield from (f"# IMPOSSIBLE: {beaten}" for beaten in table.impossible)
     yield from (f"# flagged: {flag}" for flag in table.flags)
     if table.group == 0:  # what was skipped is skipped in all of them
         yield from (f"# skipped: {skipped.what}: {' '.join(skipped.reason.split())}" for skipped in run.skipped)

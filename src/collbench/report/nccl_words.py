@@ -6,13 +6,14 @@ Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from collbench.dtypes import DTYPE_BYTES
 from collbench.errors import UsageError
-from collbench.model import Device, Measurement, Run, Sample
+from collbench.machine.impossible import Impossible, by_cell
+from collbench.model import Cell, Device, Measurement, Run, Sample
 from collbench.operations import Operation, Variant
 from collbench.stats import summarize
 
@@ -77,7 +78,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One communicator's rows, as one run of an nccl-tests program prints them. `group` counts communicators."""
+    """One communicator's rows, as one run of an nccl-tests program prints them. `group` counts communicators.
+
+    `impossible` has a line for each cell with figures that beat what the hardware carries.
+    """
 
     operation: Operation
     members: tuple[int, ...]
@@ -85,6 +89,7 @@ class Table:
     rows: tuple[Row, ...]
     failures: tuple[str, ...]
     flags: tuple[str, ...]
+    impossible: tuple[str, ...] = ()
 
     @property
     def program(self) -> str:
@@ -124,7 +129,8 @@ def tables(run: Run) -> tuple[Table, ...]:
         raise UsageError(
             "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
         )
-    return tuple(_table(run, group, found[key]) for group, key in enumerate(found))
+    beaten = by_cell(run)
+    return tuple(_table(run, group, found[key], beaten) for group, key in enumerate(found))
 
 
 def settings(run: Run, table: Table) -> Settings:
@@ -143,8 +149,8 @@ def settings(run: Run, table: Table) -> Settings:
 
 
 def healthy(run: Run, found: tuple[Table, ...]) -> bool:
-    """Return whether every value is right, no cell failed, and no row is missing."""
-    return run.complete and not any(table.errors or table.failures for table in found)
+    """Return whether every value is right, no cell failed, no figure is impossible, and no row is missing."""
+    return run.complete and not any(table.errors or table.failures or table.impossible for table in found)
 
 
 def average_busbw(found: tuple[Table, ...]) -> float:
@@ -164,7 +170,7 @@ def pci_address(device: Device) -> str:
     return f"{match[1]}:{match[2]}:{match[3]}" if match else "none"
 
 
-def _table(run: Run, group: int, found: list[Measurement]) -> Table:
+def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[Cell, Impossible]) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
     for measurement in sorted(found, key=lambda m: m.cell.size_bytes):
         sizes.setdefault(measurement.cell.size_bytes, {})[measurement.cell.variant] = measurement
@@ -174,7 +180,8 @@ def _table(run: Run, group: int, found: list[Measurement]) -> Table:
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
         failures=tuple(f"{_place(m)}: {' '.join(m.failure.split())}" for m in found if m.failure),
-        flags=tuple(_flags(found)),
+        flags=tuple(_flags(run, found)),
+        impossible=tuple(_beyond(m, beaten[m.cell]) for m in found if m.cell in beaten),
     )
 
 
@@ -217,13 +224,18 @@ def _as_looped(sample: Sample) -> Sample:
     return replace(sample, seconds=(sample.launch_seconds or 0.0,))
 
 
-def _flags(found: list[Measurement]) -> Iterator[str]:
+def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
     """Yield each thing that was wrong with the machine, and the cells that were measured meanwhile."""
     places: dict[str, dict[str, None]] = {}
     for measurement in found:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
-            places.setdefault(flag, {})[_place(measurement)] = None
+            places.setdefault(flag.words(run.devices), {})[_place(measurement)] = None
     yield from (f"{flag}: {', '.join(cells)}" for flag, cells in places.items())
+
+
+def _beyond(measurement: Measurement, one: Impossible) -> str:
+    told = f"{one.rate_gbs:.2f} GB/s where the {one.capacity.part} carries {one.capacity.gbs:.2f}"
+    return f"{_place(measurement)}: {told}, {one.blocks} of {one.of} times"
 
 
 def _place(measurement: Measurement) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.report.prose import WIDE, named
-from collbench.units import format_size
+from collbench.units import fixed, format_size
 
 
 def plan_page(
@@ -34,7 +34,7 @@ def plan_page(
         f"pairs     {nodes // 2:,} a round, {rounds * (nodes // 2):,} measurements in {rounds} rounds; all "
         f"{nodes * (nodes - 1) // 2:,} pairs would take {every} rounds, {every * each:.0f} s, and one by one "
         f"{nodes * (nodes - 1) / 2 * each / 60:.0f} min",
-        f"assumed   all-reduce of {format_size(size_bytes)} at {gbs:.4g} GB/s between two nodes; 1.5 s for a round's "
-        "communicators and 10 ms a rank for the world (measured: 0.65 s for both on 4 GPUs of one host)",
+        f"assumed   all-reduce of {format_size(size_bytes)} at {fixed(gbs)} GB/s between two nodes; 1.5 s for a "
+        "round's communicators and 10 ms a rank for the world (measured: 0.65 s for both on 4 GPUs of one host)",
     )
     yield from (Text(named(line, width)) for line in told)

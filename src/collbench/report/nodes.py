@@ -11,8 +11,10 @@ from collbench.affinity.nodes.choice import NodeChoice, described
 from collbench.affinity.nodes.judge import Judgement, State, Uplink
 from collbench.plain import plain
 from collbench.report.prose import WIDE, named
+from collbench.units import fixed
 
 _SIM = "sim"
+_MORE = "a longer --budget measures more, and two nodes alone are never told apart"
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 
 
@@ -20,7 +22,8 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 class Origin:
     """Where the figures come from. `names` are the nodes', `rounds` the kind of each round that was measured.
 
-    `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's.
+    `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's;
+    `failed` is the headline of a run with failures.
     """
 
     backend: str
@@ -32,6 +35,7 @@ class Origin:
     seed: int
     gpus: tuple[tuple[int, ...], ...] = ()
     lost: tuple[str, ...] = ()
+    failed: str = ""
 
     @property
     def mark(self) -> str:
@@ -51,13 +55,19 @@ def page(
     origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None, width: int = WIDE
 ) -> str:
     """Return the page as text of `width` columns; `choice` None where no nodes were asked for."""
-    lines = [f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}", f"nodes     {origin.where}"]
+    lines = [origin.failed] if origin.failed else []
+    if not found.judged:
+        lines.append(f"not judged: these pairs do not tell the {len(origin.names)} nodes apart; {_MORE}")
+    lines += [
+        f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
+        f"nodes     {origin.where}",
+    ]
     lines += [*_rounds(origin), *_findings(origin, found)]
     if choice is not None:
         lines += _chosen(origin, choice)
     if truth is not None:
         lines.append(
-            f"truth     all-reduce busbw {truth.busbw_gbs:.4g} GB/s, no nodes pass {truth.bound_gbs:.4g} (sim)"
+            f"truth     all-reduce busbw {fixed(truth.busbw_gbs)} GB/s, no nodes pass {fixed(truth.bound_gbs)} (sim)"
         )
     return "\n".join(named(line, width) for line in lines)
 
@@ -115,7 +125,8 @@ def _rounds(origin: Origin) -> Iterator[str]:
 
 def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
     mark = origin.mark
-    yield f"typical   a pair carries {found.typical_gbs:.4g} GB/s of busbw; noise {found.noise:.1%} a measurement{mark}"
+    noise = f"noise {found.noise:.1%} a measurement"
+    yield f"typical   a pair carries {fixed(found.typical_gbs)} GB/s of busbw; {noise}{mark}"
     for lost in found.across:
         if lost < -0.02:
             yield f"across    leaving a switch while all do costs {-lost:.0%}: its uplinks are oversubscribed{mark}"
@@ -146,7 +157,7 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
     yield f"why       {choice.reason}{origin.mark}"
     if choice.band is not None:
         low, high = choice.band
-        yield f"predicted all-reduce busbw {low:.4g}–{high:.4g} GB/s{origin.mark}"
+        yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{origin.mark}"
     if choice.heuristic:
         yield "search    heuristic: switches are filled greedily"
     for reason in dict.fromkeys(reason for _, reason in choice.left_out):

@@ -14,23 +14,25 @@ from collbench.affinity.tiers import Ranking, rank_links
 from collbench.model import Measurement, Run
 from collbench.operations import Work
 from collbench.report import drawing
+from collbench.report.blocks import Lines
 from collbench.report.curves import Curves, Line, curves_of, limits_of, lines_of, place_name, sizes_of, spreads
 from collbench.report.header import header
-from collbench.report.heatmap import shades, tier_map, unit_of, value
-from collbench.report.matrix import figure
+from collbench.report.heatmap import tier_map, unit_of, value
 from collbench.report.notes import place
+from collbench.report.outcome import alarm
 from collbench.report.ranking import section
+from collbench.report.shades import legend
 from collbench.stats import summarize
-from collbench.units import format_size
+from collbench.units import figure, format_size
 
 _MOST_FAILURES = 8
-_HUNDREDTHS = 0.1  # GB/s, from where two decimals tell enough
 _MOST_LIMITS = 3  # lines of theory; more hide the curves
 
 
 def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[RenderableType]:
     """Yield the page's blocks: each work at the size, or without one at its largest and smallest, and over all."""
-    yield Text(header(run))
+    yield from alarm(run)
+    yield Lines(header(run))
     mapped = False
     for work in works:
         curves = curves_of(run, work)
@@ -45,7 +47,7 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
         if size_bytes is None and len({size for curve in curves.values() for size in curve}) > 1:
             yield from _over_sizes(run, work, curves)
     if mapped:
-        yield Text("\n").append_text(shades())
+        yield legend("\n")
 
 
 def _ranked(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
@@ -68,7 +70,7 @@ def _cells(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("devices")
     unit = unit_of(run, work, size)
-    for head in ("ns",) if unit == "ns" else ("us", "GB/s", "95 % interval"):
+    for head in ("ns",) if unit == "ns" else ("µs", "GB/s", "95 % interval"):
         table.add_column(head, justify="right")
     for measurement in sorted(left, key=lambda m: (len(m.cell.members), m.cell.members)):
         table.add_row(place_name(run, work, measurement.cell.members), *_figures(measurement, unit))
@@ -83,22 +85,17 @@ def _figures(measurement: Measurement, unit: str) -> list[str]:
     summary = summarize(measurement)
     if unit == "ns":
         return [figure(value(summary.seconds, summary.busbw, unit))]
-    interval = "-" if summary.interval is None else " to ".join(_rate(end) for end in summary.interval)
-    return [figure(summary.seconds * 1e6), _rate(summary.busbw), interval]
-
-
-def _rate(gbs: float) -> str:
-    """Return GB/s with the digits that a small message leaves: 0.0032, not 0.00."""
-    return figure(gbs) if gbs >= _HUNDREDTHS else f"{gbs:.2g}"
+    interval = "-" if summary.interval is None else " to ".join(figure(end) for end in summary.interval)
+    return [figure(summary.seconds * 1e6), figure(summary.busbw), interval]
 
 
 def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
     failed = [m for m in run.measurements if m.failure and m.cell.work == work and m.cell.size_bytes == size]
     for measurement in failed[:_MOST_FAILURES]:
         where = place(run.devices, work, measurement.cell.members)
-        yield Text(f"failed    {work} at {format_size(size)} on {where}: {measurement.failure}")
+        yield Lines(f"failed    {work} at {format_size(size)} on {where}: {measurement.failure}")
     if len(failed) > _MOST_FAILURES:
-        yield Text(f"failed    {len(failed) - _MOST_FAILURES} more")
+        yield Lines(f"failed    {len(failed) - _MOST_FAILURES} more")
 
 
 def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType]:
@@ -126,13 +123,13 @@ def _named(run: Run, limits: dict[Members, float]) -> dict[str, float]:
 def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) -> Table:
     together = spreads(curves.values())
     table = Table(box=None, pad_edge=False, header_style="")
-    heads = ["size", "us", *(line.name for line in lines), "lowest", "highest", *["of theory"] * bool(limits)]
+    heads = ["size", "µs", *(line.name for line in lines), "lowest", "highest", *["of theory"] * bool(limits)]
     for head in heads:
         table.add_column(head, justify="right")
     for size, all_of_them in together.items():
         row = [format_size(size), figure(all_of_them.seconds * 1e6)]
-        row += [_rate(line.points[size].middle) if size in line.points else "-" for line in lines]
-        row += [_rate(all_of_them.low), _rate(all_of_them.high)]
+        row += [figure(line.points[size].middle) if size in line.points else "-" for line in lines]
+        row += [figure(all_of_them.low), figure(all_of_them.high)]
         shares = [curves[some][size].busbw / limit for some, limit in limits.items() if size in curves[some]]
         row += [f"{median(shares):.1%}" if shares else "-"] * bool(limits)
         table.add_row(*row)

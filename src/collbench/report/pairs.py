@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.affinity.choose import choose, evidence
@@ -13,9 +12,11 @@ from collbench.affinity.fitness import left_out
 from collbench.affinity.tiers import Ranking, rank_pairs
 from collbench.model import Run
 from collbench.operations import Operation
+from collbench.report.blocks import Lines, Summary
 from collbench.report.header import header
 from collbench.report.matrix import render_bandwidths
 from collbench.report.notes import notes
+from collbench.report.shades import legend
 from collbench.report.topology import render_matrix
 from collbench.units import format_size
 
@@ -26,19 +27,21 @@ _HEAD_ROWS, _TAIL_ROWS = 16, 8
 
 def page(run: Run) -> Iterator[RenderableType]:
     """Yield the page's blocks, top to bottom."""
-    yield Text(header(run))
+    yield Lines(header(run))
     yield Text(f"\nlabels ({_label_source(run)})\n{render_matrix(run.devices, run.paths)}")
     for operation in _shown(run):
         yield Text()
         yield render_bandwidths(run, operation, _largest(run, operation))
+    if _measured(run):
+        yield legend()
     ranking = evidence(run)
     if ranking is not None:
         yield Text()
         yield from _pairs(run, ranking)
-        yield Text("\n" + "\n".join(_recommendations(run)))
+        yield Lines("\n" + "\n".join(_recommendations(run)))
     lines = notes(run)
     if lines:
-        yield Text("\n" + "\n".join(lines))
+        yield Lines("\n" + "\n".join(lines))
 
 
 def _label_source(run: Run) -> str:
@@ -51,7 +54,7 @@ def _measured(run: Run) -> list[Operation]:
     return [operation for operation in Operation if operation in present]
 
 
-def _shown(run: Run) -> Iterable[Operation]:
+def _shown(run: Run) -> list[Operation]:
     """Return the operations whose matrices are printed: the first copy and the first collective."""
     measured = _measured(run)
     copies = [operation for operation in measured if operation.is_copy]
@@ -66,10 +69,11 @@ def _largest(run: Run, operation: Operation) -> int:
 def _pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
     size = format_size(ranking.size_bytes)
     yield Text(f"pairs in order of {ranking.operation} at {size} (95 % interval; ties within {ranking.delta:.1%})")
-    table = Table(box=None, pad_edge=False, header_style="")
+    columns = _measured(run)
+    spare = [operation.value for operation in reversed(columns) if operation not in _shown(run)]
+    table = Summary(spare, "collbench show RUN.JSON --operation OP, or a wider terminal, has them")
     for title in ("tier", "pair", "label"):
         table.add_column(title)
-    columns = _measured(run)
     for operation in columns:
         table.add_column(operation.value, justify="right")
     table.add_column("interval", justify="right")
@@ -107,11 +111,11 @@ def _row(
 
 def _recommendations(run: Run) -> Iterator[str]:
     """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
-    out = left_out(run)
+    out, sim = left_out(run), " (sim)" if run.backend == "sim" else ""
     count = 2
     while count <= len(run.devices) - len(out):
         chosen = choose(run, count)
-        yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}"
+        yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}{sim}"
         count *= 2
     for left in out:
         yield f"left out {run.devices[left.member].tag}: {left.reason}"

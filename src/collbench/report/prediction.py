@@ -16,6 +16,7 @@ from collbench.cost.timing import Span
 from collbench.model import Run
 from collbench.report.header import header
 from collbench.report.prose import filled, named
+from collbench.units import fixed
 
 FORMAT, VERSION = "collbench-prediction", 1
 _WIDTH, _INDENT = 80, " " * 10
@@ -256,4 +257,4 @@ def _percent(share: float | None) -> str:
 
 
 def _million(count: int) -> str:
-    return f"{count / 1e9:.4g}B" if count >= 10**9 else f"{count / 1e6:.4g}M"
+    return f"{fixed(count / 1e9)}B" if count >= 10**9 else f"{fixed(count / 1e6)}M"

@@ -18,10 +18,12 @@ from collbench.affinity.tiers import Ranking, Relation, Standing, kind_of
 from collbench.model import Run
 from collbench.operations import Work
 from collbench.plain import plain
+from collbench.report.blocks import Lines
 from collbench.report.header import header
-from collbench.report.heatmap import heat_map, shades, unit_of, value
-from collbench.report.matrix import figure
-from collbench.units import format_approximate_size, format_size
+from collbench.report.heatmap import heat_map, unit_of, value
+from collbench.report.outcome import alarm, headline, not_judged
+from collbench.report.shades import legend
+from collbench.units import figure, format_approximate_size, format_size
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
 _MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
@@ -29,7 +31,8 @@ _MOST_FITS = 28
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
 _WORDS_LEGEND = """\
 tied, different: against the best, by the 90 % and the simultaneous 95 %
-interval of the difference (99 % below five visits); undecided: neither"""
+interval of the difference (99 % below five visits); undecided: neither;
+failed: something on it failed, whatever its rate"""
 _FITS_LEGEND = """\
 latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
 n½: the size that reaches half of it; misfit: how far the worst size is off"""
@@ -37,18 +40,23 @@ n½: the size that reaches half of it; misfit: how far the worst size is off"""
 
 def page(run: Run, summary: RankSummary) -> Iterator[RenderableType]:
     """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing."""
-    yield Text(header(run))
+    yield from alarm(run)
+    if not summary.judged:
+        few = f"no work has the {FEWEST_VISITS} visits of every place that tell noise"
+        yield not_judged(f"{few}: measure it anew, or finish it with --resume")
+    yield Lines(header(run))
     for ranked in summary.works:
         for ranking in ranked.rankings:
             yield from section(run, ranking, mapped=ranking.kind != "device" and len(run.devices) > 2)
     for ranked in summary.works:
         yield from _fits(run, ranked)
-    yield Text("\n").append_text(shades()).append(f"\n{_WORDS_LEGEND}")
+    yield legend("\n")
+    yield Text(f"\n{_WORDS_LEGEND}")
     if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
         yield Text(_FITS_LEGEND)
     lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary)]
     if lines:
-        yield Text("\n" + "\n".join(lines))
+        yield Lines("\n" + "\n".join(lines))
 
 
 def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
         for ranked in summary.works
     ]
     origin = {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
-    return origin | {"started": run.started, "devices": list(summary.devices), "works": works}
+    return origin | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
 
 
 def _ranking_json(ranking: Ranking) -> dict[str, Any]:
@@ -157,7 +165,7 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(kind_of(ranked.work))
     table.add_column("label")
-    for head in ("latency us", "bandwidth GB/s", "n½", "misfit"):
+    for head in ("latency µs", "bandwidth GB/s", "n½", "misfit"):
         table.add_column(head, justify="right")
     for fit in fits[:_MOST_FITS]:
         table.add_row(

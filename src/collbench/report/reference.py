@@ -8,15 +8,22 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.comparison.nvls import Nvls
 from collbench.comparison.reference import Answer, Answers, Standing, Unknown
+from collbench.machine.nvls import Nvls
 from collbench.operations import Variant, Work
+from collbench.outcome import named
+from collbench.report.blocks import Lines
 from collbench.report.header import header
-from collbench.report.matrix import figure
+from collbench.report.outcome import alarm, not_judged
 from collbench.report.prose import filled
-from collbench.units import format_size
+from collbench.units import figure, format_size
 
-_STYLES = {Standing.BELOW: "bold red", Standing.NORMAL: "bold green", Standing.ABOVE: "bold cyan"}
+_STYLES = {
+    Standing.BELOW: "bold red",
+    Standing.NORMAL: "bold green",
+    Standing.ABOVE: "bold cyan",
+    Standing.FAILED: "bold red",
+}
 
 
 def page(answers: Answers, width: int) -> Iterator[RenderableType]:
@@ -24,7 +31,10 @@ def page(answers: Answers, width: int) -> Iterator[RenderableType]:
 
     Sentences are broken to `width` columns.
     """
-    yield Text(header(answers.run))
+    yield from alarm(answers.run)
+    if not answers.judged:
+        yield not_judged(f"{conclusion(answers).rstrip('.')}; compare it with a run of the machine's own good days")
+    yield Lines(header(answers.run))
     yield Text("")
     for answer in answers.answers:
         yield from _answer(answers, answer, width)
@@ -44,6 +54,8 @@ def conclusion(answers: Answers) -> str:
     told = ", ".join(f"{standings[one]} {one.value}" for one in Standing if standings[one])
     if answers.below:
         return f"Below what healthy machines of this kind reach, for certain ({told})."
+    if not answers.judged:
+        return f"No figure says anything for certain ({told})."
     everything = set(standings) == {Standing.NORMAL}
     return f"{'Normal' if everything else 'Nothing is below its band for certain'} ({told})."
 
@@ -61,15 +73,19 @@ def _answer(answers: Answers, answer: Answer, width: int) -> Iterator[Renderable
     simulated = "sim: " if answers.run.backend == "sim" else ""
     what = f"{simulated}{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}: "
     yield (
-        Text(what)
+        Lines(what)
         .append(answer.standing.value, style=_STYLES.get(answer.standing, ""))
-        .append(f", {_measured(answers, answer)}; {_band(answer)}")
+        .append(f"{_failed(answers, answer)}, {_measured(answers, answer)}; {_band(answer)}")
     )
     condition = f"; {answer.mismatch}" if answer.mismatch else ""
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
     nccl = f", NCCL {source.nccl}" if source.nccl else ""
     told = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
     yield Text(filled(told, width, "  ", "  "))
+
+
+def _failed(answers: Answers, answer: Answer) -> str:
+    return f" on {named(answers.run, answer.failed)}" if answer.standing is Standing.FAILED else ""
 
 
 def _on(work: Work, ranks: int, answer: Answer) -> str:

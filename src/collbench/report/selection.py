@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collbench.affinity.selection import Finalist, Selection
-from collbench.units import format_size
+from collbench.report.prose import named
+from collbench.units import fixed, format_size
 
 _SIM = "sim"
 
 
-def explanation(selection: Selection) -> str:
-    """Return the page as text: the devices first, then the evidence for them, a line for each thing to know."""
+def explanation(selection: Selection, width: int | None = None) -> str:
+    """Return the page as text: the devices first, then the evidence for them, a line for each thing to know.
+
+    In lines of at most `width`, but for the rows of the finalists.
+    """
     heads = [", ".join(device.tag for device in selection.devices) + _where(selection), *_lines(selection)]
-    return "\n".join(heads)
+    return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in heads)
 
 
 def _lines(selection: Selection) -> Iterator[str]:
     origin = selection.origin
-    yield f"why       {selection.reason}{'' if _SIM in selection.reason else _sim(selection)}"
+    yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
         how = f": {selection.predicted_how}" if selection.predicted_how else ""
         yield f"predicted all-reduce busbw {_range(selection.predicted)} GB/s{_sim(selection)}{how}"
@@ -69,7 +73,7 @@ def _measured(one: Finalist) -> str:
     if one.measured is None:
         return "-"
     low, middle, high = one.measured
-    return f"{middle:.4g} ({_range((low, high))})"
+    return f"{fixed(middle)} ({_range((low, high))})"
 
 
 def _note(one: Finalist) -> str:
@@ -77,7 +81,9 @@ def _note(one: Finalist) -> str:
 
 
 def _range(found: tuple[float, float]) -> str:
-    low, high = (f"{value:.4g}" for value in found)
+    low, high = map(fixed, found)
+    if found[0] == 0 < found[1]:
+        return f"at most {high}"
     return low if low == high else f"{low}–{high}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from collbench.machine import labels
 from collbench.model import Device, Path
+from collbench.units import fixed
 
 _COLUMNS = 80
 _AFFINITY_HEADS = ("CPU Affinity", "NUMA Affinity")
@@ -85,7 +86,7 @@ def _theory(paths: Sequence[Path]) -> str:
     """Return a line for each distinct label and limit, best label first; the unknown ones share a line."""
     known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
     ordered = sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
-    lines = [_entry(label, f"{gbs:g} GB/s: {source}") for label, gbs, source in ordered]
+    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in ordered]
     unknown = sorted({path.label for path in paths if path.theory_gbs is None}, key=labels.rank_key)
     if unknown:
         lines.append(f"  {', '.join(unknown)}: not known, a label alone does not tell the rate of its links")
@@ -98,7 +99,11 @@ def _entry(label: str, text: str) -> str:
 
 
 def _joined(path: Path) -> str:
-    limit = "" if path.theory_gbs is None else f": {path.theory_gbs:g} GB/s each way in theory ({path.theory_source})"
+    limit = (
+        ""
+        if path.theory_gbs is None
+        else f": {fixed(path.theory_gbs, 6)} GB/s each way in theory ({path.theory_source})"
+    )
     if labels.is_nvlink(path.label):
         count = labels.nvlink_count(path.label)
         return f"are joined by {count} NVLink{'s' if count > 1 else ''} ({path.label}){limit}"

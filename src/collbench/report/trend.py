@@ -10,12 +10,12 @@ from rich.text import Text
 
 from collbench.comparison.trend import Line, Trend
 from collbench.report import comparison
-from collbench.report.matrix import figure
-from collbench.units import format_size
+from collbench.units import figure, format_size
 
 
 def page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType]:
     """Yield the page's blocks; `names` are the files', by date as the runs are."""
+    yield from comparison.alarms(trend.last)
     simulated = "sim: SIMULATED machines, nothing below was measured on a GPU" if _sim(trend) else ""
     yield Text(f"backend   {simulated or trend.runs[0].backend}")
     yield Text("\n".join(_runs(trend, names)))
@@ -23,7 +23,7 @@ def page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType]:
         yield Text(f"\n{'sim: ' if simulated else ''}{_title(line)}")
         yield _table(trend, line)
     yield Text(f"\nrun {len(trend.runs)} against run 1, cell by cell")
-    yield from comparison.page(trend.last, (names[0], names[-1]))
+    yield from comparison.body(trend.last, (names[0], names[-1]))
 
 
 def _sim(trend: Trend) -> bool:

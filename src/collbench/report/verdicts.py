@@ -10,45 +10,81 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.affinity.verdicts import Kind, Severity, Verdict, not_judged
+from collbench.affinity.verdicts import Coverage, Kind, Severity, Verdict, coverage, not_judged
 from collbench.affinity.verdicts.readings import Facts, Reading
+from collbench.errors import ExitStatus
 from collbench.machine.labels import rank_key
 from collbench.model import Run
+from collbench.outcome import named, outcome
 from collbench.plain import plain
+from collbench.report.blocks import Lines
 from collbench.report.header import header
+from collbench.report.outcome import alarm, headline
+from collbench.report.outcome import not_judged as not_judged_line
 from collbench.report.prose import WIDE, filled
-from collbench.units import format_size
+from collbench.units import figure, fixed, format_size
 
 FORMAT, VERSION = "collbench-check", 1
-# Exit statuses of the command (docs/check.md).
-AGREE, CONTRADICTION, HARD = 0, 3, 4
-_STYLES = {Severity.HARD: "bold red", Severity.CONTRADICTION: "bold yellow", Severity.INFO: "bold cyan"}
+_STATUS = {
+    Severity.HARD: ExitStatus.UNTRUSTED,
+    Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
+    Severity.FAILURE: ExitStatus.FAILED,
+    Severity.INFO: ExitStatus.DONE,
+}
+_STYLES = {
+    Severity.HARD: "bold red",
+    Severity.CONTRADICTION: "bold yellow",
+    Severity.FAILURE: "bold red",
+    Severity.INFO: "bold cyan",
+}
+_NOTHING = (
+    "on no pair is there a copy of 16M or more both ways, or a collective of 64M or more, with three visits: "
+    "'collbench check' measures them"
+)
+_MOST_NAMES = 4  # of pairs
 _INDENT = 10  # of what follows a field's name
 _FAMILY = {True: "collectives", False: "copies"}
 
 
-def status(verdicts: Iterable[Verdict]) -> int:
-    """Return the exit status: 0 agree, 3 a contradiction, 4 data corruption or a hang."""
-    worst = {verdict.severity for verdict in verdicts}
-    return HARD if Severity.HARD in worst else CONTRADICTION if Severity.CONTRADICTION in worst else AGREE
+def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
+    """Return the exit status: the worst of what was found and of what failed; nothing judged is no agreement."""
+    found = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
+    judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
+    return max(found, judged, outcome(run).status)
 
 
 def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[RenderableType]:
     """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not."""
-    yield Text(header(run))
+    covered = coverage(run)
+    yield from alarm(run)
+    if not covered.judged:
+        yield not_judged_line(_NOTHING)
+    yield Lines(header(run))
     for verdict in verdicts:
         yield Text()
         yield _block(run, verdict, width)
-    yield Text(f"\n{filled(_conclusion(verdicts), width)}")
-    healthy = _healthy(run, verdicts)
+    yield Text(f"\n{filled(conclusion(covered, verdicts), width)}")
+    healthy = _healthy(run, covered, verdicts)
     if healthy:
         yield Text(_field("agree", healthy, width))
+    yield from (Text(_field("unjudged", line, width)) for line in unjudged(run, covered))
     for line in not_judged(run):
         yield Text(_field("not done", line, width))
 
 
-def dumps(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return the verdicts as JSON text (docs/check.md)."""
+def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
+    """Yield a line for each reason why pairs were not judged."""
+    reasons: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for one in covered.missed:
+        reasons[one.absence.reason].append(one.pair)
+    for reason, pairs in reasons.items():
+        more = f" and {len(pairs) - _MOST_NAMES} more" if len(pairs) > _MOST_NAMES else ""
+        yield f"{named(run, pairs[:_MOST_NAMES])}{more}: {reason}"
+
+
+def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> str:
+    """Return the verdicts as JSON text (docs/check.md); `left` is the status that the command ends with."""
+    covered = coverage(run)
     data = {
         "format": FORMAT,
         "format_version": VERSION,
@@ -56,9 +92,12 @@ def dumps(run: Run, verdicts: Sequence[Verdict]) -> str:
         "hostname": run.machine.hostname,
         "fabric": run.machine.fabric,
         "started": run.started,
-        "exit_status": status(verdicts),
+        "exit_status": int(status(run, verdicts) if left is None else left),
+        "pairs": covered.pairs,
+        "judged": len(covered.judged),
+        "failed": headline(run),
         "verdicts": [_plain(run, verdict) for verdict in verdicts],
-        "not_judged": list(not_judged(run)),
+        "not_judged": [*unjudged(run, covered), *not_judged(run)],
     }
     return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
 
@@ -74,12 +113,12 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
 def _block(run: Run, verdict: Verdict, width: int) -> Text:
     """Return one verdict: its kind and place, then a field a line."""
     place = ", ".join(run.devices[member].tag for member in verdict.members)
-    head = Text(str(verdict.kind), style=_STYLES[verdict.severity])
     label = f" ({verdict.label})" if verdict.label else ""
-    head.append(f"  {place}{label}", style="")
+    head = Text(filled(f"{verdict.kind}  {place}{label}", width, rest="  "))
+    head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
     fields = [("what", verdict.what)]
     if verdict.theory_gbs is not None:
-        fields.append((_theory_name(verdict), f"{verdict.theory_gbs:.4g} GB/s{_sim(run)}{_source(run, verdict)}"))
+        fields.append((_theory_name(verdict), f"{fixed(verdict.theory_gbs)} GB/s{_sim(run)}{_source(run, verdict)}"))
     if verdict.measured is not None:
         fields.append(("measured", _measured(run, verdict)))
     fields.append(("cause", verdict.cause))
@@ -107,7 +146,7 @@ def _source(run: Run, verdict: Verdict) -> str:
 def _measured(run: Run, verdict: Verdict) -> str:
     low, middle, high = verdict.measured or (0.0, 0.0, 0.0)
     confirmed = "" if verdict.confirmed else "; not confirmed alone"
-    return f"{_figure(middle)} GB/s{_sim(run)} ({_figure(low)}-{_figure(high)}){confirmed}"
+    return f"{figure(middle)} GB/s{_sim(run)} ({figure(low)}-{figure(high)}){confirmed}"
 
 
 def _sim(run: Run) -> str:
@@ -115,26 +154,30 @@ def _sim(run: Run) -> str:
     return " sim" if run.backend == "sim" else ""
 
 
-def _figure(gbs: float) -> str:
-    return f"{gbs:.1f}" if gbs >= 10 else f"{gbs:.2f}"
-
-
-def _conclusion(verdicts: Sequence[Verdict]) -> str:
-    hard = sum(verdict.severity is Severity.HARD for verdict in verdicts)
+def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+    """Return in a sentence or two what was found, and on how many pairs."""
+    hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
     soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
     told = [
         f"{count} {word}{'s' if count > 1 else ''}"
         for count, word in ((hard, "failure"), (soft, "contradiction"))
         if count
     ]
-    return f"{' and '.join(told).capitalize()}." if told else "Labels, tools and measurement agree."
+    share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
+    if told:
+        some = "" if len(covered.judged) == covered.pairs else f" {share}."
+        return f"{' and '.join(told).capitalize()}.{some}"
+    if not covered.judged:
+        return "No pair was judged."
+    if covered.missed:
+        return f"{share}: on these labels, tools and measurement agree."
+    return "Labels, tools and measurement agree."
 
 
-def _healthy(run: Run, verdicts: Sequence[Verdict]) -> str:
+def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return a line on the pairs that nothing was found on, with the rates of each label; "" where there is none."""
-    pairs = [frozenset(path.devices) for path in run.paths]
-    bad = {pair for pair in pairs for verdict in verdicts if _concerns(verdict, pair)}
-    well = [pair for pair in pairs if pair not in bad]
+    pairs = [frozenset(pair) for pair in covered.judged]
+    well = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
     if not well:
         return ""
     facts = Facts(run)
@@ -145,7 +188,7 @@ def _healthy(run: Run, verdicts: Sequence[Verdict]) -> str:
             if reading is not None:
                 rates[reading.label].append(reading)
     words = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
-    return f"{len(well)} of {len(pairs)} pairs{': ' if words else ''}{words}"
+    return f"{len(well)} of {covered.pairs} pairs{': ' if words else ''}{words}"
 
 
 def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
@@ -159,10 +202,10 @@ def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
 
 
 def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
-    low, high = (_figure(pick(reading.gbs for reading in readings)) for pick in (min, max))
+    low, high = (figure(pick(reading.gbs for reading in readings)) for pick in (min, max))
     span = low if low == high else f"{low}-{high}"
     limits = {path.theory_gbs for path in run.paths if path.label == label and path.theory_gbs is not None}
-    of = f" of {limits.pop():g}" if len(limits) == 1 else ""
+    of = f" of {fixed(limits.pop(), 6)}" if len(limits) == 1 else ""
     family = _FAMILY[readings[0].work.operation.is_collective]
     return f"{label} {span}{of} GB/s{_sim(run)} ({family}, {format_size(readings[0].size_bytes)})"
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from statistics import fmean
 
-from collbench.backends.protocol import Step, Timing, time_each
+from collbench.backends.protocol import Coverage, Step, Timing, time_each
 from collbench.backends.worker_messages import Prepare, Reserve
-from collbench.errors import BackendError, CollbenchError, DataCorruption, StepFailed, UsageError
-from collbench.model import Device, Health
+from collbench.errors import BackendError, CollbenchError, DataCorruption, PeerLost, StepFailed, UsageError, kind_of
+from collbench.model import Device, Flag, Health, Refusal, SkipKind
 from collbench.operations import Operation, Variant, Work
-from collbench.world.messages import Done, MakeId, OpenRank, RankFacts, Request, TakeHealth
+from collbench.world.messages import Done, FoundHealth, MakeId, OpenRank, RankFacts, Request, TakeHealth, UniqueId
 from collbench.world.ranks import RankLost, Ranks
 from collbench.world.store import Publisher
 
@@ -31,7 +32,7 @@ class Coordinator:
         self._worlds = 0  # how many were opened
         self._broken = False
         self._setup: list[Request] = []
-        self._flags: dict[int, tuple[str, ...]] = {}
+        self._flags: dict[int, tuple[Flag, ...]] = {}
         self._facts: tuple[RankFacts, ...] = ()
 
     @property
@@ -44,8 +45,8 @@ class Coordinator:
         key = f"world{self._worlds}"
         self._worlds += 1
         self._broken = True  # until all is done
-        (unique_id,) = self._ranks.values(self._ranks.ask({0: MakeId()}), str)
-        self._store.publish(key, unique_id)
+        (unique_id,) = self._ranks.values(self._ranks.ask({0: MakeId()}), UniqueId)
+        self._store.publish(key, unique_id.digits)
         try:
             asked = {rank: OpenRank(self._devices, key, self._addresses[rank]) for rank in self._ranks.everyone}
             self._facts = self._ranks.values(self._ranks.ask(asked), RankFacts)
@@ -81,9 +82,11 @@ class Coordinator:
         self._setup.append(Reserve(largest_bytes))
         self._set_up(self._setup[-1])
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> str | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why a copy cannot run here."""
-        return None if work.operation.is_collective else "copies are timed by one process, not by one for each device"
+        if work.operation.is_collective:
+            return None
+        return Refusal(SkipKind.PROCESSES, "copies are timed by one process, not by one for each device")
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making the groups' communicators on every rank."""
@@ -108,14 +111,18 @@ class Coordinator:
         if failed:
             self._broken = True
             raise self._failure(step, failed)
-        self._flags = {rank: reply.flags for rank, reply in replies.items() if isinstance(reply, Done)}
+        self._flags = {
+            rank: tuple(replace(flag, devices=(rank,)) for flag in reply.flags)
+            for rank, reply in replies.items()
+            if isinstance(reply, Done)
+        }
         return slowest(step, self._ranks.values(replies, Timing))
 
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another."""
         return time_each(self, steps)
 
-    def flags(self, members: Iterable[int]) -> tuple[str, ...]:
+    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
         """Return what was wrong with these ranks' devices in the last step."""
         return tuple(dict.fromkeys(flag for rank in sorted(set(members)) for flag in self._flags.get(rank, ())))
 
@@ -123,8 +130,8 @@ class Coordinator:
         """Return the devices' state now, by rank; empty where nobody tells."""
         if self._ranks.settle():
             self._broken = True
-        found = self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth())), tuple)
-        return tuple(health for one in found for health in one)
+        found = self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth())), FoundHealth)
+        return tuple(health for one in found for health in one.states)
 
     def close(self) -> None:
         """Let all ranks go."""
@@ -140,20 +147,28 @@ class Coordinator:
         except RankLost:
             raise
         except CollbenchError as error:
-            raise StepFailed(f"{step.work}: the ranks could not join again: {error}") from error
+            raise StepFailed(f"{step.work}: the ranks could not join again: {error}", kind_of(error)) from error
 
     def _failure(self, step: Step, failed: Mapping[int, CollbenchError]) -> CollbenchError:
-        """Return the first failure to be told: wrong data before all, then the one that came first."""
+        """Return the first failure to be told: wrong data before all, then the one that came first.
+
+        A rank that only lost another one is told where nobody knows more.
+        """
         for rank, reply in failed.items():
             if isinstance(reply, DataCorruption):
                 return self._ranks.named(rank, reply)
-        rank, first = next(iter(failed.items()))
+        own = self._ranks.by_itself(failed) or failed
+        causes = {rank: reply for rank, reply in own.items() if not isinstance(reply, PeerLost)}
+        rank, first = next(iter((causes or own).items()))
         named = self._ranks.named(rank, first)
-        return StepFailed(str(named)) if isinstance(first, BackendError) else named
+        return StepFailed(str(named), first.kind) if isinstance(first, BackendError) else named
 
 
 def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:
-    """Return each group's times: of every block the maximum over its ranks, of the launch loop the mean."""
+    """Return each group's times: of every block the maximum over its ranks, of the launch loop the mean.
+
+    What ranks received and compared adds up.
+    """
     return Timing(
         seconds=tuple(
             tuple(max(times) for times in zip(*(timings[rank].seconds[place] for rank in group), strict=True))
@@ -163,5 +178,14 @@ def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:
             fmean(timings[rank].launch_seconds[place] for rank in group) for place, group in enumerate(step.groups)
         )
         if all(timings[rank].launch_seconds for group in step.groups for rank in group)
+        else (),
+        coverage=tuple(
+            Coverage(
+                sum(timings[rank].coverage[place].moved for rank in group),
+                sum(timings[rank].coverage[place].verified for rank in group),
+            )
+            for place, group in enumerate(step.groups)
+        )
+        if all(timings[rank].coverage for group in step.groups for rank in group)
         else (),
     )

@@ -15,7 +15,7 @@ from collbench.backends.worker_messages import World
 from collbench.errors import MachineError, UsageError
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants
-from collbench.model import Device, Health, Machine, Path
+from collbench.model import Device, Flag, Health, Machine, Path
 from collbench.world.environment import Place
 from collbench.world.here import host_key
 from collbench.world.messages import Introduction, OpenRank, RankFacts
@@ -97,7 +97,7 @@ class CudaSeat:
         others = self._occupants.others(0, self._nvml.processes(self._device))
         return (replace(self._nvml.health(self._device), processes=others),)
 
-    def flags(self) -> tuple[str, ...]:
+    def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the GPU, as NVML told a moment ago."""
         return self._watch.flags((0,)) if self._watch else ()
 

@@ -12,6 +12,10 @@ from collbench.world.nodelist import first_host, tasks_on_node
 _DEFAULT_PORT = 29500
 # Slurm names no port. Jobs that share a node need different ones: below the kernel's ephemeral range (32768 on).
 _FIRST_PORT, _PORTS = 10_000, 20_000
+# Schedulers start ranks minutes apart where a container image must be fetched first.
+JOIN_S = 300.0
+JOIN_VARIABLE = "COLLBENCH_JOIN_SECONDS"
+_LONGEST_JOIN_S = 86_400
 # What `find_place` tells a launcher by.
 _TELLING = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -50,6 +54,16 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         if found:
             return _checked(place) if place is not None else None
     return None
+
+
+def join_seconds(environment: Mapping[str, str]) -> float:
+    """Return how long ranks wait for each other at the start, in seconds. Raises UsageError."""
+    value = environment.get(JOIN_VARIABLE, "").strip()
+    if not value:
+        return JOIN_S
+    if not value.isdecimal() or not 0 < int(value) <= _LONGEST_JOIN_S:
+        raise UsageError(f"{JOIN_VARIABLE}={value}: write whole seconds, 1 to {_LONGEST_JOIN_S}")
+    return float(value)
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from collbench.backends.opening import here
 from collbench.backends.protocol import Step, Timing
 from collbench.errors import BackendError
 from collbench.machine import cores, memory
-from collbench.model import Device, Health, Path
+from collbench.model import Device, Flag, Health, Path
 from collbench.world.environment import Place
 from collbench.world.here import host_key, interface_of
 from collbench.world.messages import Introduction, OpenRank, RankFacts
@@ -91,7 +91,7 @@ class HostSeat:
         """Return nothing: nobody tells of cores what NVML tells of GPUs."""
         return ()
 
-    def flags(self) -> tuple[str, ...]:
+    def flags(self) -> tuple[Flag, ...]:
         """Return nothing, for the same reason."""
         return ()
 

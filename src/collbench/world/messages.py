@@ -1,4 +1,7 @@
-"""What rank 0 and the ranks say to each other. One answer to each request, except to Abandon and Leave."""
+"""What rank 0 and the ranks say to each other. One answer to each request, except to Abandon and Leave.
+
+Each message is a type: they travel as its name and its fields (codec.py).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TypeAlias
 from collbench.backends.protocol import Step, Timing
 from collbench.backends.worker_messages import Prepare, Reserve
 from collbench.errors import CollbenchError
-from collbench.model import Device, Health, Machine, Path
+from collbench.model import Device, Flag, Health, Machine, Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,14 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True)
 class MakeId:
-    """Asks for what the ranks of a new world must share: NCCL's id; empty where the backend needs none."""
+    """Asks for what the ranks of a new world must share: the answer is a UniqueId."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueId:
+    """NCCL's id in hexadecimal digits; empty where the backend needs none."""
+
+    digits: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +70,28 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class FindPaths:
-    """Asks for the paths between devices of the rank's own host, by their places in `devices`."""
+    """Asks for the paths between devices of the rank's own host, by their places in `devices`: FoundPaths."""
 
     devices: tuple[Device, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class FoundPaths:
+    """Those paths; none where nobody tells."""
+
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TakeHealth:
-    """Asks for the state of the rank's device: a tuple of one, or of none where nobody tells."""
+    """Asks for the state of the rank's device: the answer is FoundHealth."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHealth:
+    """One state, or none where nobody tells."""
+
+    states: tuple[Health, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +104,15 @@ class Leave:
     """Ends the rank: all is measured, or rank 0 has said why not."""
 
 
-Value: TypeAlias = Introduction | str | RankFacts | tuple[Path, ...] | tuple[Health, ...] | Timing | None
+Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | Timing | None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request's result. `flags` say what was wrong with the rank's device meanwhile."""
+    """A request's result. `flags` say what was wrong with the rank's device meanwhile, which is position 0 to it."""
 
     value: Value
-    flags: tuple[str, ...] = field(default=())
+    flags: tuple[Flag, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +122,6 @@ class Alive:
 
 Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | FindPaths | TakeHealth
 Order: TypeAlias = Request | Abandon | Leave
-# A failure travels as the exception itself, with its type and text.
+# A failure travels as its class and text.
 Reply: TypeAlias = Done | CollbenchError
 Word: TypeAlias = Reply | Alive

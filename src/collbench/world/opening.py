@@ -7,29 +7,35 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from multiprocessing.connection import Connection, Pipe
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from collbench import lifeline
 from collbench.backends.opening import Opened
 from collbench.errors import BackendError, UsageError
 from collbench.model import Machine
+from collbench.plain import build
 from collbench.planning import Request
 from collbench.world import hosts, wire
 from collbench.world.coordinator import Coordinator
-from collbench.world.environment import Place
-from collbench.world.messages import FindPaths, Introduce, Introduction, RankFacts
+from collbench.world.environment import JOIN_S, Place
+from collbench.world.listener import KEY_BYTES, Listener, connect
+from collbench.world.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
 from collbench.world.ranks import Ranks, checked
 from collbench.world.seat import Seat
 from collbench.world.serving import serve
-from collbench.world.store import Store
+from collbench.world.store import UNSAID_S, Store, still_waiting
 
-# Schedulers start ranks minutes apart where a container image must be fetched first.
-JOIN_S = 300.0
-_DOOR = "door"
+# Where the others find rank 0: the name of that value in the store.
+_LISTENER = "listener"
+
+
+def _in_silence(_text: str) -> None:
+    """Say nothing of a wait."""
 
 
 def refuse(request: Request) -> None:
@@ -51,22 +57,27 @@ def refuse(request: Request) -> None:
 class World:
     """All ranks, held by rank 0, which is one of them. Use as a context manager: in the end all ranks leave."""
 
-    def __init__(self, place: Place, request: Request, timeout_s: float = JOIN_S) -> None:
-        """Wait for all ranks. Raises BackendError when one does not come, MachineError, UsageError."""
+    def __init__(
+        self, place: Place, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
+    ) -> None:
+        """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
+
+        Raises UsageError for what is not for several processes.
+        """
         refuse(request)
         self.place = place
         self._stack = ExitStack()
         with ExitStack() as stack:
-            self._store = Store(place, timeout_s)
+            self._store = Store(place, timeout_s, say)
             seat = _seat(place, request, self._store)
-            ours, theirs = Pipe()
+            ours, theirs = wire.pair()
             own = threading.Thread(target=serve, args=(theirs, seat), name="rank 0", daemon=True)
             own.start()
             stack.callback(own.join)
             stack.callback(ours.close)
-            came = self._admit(timeout_s)
+            came = self._admit(timeout_s, say)
             self._ends = {rank: _ends(found) for rank, found in came.items()}
-            lines = {0: ours, **{rank: wire.wired(found) for rank, found in came.items()}}
+            lines = {0: ours, **{rank: wire.line(found) for rank, found in came.items()}}
             names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
             self._ranks = Ranks(lines, {0: f"rank 0 on {socket.gethostname()}", **names}, on_loss=_end_in_peace)
             stack.callback(self._ranks.close)
@@ -98,7 +109,7 @@ class World:
         guides = hosts.guides(known)
         asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
         told = ranks.ask(asked)
-        found = {members: checked(told[first], tuple) for first, members in guides.items()}
+        found = {members: checked(told[first], FoundPaths).paths for first, members in guides.items()}
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),
@@ -108,55 +119,84 @@ class World:
             watch=backend,
         )
 
-    def _admit(self, timeout_s: float) -> Mapping[int, socket.socket]:
-        """Say where the door is, and return the ranks' sockets. Raises BackendError, which names who is missing."""
-        key = secrets.token_bytes(wire.KEY_BYTES)
-        door = wire.Door(key, self.place.world_size)
-        address = wire.own_address(self.place.master_addr, self.place.master_port)
-        self._store.publish(_DOOR, json.dumps({"address": address, "port": door.port, "key": key.hex()}))
+    def _admit(self, timeout_s: float, say: Callable[[str], object]) -> Mapping[int, socket.socket]:
+        """Say where rank 0 listens, and return the ranks' sockets. Raises BackendError, which names who is missing."""
+        key = secrets.token_bytes(KEY_BYTES)
+        listener = Listener(key, self.place.world_size, _own_address(self.place))
+        told = {"address": listener.address, "port": listener.port, "key": key.hex()}
+        begin = time.monotonic()
         try:
-            came, missing = door.admit(timeout_s)
+            self._store.publish(_LISTENER, json.dumps(told))
+            missing = listener.admit(min(UNSAID_S, timeout_s))
+            if missing and timeout_s > UNSAID_S:
+                say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
+                missing = listener.admit(begin + timeout_s - time.monotonic())
+            if missing:
+                raise BackendError(
+                    f"{self._count(missing)} did not come to {self.place.meeting_point} within {timeout_s:.0f} s: "
+                    f"check that {self.place.launcher} started all, and that they reach that address"
+                )
+            return listener.take()
         finally:
-            door.close()
-            self._store.forget(_DOOR)
-        if missing:
-            for found in came.values():
-                found.close()
-            names = ", ".join(map(str, missing))
-            raise BackendError(
-                f"rank{'s' if len(missing) > 1 else ''} {names} of {self.place.world_size} did not come to "
-                f"{self.place.meeting_point} within {timeout_s:.0f} s: check that {self.place.launcher} started all, "
-                "and that they reach that address"
-            )
-        return came
+            listener.close()
+            self._store.forget(_LISTENER)
+
+    def _count(self, missing: Sequence[int]) -> str:
+        names = ", ".join(map(str, missing))
+        return f"rank{'s' if len(missing) > 1 else ''} {names} of {self.place.world_size}"
 
 
-def join(place: Place, request: Request, timeout_s: float = JOIN_S) -> bool:
+def join(place: Place, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence) -> bool:
     """Work for rank 0 as another rank; return whether it said in the end to leave, and did not just vanish.
 
-    Raises BackendError when rank 0 cannot be found, MachineError, UsageError.
+    `say` tells that the wait for rank 0 lasts. Raises BackendError when it cannot be found, MachineError, UsageError.
     """
     refuse(request)
-    store = Store(place, timeout_s)
+    store = Store(place, timeout_s, say)
     seat = _seat(place, request, store)
     try:
-        door = json.loads(store.read(_DOOR))
-        candidates = tuple(filter(None, (door["address"], place.master_addr)))
+        told = _told(store.read(_LISTENER))
+        candidates = tuple(dict.fromkeys(filter(None, (told.address, place.master_addr))))
         try:
-            found = wire.dial(candidates, door["port"], bytes.fromhex(door["key"]), place.rank)
+            found = connect(candidates, told.port, bytes.fromhex(told.key), place.rank)
         except OSError as error:
             raise BackendError(
                 f"rank {place.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
-                f"port {door['port']}: {error}; the hosts' firewalls must let ranks connect to each other"
+                f"port {told.port}: {error}; the hosts' firewalls must let ranks connect to each other"
             ) from error
     except BaseException:
         seat.close()
         raise
-    # From here on rank 0 decides; Ctrl-C and a scheduler's SIGTERM reach it too.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    line: Connection = wire.wired(found)
-    return serve(line, seat)
+    lifeline.leave_signals_to_parent()  # rank 0 stands for it from here on, and they reach it too
+    return serve(wire.far_end(found), seat)
+
+
+def _own_address(place: Place) -> str:
+    """Return the address to listen on: the one by which this host reaches the point where all meet.
+
+    All addresses ("") where a name means loopback on its own host, as Debian has it, and others know it by another one.
+    """
+    found = wire.own_address(place.master_addr, place.master_port)
+    return "" if wire.is_loopback(found) and place.local_size < place.world_size else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What rank 0 leaves in the store: where it listens, and the key in hexadecimal digits."""
+
+    address: str
+    port: int
+    key: str
+
+
+def _told(text: str) -> _Told:
+    """Return what rank 0 left. Raises BackendError for anything else."""
+    try:
+        found: _Told = build(_Told, json.loads(text), "the value")
+        bytes.fromhex(found.key)
+    except ValueError as error:
+        raise BackendError(f"what the store tells of rank 0 cannot be read: {error}; start all ranks again") from error
+    return found
 
 
 def _seat(place: Place, request: Request, store: Store) -> Seat:

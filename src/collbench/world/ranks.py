@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from multiprocessing.connection import wait
 from typing import TypeVar
 
-from collbench.errors import BackendError, CollbenchError, UsageError
+from collbench.errors import BackendError, CollbenchError, FailureKind, PeerLost, UsageError
+from collbench.world.codec import BadMessage
 from collbench.world.messages import Abandon, Alive, Done, Leave, Reply, Request
-from collbench.world.wire import Line
+from collbench.world.wire import Line, framed, ready
 
 _Value = TypeVar("_Value")
 
 # Ranks send a sign of life every 2 s while they work. So much silence is a stopped process or a cut network.
 SILENCE_S = 30.0
+# Where ranks say that they have lost another one, that one has so long to say why before it is told to stop.
+CAUSE_S = 5.0
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25
 
@@ -33,19 +35,28 @@ class Ranks:
         names: Mapping[int, str],
         on_loss: Callable[[], object] = lambda: None,
         silence_s: float = SILENCE_S,
+        cause_s: float = CAUSE_S,
     ) -> None:
-        """Take over the lines. `on_loss` is called when a rank is lost, as one is after `silence_s` without a word."""
+        """Take over the lines. `on_loss` is called when a rank is lost, as one is after `silence_s` without a word.
+
+        `cause_s` is how long the cause of another rank's failure may take to come.
+        """
         self._lines = dict(lines)
         self._names = dict(names)
-        self._on_loss, self._silence_s = on_loss, silence_s
+        self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
         self._owing: set[int] = set()  # asked, and not answered yet
         self._abandoning = False  # those who owe an answer were told that it is not wanted
+        self._abandoned: set[int] = set()  # those who were told so since the last request
         self._lost: RankLost | None = None
 
     @property
     def everyone(self) -> range:
         """All ranks."""
         return range(len(self._names))
+
+    def by_itself(self, failed: Mapping[int, CollbenchError]) -> dict[int, CollbenchError]:
+        """Return the failures that were not asked for, as those of ranks that were told to abandon their step are."""
+        return {rank: failure for rank, failure in failed.items() if rank not in self._abandoned}
 
     def rename(self, names: Mapping[int, str]) -> None:
         """Call ranks by names that tell more."""
@@ -59,10 +70,14 @@ class Ranks:
         if self._lost is not None:
             raise self._lost
         self.settle()
+        self._abandoned.clear()
+        frames: dict[int, bytes] = {}  # by request: a thousand ranks are asked the same
         for rank, request in requests.items():
+            if id(request) not in frames:
+                frames[id(request)] = framed(request)
             self._owing.add(rank)
             with suppress(OSError):  # one that is gone shows when it should answer
-                self._lines[rank].send(request)
+                self._lines[rank].send_frame(frames[id(request)])
         return self._gather()
 
     def values(self, replies: Mapping[int, Reply], kind: type[_Value]) -> tuple[_Value, ...]:
@@ -74,7 +89,7 @@ class Ranks:
 
     def named(self, rank: int, failure: CollbenchError) -> CollbenchError:
         """Return the failure with its rank's name; what the user asked for is every rank's."""
-        return failure if isinstance(failure, UsageError) else type(failure)(f"{self._names[rank]}: {failure}")
+        return failure if isinstance(failure, UsageError) else failure.retold(f"{self._names[rank]}: {failure}")
 
     def settle(self) -> bool:
         """End what an interrupted `ask` has left the ranks at. Return whether there was anything."""
@@ -97,9 +112,10 @@ class Ranks:
         """Return an answer of each rank that owes one, in the order in which they come."""
         replies: dict[int, Reply] = {}
         silent = dict.fromkeys(self._owing, 0.0)  # seconds
+        waited = 0.0  # for the cause of a failure
         while self._owing:
             begin = time.monotonic()
-            speaking = wait([self._lines[rank] for rank in self._owing], _SLICE_S)
+            speaking = ready([self._lines[rank] for rank in self._owing], _SLICE_S)
             passed = min(_SLICE_S, time.monotonic() - begin)
             for rank in sorted(self._owing):
                 if self._lines[rank] not in speaking:
@@ -107,37 +123,46 @@ class Ranks:
                     continue
                 silent[rank] = 0.0
                 word = self._word(rank)
-                if not isinstance(word, Alive):
+                if word is not None and not isinstance(word, Alive):
                     self._owing.discard(rank)
                     replies[rank] = word
-            self._abandon_after(replies)
+            waited += passed if any(isinstance(reply, PeerLost) for reply in replies.values()) else 0.0
+            self._abandon_after(replies, late=waited > self._cause_s)
         return replies
 
     def _noted_silence(self, rank: int, seconds: float) -> float:
         if seconds > self._silence_s:
-            raise self._lose(rank, f"is silent for {self._silence_s:.0f} s: it is stopped, or the network is cut")
+            raise self._lose(
+                rank, f"is silent for {self._silence_s:.0f} s: it is stopped, or the network is cut", FailureKind.HANG
+            )
         return seconds
 
-    def _abandon_after(self, replies: Mapping[int, Reply]) -> None:
-        """Tell those who work on, once, when somebody has failed."""
-        failed = any(not isinstance(reply, Done) for reply in replies.values())
+    def _abandon_after(self, replies: Mapping[int, Reply], *, late: bool) -> None:
+        """Tell those who work on, once, when somebody has failed; of one who lost another only when it is late."""
+        failed = any(not isinstance(reply, Done if late else (Done, PeerLost)) for reply in replies.values())
         if failed and not self._abandoning:
             self._tell(self._owing, Abandon())
+            self._abandoned |= self._owing
         self._abandoning = failed and bool(self._owing)
 
-    def _word(self, rank: int) -> Reply | Alive:
+    def _word(self, rank: int) -> Reply | Alive | None:
+        """Return what a rank says, None where the end of it is still to come."""
         try:
-            return self._lines[rank].recv()
+            return self._lines[rank].receive()
+        except BadMessage as error:
+            raise self._lose(rank, f"cannot be understood: {error}", FailureKind.ERROR) from error
         except (EOFError, OSError) as error:
-            raise self._lose(rank, "is gone: its own output says why, or it was killed") from error
+            raise self._lose(rank, "is gone: its own output says why, or it was killed", FailureKind.CRASH) from error
 
     def _tell(self, ranks: Collection[int], order: Abandon | Leave) -> None:
         for rank in ranks:
             with suppress(OSError):
                 self._lines[rank].send(order)
 
-    def _lose(self, rank: int, how: str) -> RankLost:
-        self._lost = RankLost(f"{self._names[rank]} {how}; without it no collective is complete: start all ranks again")
+    def _lose(self, rank: int, how: str, kind: FailureKind) -> RankLost:
+        self._lost = RankLost(
+            f"{self._names[rank]} {how}; without it no collective is complete: start all ranks again", kind
+        )
         self._on_loss()
         return self._lost
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from collbench.backends.protocol import Step, Timing
-from collbench.model import Device, Health, Path
+from collbench.model import Device, Flag, Health, Path
 from collbench.world.messages import Introduction, OpenRank, RankFacts
 
 
@@ -36,7 +36,7 @@ class Seat(Protocol):
     def health(self) -> tuple[Health, ...]:
         """Return the device's state now; none where nobody tells."""
 
-    def flags(self) -> tuple[str, ...]:
+    def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""
 
     def interrupt(self) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
 
 from collbench.backends.protocol import Step
 from collbench.backends.worker_messages import Prepare, Reserve
 from collbench.errors import BackendError, CollbenchError
+from collbench.world.codec import BadMessage
 from collbench.world.messages import (
     Abandon,
     Alive,
     Done,
     FindPaths,
+    FoundHealth,
+    FoundPaths,
     Introduce,
     Leave,
     MakeId,
@@ -22,10 +25,11 @@ from collbench.world.messages import (
     Reply,
     Request,
     TakeHealth,
+    UniqueId,
     Value,
 )
 from collbench.world.seat import Seat
-from collbench.world.wire import FarEnd
+from collbench.world.wire import FarEnd, HasFile, ready
 
 # Rank 0 counts a rank as lost after several of these without a word.
 ALIVE_EVERY_S = 2.0
@@ -65,25 +69,25 @@ class _Server:
             return None
         try:
             return self._line.recv()
-        except (EOFError, OSError):
+        except (EOFError, OSError, BadMessage):  # who cannot be understood is not rank 0 any more
             self._hung_up = True
             return None
 
     def work(self, request: Request) -> None:
         """Answer one request, from another thread, while this one hears whether to abandon it."""
-        ended, ends = Pipe(duplex=False)
+        ended, ends = socket.socketpair()
         with ended, ends:
             answer = self._worker.submit(_answer, self._seat, request)
-            answer.add_done_callback(lambda _answer: ends.send(None))
-            self._accompany(answer, ended)
-            ended.recv()
+            answer.add_done_callback(lambda _answer: ends.send(b"."))
+            self._accompany(ended)
+            ended.recv(1)
         self._say(answer.result())
 
-    def _accompany(self, answer: Future[Reply], ended: Connection[None, None]) -> None:
+    def _accompany(self, ended: socket.socket) -> None:
         """Return when the request is answered; every order that comes before ends it."""
-        heard: list[Connection[None, None] | FarEnd] = [ended, self._line]
-        while ended not in (ready := wait(heard, self._alive_every_s)):
-            if self._line in ready:
+        heard: list[HasFile] = [ended, self._line]
+        while ended not in (speaking := ready(heard, self._alive_every_s)):
+            if self._line in speaking:
                 order = self.next_order()
                 if not isinstance(order, Abandon):
                     self._next, heard = order, [ended]
@@ -95,7 +99,10 @@ class _Server:
 
     def _say(self, word: Reply | Alive) -> None:
         with suppress(OSError):  # rank 0 is gone, as the next order will tell
-            self._line.send(word)
+            try:
+                self._line.send(word)
+            except ValueError as error:  # a time that is no number, say: rank 0 would wait for ever
+                self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
 
 
 def _answer(seat: Seat, request: Request) -> Reply:
@@ -115,7 +122,7 @@ def _value(seat: Seat, request: Request) -> Value:
         case Introduce():
             value = seat.introduce()
         case MakeId():
-            value = seat.make_id()
+            value = UniqueId(seat.make_id())
         case OpenRank():
             value = seat.open(request)
         case Reserve(largest_bytes):
@@ -123,9 +130,9 @@ def _value(seat: Seat, request: Request) -> Value:
         case Prepare(groups):
             seat.prepare(groups)
         case FindPaths(devices):
-            value = seat.paths(devices)
+            value = FoundPaths(seat.paths(devices))
         case TakeHealth():
-            value = seat.health()
+            value = FoundHealth(seat.health())
         case Step():
             value = seat.time(request)
     return value

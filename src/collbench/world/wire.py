@@ -1,56 +1,164 @@
-"""The lines between rank 0 and the other ranks: one TCP connection each, so that a rank that dies is missed at once."""
+"""The connections between rank 0 and the other ranks: one over TCP each, so that a rank that dies is missed at once.
+
+Both sides have proved who they are (listener.py). A frame is its length, four bytes, and a message (codec.py).
+"""
 
 from __future__ import annotations
 
-import hmac
+import selectors
 import socket
 import time
-from multiprocessing.connection import Connection
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from collbench.world.codec import BadMessage, decode_order, decode_word, encode
 from collbench.world.messages import Order, Word
 
-KEY_BYTES = 32
-_RANK_BYTES = 4
-# A stranger who connects and says nothing must not hold up the ranks for longer.
-_GREETING_S = 10.0
 # A host that loses power sends no farewell: probe after 10 s of silence, every 5 s, give up after 3 without answer.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_DIAL_S = 5.0
+# 300 bytes tell of a device: enough for a world of many thousand, and too little to exhaust a host's memory.
+MOST_BYTES = 16 * 2**20
+_LENGTH_BYTES = 4
+# A frame that is not taken for so long is for a process that is stopped: it gets no other.
+_SEND_S = 30.0
+
+_Sent = TypeVar("_Sent", bound="Order | Word")
+_Received = TypeVar("_Received", bound="Order | Word")
+
+
+class HasFile(Protocol):
+    """What the kernel can wait for."""
+
+    def fileno(self) -> int:
+        """Return its number."""
+
+
+_Ready = TypeVar("_Ready", bound=HasFile)
+
+
+def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
+    """Return those of which there is something to read, waiting so long for the first; None: for ever."""
+    with selectors.PollSelector() as selector:  # a thousand sockets cost it one call of the system
+        for one in heard:
+            selector.register(one, selectors.EVENT_READ, one)
+        return [key.data for key, _ in selector.select(seconds)]
+
+
+class Connection(Generic[_Sent, _Received]):
+    """One end of a socket that carries messages. `ready` waits for it."""
+
+    def __init__(self, found: socket.socket, decode: Callable[[bytes], _Received]) -> None:
+        """Take over the socket."""
+        found.setblocking(False)
+        self._socket, self._decode = found, decode
+        self._frame = bytearray()  # what has come of it, its length included
+
+    def fileno(self) -> int:
+        """Return the socket's number."""
+        return self._socket.fileno()
+
+    def send(self, message: _Sent) -> None:
+        """Send a message. Raises OSError when the other side is gone, or takes nothing any more."""
+        self.send_frame(framed(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what `framed` returned. Raises OSError; then nothing more arrives from here."""
+        deadline, left = time.monotonic() + _SEND_S, memoryview(frame)
+        try:
+            while left:
+                try:
+                    left = left[self._socket.send(left) :]
+                except BlockingIOError:
+                    if not _writable(self._socket, deadline - time.monotonic()):
+                        raise TimeoutError(f"nothing was taken for {_SEND_S:.0f} s") from None
+        except OSError:
+            self._hang_up()  # the rest of a frame would be taken for the start of another
+            raise
+
+    def receive(self) -> _Received | None:
+        """Return the message of which the last byte is there, None while some are not. Call it when there are bytes.
+
+        Raises EOFError or OSError when the other side is gone, BadMessage.
+        """
+        try:
+            part = self._socket.recv(self._missing())  # never a byte of the next frame: `ready` must see that one
+        except BlockingIOError:
+            return None
+        if not part:
+            raise EOFError
+        self._frame += part
+        if self._missing():
+            return None
+        frame, self._frame = bytes(self._frame[_LENGTH_BYTES:]), bytearray()
+        return self._decode(frame)
+
+    def recv(self) -> _Received:
+        """Return the next message, waiting for it. Raises what `receive` raises."""
+        while True:
+            ready([self])
+            message = self.receive()
+            if message is not None:
+                return message
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _missing(self) -> int:
+        """Return how many bytes are missing: of the length, or then of the frame. Raises BadMessage."""
+        here = len(self._frame)
+        if here < _LENGTH_BYTES:
+            return _LENGTH_BYTES - here
+        length = int.from_bytes(self._frame[:_LENGTH_BYTES], "big")
+        if not 0 < length <= MOST_BYTES:
+            raise BadMessage(f"it announced a message of {length} bytes: 1 to {MOST_BYTES} are possible")
+        return _LENGTH_BYTES + length - here
+
+    def _hang_up(self) -> None:
+        with suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
 
 # Rank 0's end, and the other ranks'.
-Line: TypeAlias = "Connection[Order, Word]"
-FarEnd: TypeAlias = "Connection[Word, Order]"
+Line: TypeAlias = Connection[Order, Word]
+FarEnd: TypeAlias = Connection[Word, Order]
 
 
-def listen() -> socket.socket:
-    """Return a socket that listens on a free port of every address, IPv6 too where there is any."""
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-        except OSError:
-            pass  # compiled in, switched off
-    return socket.create_server(("", 0), backlog=128)
+def framed(message: Order | Word) -> bytes:
+    """Return a message as it goes over the wire. Raises ValueError for what cannot."""
+    data = encode(message)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"a message of {len(data)} bytes is longer than {MOST_BYTES}")
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def line(found: socket.socket) -> Line:
+    """Return rank 0's end of an admitted socket."""
+    return Connection(_kept_alive(found), decode_word)
+
+
+def far_end(found: socket.socket) -> FarEnd:
+    """Return another rank's end."""
+    return Connection(_kept_alive(found), decode_order)
+
+
+def pair() -> tuple[Line, FarEnd]:
+    """Return both ends of a connection within this process, for rank 0's own device."""
+    ours, theirs = socket.socketpair()
+    return Connection(ours, decode_word), Connection(theirs, decode_order)
 
 
 def own_address(peer: str, port: int) -> str:
-    """Return this host's address towards `peer`; "" where that is loopback, which means nothing to other hosts."""
+    """Return this host's address towards `peer`, "" where that cannot be told."""
     for family, kind, protocol, _, address in _resolved(peer, port):
         with socket.socket(family, kind, protocol) as probe:
             try:
                 probe.connect(address)  # UDP: sends nothing, but chooses the interface
             except OSError:
                 continue
-            found = plain_address(probe.getsockname()[0])
-            return "" if is_loopback(found) else found
+            return plain_address(probe.getsockname()[0])
     return ""
-
-
-def _resolved(peer: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-    try:
-        return list(socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM))
-    except OSError:
-        return []
 
 
 def is_loopback(address: str) -> bool:
@@ -63,78 +171,23 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:") if "." in address else address
 
 
-class Door:
-    """Where ranks come in: they show the key that they read from the store, and say who they are."""
-
-    def __init__(self, key: bytes, world_size: int) -> None:
-        """Listen; `key` has KEY_BYTES."""
-        self._key, self._world_size = key, world_size
-        self._socket = listen()
-        self.port: int = self._socket.getsockname()[1]
-
-    def admit(self, timeout_s: float) -> tuple[dict[int, socket.socket], list[int]]:
-        """Return the ranks' sockets by rank, and the ranks from 1 on that did not come in so many seconds."""
-        deadline = time.monotonic() + timeout_s
-        came: dict[int, socket.socket] = {}
-        while len(came) < self._world_size - 1 and (left := deadline - time.monotonic()) > 0:
-            self._socket.settimeout(left)
-            try:
-                guest, _ = self._socket.accept()
-            except TimeoutError:
-                break
-            rank = self._greeting(guest)
-            if rank is None or rank in came or not 0 < rank < self._world_size:
-                guest.close()
-            else:
-                came[rank] = guest
-        return came, [rank for rank in range(1, self._world_size) if rank not in came]
-
-    def close(self) -> None:
-        """Let nobody in any more."""
-        self._socket.close()
-
-    def _greeting(self, guest: socket.socket) -> int | None:
-        guest.settimeout(_GREETING_S)
-        try:
-            said = _exactly(guest, KEY_BYTES + _RANK_BYTES)
-        except OSError:
-            return None
-        # Nothing that a stranger sends is unpickled.
-        if not hmac.compare_digest(said[:KEY_BYTES], self._key):
-            return None
-        return int.from_bytes(said[KEY_BYTES:], "big")
-
-
-def dial(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> socket.socket:
-    """Return a connection to rank 0's door, which has one of these addresses. Raises OSError."""
-    failure = OSError("rank 0 told no address")
-    for address in addresses:
-        try:
-            found = socket.create_connection((address, port), timeout=_DIAL_S)
-            found.sendall(key + rank.to_bytes(_RANK_BYTES, "big"))
-        except OSError as error:
-            failure = error
-        else:
-            return found
-    raise failure
-
-
-def wired(found: socket.socket) -> Connection:
-    """Return a socket as a connection that carries objects, and whose silence after a power cut is noticed."""
-    found.settimeout(None)
+def _kept_alive(found: socket.socket) -> socket.socket:
+    """Return the socket, whose silence after a power cut is noticed."""
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         found.setsockopt(socket.IPPROTO_TCP, option, value)
-    return Connection(found.detach())
+    return found
 
 
-def _exactly(guest: socket.socket, count: int) -> bytes:
-    """Return so many bytes. Raises OSError when fewer come."""
-    said = b""
-    while len(said) < count:
-        part = guest.recv(count - len(said))
-        if not part:
-            raise ConnectionResetError("the other side hung up")
-        said += part
-    return said
+def _writable(found: socket.socket, seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(found, selectors.EVENT_WRITE)
+        return seconds > 0 and bool(selector.select(seconds))
+
+
+def _resolved(peer: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    try:
+        return list(socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM))
+    except OSError:
+        return []

@@ -103,6 +103,11 @@ class Judgement:
     suspects: tuple[Members, ...] | None
 
     @property
+    def judged(self) -> int:
+        """How many nodes are known to be slow or healthy."""
+        return sum(one.state is not State.UNDECIDED for one in self.nodes)
+
+    @property
     def slow_nodes(self) -> tuple[NodeEffect, ...]:
         """The nodes that are slow for certain, the slowest first."""
         return tuple(sorted((n for n in self.nodes if n.state is State.SLOW), key=lambda n: n.worse.ratio))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collbench.affinity.verdicts.collectives import collectives
+from collbench.affinity.verdicts.coverage import Coverage, coverage
 from collbench.affinity.verdicts.devices import disturbing, foreign, slots, staged
 from collbench.affinity.verdicts.explaining import explained
 from collbench.affinity.verdicts.failures import failures
@@ -16,11 +17,11 @@ from collbench.affinity.verdicts.told import told
 from collbench.affinity.verdicts.verdict import Kind, Severity, Verdict
 from collbench.model import Run
 
-__all__ = ["Kind", "Severity", "Verdict", "judge", "not_judged"]
+__all__ = ["Coverage", "Kind", "Severity", "Verdict", "coverage", "judge", "not_judged"]
 
 
 def judge(run: Run) -> tuple[Verdict, ...]:
-    """Return the verdicts on a run, strongest first; empty where labels, tools and measurement agree."""
+    """Return the verdicts on a run, strongest first; what `coverage` does not call judged agrees with nothing."""
     facts = Facts(run)
     ill = ailing(facts)
     by_limit = list(limits(facts, ill))

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from collbench.affinity.normal import median_deviation
 from collbench.affinity.verdicts.blame import blames
 from collbench.affinity.verdicts.likeness import lspci
-from collbench.affinity.verdicts.limits import Odd, has_peers, path_limit, pcie_ceiling, slot
+from collbench.affinity.verdicts.limits import Odd, has_peers, path_limit, pcie_ceiling
 from collbench.affinity.verdicts.readings import CE, COPY_BYTES, STAGED, Facts, Reading
 from collbench.affinity.verdicts.state import Ailing
 from collbench.affinity.verdicts.verdict import Finding, Kind, Rates, Told, both_ways, found
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
+from collbench.machine.theory import slot
 from collbench.model import Audit
 from collbench.operations import Operation, Work
 

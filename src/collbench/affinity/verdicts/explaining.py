@@ -11,8 +11,8 @@ _SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
 _RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)
 # What a kind explains on the links that it is about. Strongest first: an explained verdict explains nothing itself.
 _EXPLAINS = {
-    Kind.DATA_CORRUPT: (Kind.HANG, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
-    Kind.HANG: (Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.DATA_CORRUPT: (Kind.HANG, Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.HANG: (Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
     Kind.P2P_CAP_MISMATCH: (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES),
     Kind.CONTENTION: (Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
     Kind.LINKCOUNT_MISMATCH: (Kind.NV_DEGRADED, Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE, *_SLOW_LINK),

@@ -1,68 +1,64 @@
-"""Wrong data and hangs: what makes a link useless, whatever its rate."""
+"""Wrong data, hangs and other failures: what makes a link useless, whatever its rate."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from collbench.affinity.verdicts.blame import blames
 from collbench.affinity.verdicts.readings import Facts
 from collbench.affinity.verdicts.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.errors import FailureKind
 from collbench.machine.labels import is_nvlink
-from collbench.model import Measurement
+from collbench.model import Measurement, SkipKind
 from collbench.operations import Variant
 
-# The words of backends/child.py, the native HangError's and the gloo workers' silence; see errors.StepFailed.
-_HANG = re.compile(r"\bhang|\bno answer\b|did not finish|behind a gate took more|timed out", re.IGNORECASE)
-_WRONG = re.compile(r"\bwrong (?:data|bytes?)\b|corrupt", re.IGNORECASE)
-# session.py keeps the text of DataCorruption under this name when it ends a run.
-_ENDED = "all that was left"
-# A cell that was not even tried because others failed (measure/visits.py).
-_UNTRIED = "not tried"
-_TAG = re.compile(r"(?:[\w.-]+:)?(?:GPU|CPU)\d+|\bcore \d+")
 _ACS = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar -e Xid; cat /proc/cmdline"
+_LOG = "sudo dmesg | grep -i -e Xid -e nvidia"
 _FABRIC = "sudo dmesg | grep -i -e Xid -e SXid; systemctl status nvidia-fabricmanager; nvidia-smi nvlink -e"
 
 
 def failures(facts: Facts) -> Iterator[Finding]:
-    """Yield the places where data was wrong, and those where the work never ended."""
+    """Yield the places where data was wrong, those where the work never ended, and those where it failed otherwise."""
     yield from _corruptions(facts)
-    yield from _hangs(facts)
+    given_up = [bad for bad in facts.run.measurements if bad.failure and not bad.untried and not bad.wrong]
+    yield from _given_up(facts, Kind.HANG, [bad for bad in given_up if bad.failure_kind is FailureKind.HANG])
+    yield from _given_up(facts, Kind.FAILED, [bad for bad in given_up if bad.failure_kind is not FailureKind.HANG])
 
 
 def _corruptions(facts: Facts) -> Iterator[Finding]:
     cases: dict[tuple[int, ...], str] = {}
     for left in facts.run.skipped:
-        if left.what == _ENDED:
-            cases.setdefault(_named(facts, left.reason), left.reason)
+        if left.kind is SkipKind.WRONG_DATA:
+            cases.setdefault(left.members, left.reason)
     for bad in facts.run.measurements:
-        if bad.wrong or _WRONG.search(bad.failure):
+        if bad.wrong:
             cases.setdefault(bad.cell.members, bad.failure or f"{bad.wrong} elements of {bad.cell.work} were wrong")
     for members, reason in cases.items():
-        yield _hard(facts, Kind.DATA_CORRUPT, members, f"Wrong data arrived. {reason.rstrip('.')}.", _links(members))
+        told = f"Wrong data arrived. {reason.rstrip('.')}."
+        yield _found(facts, Kind.DATA_CORRUPT, members, told, _links(members))
 
 
-def _hangs(facts: Facts) -> Iterator[Finding]:
-    hung = [
-        bad
-        for bad in facts.run.measurements
-        if _HANG.search(bad.failure) and not bad.failure.startswith(_UNTRIED) and not _WRONG.search(bad.failure)
-    ]
+def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
     links: dict[Link, list[Measurement]] = defaultdict(list)
-    for bad in hung:
-        if len(bad.cell.members) == 2:
-            for link in _links_of(bad):
-                links[link].append(bad)
+    for one in bad:
+        if len(one.cell.members) == 2:
+            for link in _links_of(one):
+                links[link].append(one)
     tried = {link for m in facts.run.measurements if len(m.cell.members) == 2 for link in _links_of(m)}
     for blame in blames(facts, links, tried):
-        works = sorted({str(bad.cell.work) for link in blame.links for bad in links[link]})
-        what = f"{blame.where}: the work never ended ({', '.join(works)})."
-        yield _hard(facts, Kind.HANG, blame.members, what, blame.links)
-    for members in sorted({bad.cell.members for bad in hung if len(bad.cell.members) != 2}):
-        works = sorted({str(bad.cell.work) for bad in hung if bad.cell.members == members})
-        what = f"{facts.tags(members)}: the work never ended ({', '.join(works)})."
-        yield _hard(facts, Kind.HANG, members, what, _links(members))
+        ours = [one for link in sorted(blame.links) for one in links[link]]
+        yield _found(facts, kind, blame.members, _what(kind, blame.where, ours), blame.links)
+    for members in sorted({one.cell.members for one in bad if len(one.cell.members) != 2}):
+        ours = [one for one in bad if one.cell.members == members]
+        yield _found(facts, kind, members, _what(kind, facts.tags(members), ours), _links(members))
+
+
+def _what(kind: Kind, where: str, bad: Sequence[Measurement]) -> str:
+    works = ", ".join(sorted({str(one.cell.work) for one in bad}))
+    if kind is Kind.HANG:
+        return f"{where}: the work never ended ({works})."
+    return f"{where}: the work failed ({works}). {bad[0].failure.rstrip('.')}."
 
 
 def _links_of(measurement: Measurement) -> tuple[Link, ...]:
@@ -75,14 +71,7 @@ def _links(members: tuple[int, ...]) -> frozenset[Link]:
     return both_ways((a, b) for a in members for b in members if a != b)
 
 
-def _named(facts: Facts, text: str) -> tuple[int, ...]:
-    """Return the positions of the devices that a message names, in its order."""
-    place = {device.tag: position for position, device in enumerate(facts.run.devices)}
-    place |= {f"core {device.index}": p for p, device in enumerate(facts.run.devices) if device.tag.startswith("CPU")}
-    return tuple(dict.fromkeys(place[tag] for tag in _TAG.findall(text) if tag in place))
-
-
-def _hard(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links: frozenset[Link]) -> Finding:
+def _found(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links: frozenset[Link]) -> Finding:
     cause, command = _cause(facts, kind, links)
     first = min(links, default=None)
     label = facts.label(first) if first else ""
@@ -90,6 +79,8 @@ def _hard(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links: 
 
 
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
+    if kind is Kind.FAILED:
+        return "a CUDA or NCCL call, the driver or a worker process failed on the way", _LOG
     if facts.run.backend == "host":
         return "this machine's memory or a core is faulty", "sudo dmesg | grep -i -e mce -e edac; memtest86+"
     if links and all(is_nvlink(facts.label(link)) for link in links):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -11,17 +11,15 @@ from collbench.affinity.verdicts.blame import Blame, blames
 from collbench.affinity.verdicts.readings import COPY_BYTES, STAGED, Facts, Reading
 from collbench.affinity.verdicts.state import Ailing
 from collbench.affinity.verdicts.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
-from collbench.machine import theory
+from collbench.machine.impossible import FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
-from collbench.model import Device
+from collbench.machine.theory import slot
+from collbench.model import Cell
+from collbench.operations import Variant
 
-# METHOD.md §5. Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
-_DEGRADED, _IMPOSSIBLE, _HIDDEN = 0.70, 1.02, 1.05
+# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
+_DEGRADED = 0.70
 _HEALTHY_SHARE = 0.9
-# A PCIe path whose slot nobody tells: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
-_FASTEST_PCIE_GBS = 118.0
-# 18 links of 50 GB/s (B200): no hidden NVLink carries more than this.
-_FASTEST_NVLINK_GBS = 900.0
 VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
 
 
@@ -30,11 +28,6 @@ def limits(facts: Facts, ill: Ailing) -> Iterator[Finding]:
     links = _links(facts)
     yield from _too_fast(facts, links)
     yield from _too_slow(facts, links, ill)
-
-
-def slot(device: Device) -> theory.Theory | None:
-    """Return the one-way limit of a device's PCIe slot at its best, None where nobody told it."""
-    return theory.pcie(device.pcie_generation, device.pcie_width)
 
 
 def pcie_ceiling(facts: Facts, members: tuple[int, ...]) -> float | None:
@@ -51,12 +44,7 @@ def pcie_ceiling(facts: Facts, members: tuple[int, ...]) -> float | None:
 
 def path_limit(facts: Facts, link: Link) -> float | None:
     """Return the theory of a path in GB/s; of a PCIe path the slower slot's where the path has none."""
-    path = facts.paths.get(frozenset(link))
-    if path is None or facts.run.backend == "host":
-        return None
-    if path.theory_gbs is not None or is_nvlink(path.label):
-        return path.theory_gbs
-    return min((limit.gbs for member in link if (limit := slot(facts.run.devices[member]))), default=None)
+    return facts.hardware.link(*link)
 
 
 def _links(facts: Facts) -> dict[Link, Reading]:
@@ -67,27 +55,44 @@ def _links(facts: Facts) -> dict[Link, Reading]:
 
 
 def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
-    hidden: set[Link] = set()
-    impossible: set[Link] = set()
-    fastest = {link: facts.readings.fastest(link) or reading for link, reading in links.items()}
-    for link, reading in links.items() if facts.run.backend != "host" else ():
-        limit, low = path_limit(facts, link), facts.readings.interval(reading)[0]
-        if is_nvlink(facts.label(link)):
-            most = facts.readings.interval(fastest[link])[0]
-            impossible |= {link} if limit is not None and most > _IMPOSSIBLE * limit else set()
-        elif low > _IMPOSSIBLE * _FASTEST_NVLINK_GBS:
-            impossible.add(link)
-        elif low > _HIDDEN * (limit or _FASTEST_PCIE_GBS):
-            hidden.add(link)
-        elif limit is not None and low > _IMPOSSIBLE * limit:
-            impossible.add(link)
+    beaten = impossible(facts.run)
+    of_links = _beaten_links(beaten)
+    hidden = {link for link in links if link not in of_links and _beyond_pcie(facts, link, links[link])}
     for blame in _by_label(facts, hidden, links):
         yield _hidden(facts, blame, links)
-    for blame in _by_label(facts, impossible, fastest):
-        yield _impossible(facts, blame, fastest)
+    judged = {link for found in facts.run.measurements if found.samples for link in _ways(found.cell)}
+    for blame in _by_label(facts, set(of_links), judged):
+        yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
+    of_others = [one for one in beaten if not _ways(one.cell)]
+    if of_others:
+        members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
+        yield _impossible(facts, Blame(members, frozenset(), facts.tags(members)), of_others)
 
 
-def _by_label(facts: Facts, bad: set[Link], links: dict[Link, Reading]) -> Iterator[Blame]:
+def _beyond_pcie(facts: Facts, link: Link, reading: Reading) -> bool:
+    if facts.run.backend == "host" or is_nvlink(facts.label(link)):
+        return False
+    return facts.readings.interval(reading)[0] > HIDDEN * (path_limit(facts, link) or FASTEST_PCIE_GBS)
+
+
+def _beaten_links(beaten: Iterable[Impossible]) -> dict[Link, list[Impossible]]:
+    found: dict[Link, list[Impossible]] = defaultdict(list)
+    for one in beaten:
+        for link in _ways(one.cell):
+            found[link].append(one)
+    return found
+
+
+def _ways(cell: Cell) -> tuple[Link, ...]:
+    """Return the directed links that a cell on a pair is about, none for any other cell."""
+    if len(cell.members) != 2 or cell.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        return ()
+    a, b = cell.members
+    directed = not cell.operation.is_collective and cell.variant is not Variant.BOTH_WAYS
+    return ((a, b),) if directed else ((a, b), (b, a))
+
+
+def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator[Blame]:
     """Yield the groups of bad links, each within one label and limit: they are compared with it."""
     classes: dict[tuple[str, float | None], set[Link]] = defaultdict(set)
     for link in bad:
@@ -121,13 +126,21 @@ def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, told)
 
 
-def _impossible(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
+def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
+    """Return the finding on what beats its limit; noise needs no margin here, for no block can be too fast."""
+    worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
+    works = ", ".join(sorted({str(one.cell.work) for one in beaten}))
+    blocks = sum({one.cell: one.blocks for one in beaten}.values())
     told = Told(
-        f"{blame.where}: faster than the path can carry.",
+        f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} carries {worst.capacity.gbs:.0f} at "
+        f"most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
         "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; nvidia-smi topo -m",
     )
-    return _finding(facts, Kind.IMPOSSIBLE, blame, links, told)
+    rates = sorted(one.rate_gbs for one in beaten)
+    label = facts.label(min(blame.links)) if blame.links else ""
+    measured = (rates[0], median(rates), rates[-1])
+    return found(Kind.IMPOSSIBLE, blame.members, blame.links, told, Rates(label, worst.capacity.gbs, measured))
 
 
 def _too_slow(facts: Facts, links: dict[Link, Reading], ill: Ailing) -> Iterator[Finding]:

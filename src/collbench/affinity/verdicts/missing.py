@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from collbench.absence import AbsenceKind, Absences
 from collbench.affinity.verdicts.limits import path_limit
-from collbench.affinity.verdicts.readings import COLLECTIVE_BYTES, COPY_BYTES, FEWEST_VISITS, STAGED, Facts
+from collbench.affinity.verdicts.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
+from collbench.affinity.verdicts.verdict import Link
 from collbench.machine.labels import is_nvlink
-from collbench.operations import Operation, Variant
+from collbench.operations import Operation, Variant, Work
 from collbench.units import format_size
 
 _MOST_NAMES = 4
@@ -29,10 +31,20 @@ def _cells(facts: Facts) -> Iterator[str]:
         n = len(facts.run.devices)
         absent = [(a, b) for a in range(n) for b in range(n) if a != b and (a, b) not in readings]
         if absent:
-            names = ", ".join(facts.tags(link, " → ") for link in absent[:_MOST_NAMES])
-            more = f" and {len(absent) - _MOST_NAMES} more" if len(absent) > _MOST_NAMES else ""
-            size = format_size(next(iter(readings.values())).size_bytes)
-            yield f"{work} at {size} on {names}{more}: fewer than {FEWEST_VISITS} visits"
+            yield from _absent(facts, work, next(iter(readings.values())).size_bytes, absent)
+
+
+def _absent(facts: Facts, work: Work, size_bytes: int, links: Sequence[Link]) -> Iterator[str]:
+    """Yield a line for each reason why links have no figure."""
+    absences, reasons = Absences(facts.run), dict[tuple[AbsenceKind, str], list[Link]]()
+    for link in links:
+        absence = absences.of(work, link, size_bytes)
+        told = "failed" if absence.kind is AbsenceKind.FAILED else absence.reason
+        reasons.setdefault((absence.kind, told), []).append(link)
+    for (_, told), ours in reasons.items():
+        names = ", ".join(facts.tags(link, " → ") for link in ours[:_MOST_NAMES])
+        more = f" and {len(ours) - _MOST_NAMES} more" if len(ours) > _MOST_NAMES else ""
+        yield f"{work} at {format_size(size_bytes)} on {names}{more}: {told}"
 
 
 def _copies(facts: Facts) -> Iterator[str]:

@@ -12,6 +12,7 @@ from statistics import NormalDist, median
 
 from collbench.affinity.normal import median_deviation
 from collbench.affinity.verdicts.verdict import Interval, Link
+from collbench.machine.capacity import Hardware
 from collbench.machine.labels import is_nvlink
 from collbench.model import Cell, Measurement, Path, Run
 from collbench.operations import Operation, Variant, Work
@@ -132,6 +133,11 @@ class Facts:
     def readings(self) -> Readings:
         """The rates that decide."""
         return read(self.run)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """What links, ports and slots carry, as the labels say."""
+        return Hardware(self.run)
 
     def label(self, link: Sequence[int]) -> str:
         """Return the label between two positions, "?" where nobody gave one."""

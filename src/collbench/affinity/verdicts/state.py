@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collbench.affinity.verdicts.readings import Facts
 from collbench.machine.limits import holds_back, only_opened
-from collbench.model import Health
+from collbench.model import FlagKind, Health
 
-# As machine.watch writes them: "throttled: SW power cap on GPU1", "hot: GPU1 at 84 °C", "shared: 1 other … on GPU1".
-_FLAG = re.compile(r"(throttled): (.+) on (\S+)|(hot): (\S+) at (.+)|(shared): .+ on (\S+)")
 _COUNTERS = (("NVLink errors", "nvlink_errors"), ("NVLink replays", "nvlink_replays"), ("ECC errors", "ecc_errors"))
 
 
@@ -44,9 +41,9 @@ def ailing(facts: Facts) -> Ailing:
     shared: dict[int, str] = {}
     for (kind, position, reason), count in sorted(_flags(facts).items()):
         tag, share = run.devices[position].tag, f"in {count} of {visits} visits"
-        if kind == "shared":
+        if kind is FlagKind.SHARED:
             shared[position] = f"on {tag} {share}"
-        elif kind == "throttled" and holds_back(reason):
+        elif kind is FlagKind.THROTTLED and holds_back(reason):
             throttled[position] = f"{tag} was throttled ({reason}) {share}"
     for when, states in (("before", run.health_before), ("after", run.health_after)):
         for position, state in enumerate(states[: len(run.devices)]):
@@ -56,16 +53,15 @@ def ailing(facts: Facts) -> Ailing:
     return Ailing(throttled, shared, _grown(facts))
 
 
-def _flags(facts: Facts) -> Counter[tuple[str, int, str]]:
+def _flags(facts: Facts) -> Counter[tuple[FlagKind, int, str]]:
     """Count the visits by (kind of flag, position, reason)."""
-    place = {device.tag: position for position, device in enumerate(facts.run.devices)}
-    counts: Counter[tuple[str, int, str]] = Counter()
     samples = (sample for found in facts.run.measurements for sample in found.samples)
-    for match in filter(None, (_FLAG.fullmatch(flag) for sample in samples for flag in set(sample.flags))):
-        tag = match[3] or match[5] or match[8]
-        if tag in place:
-            counts[match[1] or match[4] or match[7], place[tag], match[2] or ""] += 1
-    return counts
+    return Counter(
+        (flag.kind, position, flag.reason)
+        for sample in samples
+        for flag in set(sample.flags)
+        for position in flag.devices
+    )
 
 
 def _add_health(

@@ -29,21 +29,24 @@ class Kind(StrEnum):
     ASYMMETRY = "ASYMMETRY"
     INTRA_LABEL_OUTLIER = "INTRA_LABEL_OUTLIER"
     COLLECTIVE_CONTRADICTION = "COLLECTIVE_CONTRADICTION"
+    FAILED = "FAILED"
     VIRTUAL_FLAT = "VIRTUAL_FLAT"
     LABELS_DIFFER = "LABELS_DIFFER"
 
 
 class Severity(StrEnum):
-    """How bad it is: `hard` is data corruption or a hang, `info` explains and is no fault."""
+    """How bad it is: `hard` is data corruption or a hang, `failure` any other failed data point, `info` is no fault."""
 
     HARD = "hard"
     CONTRADICTION = "contradiction"
+    FAILURE = "failure"
     INFO = "info"
 
 
 SEVERITIES = {
     Kind.DATA_CORRUPT: Severity.HARD,
     Kind.HANG: Severity.HARD,
+    Kind.FAILED: Severity.FAILURE,
     Kind.VIRTUAL_FLAT: Severity.INFO,
     Kind.LABELS_DIFFER: Severity.INFO,
 }

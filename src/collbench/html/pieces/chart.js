@@ -18,7 +18,7 @@ class Chart {
     });
   }
 
-  // `lines` are {place, group, value, low, high}, the last three by size; `theory` is a level or null.
+  // `lines` are {place, group, value, low, high}, the last three by size; `theory` are {level, name, own}, highest first.
   show({ width, sizes, names, lines, chosen, theory, size, unit, log, says }) {
     this.width = Math.max(260, width);
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
@@ -30,7 +30,7 @@ class Chart {
     }
     this.x = axisOfSizes(sizes, this.width);
     const ends = chosen && unit === RATIO ? [...chosen.low, ...chosen.high].filter((value) => value !== null) : [];
-    this.y = axisOfValues([...levels, ...ends, ...(theory === null ? [] : [theory])], log, unit === RATIO);
+    this.y = axisOfValues([...levels, ...ends, ...theory.map(({ level }) => level)], log, unit === RATIO);
     this.points = lines.flatMap((line) => line.value.map((value, at) => this.#point(line.place, at, value)));
     this.points = this.points.filter((point) => point !== null);
     const groups = [...new Set(lines.map((line) => line.group))];
@@ -38,7 +38,7 @@ class Chart {
       this.#scales(names, unit),
       draw("line", { class: "cursor", x1: this.x(size), x2: this.x(size), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
       ...lines.filter((line) => line !== chosen).map((line) => this.#curve(line, groups)),
-      ...(theory === null ? [] : this.#theory(theory, unit)),
+      ...this.#theory(theory),
       ...(chosen ? this.#chosen(chosen, groups) : []),
       ...this.#ends(lines, groups),
     );
@@ -106,13 +106,19 @@ class Chart {
     return draw("path", { class: `band ${shade}`, d: there.length > 1 ? `M${[...there, ...back].join("L")}Z` : "" });
   }
 
-  #theory(level, unit) {
-    const y = this.y(level);
-    const words = unit === RATIO ? "equal" : `theory ${figureText(level)} ${unit}`;
-    return [
-      draw("line", { class: "theory", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }),
-      draw("text", { class: "theory-name", x: MARGIN.left + 6, y: y - 5 }, words),
-    ];
+  // A line for each limit, so that no curve seems to pass another's; the chosen place's is the strong one. Names that
+  // would overlap stand below their line, or nowhere.
+  #theory(levels) {
+    let free = -Infinity;
+    return levels.flatMap(({ level, name, own }) => {
+      const y = this.y(level);
+      const rank = own === false ? " other" : "";
+      const line = draw("line", { class: `theory${rank}`, x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y });
+      const base = [y - 5, y + 13].find((at) => at - 11 >= free);
+      if (base === undefined) return [line];
+      free = base + 3;
+      return [line, draw("text", { class: `theory-name${rank}`, x: MARGIN.left + 6, y: base }, name)];
+    });
   }
 
   // Each label's name where its curves end; names that would overlap move apart.

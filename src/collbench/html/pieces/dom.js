@@ -19,9 +19,24 @@ function draw(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// The word that no heading of a simulated run goes without.
+// The word that no picture of a simulated run goes without.
 function simWord(sim) {
   return sim ? [" ", make("span", { class: "sim" }, "sim")] : [];
+}
+
+// A box that may be narrower than what is in it, and the words that say so while there is more at its right.
+function scrolling(box) {
+  const hint = make("p", { class: "hint", "aria-hidden": "true" }, "more columns: scroll →");
+  const look = () => {
+    const more = box.scrollWidth - box.clientWidth - box.scrollLeft > 2;
+    box.classList.toggle("cut", more);
+    hint.hidden = !more;
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  const sizes = new ResizeObserver(look);
+  for (const element of [box, ...box.children]) sizes.observe(element);
+  look();
+  return [box, hint];
 }
 
 // A labelled <select>; `options` are texts. `choose` gets the place of the one that was taken.

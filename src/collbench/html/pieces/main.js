@@ -46,6 +46,7 @@ function openForPaper() {
   addEventListener("afterprint", () => closed.forEach((details) => (details.open = false)), { once: true });
 }
 
+for (const box of document.querySelectorAll("section .box")) if (!box.closest(".written")) box.after(scrolling(box)[1]);
 document.querySelector(".top").append(themeButton());
 addEventListener("hashchange", turn);
 addEventListener("beforeprint", openForPaper);

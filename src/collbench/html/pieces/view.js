@@ -3,6 +3,7 @@
 const DIRECTIONS = ["row sends to column", "row receives from column", "the slower direction"];
 const [SENDS, RECEIVES] = [0, 1];
 const MOST_BESIDE = 9; // columns of a map that has room beside its curves
+const FAILED = "✕";
 const SCALES = ["logarithmic", "linear"];
 const SHADES = { A: "0 %", E: "25 %", I: "50 %", M: "75 %", Q: "90 %", U: "95 %", X: "98 %", Y: "of the best" };
 const RATIOS = { a: "−25 %", b: "−10 %", c: "−5 %", d: "−2 %", e: "the same, or not certain", f: "+2 %", g: "+5 %", h: "+10 %", i: "+25 %" };
@@ -12,6 +13,7 @@ class View {
     this.data = data;
     this.now = { series: firstSeries(data.series), size: 0, figure: 0, direction: SENDS, scale: 0, place: 0 };
     this.now.size = this.series.sizes.length - 1;
+    this.now.place = this.#best();
     this.grid = new Grid({
       took: (cell) => this.#take(cell),
       passed: (cell) => this.#tell(cell ?? this.now),
@@ -51,7 +53,7 @@ class View {
   }
 
   #makePanes() {
-    const box = make("div", { class: "box" }, this.grid.table);
+    const box = scrolling(make("div", { class: "box" }, this.grid.table));
     this.covers = make("th", { scope: "col" });
     const heads = ["size", "value"].map((text) => make("th", { scope: "col" }, text));
     const head = make("tr", {}, ...heads, this.covers);
@@ -60,7 +62,7 @@ class View {
     return make(
       "div",
       { class: "panes" },
-      make("div", { class: "pane" }, this.grid.title, box, this.legend, this.sentence, this.readout),
+      make("div", { class: "pane" }, this.grid.title, ...box, this.legend, this.sentence, this.readout),
       make("figure", { class: "pane" }, this.curves, make("div", {}, this.chart.svg), details),
     );
   }
@@ -72,8 +74,16 @@ class View {
     const same = this.series.sizes.indexOf(size);
     this.now.size = same < 0 ? this.series.sizes.length - 1 : same;
     this.now.figure = Math.max(0, this.series.figures.findIndex((figure) => figure.title === title));
-    this.now.place = Math.min(this.now.place, this.series.places.length - 1);
+    if (this.now.place >= this.series.places.length) this.now.place = this.#best();
     this.#show();
+  }
+
+  // The place to begin with: the best at this size, as the first answer of the page has it.
+  #best() {
+    const values = this.series.figures[0].value[this.now.size];
+    const known = values.filter((value) => value !== null);
+    const best = this.series.figures[0].least ? Math.min(...known) : Math.max(...known);
+    return Math.max(0, values.indexOf(best));
   }
 
   #choose(what, at) {
@@ -144,7 +154,9 @@ class View {
     const find = (a, b) => places.get(`${a},${b}`) ?? (series.kind === "pair" ? places.get(`${b},${a}`) : undefined);
     return data.tags.map((tag, row) => ({
       head: tag,
-      cells: data.tags.map((_, column) => this.#cell(this.#directed(find, row, column), this.now.size)),
+      cells: data.tags.map((_, column) =>
+        row === column ? { ...this.#cell(undefined, this.now.size), text: "" } : this.#cell(this.#directed(find, row, column), this.now.size),
+      ),
     }));
   }
 
@@ -167,9 +179,18 @@ class View {
     if (place === undefined) return { text: NONE, shade: "-", says: "nothing here", place: null, size };
     const row = this.figure.by_size ? size : 0;
     const [, value] = this.#bounds(place, size);
-    const text = figureText(value, this.figure.unit);
-    const says = `${this.series.names[place]}: ${value === null ? "not measured" : withUnit(text, this.figure.unit)}`;
-    return { text, shade: this.figure.shades[row][place], says, place, size };
+    const failed = value === null && this.#failed(place, size);
+    const text = failed ? FAILED : figureText(value, this.figure.unit);
+    const says = `${this.series.names[place]}: ${value === null ? this.#missing(place, size) : withUnit(text, this.figure.unit)}`;
+    return { text, shade: failed ? "0" : this.figure.shades[row][place], says, place, size };
+  }
+
+  #failed(place, size) {
+    return this.figure.by_size ? this.series.failed[size]?.includes(place) : false;
+  }
+
+  #missing(place, size) {
+    return this.#failed(place, size) ? "failed" : "not measured";
   }
 
   // The low end, the value and the high end of a figure.
@@ -180,7 +201,7 @@ class View {
 
   #tell({ place, size }) {
     if (place === null) return;
-    const { series, figure, data } = this;
+    const { series, figure } = this;
     const [low, value, high] = this.#bounds(place, size);
     const theory = series.theory[place];
     const facts = [
@@ -192,11 +213,11 @@ class View {
       ["NCCL chose", series.chosen[size]],
       ["note", series.words[series.notes[size][place]]],
     ];
-    const text = value === null ? "not measured" : withUnit(figureText(value, figure.unit), figure.unit);
+    const text = value === null ? this.#missing(place, size) : withUnit(figureText(value, figure.unit), figure.unit);
     const list = facts.filter(([, told]) => told).map(([name, told]) => make("div", {}, make("dt", {}, name), make("dd", {}, told)));
     this.readout.replaceChildren(
       make("p", { class: "place" }, series.names[place]),
-      make("p", { class: "value" }, text, ...simWord(data.sim)),
+      make("p", { class: "value" }, text),
       make("dl", { class: "facts" }, ...list),
     );
   }
@@ -210,20 +231,33 @@ class View {
     });
     const title = `${series.name}: ${figure.title} of ${series.names[now.place]}, and of the others`;
     this.curves.replaceChildren(title, ...simWord(data.sim));
-    const level = figure.unit === "GB/s" ? series.theory[now.place] : figure.unit === RATIO ? 1 : null;
     this.chart.show({
       width: this.chart.svg.parentElement.clientWidth,
       sizes: series.sizes,
       names: series.size_names,
       lines,
       chosen: lines[now.place],
-      theory: level,
+      theory: figure.unit === "GB/s" ? this.#limits() : figure.unit === RATIO ? [{ level: 1, name: "equal" }] : [],
       size: now.size,
       unit: figure.unit,
       log: now.scale === 0 && figure.unit !== RATIO,
       says: `${title}, ${figure.unit} over message size`,
     });
     this.#figures(figure);
+  }
+
+  // A level for each limit, named by the labels that have it; `own` is that of the chosen place.
+  #limits() {
+    const { series, now } = this;
+    const names = new Map();
+    series.theory.forEach((level, place) => {
+      if (level !== null) names.set(level, (names.get(level) ?? new Set()).add(series.labels[place]));
+    });
+    return [...names].sort(([a], [b]) => b - a).map(([level, labels]) => ({
+      level,
+      name: `theory ${[...labels].sort().join("/")} ${figureText(level)} GB/s`.replace("  ", " "),
+      own: level === series.theory[now.place],
+    }));
   }
 
   #figures(figure) {
@@ -238,7 +272,9 @@ class View {
 
   #legend() {
     const shades = Object.entries(this.figure.unit === RATIO ? RATIOS : SHADES);
-    this.legend.replaceChildren(...shades.map(([letter, name]) => make("span", { class: `swatch s${letter}` }, name)));
+    const swatches = shades.map(([letter, name]) => make("span", { class: `swatch s${letter}` }, name));
+    const failed = this.series.failed?.some((places) => places.length);
+    this.legend.replaceChildren(...swatches, ...(failed ? [make("span", { class: "swatch s0" }, `${FAILED} failed`)] : []));
   }
 }
 

@@ -30,7 +30,7 @@ function intervalText(low, high, unit) {
   return `${figureText(low, unit)}–${figureText(high, unit)}`;
 }
 
-const RELATIONS = { t: "tied with the best", d: "different from the best", u: "undecided against the best" };
+const RELATIONS = { t: "tied with the best", d: "different from the best", u: "undecided against the best", f: "failed" };
 
 function tierText(entry) {
   return entry && entry.length ? `${entry[0]}, ${RELATIONS[entry[1]]}` : "";

@@ -1,0 +1,262 @@
+"""Which changes of a module's code do its tests not notice? Mutation testing, run by hand, on one core.
+
+cosmic-ray makes the mutants. It is no dependency of the project: give it a folder of its own, and run with the
+project's interpreter, from the root of the checkout:
+
+    python3 -m venv /tmp/mutants && /tmp/mutants/bin/pip install cosmic-ray
+    export PYTHONPATH=$(/tmp/mutants/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    .venv/bin/python benchmarks/mutants.py src/collbench/stats.py tests/test_stats.py -o stats.json
+
+The checkout is copied, and only the copy is changed. Each mutant is tested in a fork of this process, which has loaded
+pytest and numpy already, until the first test fails or the time is up. Property tests draw the same examples each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import importlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "results", "__pycache__", ".*_cache", ".hypothesis")
+# One change of each kind: every operator to its likeliest confusion, not to all others. Loops that never run and
+# exceptions that are never caught are cosmic-ray's, too, but no test can miss them.
+_BINARY = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul", "BitOr_BitAnd")
+_BINARY += ("BitAnd_BitOr", "LShift_RShift", "RShift_LShift", "BitXor_BitAnd")
+_COMPARED = ("Eq_NotEq", "NotEq_Eq", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_GtE", "LtE_Gt", "Gt_LtE", "GtE_Lt")
+_COMPARED += ("Is_IsNot", "IsNot_Is")
+OPERATORS = (
+    *(f"core/ReplaceBinaryOperator_{name}" for name in _BINARY),
+    *(f"core/ReplaceComparisonOperator_{name}" for name in _COMPARED),
+    *(f"core/{name}" for name in ("NumberReplacer", "AddNot", "ReplaceAndWithOr", "ReplaceOrWithAnd")),
+    *(f"core/{name}" for name in ("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceBreakWithContinue")),
+    *(f"core/{name}" for name in ("ReplaceUnaryOperator_Delete_USub", "ReplaceUnaryOperator_Delete_Not")),
+)
+# A mutant that never ends is killed after this many times what the tests take, and never before so many seconds.
+_PATIENCE, _LEAST_S = 5.0, 15.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: what cosmic-ray calls it, the line, and the module's text with it."""
+
+    operator: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A mutant that no test noticed."""
+
+    operator: str
+    line: int
+    diff: list[str]
+
+
+def mutants(text: str) -> list[Mutant]:
+    """Return every mutant of a module's text, in the order of its lines; annotations run no code."""
+    idle, seen, found = set(_idle(ast.parse(text))), {text}, []
+    for name, line, column, changed in (*_by_cosmic_ray(text), *_membership(text)):
+        if changed and changed not in seen and (line, column) not in idle and _compiles(changed):
+            seen.add(changed)
+            found.append(Mutant(name.removeprefix("core/"), line, changed))
+    return sorted(found, key=lambda mutant: mutant.line)
+
+
+def _by_cosmic_ray(text: str) -> Iterator[tuple[str, int, int, str | None]]:
+    import parso
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    nodes = list(_nodes(parso.parse(text)))
+    for name in OPERATORS:
+        operator = get_operator(name)()
+        places = [place for node in nodes for place in operator.mutation_positions(node)]
+        for number, ((line, column), _) in enumerate(places):
+            yield name, line, column, mutate_code(text, operator, number)
+
+
+def _membership(text: str) -> Iterator[tuple[str, int, int, str]]:
+    """Yield `in` for `not in` and the other way round, which cosmic-ray lacks."""
+    said = {(t.start[0], c) for t in _tokens(text) for c in range(t.start[1], t.end[1])}  # in comments and strings
+    for match in re.finditer(r"\b(?:not )?in\b", text):
+        changed = "in" if match[0] == "not in" else "not in"
+        line = text.count("\n", 0, match.start()) + 1
+        column = match.start() - text.rfind("\n", 0, match.start()) - 1
+        if (line, column) not in said:
+            yield "In_NotIn", line, column, text[: match.start()] + changed + text[match.end() :]
+
+
+def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    told = (tokenize.COMMENT, tokenize.STRING)
+    yield from (t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type in told)
+
+
+def _nodes(tree: Any) -> Iterator[Any]:
+    yield tree
+    for child in getattr(tree, "children", ()):
+        yield from _nodes(child)
+
+
+def _idle(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    """Yield all positions that decide nothing: in annotations, docstrings, and what makes a dataclass."""
+    for node in ast.walk(tree):
+        for decorator in getattr(node, "decorator_list", ()):
+            yield from ((decorator.lineno, column) for column in range(200))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield from (
+                (line, column) for line in range(node.lineno, (node.end_lineno or 0) + 1) for column in range(200)
+            )
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(part, ast.expr) and part.lineno == part.end_lineno:
+                yield from ((part.lineno, column) for column in range(part.col_offset, part.end_col_offset or 0))
+
+
+def _compiles(text: str) -> bool:
+    try:
+        compile(text, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+class Tests:
+    """Runs test files in forks of this process, against a copy of the checkout."""
+
+    def __init__(self, folder: Path, files: list[str]) -> None:
+        self._folder, self._files = folder, files
+        shutil.copytree(ROOT, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
+        sys.dont_write_bytecode = True  # a mutant may be as long and as old as the one before
+        sys.path[:0] = [str(folder / "src"), str(folder)]
+        os.chdir(folder)
+        for name in ("pytest", "hypothesis", "numpy", "scipy.optimize"):
+            importlib.import_module(name)
+
+    def write(self, module: str, text: str) -> None:
+        """Give the module this text."""
+        (self._folder / module).write_text(text, encoding="utf-8")
+
+    def pass_(self, limit_s: float) -> bool | None:
+        """Return whether all tests pass; None where the time was up."""
+        child = os.fork()
+        if child == 0:
+            os._exit(self._run())
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status) == 0
+            time.sleep(0.02)
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
+
+    def _run(self) -> int:
+        import pytest
+
+        os.setpgid(0, 0)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        plugins = ("no:cacheprovider", "no:randomly", "no:xdist")
+        words = [*self._files, "-x", "-q", "--hypothesis-seed=0", *(word for name in plugins for word in ("-p", name))]
+        try:
+            code = int(pytest.main(words))
+            import collbench
+
+            return code if str(collbench.__file__).startswith(str(self._folder)) else 99
+        except BaseException:  # noqa: BLE001  # whatever a mutant does is noticed
+            return 98
+
+
+def main() -> int:
+    given = _arguments()
+    text = (ROOT / given.module).read_text(encoding="utf-8")
+    every, output = mutants(text), given.output and given.output.resolve()
+    table: dict[str, Any] = {"module": given.module, "tests": given.tests, "mutants": len(every), "ends": {}}
+    if given.again:
+        table = json.loads(output.read_text(encoding="utf-8"))
+        left = [survivor["diff"] for survivor in table["survivors"]]
+        every = [mutant for mutant in every if _diff(text, mutant.text) in left]
+        table["ends"].pop("survived", None)
+    with tempfile.TemporaryDirectory() as folder:
+        ends, survivors, seconds = _run(given, text, every, Path(folder))
+    if ends is None:
+        print("the tests fail without any mutant", file=sys.stderr)
+        return 1
+    table["ends"] = dict(Counter(table["ends"]) + ends)
+    caught, survived = (
+        sum(table["ends"].get(end, 0) for end in some) for some in (("killed", "timed out"), ("survived",))
+    )
+    share = caught / max(1, caught + survived)
+    print(f"{given.module}: {table['mutants']} mutants, {table['ends']}: {share:.1%} killed, {seconds:.0f} s")
+    table |= {"killed_share": round(share, 4), "survivors": [asdict(survivor) for survivor in survivors]}
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module", help="the module's file, from the root of the checkout")
+    parser.add_argument("tests", nargs="+", help="the test files that are to notice")
+    parser.add_argument("-o", "--output", type=Path, help="where the table is kept, as JSON")
+    parser.add_argument(
+        "--again", action="store_true", help="run the survivors of --output's table alone, and renew it"
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many seconds")
+    given = parser.parse_args()
+    if given.again and given.output is None:
+        parser.error("--again needs --output: the table with the survivors")
+    return given
+
+
+def _run(
+    given: argparse.Namespace, text: str, every: list[Mutant], folder: Path
+) -> tuple[Counter[str] | None, list[Survivor], float]:
+    """Return how many mutants ended how (None where the tests fail without any), the survivors, and the seconds."""
+    tests, begin = Tests(folder, given.tests), time.monotonic()
+    if not tests.pass_(600.0):
+        return None, [], 0.0
+    limit = max(_LEAST_S, _PATIENCE * (time.monotonic() - begin))
+    ends, survivors = Counter[str](), list[Survivor]()
+    for mutant in every:
+        if time.monotonic() - begin > given.seconds:
+            ends["not run"] += 1
+            continue
+        tests.write(given.module, mutant.text)
+        passed = tests.pass_(limit)
+        if passed is None:
+            print(f"{given.module}:{mutant.line} {mutant.operator}: timed out", flush=True)
+        ends["survived" if passed else "killed" if passed is False else "timed out"] += 1
+        if passed:
+            survivors.append(Survivor(mutant.operator, mutant.line, _diff(text, mutant.text)))
+            print(f"{given.module}:{mutant.line} {mutant.operator}", *survivors[-1].diff, sep="\n  ", flush=True)
+    return ends, survivors, time.monotonic() - begin
+
+
+def _diff(before: str, after: str) -> list[str]:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

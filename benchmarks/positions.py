@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Shows whether a timed batch means the same wherever it stands: by its place in the trial, and by the trial.
+
+    python benchmarks/positions.py RUN.json [RUN.json …] [--out FILE]
+
+Reads the samples of run files. For each operation and size it takes, over all data points of all files, the ratio of a
+trial's second batch to its first, and of a data point's first trial to the median of its later ones, and prints their
+medians with their 95 % intervals. A bar is missed where such a median lies outside 1 ± 0.5 % (from 1 MiB
+on) or 1 ± 1 % (below). Several files of one machine narrow the intervals. Exits 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from collbench.stats import median_interval
+from collbench.units import format_size
+
+_MEBIBYTE = 2**20
+_LARGE_BAR, _SMALL_BAR = 0.005, 0.01
+Key = tuple[str, str, int]  # operation, variant, bytes
+
+
+@dataclass(slots=True)
+class Ratios:
+    """One operation at one size: time ratios by trial, by data point, and the slowest batch over the median."""
+
+    batches: list[float] = field(default_factory=list)
+    trials: list[float] = field(default_factory=list)
+    slowest: float = 1.0
+
+
+def collect(runs: Sequence[dict[str, Any]]) -> dict[Key, Ratios]:
+    """Return the ratios of all runs by operation and size."""
+    found: dict[Key, Ratios] = defaultdict(Ratios)
+    for run in runs:
+        for measurement in run["measurements"]:
+            cell, trials = measurement["cell"], [sample["seconds"] for sample in measurement["samples"]]
+            if not trials:
+                continue
+            ratios = found[cell["operation"], cell.get("variant", "plain"), cell["size_bytes"]]
+            ratios.batches += [batches[1] / batches[0] for batches in trials if len(batches) > 1]
+            if len(trials) > 2:
+                ratios.trials.append(median(trials[0]) / median(median(batches) for batches in trials[1:]))
+            middle = median(seconds for batches in trials for seconds in batches)
+            ratios.slowest = max(ratios.slowest, *(seconds / middle for batches in trials for seconds in batches))
+    return found
+
+
+def judged(ratios: Sequence[float], bar: float) -> tuple[str, bool]:
+    """Return a column, and whether the bar is missed."""
+    interval = median_interval(ratios)
+    if interval is None:
+        return f"{len(ratios)}: too few", False
+    middle, (low, high) = median(ratios), interval
+    missed = abs(middle - 1) > bar
+    return f"{middle:.4f} ({low:.4f}–{high:.4f}){' MISSED' if missed else ''}", missed
+
+
+def rows(found: dict[Key, Ratios]) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield each operation and size as a row, and whether it misses a bar."""
+    for (operation, variant, size), ratios in sorted(found.items()):
+        bar = _LARGE_BAR if size >= _MEBIBYTE else _SMALL_BAR
+        batches, one = judged(ratios.batches, bar)
+        trials, other = judged(ratios.trials, bar)
+        name = operation if variant == "plain" else f"{operation} {variant}"
+        yield (name, format_size(size), batches, trials, f"{ratios.slowest:.3f}", f"±{bar:.1%}"), one or other
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table; return the exit status."""
+    parser = argparse.ArgumentParser(description="Does a timed batch mean the same wherever it stands?")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there, too")
+    options = parser.parse_args(argv)
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.runs]
+    header = ("operation", "size", "second / first batch", "first / later trials", "slowest", "bar")
+    table = list(rows(collect(runs)))
+    widths = [max(len(row[i]) for row in (header, *(row for row, _ in table))) for i in range(len(header))]
+    lines = [
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *(row for row, _ in table))
+    ]
+    missed = sum(miss for _, miss in table)
+    about = (
+        f"{len(runs)} runs, {', '.join(sorted({run['machine']['hostname'] + ' ' + run['started'] for run in runs}))}"
+    )
+    text = "\n".join((f"# {about}", *lines, f"{missed} of {len(table)} rows miss their bar", ""))
+    print(text, end="")
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,166 @@
+"""A home that cannot be written costs the file alone: it is measured, printed, and one line says how to keep it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from collbench import runfile
+from collbench.cli import evidence, places, verifying
+from collbench.model import Run
+from tests.builders import gpus, pair_run
+from tests.cli.program import Program, collbench, list_only
+
+SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick"
+# What no user, root neither, can make a folder in.
+NOWHERE = {"below a file": "/dev/null/state", "below what the kernel has": "/proc/state"}
+
+
+@pytest.mark.parametrize("state", NOWHERE.values(), ids=NOWHERE)
+@pytest.mark.parametrize(
+    "words",
+    [f"pairs {SIM} --sizes 1M", f"copies {SIM} --sizes 1M", f"latency {SIM}", f"allreduce {SIM} --sizes 1M"],
+    ids=lambda words: words.split()[0],
+)
+def test_it_is_measured_printed_and_one_line_says_how_to_keep_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch, words: str, state: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    said = program(*words.split())
+    assert said.status == 0
+    assert "SIMULATED" in said.out
+    assert "saved" not in said.out
+    assert "will not be saved" in said.line
+    assert "XDG_STATE_HOME" in said.line
+    assert "--output FILE" in said.line
+    assert list(Path().iterdir()) == []
+
+
+def test_check_judges_what_could_not_be_saved(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"check {SIM} --sizes 16M --json --seed 1".split()  # less says too little to judge by
+    kept = json.loads(program(*words).out)
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    said = program(*words)
+    assert (said.status, "XDG_STATE_HOME" in said.err) == (0, True)
+    assert json.loads(said.out)["verdicts"] == kept["verdicts"]
+
+
+def test_without_any_home_it_is_the_same(tmp_path: Path) -> None:
+    bare = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_STATE_HOME")}
+    bare["HOME"] = "/proc/nobody"
+    words = collbench(*f"pairs {SIM} --sizes 1M".split())
+    done = subprocess.run(words, cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert "XDG_STATE_HOME" in done.stderr
+
+
+def test_a_named_file_that_cannot_be_written_is_still_refused(program: Program) -> None:
+    said = program(*f"pairs {SIM} -o /dev/null/run.json".split())
+    assert (said.status, said.out) == (2, "")
+
+
+class _FullDisk:
+    """A file on a disk without a free block: it can be made, and nothing written."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def write(self, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(("output", "status"), [("", 0), ("-o run.json", 2)])
+def test_a_disk_that_is_full_before_the_start_is_told_before_the_start(
+    program: Program, monkeypatch: pytest.MonkeyPatch, output: str, status: int
+) -> None:
+    real = os.fdopen
+
+    def fdopen(number: int, *words: Any, **more: Any) -> Any:
+        if ".part" not in os.readlink(f"/proc/self/fd/{number}"):  # noqa: PTH115
+            return real(number, *words, **more)
+        os.close(number)
+        return _FullDisk()
+
+    monkeypatch.setattr(os, "fdopen", fdopen)
+    said = program(*f"pairs {SIM} --sizes 1M {output}".split())
+    assert (said.status, bool(said.out)) == (status, status == 0)
+    assert "No space left on device" in said.line
+    assert not list(Path().glob("run.json*"))
+
+
+def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its probe has to leave the run somewhere until it is read, and that is gone afterwards."""
+    probed: list[Path] = []
+
+    def measured(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        path = Path(command[command.index("-o") + 1])
+        probed.append(path)
+        runfile.save(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0), path)
+        return subprocess.CompletedProcess(command, 0)
+
+    list_only(monkeypatch, gpus(4))
+    monkeypatch.setattr(evidence, "here", lambda *_: None)
+    monkeypatch.setattr(subprocess, "run", measured)
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    said = program("select", "2", "--backend", "cuda", "--no-verify", "--format", "list")
+    assert (said.status, said.out) == (0, "2,3\n"), said.err
+    warned = [line for line in said.err.splitlines() if "will not be saved" in line]
+    assert len(warned) == 1
+    assert "XDG_STATE_HOME" in warned[0]
+    assert "--output" not in warned[0]
+    assert len(probed) == 1
+    assert not probed[0].exists()
+
+
+def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    measured: list[Path | None] = []
+
+    class Measured:
+        run: Run = pair_run(4, lambda a, b: 300.0)
+        path = None
+
+        def __init__(self, _request: object, path: Path | None, *_: object, **__: object) -> None:
+            measured.append(path)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def measure(self, _progress: object) -> None: ...
+
+    monkeypatch.setattr("collbench.session.Session", Measured)
+    monkeypatch.setattr("collbench.backends.opening.begin", lambda _: None)
+    sitting = verifying.Sitting("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
+    assert verifying.measure(sitting)[1] is None
+    assert measured == [None]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077], ids=oct)
+def test_what_is_kept_only_this_user_can_write(program: Program, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert program(*f"allreduce {SIM} --sizes 1M".split()).status == 0
+        assert program(*f"allreduce {SIM} --sizes 1M --output named.json".split()).status == 0
+    finally:
+        os.umask(before)
+    folder = places.state_folder(places.RUNS)
+    (run,) = folder.iterdir()
+    for made in (folder, folder.parent, folder.parent.parent):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    for file in (run, tmp_path / "named.json"):
+        assert stat.S_IMODE(file.stat().st_mode) & (0o022 | umask) == 0
+    assert places.saved_runs().files == (run,)

@@ -1,0 +1,211 @@
+"""No command replaces a file that exists but by --force: one line, before anything is measured. Streams are written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from collbench.cli.program import cli
+from collbench.cli.showing import Showing
+from collbench.operations import COLLECTIVES
+from collbench.wholefile import Taken
+from tests.builders import gpus
+from tests.cli.program import Program, collbench, save_run
+
+SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
+FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"
+LINE = "it exists; choose another place with"
+# Each command that writes a file, its words, and the file.
+WRITERS = [
+    ("pairs", f"pairs {SIM} -o out.json", "out.json"),
+    ("pairs, over a script", f"pairs {SIM} -o train.py", "train.py"),
+    ("copies", f"copies {SIM} -o out.json", "out.json"),
+    ("latency", f"latency {FAST} -o out.json", "out.json"),
+    *((f"{one}", f"{one} {SIM} --output out.json", "out.json") for one in COLLECTIVES),
+    ("nccl-tests' JSON", f"allreduce {SIM} --output new.json --json out.json", "out.json"),
+    ("nccl-tests' JSON by its other name", f"allreduce {SIM} --output new.json -J out.json", "out.json"),
+    ("check", f"check {FAST} -o out.json", "out.json"),
+    ("nodes", "nodes --backend host -o out.json", "out.json"),
+    ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),
+    ("export", "export run.json --format csv -o out.csv", "out.csv"),
+    ("report", "report run.json -o out.html", "out.html"),
+    ("report, by the run's name", "report run.json", "run.html"),
+    ("plot", "plot run.json --kind heatmap -o out.svg", "out.svg"),
+    ("completion", "completion bash --install", "data/bash-completion/completions/collbench"),
+    ("the manual", "completion bash --install", "data/man/man1/collbench-pairs.1"),
+]
+
+
+@pytest.fixture
+def here(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """The program beside a run and a script, as the first of two processes where that matters, and with no home."""
+    save_run(tmp_path / "run.json", gpus(4))
+    (tmp_path / "train.py").write_text("print('mine')\n")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return program
+
+
+def as_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    for name, value in {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "state" not in path.parts}
+
+
+@pytest.mark.parametrize(("what", "words", "file"), WRITERS, ids=[row[0] for row in WRITERS])
+def test_a_file_that_exists_is_refused_before_anything_is_measured(
+    here: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, words: str, file: str
+) -> None:
+    if what == "nodes":
+        as_rank_0(monkeypatch)
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("somebody's work\n")
+    before = snapshot(tmp_path)
+    said = here(*words.split())
+    assert (said.status, said.out) == (2, ""), what
+    assert f"{file}: {LINE}" in said.line, what
+    assert said.line.endswith("--force"), what
+    assert snapshot(tmp_path) == before, what
+
+
+def test_every_command_with_an_output_has_a_row_and_force() -> None:
+    context = cli.make_context("collbench", ["--version"], resilient_parsing=True)
+    writing = set()
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        options = {option for param in command.params for option in param.opts}
+        if options & {"--output", "--install"}:
+            writing.add(name)
+            assert "--force" in options, name
+    assert writing == {words.split()[0] for _, words, _ in WRITERS}
+
+
+@pytest.mark.parametrize(
+    ("what", "words", "file"),
+    [
+        row
+        for row in WRITERS
+        if row[0] in ("pairs", "nccl-tests' JSON", "check", "export", "report", "plot", "the manual")
+    ],
+    ids=lambda row: row if " " not in row else "",
+)
+def test_force_replaces_it(here: Program, tmp_path: Path, what: str, words: str, file: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("somebody's work\n")
+    said = here(*words.split(), "--force")
+    assert said.status == 0, (what, said.err)
+    assert "somebody" not in (tmp_path / file).read_text(), what
+    assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export run.json --format json -o run.json",
+        "export run.json --format json -o ./link.json",
+        "plot page.svg --kind heatmap -o page.svg",
+        "report run.json page.html -o page.html",
+    ],
+)
+def test_what_is_read_is_never_written_not_even_by_force(here: Program, tmp_path: Path, words: str) -> None:
+    (tmp_path / "link.json").symlink_to("run.json")
+    for page in ("page.svg", "page.html"):
+        (tmp_path / page).write_bytes((tmp_path / "run.json").read_bytes())
+    before = snapshot(tmp_path)
+    said = here(*words.split(), "--force")
+    assert (said.status, said.out) == (2, "")
+    assert "it is the file that is read" in said.line
+    assert snapshot(tmp_path) == before
+
+
+def test_an_empty_file_has_nothing_to_lose(here: Program, tmp_path: Path) -> None:
+    """As mktemp makes it."""
+    (tmp_path / "out.csv").touch()
+    assert here("export", "run.json", "--format", "csv", "-o", "out.csv").status == 0
+    assert (tmp_path / "out.csv").stat().st_size
+
+
+def test_an_installed_completion_is_ours_to_replace(here: Program) -> None:
+    assert [here("completion", "bash", "--install").status for _ in range(2)] == [0, 0]
+
+
+def test_two_files_of_one_name_are_refused_at_once(here: Program) -> None:
+    said = here(*f"allreduce {SIM} --output one.json --json ./one.json".split())
+    assert (said.status, said.out) == (2, "")
+    assert "--output and --json name the same file" in said.line
+
+
+def test_only_the_rank_that_writes_looks_at_the_place(
+    here: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another host an old file of that name may lie about: whoever left there would keep rank 0 waiting."""
+    as_rank_0(monkeypatch)
+    (tmp_path / "out.json").write_text("old")
+    given = {"json": Path("out.json"), "force": False, "layout": "table"}
+    with pytest.raises(Taken):
+        Showing.asked(given)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    assert Showing.asked(given).json == Path("out.json")
+
+
+def test_a_file_in_the_way_of_the_journal_is_left_alone(here: Program, tmp_path: Path) -> None:
+    (tmp_path / "out.json.journal").write_text("my diary\n")
+    said = here(*f"pairs {SIM} -o out.json --force".split())
+    assert (said.status, said.out) == (2, "")
+    assert "out.json.journal is in the way of out.json's journal" in said.line
+    assert (tmp_path / "out.json.journal").read_text() == "my diary\n"
+
+
+def test_a_link_in_the_place_of_the_journal_is_not_followed(here: Program, tmp_path: Path) -> None:
+    (tmp_path / "out.json.journal").symlink_to("train.py")
+    said = here(*f"pairs {SIM} -o out.json".split())
+    assert said.status == 2
+    assert (tmp_path / "train.py").read_text() == "print('mine')\n"
+
+
+@pytest.mark.parametrize("words", ["export run.json --format csv -o {}", f"pairs {SIM} -o {{}}"])
+@pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "mine"])
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_standard_output_is_written_to_whatever_it_is(here: Program, words: str, place: str, kind: str) -> None:
+    """With what was printed before, and nothing replaced: a shell's > file holds both."""
+    Path("mine").symlink_to("/dev/stdout")
+    command, file = collbench(*words.format(place).split()), Path("caught.txt")
+    file.write_text("before\n", encoding="utf-8")
+    environment = os.environ | {"NO_COLOR": "1"}
+    if kind == "pipe":
+        got = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    else:
+        with file.open("a", encoding="utf-8") as caught:
+            subprocess.run(command, env=environment, stdout=caught, check=True)
+        got = file.read_text(encoding="utf-8")
+        assert got.startswith("before\n")
+    assert "collbench" in got
+    assert '"format": "collbench-run"' in got or got.count("GPU2") > 1
+
+
+def test_a_named_pipe_is_written_to(here: Program, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    assert here("export", "run.json", "--format", "csv", "-o", "pipe").status == 0
+    reader.join(10)
+    assert got[0].count("\n") > 1
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_resume_replaces_its_own_file_alone(here: Program, tmp_path: Path) -> None:
+    words = f"pairs {FAST} --sizes 8 --seed 1"
+    assert here(*words.split(), "-o", "run2.json").status == 0
+    assert here("pairs", "--resume", "run2.json", "--force").status == 2  # what would it replace?
+    assert here("pairs", "--resume", "run2.json").status == 0

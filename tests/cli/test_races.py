@@ -1,0 +1,151 @@
+"""Processes that save at the same moment: every run is kept, whatever its name, the clock or the order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.errors import RunFileError
+from collbench.journal import Journal, journal_of
+from collbench.keeper import Keeper
+from collbench.model import Run
+from tests.builders import pair_run
+from tests.cli.program import collbench
+
+SIX = range(6)
+WORDS = ("allreduce", "--backend", "sim", "--fabric", "nvlink-pairs-2x2", "--quick", "--sizes", "8", "--seed")
+# Every process has the same time, so that names made of it are alike.
+STOPPED_CLOCK = """
+import datetime
+class Stopped(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.datetime(2026, 11, 22, 10, 11, 12, tzinfo=tz)
+datetime.datetime = Stopped
+"""
+
+
+def at_once(folder: Path, *words: str) -> list[tuple[int, str]]:
+    """Start six runs, seeds 0 to 5, on one clock; return their exit statuses and what they said on stderr."""
+    (folder / "sitecustomize.py").write_text(STOPPED_CLOCK)
+    environment = os.environ | {"PYTHONPATH": str(folder), "XDG_STATE_HOME": str(folder / "state")}
+    started = [
+        subprocess.Popen(
+            collbench(*WORDS, str(seed), *words),
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in SIX
+    ]
+    said = [process.communicate()[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+def seeds(folder: Path) -> list[int]:
+    return sorted(runfile.load(path).settings.seed for path in folder.glob("*.json"))
+
+
+def test_six_runs_of_the_same_second_leave_six_files(tmp_path: Path) -> None:
+    assert at_once(tmp_path) == [(0, "")] * 6
+    assert seeds(tmp_path / "state" / "collbench" / "runs") == list(SIX)
+
+
+def test_six_runs_into_one_name_are_all_there_or_were_refused_before(tmp_path: Path) -> None:
+    ended = at_once(tmp_path, "--output", "run.json")
+    kept = [seed for seed, (status, _) in enumerate(ended) if status == 0]
+    assert seeds(tmp_path) == kept
+    assert len(kept) >= 1
+    for status, said in ended:
+        if status:
+            assert (status, said.count("\n")) == (2, 1)
+            assert "run.json: it exists" in said or "being measured by another process" in said
+    assert not list(tmp_path.glob("*.journal"))
+
+
+def unfinished(seed: int) -> Run:
+    run = pair_run(3, lambda a, b: 100.0 + a + b)
+    return replace(run, complete=False, settings=replace(run.settings, seed=seed))
+
+
+def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: Path) -> None:
+    """Whichever saves first, and ends first: neither replaces the other's file or journal."""
+    path, told = tmp_path / "run.json", list[str]()
+    first, second = Keeper(unfinished(1), path, pytest.fail), Keeper(unfinished(2), path, told.append)
+    run = unfinished(0)
+    for _ in range(2):
+        first.finished(run.measurements[0])
+        second.finished(run.measurements[0])
+    assert second.path is not None
+    assert (first.path, second.path != path) == (path, True)
+    assert [line for line in told if str(second.path) in line and str(path) in line] == told
+    assert len(told) == 1
+    assert sorted(tmp_path.iterdir()) == sorted([path, second.path, journal_of(path), journal_of(second.path)])
+    second.end()
+    first.end()
+    assert [runfile.load(one).settings.seed for one in (path, second.path)] == [1, 2]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: Path) -> None:
+    path, told = tmp_path / "run.json", list[str]()
+    keeper = Keeper(unfinished(1), path, told.append)
+    keeper.finished(unfinished(0).measurements[0])
+    path.unlink()
+    path.write_text("mine now")
+    keeper.end()
+    assert path.read_text() == "mine now"
+    assert keeper.path is not None
+    assert runfile.load(keeper.path).settings.seed == 1
+    assert len(told) == 1
+    assert sorted(tmp_path.iterdir()) == sorted([path, keeper.path])
+
+
+def test_a_run_that_is_being_measured_is_neither_resumed_nor_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    keeper = Keeper(unfinished(1), path, pytest.fail)
+    keeper.finished(unfinished(0).measurements[0])
+    for attempt in (lambda: runfile.check_writable(path, replace=True), lambda: Journal(path)):
+        with pytest.raises(RunFileError, match="is being measured by another process"):
+            attempt()
+    keeper.end()
+    runfile.check_writable(path, replace=True)
+
+
+def test_a_killed_process_holds_nothing_back(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from collbench.keeper import Keeper; "
+        "from tests.cli.test_races import unfinished; run = unfinished(1); "
+        "keeper = Keeper(run, Path(sys.argv[1]), print); keeper.finished(run.measurements[0]); "
+        "print('there', flush=True); time.sleep(60)"
+    )
+    path = tmp_path / "run.json"
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=root, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    with pytest.raises(RunFileError, match="is being measured"):
+        Journal(path)
+    process.kill()
+    process.wait()
+    Journal(path).close()
+
+
+def test_where_there_are_no_hard_links_the_first_still_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(_self: Path, _target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")  # as vfat and some FUSE file systems have it
+
+    monkeypatch.setattr(Path, "hardlink_to", unsupported)
+    runfile.save(unfinished(1), tmp_path / "run.json")
+    with pytest.raises(RunFileError, match="it exists"):
+        runfile.save(unfinished(2), tmp_path / "run.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert seeds(tmp_path) == [1]

@@ -1,0 +1,137 @@
+"""Saved runs are believed if no other user can have written them, and one line names what is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from collbench.cli import evidence, places
+from collbench.launch.freshness import Here
+from tests.builders import gpus
+from tests.cli.program import Program, list_only, save_run
+
+STRANGER = 54321
+NEWEST, OLDER = "20261122T000000Z-cuda-pairs.json", "20261121T000000Z-cuda-pairs.json"
+
+
+def link_to_a_strangers_file(path: Path) -> None:
+    path.rename(path.parent.parent / "theirs.json")
+    path.symlink_to(path.parent.parent / "theirs.json")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nothing")
+
+
+# What was done to the newest file, how, and what the line says.
+DOUBTFUL: list[tuple[str, Callable[[Path], object], str]] = [
+    ("its group can write it", lambda path: path.chmod(0o664), "others can write it"),
+    ("everybody can write it", lambda path: path.chmod(0o602), "others can write it"),
+    ("it is a pipe", pipe, "a file of another kind"),
+    ("it is a folder", folder, "a file of another kind"),
+    ("it leads nowhere", dangling, "it cannot be looked at"),
+]
+
+
+@pytest.fixture
+def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of saved runs with two of a machine of four GPUs, and that machine."""
+    where = tmp_path / "state" / "collbench" / "runs"
+    where.mkdir(parents=True, mode=0o700)
+    for name in (OLDER, NEWEST):
+        save_run(where / name, gpus(4))
+    list_only(monkeypatch, gpus(4))
+    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here(wanted.backend, present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "health_of", lambda devices: ())
+    (tmp_path / "train.py").touch()
+    return where
+
+
+def owned_by_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Let files look like another user's, which only root could make them."""
+    real, theirs = Path.stat, {path.stat().st_ino for path in paths}
+
+    def told(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = real(self, follow_symlinks=follow_symlinks)
+        return os.stat_result((*found[:4], STRANGER, *found[5:])) if found.st_ino in theirs else found
+
+    monkeypatch.setattr(Path, "stat", told)
+
+
+def test_the_newest_of_this_user_is_believed(saved: Path) -> None:
+    assert places.saved_runs() == places.Saved((saved / NEWEST, saved / OLDER))
+
+
+@pytest.mark.parametrize(("what", "spoil", "says"), DOUBTFUL, ids=[row[0] for row in DOUBTFUL])
+@pytest.mark.parametrize("command", ["select 2 --no-verify --format list", "train --auto-select 2 --dry-run train.py"])
+def test_a_doubtful_file_is_left_out_in_one_line_and_the_next_one_taken(
+    program: Program, saved: Path, command: str, what: str, spoil: Callable[[Path], object], says: str
+) -> None:
+    spoil(saved / NEWEST)
+    said = program(*[*command.split()[:1], "--backend", "cuda", *command.split()[1:]])
+    assert said.status == 0, said.err
+    ignored = [line for line in said.err.splitlines() if "ignoring" in line]
+    assert len(ignored) == 1, what
+    assert f"ignoring {saved / NEWEST}: " in ignored[0], what
+    assert says in ignored[0], what
+    assert OLDER in said.err or command.startswith("select"), what
+    assert places.saved_runs().files == (saved / OLDER,), what
+
+
+def test_a_strangers_file_is_left_out_linked_or_not(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link_to_a_strangers_file(saved / OLDER)
+    owned_by_a_stranger(monkeypatch, saved / NEWEST, saved.parent / "theirs.json")
+    found = places.saved_runs()
+    assert found.files == ()
+    assert f"{NEWEST} and 1 more: it belongs to another user (uid {STRANGER})" in found.ignored
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_that_was_given_away_is_left_out(saved: Path) -> None:
+    os.chown(saved / NEWEST, STRANGER, -1)
+    assert places.saved_runs().files == (saved / OLDER,)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777], ids=oct)
+def test_nothing_of_a_folder_that_others_can_write_is_taken(saved: Path, mode: int) -> None:
+    """Sticky or not: whoever can put a file there can choose the newest."""
+    saved.chmod(mode)
+    found = places.saved_runs()
+    assert found.files == ()
+    assert f"the saved runs in {saved}: others can write it" in found.ignored
+    assert "chmod 700" in found.ignored
+
+
+def test_a_strangers_folder_is_not_believed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owned_by_a_stranger(monkeypatch, saved)
+    assert places.saved_runs().files == ()
+
+
+def test_a_link_of_ones_own_to_ones_own_file_is_believed(saved: Path) -> None:
+    link_to_a_strangers_file(saved / NEWEST)  # it is not one here
+    assert places.saved_runs().files == (saved / NEWEST, saved / OLDER)
+
+
+def test_a_named_file_is_taken_whoever_can_write_it(program: Program, saved: Path) -> None:
+    (saved / NEWEST).chmod(0o666)
+    said = program("select", "2", "--no-verify", "--backend", "cuda", "--format", "list", "--from", str(saved / NEWEST))
+    assert (said.status, said.out, "ignoring" in said.err) == (0, "2,3\n", False)
+
+
+def test_no_folder_has_nothing_to_say(program: Program) -> None:
+    assert places.saved_runs() == places.Saved()

@@ -1,0 +1,182 @@
+"""One table of exit statuses for every command that measures or judges; the first line names what failed, and where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.errors import FailureKind
+from collbench.fabric import file as fabric_file
+from collbench.fabric.model import Fault, FaultKind
+from collbench.model import Measurement, Run
+from collbench.operations import Operation
+from tests.affinity.checked import failed, h200
+from tests.builders import gpus, measured, run_of
+from tests.cli.program import Program
+
+HANGS = Fault(FaultKind.HANGING_LINK, (2, 3))
+PLACE = "FAILED: GPU2-GPU3: "
+
+
+def machine(name: str, *faults: Fault) -> tuple[str, ...]:
+    """Return the words that simulate a machine with these faults."""
+    Path("machine.json").write_text(fabric_file.dumps(replace(fabric_file.load(name), faults=faults)), encoding="utf-8")
+    return ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "--output", "run.json")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pairs", "--sizes", "64K,1M"),
+        ("copies", "--sizes", "1M"),
+        ("latency",),
+        ("allreduce", "--pairs", "--sizes", "1M"),
+        ("alltoall", "--pairs", "--sizes", "1M", "--format", "nccl-tests"),
+        ("check", "--quick"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_pair_that_hangs_is_the_first_line_and_the_status_of_what_measures(
+    program: Program, words: tuple[str, ...]
+) -> None:
+    said = program(*words, *machine("hgx-h200", HANGS))
+    assert said.status == 4, said.err
+    assert "GPU2-GPU3: " in said.out.splitlines()[0]
+    assert "hang" in said.out.splitlines()[0]
+    shown = program("show", "run.json")
+    assert (shown.status, PLACE in shown.out.splitlines()[0]) == (0, True)
+    assert {m.failure_kind for m in runfile.load(Path("run.json")).measurements if m.failure} == {FailureKind.HANG}
+
+
+def test_no_tie_and_no_best_over_a_pair_that_hangs(program: Program) -> None:
+    said = program("pairs", "--sizes", "1M", *machine("hgx-h200", HANGS))
+    assert "All pairs tie" not in said.out
+    assert "1 of 28 pairs failed; no other pair differs for certain" in said.out
+    best = {line.split()[1]: line for line in said.out.splitlines() if line.startswith("best")}
+    assert best["8"].endswith("includes failed GPU2-GPU3 (sim)")
+    for count in ("2", "4"):
+        assert not ("GPU2" in best[count] and "GPU3" in best[count].split(":")[0]), best[count]
+
+
+def test_a_run_that_is_resumed_and_fails_again_ends_as_at_first(program: Program) -> None:
+    assert program("pairs", "--sizes", "1M", *machine("hgx-h200", HANGS)).status == 4
+    assert program("pairs", "--resume", "run.json", "--fabric", "machine.json").status == 4
+
+
+def saved(run: Run, name: str = "run.json") -> None:
+    runfile.save(run, Path(name))
+
+
+def without_measurement() -> Run:
+    return replace(h200(), measurements=[])
+
+
+def latency_alone() -> Run:
+    return run_of(
+        gpus(4), [measured(Operation.CE_WRITE, (a, b), 0.002, 8) for a in range(4) for b in range(4) if a != b]
+    )
+
+
+def one_visit() -> Run:
+    return replace(h200(), measurements=[replace(m, samples=m.samples[:1]) for m in h200().measurements])
+
+
+@pytest.mark.parametrize(
+    ("what", "run"),
+    [("no measurement", without_measurement()), ("latency alone", latency_alone()), ("one visit each", one_visit())],
+    ids=["nothing", "latency", "one visit"],
+)
+@pytest.mark.parametrize("words", [(), ("--expect", "4")], ids=["plain", "expect"])
+def test_nothing_judged_is_no_agreement(program: Program, what: str, run: Run, words: tuple[str, ...]) -> None:
+    saved(run)
+    said = program("check", "run.json", *words)
+    assert said.status == 1, what
+    assert said.out.startswith("not judged: "), what
+    assert "collbench check" in said.out.splitlines()[0], what
+    assert "agree" not in said.out, what
+    told = json.loads(program("check", "run.json", "--json", *words).out)
+    assert (told["exit_status"], told["pairs"], told["judged"]) == (1, 6, 0), what
+
+
+def test_latency_of_a_simulated_machine_is_no_agreement(program: Program) -> None:
+    assert program("latency", *machine("dgx-1v")).status == 0
+    said = program("check", "run.json", "--expect", "8")
+    assert (said.status, "0 of 28 pairs were judged" in said.err, "agree" in said.out) == (1, True, False)
+
+
+def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program) -> None:
+    assert program("pairs", "--sizes", "64M", "--operations", "copy", *machine("dgx-1v")).status == 0
+    true = "no peer access, so a kernel cannot address the other GPU's memory"
+    for words in (("show",), ("check",), ("rank", "--operation", "sm-write")):
+        said = " ".join(program(words[0], "run.json", *words[1:]).out.split())
+        assert true in said, words
+        assert "fewer than 3 visits" not in said, words
+        assert "not measured" not in said, words
+    rank = json.loads(program("rank", "run.json", "--operation", "sm-write", "--json").out)
+    assert {lack["reason"] for lack in rank["works"][0]["missing"]} == {true}
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("compare", ("compare", "base.json", "run.json")),
+        ("reference", ("compare", "run.json", "--reference")),
+        ("rank", ("rank", "run.json")),
+        ("select", ("select", "4", "--from", "run.json", "--elsewhere")),
+        ("check", ("check", "run.json")),
+    ],
+)
+@pytest.mark.parametrize(("kind", "status"), [(FailureKind.HANG, 4), (FailureKind.ERROR, 1), (None, 1)])
+def test_what_judges_a_run_with_a_failed_pair_ends_with_its_status(
+    program: Program, what: str, words: tuple[str, ...], kind: FailureKind | None, status: int
+) -> None:
+    saved(h200(), "base.json")
+    saved(failed(h200(), Operation.CE_WRITE, (2, 3), "words", kind))
+    said = program(*words)
+    assert said.status == status, what
+    assert "GPU2-GPU3" in (said.out if what == "select" else said.out.splitlines()[0]), what
+    assert "Normal" not in said.out, what
+    assert "all pairs tie" not in said.out.lower(), what
+
+
+def test_a_choice_without_the_failed_pair_is_a_good_one_and_one_with_it_is_not_acted_on(program: Program) -> None:
+    saved(failed(h200(), Operation.CE_WRITE, (2, 3), "words"))
+    sound = program("select", "3", "--from", "run.json", "--elsewhere")
+    assert (sound.status, "includes failed" in sound.out) == (0, False)
+    acting = program("select", "4", "--from", "run.json", "--elsewhere", "--format", "env")
+    assert (acting.status, acting.out) == (4, "false\n")
+
+
+def lacking(run: Run, pair: set[int]) -> Run:
+    kept: list[Measurement] = [m for m in run.measurements if set(m.cell.members) != pair]
+    return replace(run, measurements=kept)
+
+
+@pytest.mark.parametrize(
+    ("what", "new", "status"),
+    [
+        ("the same", h200(), 0),
+        ("a pair is missing", lacking(h200(), {0, 1}), 1),
+        ("too few visits", one_visit(), 1),
+    ],
+)
+def test_a_comparison_that_could_not_be_made_does_not_pass(program: Program, what: str, new: Run, status: int) -> None:
+    saved(h200(), "base.json")
+    saved(new)
+    said = program("compare", "base.json", "run.json")
+    assert said.status == status, what
+    assert said.out.startswith("not judged: ") is bool(status), what
+
+
+def test_report_says_it_on_stdout_and_on_the_page(program: Program) -> None:
+    saved(failed(h200(), Operation.CE_WRITE, (2, 3), "words"))
+    said = program("report", "run.json")
+    assert (said.status, said.out.startswith(f"run.json: {PLACE}")) == (0, True)
+    assert f"{PLACE}1 data point, hang" in Path("run.html").read_text(encoding="utf-8")
+    saved(without_measurement(), "empty.json")
+    program("report", "empty.json")
+    assert "Labels, tools and measurement agree" not in Path("empty.html").read_text(encoding="utf-8")

@@ -1,0 +1,123 @@
+"""A failure is the first thing seen: its place in the first line, an exit status, and no agreement over it."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from collbench import runfile
+from collbench.affinity.tiers import rank_pairs
+from collbench.affinity.verdicts import judge
+from collbench.errors import ExitStatus, FailureKind
+from collbench.model import Measurement, Run, StopReason
+from collbench.operations import Operation, Work
+from collbench.outcome import TroubleKind, outcome
+from collbench.report import verdicts
+from collbench.report.outcome import headline
+from collbench.report.page import page
+from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_cells
+
+SOUND = machines(("none", "slow-gpu", "nv-degraded", "intra-label-outlier", "contention"))
+WORKS = (*COPIES, PAIRS[1])
+
+
+def failing(run: Run, place: int, kind: FailureKind, visits: int) -> Run:
+    """Return the run with one cell given up after some visits."""
+    found = run.measurements[place]
+    failed = replace(
+        found, samples=found.samples[:visits], stop=StopReason.FAILED, failure="it broke", failure_kind=kind
+    )
+    return replace(run, measurements=[failed if m is found else m for m in run.measurements])
+
+
+def first_line(run: Run) -> str:
+    console = Console(file=io.StringIO(), width=1000)
+    for block in page(run):
+        console.print(block)
+    shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    return shown.strip().splitlines()[0]
+
+
+def tags(run: Run, found: Measurement) -> set[str]:
+    return {run.devices[member].tag for member in found.cell.members}
+
+
+@tried()
+@given(made=SOUND, works=st.sampled_from((PAIRS, WORKS)), kind=st.sampled_from(list(FailureKind)), data=st.data())
+def test_any_failed_cell_comes_first_and_decides_the_status(
+    made: Made, works: tuple[Work, ...], kind: FailureKind, data: st.DataObject
+) -> None:
+    run = made.run(works)
+    place = data.draw(st.integers(0, len(run.measurements) - 1))
+    broken = failing(run, place, kind, data.draw(st.integers(0, 2)))
+    mixed = shuffled(broken, made.rng)
+    assert outcome(mixed).status is not ExitStatus.DONE
+    line = first_line(mixed)
+    assert line == headline(mixed)
+    assert line.startswith("FAILED")
+    assert all(tag in line for tag in tags(run, run.measurements[place]))
+
+
+@tried()
+@given(made=SOUND, kind=st.sampled_from(list(FailureKind)), data=st.data())
+def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, data: st.DataObject) -> None:
+    run = made.run(PAIRS)
+    place = data.draw(st.integers(0, len(run.measurements) - 1))
+    broken = failing(run, place, kind, data.draw(st.integers(0, 2)))
+    cell = run.measurements[place].cell
+    ranking = rank_pairs(broken, cell.operation, SIZE)
+    if len(cell.members) == 2 and ranking is not None:
+        assert not ranking.all_tied
+        assert "tie within" not in ranking.verdict
+    shown = Console(file=io.StringIO(), width=200)
+    for block in verdicts.page(broken, judge(broken), 80):
+        shown.print(block)
+    text = shown.file.getvalue() if isinstance(shown.file, io.StringIO) else ""
+    count = len(run.devices) * (len(run.devices) - 1) // 2
+    assert f"agree {count} of {count}" not in " ".join(text.split())
+
+
+@tried(0.5)
+@given(made=SOUND, data=st.data())
+def test_fewer_cells_hide_no_failure(made: Made, data: st.DataObject) -> None:
+    run = made.run(PAIRS)
+    place = data.draw(st.integers(0, len(run.measurements) - 1))
+    broken = failing(run, place, FailureKind.CRASH, 0)
+    few = without_cells(broken, made.rng)
+    failed = [found for found in few.measurements if found.failure]
+    assert (outcome(few).status is ExitStatus.DONE) is not bool(failed)
+
+
+@tried()
+@given(made=machines(("impossible",)))
+def test_an_impossible_figure_comes_first_and_is_status_3(made: Made) -> None:
+    run = made.run(COPIES)
+    troubles = outcome(run).troubles
+    if troubles:  # of a clock that is wrong by little, or a pair that has no such fault
+        assert {one.kind for one in troubles} == {TroubleKind.IMPOSSIBLE}
+        assert outcome(run).status is ExitStatus.CONTRADICTION
+        assert first_line(run).startswith("IMPOSSIBLE")
+
+
+@tried(0.5)
+@given(made=machines(("hang", "data-corrupt")))
+def test_a_fault_that_breaks_the_data_or_the_work_is_status_4(made: Made) -> None:
+    run = made.run(PAIRS)
+    broken = bool(run.skipped) or any(found.failure for found in run.measurements)
+    assert (outcome(run).status is not ExitStatus.DONE) is broken
+
+
+def test_the_committed_table_of_one_to_all_copies_is_impossible_first() -> None:
+    """1185 GB/s over a port of 450."""
+    results = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers"
+    run = runfile.load(results / "copies.json")
+    assert outcome(run).status is ExitStatus.CONTRADICTION
+    assert first_line(run).startswith("IMPOSSIBLE: GPU")
+    assert outcome(run).troubles[0].figure == pytest.approx(1185.7, abs=0.1)
+    assert rank_pairs(run, Operation.CE_WRITE, 512 * 2**20) is not None

@@ -1,0 +1,122 @@
+"""A fault in any message of any block is found, or its bytes count as unverified; and that count is exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.native.fakes import Fakes
+
+# Plants one fault at each of `places` in turn, in a process each, and says which were found.
+_EACH = """
+def found(setting, places, run):
+    names = []
+    for place in places:
+        child = os.fork()
+        if child == 0:
+            os.environ[setting] = place
+            os._exit(3 if failure(run)["kind"] == "DataError" else 0)
+        names.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3)
+    return names
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "slots", "changes"),
+    [
+        ("a slot for every message", 4, ""),
+        ("two slots for four messages", 2, ""),
+        ("three slots for four", 3, ""),
+        ("one slot", 1, ""),
+        ("two slots, by kernel", 2, "multiprocessors=True"),
+        ("two slots, pulled", 2, "pull=True"),
+    ],
+)
+def test_a_fault_in_any_copy_is_found_or_counted(
+    fakes: Fakes, tmp_path: Path, case: str, slots: int, changes: str
+) -> None:
+    script = f"""
+        plan = dict(iterations=4, blocks=2, warmup=1, **dict({changes}))
+        def run():
+            return times(open_gpus(2, buffer={slots} * 1024), [[(0, 1)]], **plan)
+        # The first copy wakes the link; of a block's six the first two the engine.
+        places = [f"{{1 + 6 * block + 3 + message}}:9" for block in range(3) for message in range(4)]
+        faults = found("FAKE_CORRUPT_COPY", places, run)
+        say(found=faults, coverage=coverage(run()))
+    """
+    said = fakes.script(_EACH + _dedented(script), tmp_path).said
+    blocks = [said["found"][at : at + 4] for at in (0, 4, 8)]
+
+    assert blocks == [[message >= 4 - slots for message in range(4)]] * 3, case
+    assert said["coverage"] == [[1024 * sum(said["found"]), 1024 * len(said["found"])]], case
+
+
+@pytest.mark.parametrize(
+    ("groups", "bytes_of"),
+    [
+        ("[[(0, 1), (1, 0)]]", [2]),
+        ("[[(0, 1), (0, 2)]]", [2]),
+        ("[[(1, 0), (2, 0), (3, 0)]]", [3]),
+        ("[[(0, 1)], [(3, 2), (2, 3)]]", [1, 2]),
+        ("[[(-1, 0), (0, -1)]]", [2]),
+    ],
+)
+def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: str, bytes_of: list[int]) -> None:
+    # Twelve messages of 1000 bytes in a stride of 1024: all to one has room for four of each sender.
+    script = f"say(found=coverage(times(open_gpus(buffer=12 << 10), {groups}, bytes=1000, iterations=12, blocks=3)))"
+    found = fakes.script(script, tmp_path).said["found"]
+    slots = 4 if groups.count(", 0)") == 3 else 12
+
+    assert found == [[count * 3 * slots * 1000, count * 3 * 12 * 1000] for count in bytes_of]
+
+
+@pytest.mark.parametrize(
+    ("case", "slots", "operation", "sent"),
+    [
+        ("a slot for every collective", 4, "allreduce", 2048),
+        ("two slots for four collectives", 2, "allreduce", 2048),
+        ("one slot", 1, "broadcast", 2048),
+        ("at the root alone", 2, "reduce", 1024),
+        ("in groups of sends", 3, "sendrecv", 2048),
+        ("in halves", 2, "reducescatter", 1024),
+    ],
+)
+def test_a_fault_in_any_collective_is_found_or_counted(
+    fakes: Fakes, tmp_path: Path, case: str, slots: int, operation: str, sent: int
+) -> None:
+    script = f"""
+        def run():
+            held = session(open_gpus(2, buffer={slots} * 1024))
+            return collect(held, [[0, 1]], {operation!r}, blocks=2, warmup=1)
+        # The first collective connects the ranks.
+        faults = found("FAKE_CORRUPT_COLLECTIVE", [f"{{2 + place}}:9:0" for place in range(12)], run)
+        say(found=faults, coverage=coverage(run()))
+    """
+    said = fakes.script(_EACH + _dedented(script), tmp_path).said
+    blocks = [said["found"][at : at + 4] for at in (0, 4, 8)]
+
+    assert blocks == [[message >= 4 - slots for message in range(4)]] * 3, case
+    assert said["coverage"] == [[sent * sum(said["found"]), sent * len(said["found"])]], case
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "verified"),
+    [
+        # Four collectives in each of two blocks, before which one is compared in place.
+        ("in place", "in_place=True", [2048, 9 * 2048]),
+        ("in place, where nobody knows what should arrive", "operation='alltoall', in_place=True", [0, 9 * 2048]),
+        ("unverified", "verify=False", [0, 8 * 2048]),
+        ("with a launch loop", "launch_iterations=5", [8 * 2048, 8 * 2048]),
+    ],
+)
+def test_what_is_not_compared_does_not_count(
+    fakes: Fakes, tmp_path: Path, case: str, changes: str, verified: list[int]
+) -> None:
+    script = f"say(found=coverage(collect(session(open_gpus(2)), [[0, 1]], blocks=2, **dict({changes}))))"
+
+    assert fakes.script(script, tmp_path).said["found"] == [verified], case
+
+
+def _dedented(script: str) -> str:
+    return script.replace("\n        ", "\n")
