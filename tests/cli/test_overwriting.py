@@ -76,6 +76,12 @@ def test_a_file_that_exists_is_refused_before_anything_is_measured(
     assert snapshot(tmp_path) == before, what
 
 
+def test_the_line_names_the_other_ways(here: Program, tmp_path: Path) -> None:
+    (tmp_path / "new.json").write_text("somebody's work\n")
+    said = here(*f"pairs {SIM} -o new.json".split())
+    assert said.line.endswith("new.json: it exists; choose another place with --output FILE, or add --force")
+
+
 def test_every_command_with_an_output_has_a_row_and_force() -> None:
     context = cli.make_context("collbench", ["--version"], resilient_parsing=True)
     writing = set()
