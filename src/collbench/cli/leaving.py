@@ -66,13 +66,23 @@ def heed_signals() -> None:
 
 def _forget_lost_streams() -> None:
     """Send to /dev/null what a lost terminal would answer with an error, before anything is saved."""
-    lost = select.poll()
-    for descriptor in (1, 2):
-        lost.register(descriptor, 0)
-    for descriptor, _event in lost.poll(0):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, descriptor)
-        os.close(null)
+    for descriptor in _lost(1, 2):
+        send_nowhere(descriptor)
+
+
+def _lost(*descriptors: int) -> list[int]:
+    """Return those of these descriptors that nobody reads any more."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, 0)
+    return [descriptor for descriptor, _event in poll.poll(0)]
+
+
+def send_nowhere(descriptor: int) -> None:
+    """Send to /dev/null what is still buffered for a descriptor and all that will be written to it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def failed(error: CollbenchError | KeyboardInterrupt) -> int:
@@ -98,12 +108,14 @@ def misused(error: click.UsageError) -> int:
 def unwritten(error: OSError) -> int:
     """Return the status after stdout failed: quiet for a closed pipe, a line for a full disk. Raises any other error.
 
-    What is still buffered goes nowhere, else Python would fail on it again at exit.
+    What is still buffered goes nowhere, else Python would fail on it again at exit. A closed pipe comes here from help
+    and its like alone: what earns a status is printed by `terminal`, and a reader that goes away does not change it.
     """
-    if not isinstance(error, BrokenPipeError) and error.errno not in _FULL:
+    closed = isinstance(error, BrokenPipeError) and bool(_lost(sys.stdout.fileno()))
+    if not closed and error.errno not in _FULL:
         raise error
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, BrokenPipeError):
+    send_nowhere(sys.stdout.fileno())
+    if closed:
         return ExitStatus.DONE  # `head` has read enough
     advice = next(iter(getattr(error, "__notes__", ())), "send it to another place")
     return _say(f"cannot write the output: {error.strerror}: {advice}", ExitStatus.FAILED)

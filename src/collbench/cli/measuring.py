@@ -68,7 +68,7 @@ def _measure_and_show(session: Session, request: Request, showing: Showing) -> N
         try:
             _measure(session, request)
             showing.show(session.run)
-        except OSError as error:  # of stdout: a full disk, or a reader that has gone
+        except OSError as error:  # of stdout: a full disk
             if session.failure is not None:
                 raise session.failure from error
             if session.path is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from collbench.cli.leaving import send_nowhere
 from collbench.printable import one_line, printable
 from collbench.report.prose import WIDE
 
@@ -26,12 +27,12 @@ _NARROWEST_PROSE = 40
 
 def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
     """Print text on stdout, or stderr. Nothing of it moves a cursor or changes a colour, whoever wrote its names."""
-    click.echo(printable(text) + end, nl=False, err=err)
+    _write(printable(text) + end, sys.stderr if err else sys.stdout)
 
 
 def tell(line: str, file: TextIO | None = None) -> None:
     """Print one line on stderr, or in this file, of which the same holds."""
-    click.echo(one_line(line), file=file, err=True)
+    _write(one_line(line) + "\n", file or sys.stderr)
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -58,7 +59,15 @@ def show_page(blocks: Iterable[RenderableType]) -> None:
                 console.print(_Safe(part))
             # rich pads the last column; whoever saves or compares pages wants no blanks at the end of lines.
             between = "\n" * (number > 0 and isinstance(part, Table))
-            click.echo(between + re.sub(r" +\n", "\n", captured.get()), nl=False, color=True)
+            _write(between + re.sub(r" +\n", "\n", captured.get()), sys.stdout, color=True)
+
+
+def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
+    """Print text. Once its reader is gone (`| head`), all goes nowhere: the command ends as it has earned."""
+    try:
+        click.echo(text, stream, nl=False, color=color)
+    except BrokenPipeError:
+        send_nowhere(stream.fileno())
 
 
 def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:

@@ -1,0 +1,107 @@
+"""A reader that goes away (`| head -1`) changes nothing of how a command ends: pipes here have no reader any more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench import runfile
+from collbench.fabric import file as fabric_file
+from collbench.fabric.model import Fault, FaultKind
+from collbench.operations import Operation
+from tests.affinity.checked import failed, h200
+from tests.cli.program import Program, collbench
+from tests.comparison.runs import recorded
+
+FAULTS = {
+    "well": (),
+    "hangs": (Fault(FaultKind.HANGING_LINK, (2, 3)),),
+}
+SIM = ("--backend", "sim", "--seed", "3", "--output", "new.json", "--fabric")
+
+
+def without_reader(monkeypatch: pytest.MonkeyPatch, *streams: str) -> None:
+    """Make these streams pipes that nobody reads any more."""
+    for name in streams:
+        read, write = os.pipe()
+        os.close(read)
+        monkeypatch.setattr(sys, name, os.fdopen(write, "w", encoding="utf-8"))
+
+
+def files() -> None:
+    """Save what is judged: machines, and runs of a good one and of one that fails."""
+    for name, faults in FAULTS.items():
+        fabric = replace(fabric_file.load("hgx-h200"), faults=faults)
+        Path(f"{name}.machine").write_text(fabric_file.dumps(fabric), encoding="utf-8")
+    runfile.save(h200(), Path("good.json"))
+    runfile.save(failed(h200(), Operation.CE_WRITE, (2, 3), "words"), Path("bad.json"))
+    pairs = recorded("2026-11-21-4xh200-peers/pairs.json")
+    runfile.save(failed(pairs, Operation.CE_WRITE, (2, 3), "words"), Path("pairs.json"))
+    runfile.save(h200(lambda work, members: 0.5 if members == (2, 3) else 1.0), Path("slow.json"))
+    runfile.save(h200(lambda work, members: 1.5 if members == (2, 3) else 1.0), Path("beaten.json"))
+    runfile.save(replace(h200(), measurements=h200().measurements[:1]), Path("little.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("pairs", "--sizes", "1M", *SIM, "hangs.machine"), 4),
+        (("pairs", "--sizes", "1M", *SIM, "well.machine"), 0),
+        (("copies", "--sizes", "1M", *SIM, "hangs.machine"), 4),
+        (("latency", *SIM, "hangs.machine"), 4),
+        (("allreduce", "--pairs", "--sizes", "1M", *SIM, "hangs.machine"), 4),
+        (("alltoall", "--pairs", "--sizes", "1M", "--format", "nccl-tests", *SIM, "hangs.machine"), 4),
+        (("check", "--quick", *SIM, "hangs.machine"), 4),
+        (("check", "bad.json"), 4),
+        (("check", "slow.json", "--json"), 3),
+        (("check", "good.json", "--expect", "8"), 1),
+        (("compare", "good.json", "bad.json"), 4),
+        (("compare", "good.json", "slow.json", "--json"), 3),
+        (("compare", "good.json", "little.json"), 1),
+        (("compare", "slow.json", "--reference"), 3),
+        (("rank", "bad.json"), 4),
+        (("rank", "beaten.json", "--json"), 3),
+        (("select", "4", "--from", "bad.json", "--elsewhere"), 4),
+        (("select", "4", "--from", "bad.json", "--elsewhere", "--format", "env"), 4),
+        (("predict", "pairs.json", "--model", "gpt2", "--gpus", "2"), 4),
+        (("show", "bad.json"), 0),
+        (("report", "bad.json"), 0),
+        (("export", "bad.json", "--format", "csv"), 0),
+        (("nodes", "--backend", "sim", "--fabric-cluster", "thin-32"), 0),
+        (("show", "none.json"), 2),
+        (("--help",), 0),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
+)
+@pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")], ids="+".join)
+def test_the_status_is_the_one_that_was_earned(
+    program: Program, monkeypatch: pytest.MonkeyPatch, streams: tuple[str, ...], words: tuple[str, ...], status: int
+) -> None:
+    files()
+    without_reader(monkeypatch, *streams)
+    assert program(*words).status == status
+
+
+@pytest.mark.parametrize(("machine", "status"), [("well", 0), ("hangs", 4)])
+def test_a_process_whose_streams_nobody_reads_measures_saves_and_ends_as_it_earned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, status: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files()
+    read, write = os.pipe()
+    os.close(read)
+    words = collbench("pairs", "--sizes", "1M", *SIM, f"{machine}.machine")
+    try:
+        done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+        silent = subprocess.run([*words, "--force"], stdout=write, stderr=write, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, silent.returncode) == (status, status)
+    assert "Traceback" not in done.stderr
+    assert ("FAILED: GPU2-GPU3" in done.stderr) is bool(status)
+    assert runfile.load(Path("new.json")).complete
