@@ -157,6 +157,17 @@ def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: P
     assert said.out.startswith("not judged: No figure for this machine kind: 2 × NVIDIA L4, NV18; compare it with")
 
 
+def test_reference_calls_no_copies_normal_whose_operation_beats_its_limit(program: Program) -> None:
+    saved = str(RESULTS / "2026-11-21-4xh200-peers" / "copies.json")
+    said = program("compare", saved, "--reference")
+    assert (said.status, "normal" in said.out) == (3, False)
+    assert "\nce-write at 512M on 12 links: not judged, " in said.out
+    assert "; ce-write one-to-all at 512M reached 1187.1 GB/s where GPU3 can carry 450.0\n" in said.out
+    told = json.loads(program("compare", saved, "--reference", "--json").out)
+    assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (3, {"not judged"})
+    assert told["answers"][0]["impossible"]["members"] == [3, 0, 1, 2]
+
+
 def examples() -> list[list[str]]:
     """Return the words of each command that docs/exchange.md shows on a line of its own, but for those that measure.
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
 from collbench.comparison.reference import Answers, Standing, judge
-from collbench.errors import ExitStatus
+from collbench.machine.impossible import impossible
 from collbench.machine.nvls import Nvls, nvls
-from collbench.model import Chosen, Run
+from collbench.model import Chosen, Measurement, Run
 from collbench.operations import Operation, Variant
-from collbench.outcome import outcome
 from collbench.reference.figures import Figure
 from collbench.reference.file import load
+from tests.affinity.checked import h200
 from tests.builders import GIB, gpus, measured, run_of
 from tests.comparison.runs import recorded
 
@@ -134,10 +136,45 @@ def test_recorded_h200_are_normal(name: str) -> None:
     assert len(answers.answers) >= 3
 
 
-def test_a_run_that_beats_physics_is_not_all_normal() -> None:
-    run = recorded("2026-11-21-4xh200-peers/copies.json")  # one to all: 1185 of 450 GB/s
-    assert Standing.FAILED in {answer.standing for answer in judge(run, FIGURES).answers}
-    assert outcome(run).status is ExitStatus.CONTRADICTION
+def test_a_run_that_beats_physics_is_normal_in_nothing_that_does() -> None:
+    """One to all, the copy engine writes 1187 of 450 GB/s. No limit shows it of one way and both ways."""
+    answers = judge(recorded("2026-11-21-4xh200-peers/copies.json"), FIGURES)
+    assert {answer.standing for answer in answers.answers} == {Standing.NOT_JUDGED}
+    assert all(answer.impossible for answer in answers.answers)
+
+
+def copied(rates: dict[Variant, float], size: int = 2**26) -> list[Measurement]:
+    """Return the copy engine's writes: one way on each link at 395 GB/s and 512M, patterns at a message's rates."""
+    plain = [measured(Operation.CE_WRITE, pair, [395.0] * 3, size=2**29) for pair in permutations(range(4), 2)]
+    others = [measured(Operation.CE_WRITE, (0, 1, 2, 3), [rate] * 3, size=size) for rate in rates.values()]
+    for found, variant in zip(others, rates, strict=True):
+        found.cell = replace(found.cell, variant=variant)
+    return [*plain, *others]
+
+
+@pytest.mark.parametrize(
+    ("title", "rates", "size", "standing"),
+    [
+        ("nothing beats a limit", {Variant.ONE_TO_ALL: 130.0}, 2**29, Standing.NORMAL),
+        ("another pattern does", {Variant.ONE_TO_ALL: 395.6}, 2**29, Standing.NOT_JUDGED),
+        ("another pattern does, at another size", {Variant.ONE_TO_ALL: 395.6}, 2**26, Standing.NORMAL),
+    ],
+)
+def test_only_the_same_operation_and_size_is_not_judged(
+    title: str, rates: dict[Variant, float], size: int, standing: Standing
+) -> None:
+    run = run_of(gpus(4), copied(rates, size), h200().paths)
+    assert {answer.standing for answer in judge(run, FIGURES).answers} == {standing}
+    assert bool(impossible(run)) is (395.6 in rates.values())
+
+
+def test_what_is_below_remains_so_over_an_impossible_figure() -> None:
+    run = run_of(gpus(4), copied({Variant.ONE_TO_ALL: 395.6}, 2**29), h200().paths)
+    slow = measured(Operation.CE_WRITE, (2, 3), [200.0] * 3, size=2**29)
+    run.measurements = [slow if found.cell == slow.cell else found for found in run.measurements]
+    (answer,) = judge(run, FIGURES).answers
+    assert answer.standing is Standing.BELOW
+    assert Counter(place.standing for place in answer.places) == {Standing.BELOW: 1, Standing.NOT_JUDGED: 11}
 
 
 def test_h200_without_p2p_are_below_in_nccl_alone() -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import combinations
+from itertools import chain, combinations
 
 from collbench.affinity.estimates import FEWEST_VISITS, Estimate
 from collbench.comparison.cells import Key, Named, cells
 from collbench.comparison.estimating import Part, estimates, reach
 from collbench.errors import ExitStatus
+from collbench.machine.impossible import Impossible, impossible
 from collbench.machine.nvls import Nvls, nvls
 from collbench.model import Run
 from collbench.operations import Operation, Variant, Work
-from collbench.outcome import outcome
+from collbench.outcome import TroubleKind, outcome
 from collbench.reference.figures import Figure
 from collbench.stats import summarize
 
 _ALPHA = 0.01  # all answers of a run together
+# Nothing failed there: it was not tried, or its figures are wrong.
+_NO_FAILURES = (TroubleKind.UNTRIED, TroubleKind.IMPOSSIBLE)
 _Matched = tuple[Figure, list[Key]]
 
 
@@ -30,6 +33,7 @@ class Standing(StrEnum):
     BELOW = "below"
     ABOVE = "above"
     UNDECIDED = "undecided"
+    NOT_JUDGED = "not judged"
     FAILED = "failed"
 
 
@@ -47,7 +51,8 @@ class Answer:
     """What one figure says of a run: `places` are all links, pairs or sets that it speaks for, the slowest first.
 
     `mismatch` says what differs from the figure's conditions; then nothing is below it for certain. `failed` are places
-    of its kind where something failed or moved wrong data.
+    of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is said: the run
+    beats a limit in the same operation at this size, whatever the pattern and the place, or in a place of this kind.
     """
 
     figure: Figure
@@ -55,6 +60,7 @@ class Answer:
     places: tuple[Measured, ...]
     mismatch: str
     failed: tuple[tuple[int, ...], ...] = ()
+    impossible: Impossible | None = None
 
     @property
     def standing(self) -> Standing:
@@ -64,7 +70,8 @@ class Answer:
             return Standing.UNDECIDED if self.mismatch else Standing.BELOW
         if self.failed:
             return Standing.FAILED
-        return next(s for s in (Standing.UNDECIDED, Standing.NORMAL, Standing.ABOVE) if s in found)
+        order = (Standing.NOT_JUDGED, Standing.UNDECIDED, Standing.NORMAL, Standing.ABOVE)
+        return next(standing for standing in order if standing in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ class Answers:
     @property
     def judged(self) -> bool:
         """True where any figure says something for certain."""
-        return any(answer.standing not in (Standing.UNDECIDED, Standing.FAILED) for answer in self.answers)
+        unknown = (Standing.UNDECIDED, Standing.NOT_JUDGED, Standing.FAILED)
+        return any(answer.standing not in unknown for answer in self.answers)
 
     @property
     def status(self) -> ExitStatus:
@@ -114,31 +122,59 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, found, labels))], state)
     errors = estimates(found, run.paths)
     tested = sum(len(keys) for _, keys in matched)
-    troubles = outcome(run).places
+    failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
+    beaten = impossible(run)
     answers = tuple(
-        Answer(
-            figure,
-            keys[0].size_bytes,
-            _places(figure, keys, found, errors, tested),
-            _mismatch(figure, state),
-            _failed(figure, troubles, labels),
-        )
+        _answer(figure, keys, _Evidence(found, errors, _ALPHA / tested, failures, beaten, labels), state)
         for figure, keys in matched
     )
     told = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
     return Answers(run, state, answers, tuple(_unknown(found, ours, told)), bool(ours))
 
 
-def _failed(
-    figure: Figure, troubles: Sequence[tuple[int, ...]], labels: dict[frozenset[int], str]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the places of the figure's kind where something failed."""
-    return tuple(
-        place
-        for place in troubles
-        if len(place) == figure.ranks
-        and all(figure.links_are(labels.get(frozenset(pair), "?")) for pair in combinations(place, 2))
-    )
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What a run shows: its cells and their estimates, what failed where, what is impossible; each answer's alpha."""
+
+    found: dict[Key, Named]
+    errors: dict[Key, Estimate]
+    alpha: float
+    failures: Sequence[tuple[int, ...]]
+    beaten: Sequence[Impossible]
+    labels: dict[frozenset[int], str]
+
+
+def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) -> Answer:
+    size_bytes = keys[0].size_bytes
+    failed = tuple(dict.fromkeys(place for place in run.failures if _is_of(figure, place, run.labels)))
+    beaten = _beaten(figure, size_bytes, run)
+    places = _places(figure, keys, run)
+    if beaten is not None:
+        places = tuple(one if one.standing is Standing.BELOW else _not_judged(one) for one in places)
+    return Answer(figure, size_bytes, places, _mismatch(figure, state), failed, beaten)
+
+
+def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:
+    """Return what makes the run's rates untrustworthy here, None where nothing does: they are too high, or the limit.
+
+    Times that are wrong in one pattern of an operation may be so in the others, where no limit shows it.
+    """
+    of_work = (one for one in run.beaten if (one.cell.operation, one.cell.size_bytes) == (figure.operation, size_bytes))
+    of_place = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
+    return next(chain(of_work, of_place), None)
+
+
+def _not_judged(place: Measured) -> Measured:
+    return replace(place, standing=Standing.NOT_JUDGED)
+
+
+def _is_of(figure: Figure, place: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
+    """Return whether a place is of the figure's kind."""
+    return len(place) == figure.ranks and _links_are(figure, place, labels)
+
+
+def _links_are(figure: Figure, members: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
+    return all(figure.links_are(labels.get(frozenset(pair), "?")) for pair in combinations(members, 2))
 
 
 def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
@@ -160,7 +196,7 @@ def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], 
         if (named.work.operation, named.work.variant) == (figure.operation, figure.variant)
         and len(key.members) == figure.ranks
         and low <= key.size_bytes <= high
-        and all(figure.links_are(labels.get(frozenset(pair), "?")) for pair in combinations(key.members, 2))
+        and _links_are(figure, key.members, labels)
     ]
     largest = max((key.size_bytes for key in ours), default=0)
     best: dict[tuple[int, ...], Key] = {}
@@ -172,13 +208,11 @@ def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], 
     return list(best.values())
 
 
-def _places(
-    figure: Figure, keys: Sequence[Key], found: dict[Key, Named], errors: dict[Key, Estimate], tested: int
-) -> tuple[Measured, ...]:
+def _places(figure: Figure, keys: Sequence[Key], run: _Evidence) -> tuple[Measured, ...]:
     places = []
     for key in keys:
-        gbs = summarize(found[key].found).busbw
-        places.append(Measured(key.members, gbs, _standing(figure, gbs, errors[key], _ALPHA / tested)))
+        gbs = summarize(run.found[key].found).busbw
+        places.append(Measured(key.members, gbs, _standing(figure, gbs, run.errors[key], run.alpha)))
     return tuple(sorted(places, key=lambda place: (place.gbs, place.members)))
 
 

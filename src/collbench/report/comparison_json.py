@@ -111,9 +111,20 @@ def _answer(answer: Answer) -> _Json:
         "band_gbs": [low, high],
         "places": [plain(place) for place in answer.places],
         "mismatch": answer.mismatch,
+        "impossible": _impossible(answer),
         "machine": figure.machine,
         "nvls": figure.nvls,
         "nccl": figure.nccl,
         "conditions": figure.conditions,
         "source": figure.source,
     }
+
+
+def _impossible(answer: Answer) -> _Json | None:
+    """Return the cell of the run that beats its limit, for which an answer is not judged."""
+    beaten = answer.impossible
+    if beaten is None:
+        return None
+    cell, limit = beaten.cell, beaten.capacity
+    place = {"work": str(cell.work), "members": list(cell.members), "size_bytes": cell.size_bytes}
+    return place | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}

@@ -22,6 +22,7 @@ _STYLES = {
     Standing.BELOW: "bold red",
     Standing.NORMAL: "bold green",
     Standing.ABOVE: "bold cyan",
+    Standing.NOT_JUDGED: "bold red",
     Standing.FAILED: "bold red",
 }
 
@@ -75,7 +76,7 @@ def _answer(answers: Answers, answer: Answer, width: int) -> Iterator[Renderable
     yield (
         Lines(what)
         .append(answer.standing.value, style=_STYLES.get(answer.standing, ""))
-        .append(f"{_failed(answers, answer)}, {_measured(answers, answer)}; {_band(answer)}")
+        .append(f"{_failed(answers, answer)}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
     )
     condition = f"; {answer.mismatch}" if answer.mismatch else ""
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
@@ -86,6 +87,16 @@ def _answer(answers: Answers, answer: Answer, width: int) -> Iterator[Renderable
 
 def _failed(answers: Answers, answer: Answer) -> str:
     return f" on {named(answers.run, answer.failed)}" if answer.standing is Standing.FAILED else ""
+
+
+def _beaten(answers: Answers, answer: Answer) -> str:
+    """Return what is impossible, for which the figure is not judged."""
+    beaten = answer.impossible
+    if answer.standing is not Standing.NOT_JUDGED or beaten is None:
+        return ""
+    where = named(answers.run, [beaten.capacity.devices])
+    what = f"{beaten.cell.work} at {format_size(beaten.cell.size_bytes)}"
+    return f"; {what} reached {figure(beaten.rate_gbs)} GB/s where {where} can carry {figure(beaten.capacity.gbs)}"
 
 
 def _on(work: Work, ranks: int, answer: Answer) -> str:
