@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.affinity.verdicts import Kind, judge
+from collbench.affinity.verdicts import Kind, coverage, judge
 from collbench.errors import FailureKind
 from collbench.model import Run, SkipKind, Skipped
 from collbench.operations import Operation
@@ -107,6 +107,14 @@ def test_other_failures_are_no_hang_whatever_their_words(
 ) -> None:
     found = faults(failed(h200(), Operation.CE_WRITE, (0, 1), HUNG, kind))
     assert [verdict.kind for verdict in found] == kinds, case
+
+
+@pytest.mark.parametrize("kind", list(FailureKind))
+def test_a_pair_with_what_failed_or_was_not_tried_is_not_among_those_that_agree(kind: FailureKind) -> None:
+    """Its other copies and its all-reduce would be enough to judge it."""
+    covered = coverage(failed(h200(), Operation.CE_WRITE, (2, 1), HUNG, kind))
+    assert [one.pair for one in covered.lacking] == [(1, 2)]
+    assert len(covered.judged) == 5
 
 
 def test_an_interrupted_run_is_judged_on_what_it_has() -> None:

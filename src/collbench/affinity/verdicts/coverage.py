@@ -9,7 +9,7 @@ from collbench.absence import Absence, AbsenceKind, Absences
 from collbench.affinity.verdicts.readings import COLLECTIVE_BYTES, COPY_BYTES, FEWEST_VISITS, Facts
 from collbench.model import Run
 from collbench.operations import Operation, Variant, Work
-from collbench.outcome import outcome
+from collbench.outcome import TroubleKind, outcome
 
 Pair = tuple[int, int]
 # What a run without any work of a pair lacks first.
@@ -46,15 +46,17 @@ def coverage(run: Run) -> Coverage:
     """Return which pairs of a run were judged.
 
     A pair is judged by copies of 16 MiB or more both ways, or by a collective of 64 MiB or more on it, three visits
-    each, if nothing on it failed or moved wrong data: smaller messages show no bandwidth to hold against a label.
+    each, if nothing on it failed, moved wrong data or was left untried. Smaller messages show no bandwidth to hold
+    against a label.
     """
     facts, troubles, absences = Facts(run), outcome(run), Absences(run)
+    untried = {one.devices for one in troubles.troubles if one.kind is TroubleKind.UNTRIED}
     judged: list[Pair] = []
     missed: list[NotJudged] = []
     for pair in combinations(range(len(run.devices)), 2):
         if troubles.failed(pair):
             missed.append(NotJudged(pair, Absence(AbsenceKind.FAILED, "failed")))
-        elif _judged(facts, pair):
+        elif pair not in untried and _judged(facts, pair):
             judged.append(pair)
         else:
             missed.append(NotJudged(pair, _why(run, absences, pair)))
