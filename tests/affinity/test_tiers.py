@@ -70,6 +70,17 @@ def test_tiers(title: str, count: int, rate: Rates, visits: int, sizes: list[int
     assert [tiers.count(tier) for tier in sorted(set(tiers))] == sizes
 
 
+def test_of_equals_the_best_is_the_one_with_most_visits_whatever_its_number() -> None:
+    run = pair_run(3, lambda a, b: [300.0, 301.0, 299.0, 300.5, 299.5])
+    for first in run.measurements:
+        few = [replace(m, samples=m.samples[:1]) if m is first else m for m in run.measurements]
+        found = rank_pairs(replace(run, measurements=few), Operation.ALLREDUCE, GIB)
+        assert found is not None
+        relations = {standing.members: standing.relation for standing in found.standings}
+        assert relations.pop(first.cell.members) is Relation.UNDECIDED
+        assert set(relations.values()) == {Relation.TIED}
+
+
 def test_the_slow_pair_is_the_one_in_the_second_tier() -> None:
     found = ranked(8, shaken(one_slow((2, 5), 0.92), 0.01))
     assert [standing.pair for standing in found.standings if standing.tier == 2] == [(2, 5)]

@@ -18,6 +18,7 @@ from collbench.model import Run
 from collbench.operations import Operation, Variant, Work
 from tests.invariants.machines import (
     COPIES,
+    IN_TIME,
     PAIRS,
     SIZE,
     Made,
@@ -40,11 +41,22 @@ def ranking_of(run: Run, work: Work, size: int = SIZE) -> Ranking | None:
 def standing(
     run: Run, work: Work, names: Sequence[int], size: int = SIZE
 ) -> dict[frozenset[int] | tuple[int, ...], object]:
-    """Return each link's tier and relation to the best, by the devices' own names."""
+    """Return each link's tier and relation to the best, by the devices' own names; the best is a tie with itself.
+
+    So is each whose rate and interval are the best's own: which of these is called the best is a matter of numbers.
+    """
     found = ranking_of(run, work, size)
     if found is None:
         return {}
-    named = {tuple(names[m] for m in s.members): (s.tier, s.relation, round(s.gbs, 6)) for s in found.standings}
+    best = found.standings[0]
+    named = {
+        tuple(names[m] for m in s.members): (
+            s.tier,
+            best.relation if (s.gbs, s.interval) == (best.gbs, best.interval) else s.relation,
+            round(s.gbs, 6),
+        )
+        for s in found.standings
+    }
     return {frozenset(k) if work.operation.is_collective else k: v for k, v in named.items()}
 
 
@@ -104,8 +116,9 @@ def test_a_longer_message_that_takes_as_much_longer_is_judged_alike(made: Made, 
 
 
 @tried(0.5)
-@given(made=machines(), share=st.floats(0.3, 1.0))
+@given(made=IN_TIME, share=st.floats(0.3, 1.0))
 def test_tiers_are_of_ratios_so_a_slower_machine_has_the_same(made: Made, share: float) -> None:
+    """Of a machine whose clock is right: a slower one beats no limit any more."""
     run = made.run()
     slower, own = scaled(run, 1 / share), list(range(len(run.devices)))
     for work in PAIRS:

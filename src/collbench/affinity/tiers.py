@@ -205,7 +205,7 @@ def _ranking(
 ) -> Ranking | None:
     if not found:
         return None
-    order = sorted(found, key=lambda members: (-found[members].middle, members))
+    order = sorted(found, key=lambda members: _rank(found[members]))
     delta = tolerance(field.size_bytes)
     troubles = outcome(field.run)
     ordered = [found[members] for members in order]
@@ -236,6 +236,14 @@ def _ranking(
         lacking=tuple(place for place in absent if place not in excused),
         excused=len(excused),
     )
+
+
+def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Members]:
+    """Return what sorts the best first; of equals the one that most is known of, for the others are held against it.
+
+    Numbers decide between places last: under other numbers the machine is the same.
+    """
+    return -estimate.middle, -len(estimate.visits), estimate.wary, estimate.visits, estimate.members
 
 
 def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
