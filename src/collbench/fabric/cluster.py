@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,36 +190,59 @@ def _node_ratios(cluster: Cluster, node: int) -> tuple[float, float]:
     return min((f.sends for f in found), default=1.0), min((f.receives for f in found), default=1.0)
 
 
-def _route(cluster: Cluster, source: int, destination: int) -> list[str]:
-    """Return what a flow between two nodes takes, by name."""
-    leaf, pod = cluster.leaf_of, cluster.pod_of
-    names = [f"node{source} out", f"node{destination} in"]
-    for kind, place in (("leaf", leaf), ("pod", pod)):
+class _Level(StrEnum):
+    """Where a piece of the network is; the words are those that a cluster file calls its switches by."""
+
+    NODE = "node"
+    LEAF = "leaf"
+    POD = "pod"
+
+
+class _Piece(NamedTuple):
+    """What a flow takes: a node's cards, or the links between a switch and the level above it, in one direction.
+
+    `inward` is towards the node.
+    """
+
+    level: _Level
+    number: int
+    inward: bool
+
+    @property
+    def name(self) -> str:
+        """What a fault calls it: "leaf5"."""
+        return f"{self.level}{self.number}"
+
+
+def _route(cluster: Cluster, source: int, destination: int) -> list[_Piece]:
+    """Return what a flow between two nodes takes."""
+    pieces = [_Piece(_Level.NODE, source, inward=False), _Piece(_Level.NODE, destination, inward=True)]
+    for level, place in ((_Level.LEAF, cluster.leaf_of), (_Level.POD, cluster.pod_of)):
         if place[source] != place[destination]:
-            names += [f"{kind}{place[source]} up", f"{kind}{place[destination]} down"]
-    return names
+            pieces += [_Piece(level, place[source], inward=False), _Piece(level, place[destination], inward=True)]
+    return pieces
 
 
-def _capacity(cluster: Cluster, name: str) -> float:
+def _capacity(cluster: Cluster, piece: _Piece) -> float:
     """Return what one piece of a route carries in GB/s."""
-    place, way = name.split()
-    if place.startswith("node"):
-        return cluster.nic_gbs * _node_ratios(cluster, int(place[4:]))[way == "in"]
-    ratios = [fault.up if way == "up" else fault.down for fault in cluster.slow_uplinks if fault.switch == place]
-    leaf = place.startswith("leaf")
-    below = (cluster.leaf_of if leaf else cluster.pod_of).count(int(place[4 if leaf else 3 :]))
+    if piece.level is _Level.NODE:
+        return cluster.nic_gbs * _node_ratios(cluster, piece.number)[piece.inward]
+    faults = [fault for fault in cluster.slow_uplinks if fault.switch == piece.name]
+    ratio = min((fault.down if piece.inward else fault.up for fault in faults), default=1.0)
+    leaf = piece.level is _Level.LEAF
+    below = (cluster.leaf_of if leaf else cluster.pod_of).count(piece.number)
     lost = cluster.leaf_oversubscription * (1.0 if leaf else cluster.pod_oversubscription)
-    return below * cluster.nic_gbs / lost * min(ratios, default=1.0)
+    return below * cluster.nic_gbs / lost * ratio
 
 
-def _shares(cluster: Cluster, flows: Sequence[Iterable[Iterable[str]]]) -> _Array:
+def _shares(cluster: Cluster, flows: Sequence[Iterable[Iterable[_Piece]]]) -> _Array:
     """Return each flow's rate: all its hops carry the same, and what flows meet is shared max-min fairly."""
-    pieces: dict[str, int] = {}
-    used = [[pieces.setdefault(name, len(pieces)) for hop in flow for name in hop] for flow in flows]
+    pieces: dict[_Piece, int] = {}
+    used = [[pieces.setdefault(piece, len(pieces)) for hop in flow for piece in hop] for flow in flows]
     load = np.zeros((len(used), len(pieces)))
     for flow, places in enumerate(used):
         np.add.at(load[flow], places, 1.0)
-    left = np.array([_capacity(cluster, name) for name in pieces])
+    left = np.array([_capacity(cluster, piece) for piece in pieces])
     rates, open_ = np.zeros(len(used)), np.ones(len(used), dtype=bool)
     while open_.any():
         wanted = load[open_].sum(axis=0)
@@ -233,7 +258,8 @@ def _shares(cluster: Cluster, flows: Sequence[Iterable[Iterable[str]]]) -> _Arra
 def _check(cluster: Cluster) -> None:
     """Raise UsageError for a cluster that cannot be."""
     leaves = set(cluster.leaf_of) if 1 <= cluster.nodes <= _MOST_NODES and cluster.leaf_nodes >= 1 else set()
-    switches = {f"leaf{leaf}" for leaf in leaves} | {f"pod{pod}" for pod in (cluster.pod_of if leaves else ())}
+    pods = set(cluster.pod_of) if leaves else set()
+    switches = {f"{_Level.LEAF}{leaf}" for leaf in leaves} | {f"{_Level.POD}{pod}" for pod in pods}
     rates = (cluster.nic_gbs, cluster.inside_gbs)
     ratios = [ratio for fault in cluster.slow_nodes for ratio in (fault.sends, fault.receives)]
     ratios += [ratio for fault in cluster.slow_uplinks for ratio in (fault.up, fault.down)]
