@@ -15,7 +15,12 @@ def run(
     return TrainingRun(repeat, order, int(other.get("status", 0)), other.get("wall", 40.0), tuple(steps), runtime)
 
 
-def ablation(with_it: Sequence[float], without: Sequence[float], names: tuple[str, str] | None = None) -> Ablation:
+def ablation(
+    with_it: Sequence[float],
+    without: Sequence[float],
+    names: tuple[str, str] | None = None,
+    lacking: tuple[str, ...] = ("p2p",),
+) -> Ablation:
     """Return a finished ablation whose runs have ten steps of one length each, after three slow ones."""
     first, second = names or ("with p2p", "without p2p")
     allreduce = ((8, 0.0, 5.5e-6), (2**26, 320.5, 2.1e-4)), ((8, 0.0, 12e-6), (2**26, 35.25, 1.9e-3))
@@ -24,7 +29,7 @@ def ablation(with_it: Sequence[float], without: Sequence[float], names: tuple[st
     for number, (name, values) in enumerate(((first, with_it), (second, without))):
         runs = [run(repeat, 2 * repeat + number, (1.0,) * 3 + (value,) * 10) for repeat, value in enumerate(values)]
         sizes = tuple(AllReduce(*one) for one in allreduce[number])
-        both.append(Arm(name, changes[number], (0, 1), ("GPU-a", "GPU-b"), sizes, runs))
+        both.append(Arm(name, changes[number], (0, 1), ("GPU-a", "GPU-b"), sizes, runs, lacking if number else ()))
     made = Ablation(
         collbench="0.1.0",
         started="2026-11-21T10:00:00Z",

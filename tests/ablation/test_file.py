@@ -54,6 +54,23 @@ def test_what_is_written_comes_back_and_follows_the_schema(case: str, tmp_path: 
     Draft202012Validator(SCHEMA).validate(json.loads(path.read_text(encoding="utf-8")))
 
 
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("without p2p", ("p2p",)),
+        ("without p2p and shm", ("p2p", "shm")),
+        ("without shm and with NCCL_ALGO=Ring", ()),
+        ("on GPU2, GPU3", ()),
+    ],
+)
+def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, without: tuple[str, ...]) -> None:
+    data = json.loads(RECORDED.read_text(encoding="utf-8"))
+    for arm in data["arms"]:
+        del arm["without"]
+    data["arms"][1]["name"] = name
+    assert [arm.without for arm in file.loads(json.dumps(data), "old").arms] == [(), without]
+
+
 def test_the_recorded_file_follows_the_schema_and_has_nothing_that_it_does_not_tell() -> None:
     data = json.loads(RECORDED.read_text(encoding="utf-8"))
     Draft202012Validator(SCHEMA).validate(data)

@@ -18,8 +18,16 @@ from tests.report.pages import text
 ROOT = Path(__file__).parents[2]
 
 
-def judged(low: float, middle: float, high: float, names: tuple[str, str] | None = None, **other: object) -> Ablation:
-    made = ablation([1.0, 1.0], [1.0, 1.0], names)
+def judged(
+    low: float,
+    middle: float,
+    high: float,
+    names: tuple[str, str] | None = None,
+    *,
+    lacking: tuple[str, ...] = ("p2p",),
+    **other: object,
+) -> Ablation:
+    made = ablation([1.0, 1.0], [1.0, 1.0], names, lacking)
     assert made.result is not None
     made.result = Result(made.result.arms, Ratio(middle, low, high))
     return dataclasses.replace(made, **other)  # type: ignore[arg-type]
@@ -59,33 +67,46 @@ def test_what_is_said_of_wires(case: str, ratio: tuple[float, float, float], sai
 
 
 @pytest.mark.parametrize(
-    ("names", "measure", "said"),
+    ("names", "lacking", "measure", "said"),
     [
         (
             ("with p2p and shm", "without p2p and shm"),
+            ("p2p", "shm"),
             Measure.TRAIN_RUNTIME,
             "p2p and shm are worth 30.0 % (95 %: 28.0–32.0 %) of training to this job: without them training takes 1.3 "
             "times as long",
         ),
         (
             ("as is", "with NCCL_ALGO=Ring"),
+            (),
             Measure.PROCESS,
             "with NCCL_ALGO=Ring the whole process of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than as is",
         ),
         (
             ("as is", "without shm and with NCCL_ALGO=Ring"),
+            (),
             Measure.STEP,
             "without shm and with NCCL_ALGO=Ring a step of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than as is",
         ),
         (
             ("on GPU0, GPU1", "on GPU2, GPU3"),
+            (),
             Measure.STEP,
             "on GPU2, GPU3 a step of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than on GPU0, GPU1",
         ),
     ],
 )
-def test_every_change_has_its_words(names: tuple[str, str], measure: Measure, said: str) -> None:
-    assert verdict(judged(1.28, 1.30, 1.32, names, measure=measure)) == said
+def test_every_change_has_its_words(
+    names: tuple[str, str], lacking: tuple[str, ...], measure: Measure, said: str
+) -> None:
+    assert verdict(judged(1.28, 1.30, 1.32, names, lacking=lacking, measure=measure)) == said
+
+
+def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() -> None:
+    said = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
+    assert said.startswith("p2p is worth 30.0 %")
+    named = verdict(judged(1.28, 1.30, 1.32, ("mine", "without p2p"), lacking=()))
+    assert named.startswith("without p2p a step of this job takes 30.0 %")
 
 
 def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> None:

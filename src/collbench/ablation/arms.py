@@ -34,6 +34,11 @@ class Change:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def without(self) -> tuple[str, ...]:
+        """What the second arm lacks, where that is all that it changes."""
+        return () if self.given else self.words
+
+    @property
     def names(self) -> tuple[str, str]:
         """What the two arms are called."""
         if not self.given:

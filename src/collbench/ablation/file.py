@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collbench import wholefile
+from collbench.ablation.arms import SWITCHES
 from collbench.ablation.model import Ablation
 from collbench.plain import build, plain
 from collbench.versioned import Kind
@@ -50,8 +51,16 @@ def loads(text: str, name: str) -> Ablation:
 
 def _build(fields: dict[str, Any]) -> Ablation:
     found: Ablation = build(Ablation, fields, "ablation")
+    if not any("without" in arm for arm in fields["arms"]):
+        found.arms[1].without = _told_by_name(found.arms[1].name)
     _check_meaning(found)
     return found
+
+
+def _told_by_name(name: str) -> tuple[str, ...]:
+    """Return what an arm lacks, as files before `without` say it: in its name alone."""
+    words = name.removeprefix("without ").split(" and ")
+    return tuple(words) if name.startswith("without ") and set(words) <= set(SWITCHES) else ()
 
 
 def _check_meaning(found: Ablation) -> None:

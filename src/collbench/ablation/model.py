@@ -44,7 +44,10 @@ class TrainingRun:
 
 @dataclass(slots=True)
 class Arm:
-    """One way to run the script: variables that differ from the inherited ones, and devices by index and identity."""
+    """One way to run the script: variables that differ from the inherited ones, and devices by index and identity.
+
+    `without` is what this arm alone lacks ("p2p", "shm"), where nothing else tells it from the other; else empty.
+    """
 
     name: str
     environment: dict[str, str]
@@ -52,6 +55,7 @@ class Arm:
     uuids: tuple[str, ...] = ()
     allreduce: tuple[AllReduce, ...] = ()
     runs: list[TrainingRun] = field(default_factory=list)
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

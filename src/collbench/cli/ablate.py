@@ -202,9 +202,16 @@ def _prepared(arguments: AblateArguments, change: Change, cast: _Cast) -> Ablati
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     names = change.names if arguments.against is None else (_on(cast.devices), _on(cast.others))
     changes: tuple[dict[str, str], dict[str, str]] = ({}, dict(change.environment))
+    without = ((), change.without if arguments.against is None else ())
     both = [
-        Arm(name, environment, tuple(one.index for one in chosen), tuple(one.uuid for one in chosen))
-        for name, environment, chosen in zip(names, changes, (cast.devices, cast.others), strict=True)
+        Arm(
+            name,
+            environment,
+            tuple(one.index for one in chosen),
+            tuple(one.uuid for one in chosen),
+            without=lacking,
+        )
+        for name, environment, chosen, lacking in zip(names, changes, (cast.devices, cast.others), without, strict=True)
     ]
     return Ablation(
         collbench=version("collbench"),

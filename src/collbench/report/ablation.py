@@ -15,7 +15,6 @@ from collbench.ablation.words import format_range, format_seconds
 from collbench.report.header import settings
 from collbench.units import figure, fixed, format_size
 
-_WITHOUT = "without "
 # A smaller difference changes nobody's decision (METHOD.md §4).
 _DELTA = 0.02
 # What "a run's value" is the time of, as the subject of a sentence.
@@ -43,11 +42,11 @@ def verdict(ablation: Ablation) -> str:
         return _tied(ratio, ablation.arms[1].name, what)
     base, change = (arm.name for arm in ablation.arms)
     share = _share(ratio)
-    if not change.startswith(_WITHOUT) or " with " in change:
+    without = ablation.arms[1].without
+    if not without:
         than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
         return f"{change} {what} of this job takes {share} {than}"
-    wires = change.removeprefix(_WITHOUT).replace(f" and {_WITHOUT}", " and ")
-    several = " and " in wires
+    wires, several = " and ".join(without), len(without) > 1
     worth = ("are worth" if several else "is worth") if ratio.low > 1 else ("cost" if several else "costs")
     it = "them" if several else "it"
     return (
