@@ -47,9 +47,14 @@ class Device:
     pcie_width: int | None = None
 
     @property
+    def is_core(self) -> bool:
+        """True for a CPU core of the host backend, which names its devices so."""
+        return self.uuid.startswith("CPU-")
+
+    @property
     def tag(self) -> str:
         """What tables call it: "GPU0", "CPU0" for a core of the host backend, "node1:GPU0" in a run of many hosts."""
-        name = f"{'CPU' if self.uuid.startswith('CPU-') else 'GPU'}{self.index}"
+        name = f"{'CPU' if self.is_core else 'GPU'}{self.index}"
         return f"{self.host}:{name}" if self.host else name
 
 

@@ -6,6 +6,7 @@ import csv
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -66,3 +67,5 @@ def test_cpu_cores_are_no_gpus(layout: str) -> None:
     with pytest.raises(UsageError, match="--format list or json"):
         formats.answer(layout, CORES)
     assert formats.variables(CORES) == {}
+    elsewhere = tuple(replace(core, host="node1") for core in CORES)  # whose names begin with the host's
+    assert formats.variables(elsewhere) == {}

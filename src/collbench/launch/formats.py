@@ -23,7 +23,7 @@ def answer(layout: str, devices: Sequence[Device]) -> str:
     wrong = next((device for device in devices if not _UUID.fullmatch(device.uuid)), None)
     if wrong is not None:  # a shell evaluates the answer, and a run file may be a stranger's
         raise UsageError(f"the UUID of {wrong.tag} is '{wrong.uuid}', which is none: write --format text, list or json")
-    if any(device.tag.startswith("CPU") for device in devices):
+    if any(device.is_core for device in devices):
         raise UsageError(f"--format {layout} is for GPUs, and these are CPU cores: write --format list or json")
     lines = {"env": _shell, "docker": _docker, "apptainer": _apptainer, "slurm": _srun}
     return lines[layout](devices)
@@ -34,7 +34,7 @@ def variables(devices: Sequence[Device]) -> dict[str, str]:
 
     By UUID. A label file has none: then by index, with the order that makes CUDA's indices nvidia-smi's.
     """
-    if any(device.tag.startswith("CPU") for device in devices):
+    if any(device.is_core for device in devices):
         return {}
     names = {"CUDA_VISIBLE_DEVICES": ",".join(_names(devices))}
     return names if all(device.uuid for device in devices) else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **names}

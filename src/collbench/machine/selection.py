@@ -56,6 +56,6 @@ def _indices(devices: Sequence[Device]) -> str:
 
 
 def _ways_to_name(devices: Sequence[Device]) -> str:
-    if devices and devices[0].tag.startswith("CPU"):
+    if devices and devices[0].is_core:
         return f"core numbers ({_indices(devices)})"
     return f"indices ({_indices(devices)}) or UUIDs from 'nvidia-smi -L'"
