@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.affinity.tiers import Ranking, Relation, rank_links, rank_pairs
-from collbench.model import Cell, Measurement, Sample
+from collbench.errors import FailureKind
+from collbench.model import Cell, Measurement, Sample, StopReason
 from collbench.operations import Operation, Variant, Work
 from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, run_of
 
@@ -228,6 +229,17 @@ def test_links_rank_by_what_was_measured(title: str, work: Work, members: list[P
     assert [standing.members for standing in found.standings] == members  # the first was made the fastest
     assert (found.kind, found.work, found.tiers) == (kind, work, len(members))
     assert {standing.label for standing in found.standings} == ({"host"} if kind == "device" else {"NV18"})
+
+
+def test_a_pair_with_a_direction_that_was_not_tried_lacks_its_figure() -> None:
+    found = [measured(Operation.CE_WRITE, link, [300.0] * 3) for link in permutations(range(3), 2)]
+    found[0] = replace(
+        found[0], samples=[], stop=StopReason.FAILED, failure="not tried", failure_kind=FailureKind.UNTRIED
+    )
+    ranking = rank_pairs(run_of(gpus(3), found), Operation.CE_WRITE, GIB)
+    assert ranking is not None
+    assert [standing.members for standing in ranking.standings] == [(0, 2), (1, 2)]
+    assert (ranking.lacking, ranking.all_tied) == (((0, 1),), False)
 
 
 def test_one_slow_direction_is_its_links_alone() -> None:

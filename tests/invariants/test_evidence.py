@@ -83,12 +83,15 @@ def test_fewer_visits_make_no_link_tied_to_the_same_best(made: Made, sigma: floa
 @tried()
 @given(made=machines(), sigma=st.sampled_from((0.001, 0.005, 0.01, 0.03)))
 def test_fewer_cells_make_no_link_tied_to_the_same_best(made: Made, sigma: float) -> None:
+    """Unless it failed in a cell that is missing: scattered rates may beat a limit."""
     many = steady(made.run(visits=1), 9, sigma)
     few = without_cells(many, made.rng)
     for work in PAIRS:
         if best(many, work) == best(few, work):
             before, after = relations(many, work), relations(few, work)
-            assert not {m for m in after if after[m] is Relation.TIED and before[m] is not Relation.TIED}
+            assert not {
+                m for m in after if after[m] is Relation.TIED and before[m] not in (Relation.TIED, Relation.FAILED)
+            }
 
 
 @tried()

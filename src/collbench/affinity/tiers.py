@@ -153,14 +153,19 @@ def rank_links(run: Run, work: Work, size_bytes: int) -> LinkRanking | None:
 def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
     """Return the unordered pairs of a run in tiers, None without any. A copy counts by its slower direction.
 
-    A ring needs both directions. `among` are the positions whose pairs there should be, all by default.
+    A ring needs both directions: a pair of which one was left untried has no figure. `among` are the positions whose
+    pairs there should be, all by default.
     """
     work = Work(operation)
     cells = cells_of(run, work, size_bytes)
     found = estimates(cells, labels_of(run, cells))
+    asked = (m for m in run.measurements if (m.cell.work, m.cell.size_bytes) == (work, size_bytes))
+    untried = {frozenset(measurement.cell.members) for measurement in asked if measurement.untried}
     slower: dict[Members, Members] = {}
     for members in found:
         pair = (min(members), max(members))
+        if frozenset(pair) in untried:
+            continue
         other = slower.get(pair)
         if other is None or (found[members].middle, members) < (found[other].middle, other):
             slower[pair] = members
