@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "doctor": NOUNS | {"machine", "backends.nccl_library"},  # what a run will depend on, before it
     "reference": NOUNS | {"plain"},  # figures of healthy machines
     # a run against others, or against those figures
-    "comparison": NOUNS | {"affinity.estimates", "machine.nvls", "reference.figures"},
+    "comparison": NOUNS | {"affinity.estimates", "machine.nvls", "machine.impossible", "reference.figures"},
     "exchange": NOUNS | {"machine.nvls", "machine.impossible"},  # a run as other tools read it
     # and their legend
     "report": NOUNS
