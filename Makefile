@@ -54,6 +54,7 @@ check: lint types test  ## all that CI checks: format, lint, types, build, shipp
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(if $(CPP),$(BIN)/clang-format --dry-run --Werror $(CPP))
 
 types: $(INSTALLED)-dev
@@ -95,8 +96,8 @@ $(INSTALLED)-dev: $(BIN)/python $(PINS)
 	$(call install,$(EVERYTHING))
 	@touch $(INSTALLED) $(INSTALLED)-test $@
 
-# Chromium opens the report's page in tests/html. No wheel brings one, so root on Debian installs it, once for each
-# $(VENV); others are told how. Without one those tests are skipped by name (tests/html/conftest.py).
+# Chromium opens the report's page in tests/output/html. No wheel brings one, so root on Debian installs it, once for each
+# $(VENV); others are told how. Without one those tests are skipped by name (tests/output/html/conftest.py).
 $(INSTALLED)-browser: $(BIN)/python
 	@command -v $$COLLBENCH_TEST_BROWSER $(BROWSERS) >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing Debian's chromium, for the tests of the report's page"; \

@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from collbench.affinity.nodes.choice import choose_nodes
-from collbench.affinity.nodes.judge import Judgement
-from collbench.fabric.cluster import Cluster, NodeFault, UplinkFault, allreduce_busbw, best_bound, named
-from collbench.measure.node_time import estimate
-from collbench.report.node_plan import plan_page
-from collbench.surveying import survey_cluster, switches
+from collbench.analysis.nodes import Judgement, choose_nodes
+from collbench.bench.nodes import estimate, survey_cluster, switches
+from collbench.output.text.nodes import plan_page
+from collbench.sim.cluster import Cluster, NodeFault, UplinkFault, allreduce_busbw, best_bound, named
 
 FIRST_SEED = 20_261_121
 SELECTED = (64, 112)

@@ -24,12 +24,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from pathlib import Path
 
-from collbench import runfile
-from collbench.comparison.changes import Verdict
-from collbench.comparison.compare import Comparison, compare
-from collbench.comparison.groups import Kind
-from collbench.errors import CollbenchError
-from collbench.model import Measurement, Run
+from collbench.analysis.compare import Comparison, Kind, Verdict, compare
+from collbench.model.errors import CollbenchError
+from collbench.model.run import Measurement, Run
+from collbench.runfile import run_file
 
 RESULTS = Path(__file__).parent / "results"
 FAIL_BELOW = 0.05
@@ -87,7 +85,7 @@ def recorded(folder: Path) -> Iterator[tuple[str, Run]]:
         if any(word in name.rpartition("/")[2] for word in DISTURBED):
             continue
         try:
-            run = runfile.loads(text, name)
+            run = run_file.loads(text, name)
         except CollbenchError:
             continue  # JSON of something else
         if run.backend == "cuda":

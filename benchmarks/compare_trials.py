@@ -24,10 +24,8 @@ from pathlib import Path
 import numpy as np
 from deciding.bench import FIRST_SEED, NOISY, drawn_seed, healthy, measured, noisy, rng_of, share, spread, survey
 
-from collbench.comparison.changes import Verdict
-from collbench.comparison.compare import compare
-from collbench.comparison.groups import Kind
-from collbench.fabric.model import Fabric, Fault, FaultKind
+from collbench.analysis.compare import Kind, Verdict, compare
+from collbench.sim.fabrics import Fabric, Fault, FaultKind
 
 RUNS = 1_000
 MOST_FALSE, LEAST_FOUND = 0.01, 0.99

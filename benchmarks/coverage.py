@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """How often the interval of a data point holds its true median (sim): `python benchmarks/coverage.py [--out FILE]`.
 
-Draws trials of two batches each, and asks collbench.measure.stopping when to stop and collbench.stats for the interval.
-Noise of a trial has the scale at the head of a column; each of its batches adds normal noise of half of it. "stop ±1 %"
-looks after every trial from the third on, as a sweep does, and stops at twelve: the budget. Bar: 93 to 97 % for normal
-noise, everywhere; the other rows are shown. Exits 1 where it is missed. `--factors` draws the table in
-collbench.stats anew. Seeds are fixed.
+Draws trials of two batches each, and asks collbench.bench.sweep when to stop and collbench.analysis.stats for the
+interval. Noise of a trial has the scale at the head of a column; each of its batches adds normal noise of half of it.
+"stop ±1 %" looks after every trial from the third on, as a sweep does, and stops at twelve: the budget. Bar: 93 to 97
+% for normal noise, everywhere; the other rows are shown. Exits 1 where it is missed. `--factors` draws the table in
+collbench.analysis.stats anew. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.measure.stopping import stop_reason
-from collbench.model import Cell, Measurement, Sample
-from collbench.operations import Operation
-from collbench.stats import median_interval, trial_seconds
+from collbench.analysis.stats import median_interval, trial_seconds
+from collbench.bench.sweep import stop_reason
+from collbench.model.operations import Operation
+from collbench.model.run import Cell, Measurement, Sample
 
 Noise = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Noise]

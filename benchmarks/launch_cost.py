@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from collbench import runfile
-from collbench.backends import opening
-from collbench.model import Run
+from collbench.backends import factory
+from collbench.model.run import Run
+from collbench.runfile import run_file
 
 TORCHRUN, SAVED, PROBED = "torchrun", "train, saved run", "train, --fresh"
 BARS = {SAVED: 0.5, PROBED: 4.0}  # seconds added [issue 5]
@@ -94,10 +94,10 @@ class Sitting:
 
 def sit(folder: Path, asked: str, count: int | None) -> Sitting:
     """Prepare a sitting: a script that does nothing, and a saved run of all pairs."""
-    backend, why = opening.resolve(asked)
+    backend, why = factory.resolve(asked)
     if why is not None:
         raise RuntimeError(f"{why}: write --backend host")
-    devices = len(opening.present_devices(backend))
+    devices = len(factory.present_devices(backend))
     sitting = Sitting(folder, backend, count or min(2, devices - 1))
     (folder / "nothing.py").touch()
     # On cores a whole sweep takes a minute; on GPUs 5 s, and its file is as large as people's.
@@ -188,7 +188,7 @@ def main() -> None:
             times = measure(sitting, given.repeats)
         except RuntimeError as error:
             raise SystemExit(f"launch_cost.py: {error}") from None
-        lines = list(report(sitting, runfile.load(sitting.saved()), times))
+        lines = list(report(sitting, run_file.load(sitting.saved()), times))
     print("\n".join(lines))
     given.out.mkdir(parents=True, exist_ok=True)
     text = f"$ python benchmarks/launch_cost.py {' '.join(sys.argv[1:])}\n" + "\n".join(lines) + "\n"

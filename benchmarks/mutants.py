@@ -5,7 +5,7 @@ project's interpreter, from the root of the checkout:
 
     python3 -m venv /tmp/mutants && /tmp/mutants/bin/pip install cosmic-ray
     export PYTHONPATH=$(/tmp/mutants/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    .venv/bin/python benchmarks/mutants.py src/collbench/stats.py tests/test_stats.py -o stats.json
+    .venv/bin/python benchmarks/mutants.py src/collbench/analysis/stats.py tests/analysis/test_stats.py -o stats.json
 
 The checkout is copied, and only the copy is changed. Each mutant is tested in a fork of this process, which has loaded
 pytest and numpy already, until the first test fails or the time is up. Property tests draw the same examples each time.

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from collbench.stats import median_interval
-from collbench.units import format_size
+from collbench.analysis.stats import median_interval
+from collbench.model.units import format_size
 
 _MEBIBYTE = 2**20
 _LARGE_BAR, _SMALL_BAR = 0.005, 0.01

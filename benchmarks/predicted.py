@@ -37,15 +37,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collbench import runfile
-from collbench.affinity.choice import Members
-from collbench.cost import models
-from collbench.cost.evidence import Evidence, gather
-from collbench.cost.host import parse_phases
-from collbench.cost.prediction import Predictor, Question
-from collbench.cost.strategies import STRATEGIES
-from collbench.errors import CollbenchError, UsageError
-from collbench.units import parse_size
+from collbench.analysis.choice import Members
+from collbench.analysis.predict import networks
+from collbench.analysis.predict.predict import Predictor, Question
+from collbench.analysis.predict.step import STRATEGIES, parse_phases
+from collbench.analysis.predict.timing import Evidence, gather
+from collbench.model.errors import CollbenchError, UsageError
+from collbench.model.units import parse_size
+from collbench.runfile import run_file
 
 BAR = 0.25  # issue 5: the error of the extra time
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -84,7 +83,7 @@ class Cell:
             raise UsageError(f"strategy '{self.strategy}' is none of {', '.join(STRATEGIES)}")
         if {self.dtype, self.grad_dtype or self.dtype} - _BYTES.keys():
             raise UsageError(f"dtype and grad_dtype are one of {', '.join(_BYTES)}")
-        network = models.find(self.model)
+        network = networks.find(self.model)
         return Question(
             network=network if self.head_share is None else network.with_head(self.head_share),
             strategies=(self.strategy,),
@@ -208,7 +207,7 @@ def _step_ms(cell: Cell, evidence: Evidence, members: Members, compute: float) -
 
 
 def _evidence(folder: Path, files: Sequence[str]) -> Evidence:
-    return gather([(file, runfile.load(folder / file)) for file in files])
+    return gather([(file, run_file.load(folder / file)) for file in files])
 
 
 def _members(cell: Cell, evidence: Evidence, indices: Sequence[int]) -> Members:

@@ -19,7 +19,7 @@ from pathlib import Path
 from training.results import ResultError
 from training.tables import blocks
 
-from collbench.errors import CollbenchError
+from collbench.model.errors import CollbenchError
 
 _BLOCK = re.compile(r"(<!-- figure: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 _FOLDER = re.compile(r"<!-- results: .*? -->")

@@ -1,7 +1,7 @@
 """How often the tier rule splits what is equal, and finds a pair that is 8 % slow: `python benchmarks/ties.py`.
 
 Draws visits, not machines: whole pipelines on simulated machines are decisions.py's. Seeds are fixed; `--runs` draws
-more. "owed" visits are what a sweep makes: seven, and more where their noise asks for it (measure/deciding.py).
+more. "owed" visits are what a sweep makes: seven, and more where their noise asks for it (bench/sweep.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.affinity.estimates import estimates_of
-from collbench.affinity.tiers import tiers_of
-from collbench.measure.deciding import visits_wanted
+from collbench.analysis.tiers import estimates_of, tiers_of
+from collbench.bench.sweep import visits_wanted
 
 Visits = NDArray[np.float64]  # log bandwidth, shape (links, visits)
 MOST = 15

@@ -21,8 +21,8 @@ from training import published, results
 from training.results import Compared, ResultError
 from training.tables import accuracies, margin
 
-from collbench.errors import CollbenchError
-from collbench.plot.figure import COLOURS, MARKERS, Picture, drawing, encode
+from collbench.model.errors import CollbenchError
+from collbench.output.plot.figure import COLOURS, MARKERS, Picture, drawing, encode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,21 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from collbench.model import Cell, Device, Flag, FlagKind, Machine, Measurement, Path, Run, Sample, Settings, StopReason
-from collbench.operations import Operation, Variant, Work
-from collbench.planning import Request
+from collbench.bench.plan import Request
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import (
+    Cell,
+    Device,
+    Flag,
+    FlagKind,
+    Machine,
+    Measurement,
+    Path,
+    Run,
+    Sample,
+    Settings,
+    StopReason,
+)
 
 GIB = 2**30
 Pair = tuple[int, int]

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import collbench
-from collbench import api, runfile
-from collbench.affinity.verdicts import judge
-from collbench.operations import Operation
+from collbench import api
+from collbench.analysis.diagnose import judge
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
 from tests.native.fakes import Fakes, Outcome, build
@@ -153,7 +154,7 @@ def test_errors_of_the_command_keep_their_status(monkeypatch: pytest.MonkeyPatch
 
 def test_load_reads_what_was_saved_and_says_what_is_wrong(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run.json", gpus(3))
-    assert runfile.dumps(collbench.load(str(tmp_path / "run.json"))) == runfile.dumps(run)
+    assert run_file.dumps(collbench.load(str(tmp_path / "run.json"))) == run_file.dumps(run)
     with pytest.raises(collbench.Error, match=r"none\.json"):
         collbench.load(tmp_path / "none.json")
 
@@ -230,7 +231,7 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
 
 
 def test_the_documentation_names_every_field(fakes: Fakes) -> None:
-    from collbench.affinity.selection import Finalist, Omitted, Origin, Selection
+    from collbench.analysis.select import Finalist, Omitted, Origin, Selection
 
     text = DOCS.read_text(encoding="utf-8")
     for kind in (Selection, Origin, Finalist, Omitted):

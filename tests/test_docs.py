@@ -12,7 +12,7 @@ import click
 import pytest
 
 from collbench.cli.program import cli
-from collbench.errors import UsageError
+from collbench.model.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

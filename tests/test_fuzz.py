@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench import runfile
-from collbench.affinity.verdicts import judge, not_judged
-from collbench.errors import RunFileError, UsageError
-from collbench.model import Run
-from collbench.report import verdicts
-from collbench.units import parse_size, parse_sizes
-from tests.affinity.checked import h200
-from tests.report.pages import text
-from tests.test_runfile import runs
+from collbench.analysis.diagnose import judge, not_judged
+from collbench.model.errors import RunFileError, UsageError
+from collbench.model.run import Run
+from collbench.model.units import parse_size, parse_sizes
+from collbench.output.text import verdicts
+from collbench.runfile import run_file
+from tests.analysis.checked import h200
+from tests.output.pages import text
+from tests.runfile.test_run_file import runs
 
-VALID: dict[str, Any] = json.loads(runfile.dumps(h200()))
+VALID: dict[str, Any] = json.loads(run_file.dumps(h200()))
 JUNK = st.one_of(
     st.none(),
     st.booleans(),
@@ -34,7 +34,7 @@ JUNK = st.one_of(
 
 
 def test_the_strategy_starts_from_a_valid_file() -> None:
-    assert runfile.loads(json.dumps(VALID), "x") == h200()
+    assert run_file.loads(json.dumps(VALID), "x") == h200()
 
 
 @given(st.one_of(st.text(max_size=30), st.from_regex(r"[0-9.:,KMGTiB ]{0,20}", fullmatch=True)))
@@ -47,7 +47,7 @@ def test_any_text_is_sizes_or_a_clear_line(typed: str) -> None:
 @given(st.text(max_size=100))
 def test_any_text_is_no_run_file_but_says_so(content: str) -> None:
     with pytest.raises(RunFileError, match=r"^some\.json"):
-        runfile.loads(content, "some.json")
+        run_file.loads(content, "some.json")
 
 
 # A file of 5,000 lines takes 0.05 s to read, and these two say little that fifty examples do not.
@@ -56,7 +56,7 @@ def test_any_text_is_no_run_file_but_says_so(content: str) -> None:
 def test_a_run_file_with_a_piece_cut_out_is_read_or_refused(start: int, end: int, put: str) -> None:
     whole = json.dumps(VALID)
     with contextlib.suppress(RunFileError):
-        judge(runfile.loads(whole[:start] + put + whole[end:], "x"))
+        judge(run_file.loads(whole[:start] + put + whole[end:], "x"))
 
 
 @settings(max_examples=50)
@@ -73,7 +73,7 @@ def test_a_run_file_with_a_wrong_value_is_judged_or_refused(data: st.DataObject,
             break
         place = inner
     with contextlib.suppress(RunFileError):
-        _judged(runfile.loads(json.dumps(content), "x"))
+        _judged(run_file.loads(json.dumps(content), "x"))
 
 
 @given(runs())

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from collbench.ablation import file
-from collbench.report import ablation
+from collbench.launch import experiment
+from collbench.output.text import ablation
 from tests.cli.program import Program
-from tests.report.pages import text
+from tests.output.pages import text
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def sessions(document: str) -> Iterator[tuple[list[str], list[str]]]:
 def page(words: list[str], program: Program) -> str:
     """Return what a command of the README prints, from the recording that it was taken from."""
     if words[0] == "ablate":
-        return text(ablation.page(file.load(RESULTS / "2026-11-21-4xh200-training" / "ablate-ddp-4-bf16.json")))
+        return text(ablation.page(experiment.load(RESULTS / "2026-11-21-4xh200-training" / "ablate-ddp-4-bf16.json")))
     again = ["show", "run.json"] if words == ["pairs"] else words  # the same page, without measuring
     said = program(*(str(RUN) if word == "run.json" else word for word in again))
     assert (said.status, said.err) == (0, "")
@@ -59,7 +59,9 @@ def test_it_shows_outputs_at_all() -> None:
 def test_it_begins_with_one_sentence_and_a_figure_of_a_committed_run() -> None:
     title, sentence, figure, *_ = README.split("\n\n")
     assert (title, sentence.count("."), sentence.count("\n")) == ("# collbench", 1, 0)
-    found = re.fullmatch(r"!\[.+\]\((docs/figures/.+\.svg)\)", figure)  # tests/plot/test_figures.py draws it again
+    found = re.fullmatch(
+        r"!\[.+\]\((docs/figures/.+\.svg)\)", figure
+    )  # tests/output/plot/test_figures.py draws it again
     assert found
     assert (ROOT / found[1]).is_file()
 

@@ -10,16 +10,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collbench.backends.opening import open_simulated
-from collbench.errors import CollbenchError, DataCorruption
-from collbench.fabric import file, random_fabrics
-from collbench.fabric.model import Fabric, Noise
-from collbench.measure.sweep import sweep
-from collbench.measure.visits import Watcher
-from collbench.model import Run, Skipped
-from collbench.operations import Operation, Variant, Work
-from collbench.planning import Request, make_plan
-from collbench.session import empty_run, wrong_data
+from collbench.backends.factory import open_simulated
+from collbench.bench.plan import Request, make_plan
+from collbench.bench.session import empty_run, wrong_data
+from collbench.bench.sweep import Watcher, sweep
+from collbench.model.errors import CollbenchError, DataCorruption
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run, Skipped
+from collbench.sim import fabrics, random_fabrics
+from collbench.sim.fabrics import Fabric, Noise
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -80,8 +79,8 @@ def rng_of(*numbers: int) -> np.random.Generator:
 def healthy(number: int, rng: np.random.Generator) -> Fabric:
     """Return a machine without a fault: every fifth a shipped one, in turn, the others random."""
     if number % NAMED_SHARE == 0:
-        names = file.names()
-        return file.load(names[number // NAMED_SHARE % len(names)])
+        names = fabrics.names()
+        return fabrics.load(names[number // NAMED_SHARE % len(names)])
     return random_healthy(rng)
 
 

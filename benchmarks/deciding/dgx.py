@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-from collbench.affinity.bands import packing
-from collbench.affinity.case import evidence, from_run
-from collbench.affinity.choose import choose
-from collbench.affinity.search import search
-from collbench.affinity.wiring import Wiring
-from collbench.fabric import file
-from collbench.fabric.rings import best_packing
+from collbench.analysis.bands import packing
+from collbench.analysis.problem import evidence, from_run
+from collbench.analysis.search import search
+from collbench.analysis.select import choose
+from collbench.analysis.wiring import Wiring
+from collbench.sim import fabrics
+from collbench.sim.collectives import best_packing
 
 from .bench import Asked, Part, Row, drawn_seed, measured, noisy, pair_rates, rng_of, share, spread
 
@@ -56,7 +56,7 @@ def run(asked: Asked) -> Part:
 def true_rings() -> dict[tuple[int, ...], int]:
     """Return how many rings each set of the machine holds, by the fabric's own exact packing."""
     arcs = {}
-    for bundle in file.load("dgx-1v").bundles:
+    for bundle in fabrics.load("dgx-1v").bundles:
         a, b = bundle.gpus
         arcs[a, b] = arcs[b, a] = (bundle.links, 1.0)
     return {some: round(best_packing(some, arcs)) for k in EXPECTED for some in combinations(range(8), k)}
@@ -65,7 +65,7 @@ def true_rings() -> dict[tuple[int, ...], int]:
 def trials(seed: int, number: int) -> list[Trial]:
     """Return what one noisy run makes of every k."""
     rng = rng_of(seed, _PART, number)
-    fabric = noisy(file.load("dgx-1v"), rng)
+    fabric = noisy(fabrics.load("dgx-1v"), rng)
     one = measured(fabric, pair_rates(), drawn_seed(rng))
     ranking = evidence(one)
     assert ranking is not None  # noqa: S101  # all pairs were measured

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from collbench.affinity import verdicts
+from collbench.analysis import diagnose
 
 from .bench import NOISY, Asked, Part, Row, drawn_seed, healthy, measured, noisy, rng_of, share, spread, survey
 from .truth import contradictions, false_splits, holds, times
@@ -66,7 +66,7 @@ def trials(seed: int, machine: int) -> list[Trial]:
         rng = rng_of(seed, _PART, machine, number)
         fabric = noisy(quiet, rng)
         one = measured(fabric, request, drawn_seed(rng))
-        wrong = [v for v in contradictions(verdicts.judge(one)) if not holds(v, one, true)]
+        wrong = [v for v in contradictions(diagnose.judge(one)) if not holds(v, one, true)]
         found.append(
             Trial(
                 machine=machine,

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from collbench.affinity import verdicts
-from collbench.affinity.verdicts import Kind, Verdict
-from collbench.cli.confirming import confirm
-from collbench.errors import DataCorruption, UsageError
-from collbench.fabric import faults, file
-from collbench.fabric.model import Fabric, Fault, FaultKind
-from collbench.model import Run
+from collbench.analysis import diagnose
+from collbench.analysis.diagnose import Kind, Verdict
+from collbench.cli.check import confirm
+from collbench.model.errors import DataCorruption, UsageError
+from collbench.model.run import Run
+from collbench.sim import fabrics, faults
+from collbench.sim.fabrics import Fabric, Fault, FaultKind
 
 from .bench import Asked, Part, Row, drawn_seed, healthy, inspection, measured, noisy, rng_of, share, spread
 from .truth import contradictions, holds, times
@@ -95,7 +95,7 @@ def trial(seed: int, item: tuple[int, int]) -> Trial:
         break
     fabric = noisy(broken, rng)
     one = checked(fabric, drawn_seed(rng))
-    found = verdicts.judge(one)
+    found = diagnose.judge(one)
     wanted = Kind(kind.upper().replace("-", "_"))
     ours = [v for v in found if wanted is v.kind or wanted in v.explains]
     placed = [v for v in ours if is_at(v, kind, members)]
@@ -126,7 +126,7 @@ def checked(fabric: Fabric, seed: int) -> Run:
     one = measured(fabric, inspection(), seed)
     with tempfile.TemporaryDirectory(prefix="decisions-") as folder:
         path = Path(folder) / f"{fabric.name}.json"
-        path.write_text(file.dumps(fabric), encoding="utf-8")
+        path.write_text(fabrics.dumps(fabric), encoding="utf-8")
         with suppress(DataCorruption):  # it is in the run already
             confirm(replace(inspection(), fabric=str(path), seed=seed), one, lambda _words: None)
     return one

@@ -12,14 +12,14 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.affinity.choose import choose, settle
-from collbench.affinity.tiers import rank_pairs
-from collbench.fabric import random_fabrics
-from collbench.fabric.collectives import Truth
-from collbench.fabric.model import Fabric
-from collbench.fabric.tree import Tree
-from collbench.model import Run
-from collbench.operations import Operation
+from collbench.analysis.select import choose, settle
+from collbench.analysis.tiers import rank_pairs
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from collbench.sim import random_fabrics
+from collbench.sim.collectives import Truth
+from collbench.sim.fabrics import Fabric
+from collbench.sim.network import Tree
 
 from .bench import LARGE, Asked, Part, Row, comparison, drawn_seed, measured, pair_rates, rng_of, spread
 

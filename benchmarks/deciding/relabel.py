@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from collbench.affinity import verdicts
-from collbench.affinity.choose import choose
-from collbench.affinity.tiers import rank_links
-from collbench.fabric import random_fabrics
-from collbench.model import Run
+from collbench.analysis import diagnose
+from collbench.analysis.select import choose
+from collbench.analysis.tiers import rank_links
+from collbench.model.run import Run
+from collbench.sim import random_fabrics
 
 from .bench import LARGE, Asked, Part, Row, drawn_seed, measured, rng_of, share, spread, survey
 
@@ -100,4 +100,4 @@ def _moved_tiers(run: Run, to: tuple[int, ...]) -> set[tuple[object, ...]]:
 
 
 def _moved_verdicts(run: Run, to: tuple[int, ...]) -> set[tuple[object, ...]]:
-    return {(v.kind, v.severity, frozenset(to[member] for member in v.members)) for v in verdicts.judge(run)}
+    return {(v.kind, v.severity, frozenset(to[member] for member in v.members)) for v in diagnose.judge(run)}

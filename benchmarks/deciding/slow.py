@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
-from collbench.affinity import verdicts
-from collbench.affinity.tiers import Ranking, rank_pairs
-from collbench.fabric.collectives import truth_of
-from collbench.fabric.labels import paths
-from collbench.fabric.model import Fabric, Fault, FaultKind
+from collbench.analysis import diagnose
+from collbench.analysis.tiers import Ranking, rank_pairs
+from collbench.sim.collectives import truth_of
+from collbench.sim.fabrics import Fabric, Fault, FaultKind
+from collbench.sim.labels import paths
 
 from .bench import NOISY, Asked, Part, Row, drawn_seed, healthy, measured, noisy, rng_of, share, spread, survey
 from .truth import EQUAL, contradictions
@@ -72,7 +72,7 @@ def trial(seed: int, number: int) -> Trial:
     one = measured(fabric, survey(None) if number % _ALL_SIZES == 1 else survey(), drawn_seed(rng))
     size = max(one.settings.sizes)
     rankings = [rank_pairs(one, operation, size) for operation in one.settings.operations]
-    named = any(set(v.members) == set(pair) for v in contradictions(verdicts.judge(one)))
+    named = any(set(v.members) == set(pair) for v in contradictions(diagnose.judge(one)))
     words = f"{pair[0]}-{pair[1]}"
     below = any(ranking is not None and _below(ranking, pair, alike) for ranking in rankings)
     return Trial(first, fabric.name, len(fabric.gpus), round(fabric.noise.visit, 5), words, below, named)

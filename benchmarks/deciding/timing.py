@@ -9,12 +9,12 @@ from itertools import combinations
 
 import numpy as np
 
-from collbench.affinity.choose import choose
-from collbench.affinity.search import search
-from collbench.affinity.wiring import Wiring, wiring
-from collbench.fabric import file, random_fabrics
-from collbench.fabric.model import Bundle, Fabric, Fault, FaultKind
-from collbench.model import Device, Path
+from collbench.analysis.search import search
+from collbench.analysis.select import choose
+from collbench.analysis.wiring import Wiring, wiring
+from collbench.model.run import Device, Path
+from collbench.sim import fabrics, random_fabrics
+from collbench.sim.fabrics import Bundle, Fabric, Fault, FaultKind
 
 from .bench import Asked, Part, Row, drawn_seed, measured, noisy, pair_rates, rng_of
 
@@ -89,7 +89,7 @@ def bridged(rng: np.random.Generator) -> Fabric:
 
 def meshed(rng: np.random.Generator) -> Fabric:
     """Return two hybrid cube meshes side by side, and one link between each two that correspond."""
-    cube = [(bundle.gpus, bundle.links) for bundle in file.load("dgx-1v").bundles]
+    cube = [(bundle.gpus, bundle.links) for bundle in fabrics.load("dgx-1v").bundles]
     both = [((a + 8 * half, b + 8 * half), links) for half in (0, 1) for (a, b), links in cube]
     between = [((a, a + 8), 1) for a in range(8)]
     return _nvlinked(slotted(rng), tuple(Bundle(pair, links, 24.2) for pair, links in (*both, *between)), 25781)

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 
-from collbench.affinity.tiers import Ranking, rank_links
-from collbench.affinity.verdicts import Kind, Severity, Verdict
+from collbench.analysis.diagnose import Kind, Severity, Verdict
+from collbench.analysis.tiers import Ranking, rank_links
 from collbench.backends.protocol import time_step
 from collbench.backends.sim import SimBackend
-from collbench.errors import CollbenchError
-from collbench.fabric.model import Fabric, Noise
+from collbench.bench.plan import Request, make_plan
 from collbench.machine.labels import rank_key
-from collbench.model import Cell, Run
-from collbench.operations import Variant, Work
-from collbench.planning import Request, make_plan
+from collbench.model.errors import CollbenchError
+from collbench.model.operations import Variant, Work
+from collbench.model.run import Cell, Run
+from collbench.sim.fabrics import Fabric, Noise
 
 Members = tuple[int, ...]
 Times = Mapping[Cell, float]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collbench.errors import CollbenchError
+from collbench.model.errors import CollbenchError
 
 from . import results
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collbench import runfile
-from collbench.ablation import file
-from collbench.ablation.model import Ablation, Result
-from collbench.stats import summarize
+from collbench.analysis.stats import summarize
+from collbench.launch import experiment
+from collbench.launch.ablation import Ablation, Result
+from collbench.runfile import run_file
 
 _CURVE = re.compile(r"curves-(\d+)-(p2p|nop2p)-(\w+)\.json")
 
@@ -62,7 +62,7 @@ def ablations(folder: Path) -> list[Compared]:
     """Return the folder's finished ablations (ablate-*.json), smaller worlds first. Raises CollbenchError."""
     found = []
     for path in sorted(folder.glob("ablate-*.json")):
-        ablation = file.load(path)
+        ablation = experiment.load(path)
         if ablation.result is None:
             raise ResultError(f"{path} is incomplete: it has no result; run collbench ablate again")
         words = ablation.command
@@ -111,7 +111,7 @@ def curves(folder: Path) -> list[Curve]:
         named = _CURVE.fullmatch(path.name)
         if named is None:
             continue
-        measured = runfile.load(path).measured()
+        measured = run_file.load(path).measured()
         busbw = {one.cell.size_bytes: summarize(one).busbw for one in measured}
         found.append(Curve(int(named[1]), named[2] == "p2p", named[3], busbw))
     return found

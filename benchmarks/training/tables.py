@@ -10,8 +10,8 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from collbench.ablation.model import ArmResult, Ratio
-from collbench.units import format_size
+from collbench.launch.ablation import ArmResult, Ratio
+from collbench.model.units import format_size
 
 from . import bound, published, results
 from .bound import Pair

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.errors import BackendError, DataCorruption, UsageError
-from collbench.errors import CollbenchError as Error
+from collbench.model.errors import BackendError, DataCorruption, UsageError
+from collbench.model.errors import CollbenchError as Error
 
 if TYPE_CHECKING:
-    from collbench.affinity.selection import Selection
-    from collbench.affinity.tiers import LinkRanking
-    from collbench.affinity.verdicts import Verdict
-    from collbench.model import Run
+    from collbench.analysis.diagnose import Verdict
+    from collbench.analysis.select import Selection
+    from collbench.analysis.tiers import LinkRanking
+    from collbench.model.run import Run
 
 __all__ = ["Error", "check", "load", "rank", "select"]
 
@@ -58,9 +58,9 @@ def select(
 
 def load(path: str | os.PathLike[str]) -> Run:
     """Return the run in a file that collbench saved, of any machine. Raises Error."""
-    from collbench import runfile
+    from collbench.runfile import run_file
 
-    return runfile.load(Path(path))
+    return run_file.load(Path(path))
 
 
 def rank(
@@ -77,9 +77,9 @@ def rank(
     the largest. `numa_node` is of the host memory in host copies, where the run has several. Raises Error, also for a
     size at which links were not measured while they were at others.
     """
-    from collbench.affinity.tiers import rank_links
-    from collbench.operations import Operation, Variant, Work
-    from collbench.units import format_size
+    from collbench.analysis.tiers import rank_links
+    from collbench.model.operations import Operation, Variant, Work
+    from collbench.model.units import format_size
 
     _check_run(run, "rank")
     wanted = None if size is None else _bytes(size)
@@ -99,7 +99,7 @@ def rank(
 
 def check(run: Run) -> tuple[Verdict, ...]:
     """Return what is wrong or worth knowing about a run's machine, as `collbench check` prints it. Raises Error."""
-    from collbench.affinity.verdicts import judge
+    from collbench.analysis.diagnose import judge
 
     _check_run(run, "check")
     return judge(run)
@@ -107,7 +107,7 @@ def check(run: Run) -> tuple[Verdict, ...]:
 
 def _check_run(given: object, what: str) -> None:
     """Raise UsageError for what is no run: most often the name of its file."""
-    from collbench.model import Run
+    from collbench.model.run import Run
 
     if not isinstance(given, Run):
         advice = "collbench.load returns one"
@@ -118,7 +118,7 @@ def _check_run(given: object, what: str) -> None:
 
 def _bytes(size: object) -> int:
     """Return a size in bytes, given as a number of them or in words. Raises UsageError."""
-    from collbench.units import parse_size
+    from collbench.model.units import parse_size
 
     if isinstance(size, str):
         return parse_size(size)
@@ -132,7 +132,7 @@ def _check_alone() -> None:
 
     In one of them CUDA_VISIBLE_DEVICES would come too late for the others, too.
     """
-    from collbench.world.environment import find_place
+    from collbench.distributed.launchers import find_place
 
     place = find_place(os.environ)
     if place is not None:
@@ -180,8 +180,8 @@ def _collbench(words: list[str]) -> str:
 
 
 def _parse(text: str) -> Selection:
-    from collbench.affinity.selection import Selection
-    from collbench.plain import build
+    from collbench.analysis.select import Selection
+    from collbench.runfile.codec import build
 
     try:
         selection: Selection = build(Selection, json.loads(text), "selection")

@@ -15,8 +15,8 @@ from pathlib import Path
 from collbench.backends.protocol import Step, Timing
 from collbench.backends.worker import facts_of, run
 from collbench.backends.worker_messages import Facts, Open
-from collbench.errors import DataCorruption, MachineError, StepFailed, UsageError
-from tests.measure.fakes import FakeBackend
+from collbench.model.errors import DataCorruption, MachineError, StepFailed, UsageError
+from tests.bench.fakes import FakeBackend
 
 # Fates, by root.
 GOOD, HANG, HANG_ONCE, KILLED, SEGFAULT, STICKY, CORRUPT, BUG, USAGE, STOPPED = range(10)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from collbench import _native
-from collbench.backends.cuda_errors import explained
-from collbench.errors import PeerLost, StepFailed
+from collbench.backends.cuda import explained
+from collbench.model.errors import PeerLost, StepFailed
 from tests.builders import gpus
 
 

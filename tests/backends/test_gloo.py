@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from collbench.backends import gloo, gloo_data, gloo_process
-from collbench.backends.gloo import GlooWorld
-from collbench.backends.gloo_messages import DTYPE_BYTES, Reply, Task
+from collbench.backends import gloo_process, gloo_worker, host
+from collbench.backends.gloo_tasks import DTYPE_BYTES, Reply, Task
+from collbench.backends.host import GlooWorld
 from collbench.backends.protocol import Step
-from collbench.errors import BackendError, DataCorruption, MachineError, UsageError
-from collbench.operations import COLLECTIVES, Operation, Variant
+from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
+from collbench.model.operations import COLLECTIVES, Operation, Variant
 
 ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
 REACH = sorted(os.sched_getaffinity(0))
@@ -131,7 +131,7 @@ def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, bad:
 
 
 def test_without_torch_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo, "find_spec", lambda name: None)
+    monkeypatch.setattr(host, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install torch"):
         GlooWorld(CORES).time_collective(step(ALLREDUCE, ((0, 1),), 8))
 
@@ -192,7 +192,7 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
     with pytest.raises(
         DataCorruption, match=r"allreduce of 16 B float32 among core 4, core 6: .* byte 12 on core 6 is 7.5, not 5"
     ):
-        gloo._timing(step(ALLREDUCE, ((0, 1),), 16), [right, wrong], [4, 6])
+        host._timing(step(ALLREDUCE, ((0, 1),), 16), [right, wrong], [4, 6])
 
 
 def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
@@ -201,7 +201,7 @@ def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
         Reply(seconds=[], wrong=None),
         Reply(seconds=[3.0, 2.0], wrong=None),
     ]
-    assert gloo._timing(step(ALLREDUCE, ((2, 0),), 16), replies, [4, 6, 8]).seconds == ((3.0, 5.0),)
+    assert host._timing(step(ALLREDUCE, ((2, 0),), 16), replies, [4, 6, 8]).seconds == ((3.0, 5.0),)
 
 
 def task(operation: Operation, dtype: str, redop: str, count: int) -> Task:
@@ -211,8 +211,8 @@ def task(operation: Operation, dtype: str, redop: str, count: int) -> Task:
     )  # fmt: skip
 
 
-def one_slot(tensor: torch.Tensor) -> gloo_data.Slot:
-    return gloo_data.Slot(tensor, tensor)
+def one_slot(tensor: torch.Tensor) -> gloo_worker.Slot:
+    return gloo_worker.Slot(tensor, tensor)
 
 
 def reduced(parts: torch.Tensor, redop: str) -> torch.Tensor:
@@ -222,9 +222,9 @@ def reduced(parts: torch.Tensor, redop: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
-@pytest.mark.parametrize("count", [1, 4097, gloo_data._WINDOW + 3])
+@pytest.mark.parametrize("count", [1, 4097, gloo_worker._WINDOW + 3])
 def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(dtype: str, redop: str, count: int) -> None:
-    ranks = [gloo_data.Message(task(ALLREDUCE, dtype, redop, count), rank, 3) for rank in range(3)]
+    ranks = [gloo_worker.Message(task(ALLREDUCE, dtype, redop, count), rank, 3) for rank in range(3)]
     parts = torch.empty((3, count), dtype=getattr(torch, dtype))
     for message, part in zip(ranks, parts, strict=True):
         message.fill(one_slot(part), steady=False)
@@ -237,7 +237,7 @@ def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(dtype: st
 
 @pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
 def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
-    ranks = [gloo_data.Message(task(ALLREDUCE, "float16", redop, 100), rank, 3) for rank in range(3)]
+    ranks = [gloo_worker.Message(task(ALLREDUCE, "float16", redop, 100), rank, 3) for rank in range(3)]
     parts = torch.empty((3, 100), dtype=torch.float16)
     for message, part in zip(ranks, parts, strict=True):
         message.fill(one_slot(part), steady=True)
@@ -247,7 +247,7 @@ def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
 
 
 def test_swapped_and_missing_data_are_seen() -> None:
-    root, other = (gloo_data.Message(task(BROADCAST, "uint8", "sum", 2**16), rank, 3) for rank in (1, 0))
+    root, other = (gloo_worker.Message(task(BROADCAST, "uint8", "sum", 2**16), rank, 3) for rank in (1, 0))
     sent, kept = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
     root.fill(one_slot(sent), steady=False)
     other.fill(one_slot(kept), steady=False)
@@ -277,7 +277,7 @@ def test_what_must_arrive_is_what_nccls_manual_draws(operation: Operation, in_pl
     before, after = PICTURES[operation]
     block = 5
     plan = task(operation, "int32", "sum", 3 * block) | {"in_place": in_place}
-    ranks = [gloo_data.Message(plan, rank, 3) for rank in range(3)]
+    ranks = [gloo_worker.Message(plan, rank, 3) for rank in range(3)]
     blocks: dict[str, torch.Tensor] = {}
     for message, letters in zip(ranks, before, strict=True):
         slot = message.slot()

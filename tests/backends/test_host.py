@@ -11,10 +11,10 @@ import pytest
 from collbench import _native
 from collbench.backends.host import HostBackend
 from collbench.backends.protocol import Step
-from collbench.errors import BackendError, DataCorruption, UsageError
-from collbench.machine import cores
-from collbench.model import Device
-from collbench.operations import Operation, Variant, Work
+from collbench.machine import numa
+from collbench.model.errors import BackendError, DataCorruption, UsageError
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Device
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
@@ -89,7 +89,7 @@ def test_a_native_failure_becomes_one_line(
 
 
 def test_a_core_that_does_not_exist_is_named() -> None:
-    devices = (*cores.devices()[:1], Device(index=1023, uuid="CPU-x", name="absent"))
+    devices = (*numa.devices()[:1], Device(index=1023, uuid="CPU-x", name="absent"))
     with pytest.raises(BackendError, match="core 1023"):
         HostBackend(devices).time_copies(step(8))
 
@@ -105,7 +105,7 @@ def test_a_core_that_does_not_exist_is_named() -> None:
     ],
 )
 def test_the_native_session_refuses(title: str, links: list[tuple[int, int]], size: int, iterations: int) -> None:
-    first, second = (device.index for device in cores.devices()[:2])
+    first, second = (device.index for device in numa.devices()[:2])
     number = {0: first, 1: second, 2: 1022}
     session = _native.HostSession([first, second], 4096)
     with pytest.raises(ValueError, match=r"\w"):

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from collbench.backends.isolated import IsolatedBackend
-from collbench.backends.patience import Patience
-from collbench.backends.protocol import Step, Timing, time_step
+from collbench.backends.protocol import Patience, Step, Timing, time_step
 from collbench.backends.worker_messages import Open, World
-from collbench.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
-from collbench.operations import Operation, Variant, Work
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
+from collbench.model.operations import Operation, Variant, Work
 from tests.backends import fake_worker as fate
 from tests.builders import gpus
 

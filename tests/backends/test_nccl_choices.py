@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from collbench.backends.nccl_choices import ask, choice, questions
 from collbench.backends.protocol import Backend, Step, Timing
-from collbench.errors import MachineError, StepFailed
-from collbench.model import Chosen
-from collbench.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.errors import MachineError, StepFailed
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.run import Chosen
 
 MIB = 2**20
 SMALL = "vm:1322:1322 [0] NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}\n"

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from collbench import _native
-from collbench.backends import nccl_library
-from collbench.backends.nccl_library import find_nccl, format_version, wheel_library
-from collbench.errors import MachineError
+from collbench.machine import nccl_library
+from collbench.machine.nccl_library import find_nccl, format_version, wheel_library
+from collbench.model.errors import MachineError
 
 LOADED, SYSTEM = "", "libnccl.so.2"
 

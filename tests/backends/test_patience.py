@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.backends.patience import Patience
-from collbench.backends.protocol import Step
-from collbench.operations import Operation, Variant
+from collbench.backends.protocol import Patience, Step
+from collbench.model.operations import Operation, Variant
 
 KIB, GIB = 2**10, 2**30
 FLOOR = Patience().floor_s

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from collbench.backends import cuda, present
-from collbench.errors import MachineError
+from collbench.backends import cuda, factory
 from collbench.machine.nvml import Nvml
+from collbench.model.errors import MachineError
 from tests.machine import fake_nvml, machines
 
 
@@ -16,7 +16,7 @@ from tests.machine import fake_nvml, machines
 def lib(monkeypatch: pytest.MonkeyPatch) -> fake_nvml.FakeNvml:
     """Four H200s; asking CUDA fails the test."""
     found = machines.h200x4()
-    monkeypatch.setattr(present, "Nvml", lambda: Nvml(found))
+    monkeypatch.setattr(factory, "Nvml", lambda: Nvml(found))
     monkeypatch.setattr(cuda, "list_gpus", lambda: pytest.fail("asked CUDA"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
@@ -24,7 +24,7 @@ def lib(monkeypatch: pytest.MonkeyPatch) -> fake_nvml.FakeNvml:
 
 
 def test_all_are_there_and_well(lib: fake_nvml.FakeNvml) -> None:
-    found = present.look("auto")
+    found = factory.look("auto")
     assert (found.backend, found.driver, found.among) == ("cuda", "580.159.04", "")
     assert [device.index for device in found.devices] == [0, 1, 2, 3]
     assert found.hidden == found.mig == ()
@@ -34,7 +34,7 @@ def test_all_are_there_and_well(lib: fake_nvml.FakeNvml) -> None:
 
 def test_hidden_ones_are_known_and_their_state_too(lib: fake_nvml.FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    found = present.look("cuda")
+    found = factory.look("cuda")
     assert [device.index for device in found.devices] == [1, 3]
     assert [device.index for device in found.hidden] == [0, 2]
     assert found.among == "among the 2 that CUDA_VISIBLE_DEVICES shows"
@@ -45,13 +45,13 @@ def test_what_the_variable_leaves_open_cuda_is_asked(lib: fake_nvml.FakeNvml, mo
     lib.gpus[3].name = "NVIDIA T400"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(cuda, "list_gpus", lambda: [SimpleNamespace(uuid="GPU-2")])
-    assert [device.index for device in present.look("cuda").devices] == [2]
+    assert [device.index for device in factory.look("cuda").devices] == [2]
 
 
 def test_those_in_mig_mode_are_set_apart(lib: fake_nvml.FakeNvml) -> None:
     for gpu, modes in zip(lib.gpus, ([0, 0], [1, 1], [0, 1], None), strict=True):  # current and pending
         gpu.answers["nvmlDeviceGetMigMode"] = modes
-    found = present.look("cuda")
+    found = factory.look("cuda")
     assert [device.index for device in found.mig] == [1]
     assert [device.index for device in found.devices] == [0, 2, 3]
     assert [device.index for device in found.every] == [0, 1, 2, 3]
@@ -69,13 +69,13 @@ def test_a_list_of_nothing_is_one_line_with_the_way_out(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
     with pytest.raises(MachineError, match=f"no GPU to train on: {says}.*--backend host"):
-        present.look("auto")
+        factory.look("auto")
 
 
 def test_a_machine_without_gpus_and_one_that_lost_one_are_one_line(lib: fake_nvml.FakeNvml) -> None:
     lib.handle_errors[2] = fake_nvml.NVMLError("GPU is lost")
     with pytest.raises(MachineError, match="GPU 2 does not answer NVML: GPU is lost"):
-        present.look("cuda")
+        factory.look("cuda")
     lib.gpus.clear()
     with pytest.raises(MachineError, match="the NVIDIA driver shows no GPU to this process; write --backend host"):
-        present.look("auto")
+        factory.look("auto")

@@ -6,22 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collbench import runfile
-from collbench.backends import opening
+from collbench.analysis.stats import summarize
+from collbench.backends import factory
 from collbench.backends.protocol import Backend, Step, Timing
 from collbench.backends.sim import SimBackend
-from collbench.errors import DataCorruption, StepFailed, UsageError
-from collbench.fabric import file
-from collbench.fabric.model import Fault, FaultKind, Noise
-from collbench.model import Flag, Run, StopReason
-from collbench.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.simulation import simulate
-from collbench.stats import summarize
+from collbench.bench.session import simulate
+from collbench.model.errors import DataCorruption, StepFailed, UsageError
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.run import Flag, Run, StopReason
+from collbench.runfile import run_file
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind, Noise
 from tests.builders import shared, throttled
-from tests.fabric.made import QUIET, complete, faulty, request, tree
+from tests.sim.made import QUIET, complete, faulty, request, tree
 
-QUIET_DGX = replace(file.load("dgx-1v"), noise=QUIET)
-QUIET_H200 = replace(file.load("hgx-h200"), noise=QUIET)
+QUIET_DGX = replace(fabrics.load("dgx-1v"), noise=QUIET)
+QUIET_H200 = replace(fabrics.load("hgx-h200"), noise=QUIET)
 GIB = 2**30
 
 
@@ -207,18 +207,18 @@ def same_but_for_the_date(runs: Iterable[Run]) -> bool:
 
 
 def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
-    fabric = file.load("nvlink-pairs-2x2")
+    fabric = fabrics.load("nvlink-pairs-2x2")
     runs = {seed: [simulate(fabric, request(), seed=seed) for _ in range(2)] for seed in (1, 2)}
     assert same_but_for_the_date(runs[1])
     assert not same_but_for_the_date((runs[1][0], runs[2][0]))
 
 
-@pytest.mark.parametrize("name", file.names())
+@pytest.mark.parametrize("name", fabrics.names())
 def test_a_simulated_run_is_complete_and_survives_its_file(name: str) -> None:
-    run = simulate(file.load(name), request(), seed=3)
+    run = simulate(fabrics.load(name), request(), seed=3)
     assert run.complete
     assert (run.backend, run.machine.fabric) == ("sim", name)
-    assert runfile.loads(runfile.dumps(run), "run.json") == run
+    assert run_file.loads(run_file.dumps(run), "run.json") == run
     assert all(found.samples and found.stop is not None for found in run.measurements)
 
 
@@ -281,10 +281,10 @@ def test_messages_larger_than_the_memory_are_skipped_by_name() -> None:
 
 def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert opening.resolve("auto")[0] == "host"
-    assert opening.resolve("sim") == ("sim", None)
+    assert factory.resolve("auto")[0] == "host"
+    assert factory.resolve("sim") == ("sim", None)
 
 
 def test_one_device_is_refused_as_on_a_real_machine() -> None:
     with pytest.raises(UsageError, match="needs two devices"):
-        opening.open_simulated(QUIET_DGX, "3", seed=1)
+        factory.open_simulated(QUIET_DGX, "3", seed=1)

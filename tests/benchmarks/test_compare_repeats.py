@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.model import Run
-from tests.comparison.runs import copies, scaled
+from collbench.model.run import Run
+from collbench.runfile import run_file
+from tests.analysis.runs import copies, scaled
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "compare_repeats.py"
@@ -37,14 +37,14 @@ def told(folder: Path) -> tuple[int, dict[str, list[str]]]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two repeats, one of them in an archive; and what is none: disturbed, of other words, with a variable."""
-    runfile.save(repeated(1), tmp_path / "one.json")
-    runfile.save(repeated(2), tmp_path / "two.json")
+    run_file.save(repeated(1), tmp_path / "one.json")
+    run_file.save(repeated(2), tmp_path / "two.json")
     with tarfile.open(tmp_path / "raw.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "two.json", "raw/two.json")
     (tmp_path / "two.json").unlink()
-    runfile.save(scaled(repeated(3), 2), tmp_path / "busy.json")
-    runfile.save(scaled(repeated(4, "--quick"), 2), tmp_path / "quick.json")
-    runfile.save(scaled(repeated(5, NCCL_P2P_DISABLE="1"), 2), tmp_path / "staged.json")
+    run_file.save(scaled(repeated(3), 2), tmp_path / "busy.json")
+    run_file.save(scaled(repeated(4, "--quick"), 2), tmp_path / "quick.json")
+    run_file.save(scaled(repeated(5, NCCL_P2P_DISABLE="1"), 2), tmp_path / "staged.json")
     (tmp_path / "other.json").write_text('{"format": "something else"}', encoding="utf-8")
     return tmp_path
 
@@ -57,7 +57,7 @@ def test_repeats_agree_and_a_planted_slow_link_is_found(folder: Path) -> None:
 
 
 def test_a_repeat_that_is_slower_is_counted_and_misses_the_bar(folder: Path) -> None:
-    runfile.save(scaled(repeated(3), 2), folder / "three.json")
+    run_file.save(scaled(repeated(3), 2), folder / "three.json")
     status, rows = told(folder)
     assert status == 1
     # Two of the three couples, forth and back: 36 cells each, and seven groups: six places and a work.

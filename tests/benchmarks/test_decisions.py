@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.deciding import dgx, healthy, kinds, regret, relabel, slow, truth
 from benchmarks.deciding.bench import FIRST_SEED, LARGE, Asked, Part, measured, survey
-from collbench.affinity.verdicts import Kind, Severity, Verdict
-from collbench.fabric import file
-from collbench.fabric.model import Fabric, Fault, FaultKind, Noise
+from collbench.analysis.diagnose import Kind, Severity, Verdict
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def test_a_small_run_meets_every_bar(title: str, part: Callable[[Asked], Part], 
 
 
 def silent(*faults: Fault) -> Fabric:
-    return replace(file.load("hgx-h200"), noise=Noise(0.0, 0.0), faults=faults)
+    return replace(fabrics.load("hgx-h200"), noise=Noise(0.0, 0.0), faults=faults)
 
 
 SLOW = Fault(FaultKind.SLOW_LINK, (1, 2), factor=0.9)

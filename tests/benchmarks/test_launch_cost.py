@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import launch_cost
 from benchmarks.launch_cost import PROBED, SAVED, TORCHRUN, Sitting
-from collbench.backends import opening
+from collbench.backends import factory
 from tests.builders import gpus, pair_run
 from tests.cli.program import environment, fake_gpus, save_run
 from tests.native.fakes import Fakes, build
@@ -100,6 +100,6 @@ def test_the_phases_are_those_of_a_launch(fakes: Fakes, tmp_path: Path, monkeypa
 
 
 def test_where_there_is_no_gpu_the_line_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(opening, "resolve", lambda _name: ("host", "no GPU here"))
+    monkeypatch.setattr(factory, "resolve", lambda _name: ("host", "no GPU here"))
     with pytest.raises(RuntimeError, match="no GPU here: write --backend host"):
         launch_cost.sit(tmp_path, "auto", None)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import outputs, runs, table
-from collbench import runfile
-from collbench.stats import summarize
+from collbench.analysis.stats import summarize
+from collbench.runfile import run_file
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "data" / "h200x4"
@@ -95,7 +95,7 @@ def test_output_of_nvbandwidth_that_cannot_be_used_is_refused(title: str, text: 
 
 
 def test_a_run_file_is_read_as_collbench_itself_reads_it() -> None:
-    mine, run = runs.load(PAIRS), runfile.load(PAIRS)
+    mine, run = runs.load(PAIRS), run_file.load(PAIRS)
     assert len(mine.cells) == len(run.measurements)
     for measurement in run.measurements:
         cell, summary = measurement.cell, summarize(measurement)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.predicted import main
-from collbench import runfile
-from collbench.operations import Operation
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
+from tests.analysis.made import curve
 from tests.builders import gpus, run_of
-from tests.cost.made import curve
 
-# GPT-2's last bucket in bf16, as DDP makes it (tests/cost/test_buckets.py): all that one second of compute cannot hide.
+# GPT-2's last bucket in bf16, as DDP makes it (tests/analysis/test_buckets.py): what a second of compute cannot hide.
 LAST_BUCKET = 102_398_976
 EXTRA_MS = LAST_BUCKET / 10e9 * 1e3 - LAST_BUCKET / 100e9 * 1e3  # 9.22
 
@@ -34,7 +34,7 @@ def ablation(ratio: float, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, gbs in (("fast", 100.0), ("slow", 10.0)):
-        runfile.save(run_of(gpus(2), curve(Operation.ALLREDUCE, (0, 1), gbs)), tmp_path / f"{name}.json")
+        run_file.save(run_of(gpus(2), curve(Operation.ALLREDUCE, (0, 1), gbs)), tmp_path / f"{name}.json")
     return tmp_path
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.training import published, results, tables
-from collbench.errors import RunFileError
+from collbench.model.errors import RunFileError
 
 ROOT = Path(__file__).parents[2]
 INVENTED = ROOT / "tests" / "data" / "training"

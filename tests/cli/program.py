@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from collbench import runfile
-from collbench.backends import opening, present
-from collbench.backends.present import Present
+from collbench.backends import factory
+from collbench.backends.factory import Present
 from collbench.cli import main
-from collbench.model import Device, Health, Run
+from collbench.model.run import Device, Health, Run
+from collbench.runfile import run_file
 from tests.builders import gpus, pair_run
 from tests.native.fakes import Fakes, Outcome
 
@@ -94,8 +94,8 @@ def list_only(monkeypatch: pytest.MonkeyPatch, devices: Sequence[Device], **fact
     every = (*devices, *facts.get("hidden", ()), *facts.get("mig", ()))
     states = {device.uuid: Health(processes=0) for device in every}
     found = Present("cuda", tuple(devices), driver="580.159.04", states=states)
-    monkeypatch.setattr(present, "look", lambda _name: replace(found, **facts))
-    monkeypatch.setattr(opening, "present_devices", lambda name: tuple(devices) if name == "cuda" else ())
+    monkeypatch.setattr(factory, "look", lambda _name: replace(found, **facts))
+    monkeypatch.setattr(factory, "present_devices", lambda name: tuple(devices) if name == "cuda" else ())
 
 
 def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(hours=1), **changes: object) -> Run:
@@ -104,7 +104,7 @@ def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(h
     run = pair_run(len(devices), lambda a, b: rates.get((a, b), 200.0))
     started = (datetime.now(UTC) - age).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = replace(run, **{"devices": tuple(devices), "started": started} | changes)  # type: ignore[arg-type]
-    runfile.save(run, path, replace=True)
+    run_file.save(run, path, replace=True)
     return run
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.fabric import file as fabric_file
-from collbench.fabric.model import Fault, FaultKind
-from collbench.model import Run
-from collbench.operations import Operation
-from tests.affinity.checked import failed, h200, slow
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from collbench.runfile import run_file
+from collbench.sim import fabrics as fabric_file
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.analysis.checked import failed, h200, slow
 from tests.cli.program import Program, on_gpus
 from tests.native.fakes import Fakes
 
@@ -30,14 +30,14 @@ DEGRADED = h200(slow([(0, 1), (1, 0)], 7 / 18))
     ],
 )
 def test_a_saved_run_is_judged(program: Program, case: str, run: Run, status: int, words: str) -> None:
-    runfile.save(run, Path("run.json"))
+    run_file.save(run, Path("run.json"))
     said = program("check", "run.json")
     assert (said.status, said.err) == (status, ""), case
     assert words in said.out
 
 
 def test_json_is_all_of_stdout(program: Program) -> None:
-    runfile.save(DEGRADED, Path("run.json"))
+    run_file.save(DEGRADED, Path("run.json"))
     said = program("check", "run.json", "--json")
     data = json.loads(said.out)
     assert (said.status, data["exit_status"]) == (3, 3)
@@ -46,7 +46,7 @@ def test_json_is_all_of_stdout(program: Program) -> None:
 
 def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:
     silent = tuple(replace(path, tool_label=None, tool_peer_access=None) for path in h200().paths)
-    runfile.save(replace(h200(), paths=silent), Path("run.json"))
+    run_file.save(replace(h200(), paths=silent), Path("run.json"))
     assert "not done  the labels against nvidia-smi" in program("check", "run.json").out
     texts = ("--topology", f"{DATA}/nvidia-smi-topo-m.txt", "--p2p", f"{DATA}/nvidia-smi-topo-p2p-r.txt")
     said = program("check", "run.json", *texts)
@@ -55,7 +55,7 @@ def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:
 
 
 def test_another_text_contradicts(program: Program) -> None:
-    runfile.save(h200(), Path("run.json"))
+    run_file.save(h200(), Path("run.json"))
     text = (DATA / "nvidia-smi-topo-m.txt").read_text()
     Path("topo.txt").write_text(text.replace("NV18", "NV12"), encoding="utf-8")
     said = program("check", "run.json", "--topology", "topo.txt")
@@ -76,7 +76,7 @@ def test_another_text_contradicts(program: Program) -> None:
     ],
 )
 def test_a_bad_text_is_one_line(program: Program, case: str, option: str, content: str, words: str) -> None:
-    runfile.save(h200(), Path("run.json"))
+    run_file.save(h200(), Path("run.json"))
     Path("topo.txt").write_text(content, encoding="utf-8")
     said = program("check", "run.json", option, "topo.txt")
     assert (said.status, said.out) == (2, ""), case
@@ -92,7 +92,7 @@ def test_a_bad_text_is_one_line(program: Program, case: str, option: str, conten
     ],
 )
 def test_what_cannot_be_judged_is_one_line(program: Program, words: tuple[str, ...], told: str) -> None:
-    runfile.save(h200(), Path("run.json"))
+    run_file.save(h200(), Path("run.json"))
     said = program("check", *words)
     assert (said.status, said.out) == (2, "")
     assert said.line.startswith(told)
@@ -112,7 +112,7 @@ def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
     status, page, notices = simulated(program, None)
     assert (status, notices) == (0, "collbench: saved run.json\n")
     assert "agree     28 of 28 pairs: NV18" in page
-    run = runfile.load(Path("run.json"))
+    run = run_file.load(Path("run.json"))
     assert run.settings.command[0] == "check"
     assert program("show", "run.json").status == 0
 
@@ -123,7 +123,7 @@ def test_what_looks_slow_is_measured_alone_before_it_is_told(program: Program) -
     assert "measuring GPU2-GPU5 once more, alone" in notices
     assert "NV_DEGRADED  GPU2, GPU5" in page
     assert "not confirmed" not in page
-    samples = [s for m in runfile.load(Path("run.json")).measured() if m.cell.members == (2, 5) for s in m.samples]
+    samples = [s for m in run_file.load(Path("run.json")).measured() if m.cell.members == (2, 5) for s in m.samples]
     assert {sample.concurrent for sample in samples} == {True, False}
     assert program("check", "run.json").out == page
 
@@ -159,7 +159,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     done = on_gpus(fakes, tmp_path, words, {"PATH": f"{tools}:/usr/bin:/bin"})
     assert done.code == 1, done.stderr
     assert done.stdout.startswith("not judged: ")
-    run = runfile.load(tmp_path / "run.json")
+    run = run_file.load(tmp_path / "run.json")
     assert {(p.tool_label, p.tool_peer_access, p.cuda_peers) for p in run.paths} == {("NV18", "OK", True)}
     assert {(d.pcie_generation, d.pcie_width) for d in run.devices} == {(5, 16)}
     assert "not done  links against their limits: no copy of 16M or more was measured" in done.stdout

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.fabric import file as fabric_file
-from collbench.fabric.model import Fault, FaultKind
-from collbench.operations import Operation
-from tests.affinity.checked import failed, h200
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
+from collbench.sim import fabrics as fabric_file
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.analysis.checked import failed, h200
+from tests.analysis.runs import recorded
 from tests.cli.program import Program, collbench
-from tests.comparison.runs import recorded
 
 FAULTS = {
     "well": (),
@@ -38,13 +38,13 @@ def files() -> None:
     for name, faults in FAULTS.items():
         fabric = replace(fabric_file.load("hgx-h200"), faults=faults)
         Path(f"{name}.machine").write_text(fabric_file.dumps(fabric), encoding="utf-8")
-    runfile.save(h200(), Path("good.json"))
-    runfile.save(failed(h200(), Operation.CE_WRITE, (2, 3), "words"), Path("bad.json"))
+    run_file.save(h200(), Path("good.json"))
+    run_file.save(failed(h200(), Operation.CE_WRITE, (2, 3), "words"), Path("bad.json"))
     pairs = recorded("2026-11-21-4xh200-peers/pairs.json")
-    runfile.save(failed(pairs, Operation.CE_WRITE, (2, 3), "words"), Path("pairs.json"))
-    runfile.save(h200(lambda work, members: 0.5 if members == (2, 3) else 1.0), Path("slow.json"))
-    runfile.save(h200(lambda work, members: 1.5 if members == (2, 3) else 1.0), Path("beaten.json"))
-    runfile.save(replace(h200(), measurements=h200().measurements[:1]), Path("little.json"))
+    run_file.save(failed(pairs, Operation.CE_WRITE, (2, 3), "words"), Path("pairs.json"))
+    run_file.save(h200(lambda work, members: 0.5 if members == (2, 3) else 1.0), Path("slow.json"))
+    run_file.save(h200(lambda work, members: 1.5 if members == (2, 3) else 1.0), Path("beaten.json"))
+    run_file.save(replace(h200(), measurements=h200().measurements[:1]), Path("little.json"))
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_a_process_whose_streams_nobody_reads_measures_saves_and_ends_as_it_earn
     assert (done.returncode, silent.returncode) == (status, status)
     assert "Traceback" not in done.stderr
     assert ("FAILED: GPU2-GPU3" in done.stderr) is bool(status)
-    assert runfile.load(Path("new.json")).complete
+    assert run_file.load(Path("new.json")).complete

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.operations import Operation
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
+from tests.analysis.runs import RESULTS, copies, recorded, scaled
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
-from tests.comparison.runs import RESULTS, copies, recorded, scaled
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def files(program: Program) -> None:
         "sim2": replace(scaled(copies(), 2), backend="sim"),
     }
     for name, run in runs.items():
-        runfile.save(run, Path(f"{name}.json"))
+        run_file.save(run, Path(f"{name}.json"))
 
 
 @pytest.mark.usefixtures("files")
@@ -81,8 +81,8 @@ def test_json_is_all_that_is_printed(program: Program) -> None:
 @pytest.mark.usefixtures("files")
 def test_many_runs_are_a_trend_by_date(program: Program) -> None:
     for name, day in zip(("base", "again", "slow"), DAYS, strict=True):
-        dated = replace(runfile.load(Path(f"{name}.json")), started=day)
-        runfile.save(dated, Path(f"{name}.json"), replace=True)
+        dated = replace(run_file.load(Path(f"{name}.json")), started=day)
+        run_file.save(dated, Path(f"{name}.json"), replace=True)
     said = program("compare", "base.json", "again.json", "slow.json")
     assert said.status == 3
     assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
@@ -147,11 +147,11 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
-    runfile.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
+    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
     assert program("compare", "no-p2p.json", "--reference").status == 3
     told = json.loads(program("compare", "no-p2p.json", "--reference", "--operation", "ce-read", "--json").out)
     assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (0, {"normal"})
-    runfile.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
+    run_file.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
     said = program("compare", "l4.json", "--reference")
     assert (said.status, said.out.splitlines()[-1]) == (1, "No figure for this machine kind: 2 × NVIDIA L4, NV18.")
     assert said.out.startswith("not judged: No figure for this machine kind: 2 × NVIDIA L4, NV18; compare it with")
@@ -183,9 +183,9 @@ def documented(program: Program) -> None:
     shutil.copy(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json", "run.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200" / "allreduce.json", "allreduce.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200-judging" / "pairs.json", "base.json")
-    runfile.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("new.json"))
+    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("new.json"))
     for day, name in enumerate(("monday", "tuesday", "wednesday")):
-        runfile.save(replace(copies(seed=day), started=f"2026-03-0{day + 2}T00:00:00Z"), Path(f"{name}.json"))
+        run_file.save(replace(copies(seed=day), started=f"2026-03-0{day + 2}T00:00:00Z"), Path(f"{name}.json"))
 
 
 @pytest.mark.usefixtures("documented")

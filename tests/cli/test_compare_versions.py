@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from collbench import runfile
-from collbench.model import Run
+from collbench.model.run import Run
+from collbench.runfile import run_file
+from tests.analysis.runs import copies, scaled
 from tests.builders import gpus
 from tests.cli.program import Program, on_gpus
-from tests.comparison.runs import copies, scaled
 from tests.native.fakes import Fakes
 
 PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"
@@ -52,8 +52,8 @@ def test_what_else_changed_stands_above_what_became_slower(
     program: Program, title: str, change: Callable[[Run], Run], lines: list[str]
 ) -> None:
     base = of(copies(), hostname="vm", cuda="13.0", nccl_path="")
-    runfile.save(base, Path("base.json"))
-    runfile.save(change(scaled(base, 1.25)), Path("new.json"))
+    run_file.save(base, Path("base.json"))
+    run_file.save(change(scaled(base, 1.25)), Path("new.json"))
     said = program("compare", "base.json", "new.json")
     assert said.status == 3
     above = said.out.partition("worse as a whole")[0].splitlines()
@@ -66,7 +66,7 @@ def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
     for day in range(1, 5):
         run = of(copies(seed=day), nccl="2.28.9" if day < 3 else "2.30.1")
         run = run if day < 3 else scaled(run, 1.25)
-        runfile.save(replace(run, started=f"2026-03-0{day}T00:00:00Z"), Path(f"day{day}.json"))
+        run_file.save(replace(run, started=f"2026-03-0{day}T00:00:00Z"), Path(f"day{day}.json"))
     names = [f"day{day}.json" for day in (4, 2, 3, 1)]
     said = program("compare", *names)
     assert said.status == 3
@@ -104,7 +104,7 @@ def test_the_page_s_way_across_two_nccl_libraries(program: Program, fakes: Fakes
 
 def test_from_a_measurement_to_export_comparison_and_reference(program: Program) -> None:
     """A session on a simulated machine whose link GPU2-GPU5 becomes slow; no page of it hides that it is simulated."""
-    machine = json.loads((resources.files("collbench.fabric") / "machines" / "hgx-h200.json").read_text("utf-8"))
+    machine = json.loads((resources.files("collbench.sim") / "machines" / "hgx-h200.json").read_text("utf-8"))
     machine["faults"] = [{"kind": "slow-link", "devices": [2, 5], "factor": 0.9}]
     Path("ill.json").write_text(json.dumps(machine), encoding="utf-8")
     for name, fabric, seed in (("monday", "hgx-h200", "1"), ("tuesday", "hgx-h200", "2"), ("ill-run", "ill.json", "3")):

@@ -8,7 +8,7 @@ import pytest
 
 from collbench.cli import evidence
 from collbench.cli.evidence import Evidence
-from collbench.model import Health, Run
+from collbench.model.run import Health, Run
 from tests.builders import GIB, pair_run, shared, throttled
 
 MIB = 2**20

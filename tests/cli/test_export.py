@@ -13,13 +13,13 @@ from pathlib import Path
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from collbench import runfile
-from collbench.exchange.columns import COLUMNS
-from collbench.operations import Operation
+from collbench.model.operations import Operation
+from collbench.output.rows import COLUMNS
+from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program, collbench
-from tests.exchange.hostile import hostile_run
-from tests.report.test_nccl_scripts import superbench
+from tests.output.hostile import hostile_run
+from tests.output.test_nccl_scripts import superbench
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -29,7 +29,7 @@ TEXTS = ("csv", "markdown", "json", "prometheus")
 @pytest.fixture
 def saved(tmp_path: Path) -> str:
     path = tmp_path / "run.json"
-    runfile.save(hostile_run(), path)
+    run_file.save(hostile_run(), path)
     return str(path)
 
 
@@ -107,7 +107,7 @@ def test_without_pyarrow_one_line_says_how_to_get_it(
 
 def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "allreduce.json"
-    runfile.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], command=("allreduce",)), path)
+    run_file.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], command=("allreduce",)), path)
     read = superbench(program("export", str(path), "--format", "nccl-tests").out)
     assert read[2**30][1:] == pytest.approx((300.0, 300.0))
 
@@ -134,8 +134,8 @@ def test_what_cannot_be_exported_is_refused(
     program: Program, saved: str, tmp_path: Path, title: str, words: tuple[str, ...], told: str
 ) -> None:
     Path("text.json").write_text("no run", encoding="utf-8")
-    runfile.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), tmp_path / "copies.json")
-    runfile.save(run_of(gpus(2), []), tmp_path / "empty.json")
+    run_file.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), tmp_path / "copies.json")
+    run_file.save(run_of(gpus(2), []), tmp_path / "empty.json")
     files = {"RUN": saved, "COPIES": "copies.json", "EMPTY": "empty.json"}
     said = program("export", *(files.get(word, word) for word in words))
     assert (said.status, said.out) == (2, "")
@@ -145,5 +145,5 @@ def test_what_cannot_be_exported_is_refused(
 @pytest.mark.parametrize("layout", [*TEXTS, "nccl-tests"])
 def test_a_simulated_run_says_sim(program: Program, tmp_path: Path, layout: str) -> None:
     path = tmp_path / "sim.json"
-    runfile.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], backend="sim"), path)
+    run_file.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], backend="sim"), path)
     assert "sim" in program("export", str(path), "--format", layout).out.replace("simulated", "")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
+from collbench.analysis.freshness import Here
 from collbench.cli import evidence
-from collbench.launch.freshness import Here
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, list_only, save_run
 from tests.native.fakes import Fakes
@@ -183,7 +183,7 @@ def test_a_page_that_cannot_be_written_says_where_its_run_is(fakes: Fakes, tmp_p
     assert done.code == 1
     why = "No space left on device: the run is saved: 'collbench show run.json' prints it"
     assert done.stderr == f"collbench: cannot write the output: {why}\n"
-    assert runfile.load(tmp_path / "run.json").complete
+    assert run_file.load(tmp_path / "run.json").complete
 
 
 @pytest.mark.parametrize(

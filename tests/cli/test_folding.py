@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from collbench.cli.folding import fold
+from collbench.output.text.layout import fold
 
 WORDS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
 

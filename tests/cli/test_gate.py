@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.errors import FailureKind
-from collbench.fabric import file as fabric_file
-from collbench.fabric.model import Fault, FaultKind
-from collbench.model import Run, SkipKind, Skipped
-from collbench.operations import Operation, Variant, Work
-from tests.affinity.checked import failed, h200
+from collbench.model.errors import FailureKind
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run, SkipKind, Skipped
+from collbench.runfile import run_file
+from collbench.sim import fabrics as fabric_file
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.analysis.checked import failed, h200
 from tests.cli.program import Program, Said
 
 SLOW = Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.5)
@@ -31,7 +31,7 @@ def quick(program: Program, *faults: Fault, name: str = "hgx-h200") -> Said:
 def test_a_healthy_machine_passes_and_every_pair_was_alone(program: Program) -> None:
     said = quick(program)
     assert (said.status, said.err) == (0, "collbench: saved run.json\n")
-    run = runfile.load(Path("run.json"))
+    run = run_file.load(Path("run.json"))
     assert {found.cell.variant for found in run.measurements} == {Variant.PLAIN}
     assert {found.cell.size_bytes for found in run.measurements} == {64 * 2**20}
     assert not any(sample.concurrent for found in run.measurements for sample in found.samples)
@@ -65,7 +65,7 @@ def test_a_machine_without_a_gpu_fails_instead_of_passing_by_its_cores(
     [("4", 0, ""), ("8", 1, "4 devices were checked (GPU0, GPU1, GPU2, GPU3), and --expect says 8")],
 )
 def test_a_missing_gpu_fails(program: Program, expected: str, status: int, told: str) -> None:
-    runfile.save(h200(), Path("run.json"))
+    run_file.save(h200(), Path("run.json"))
     said = program("check", "run.json", "--expect", expected)
     assert said.status == status
     assert told in said.err
@@ -108,7 +108,7 @@ def once(run: Run, pair: set[int]) -> Run:
 def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
     program: Program, case: str, run: Run, told: str
 ) -> None:
-    runfile.save(run, Path("run.json"))
+    run_file.save(run, Path("run.json"))
     said = program("check", "run.json", "--expect", "4")
     assert (said.status, said.line.startswith(told)) == (1, True), (case, said.err)
     page = program("check", "run.json").out
@@ -124,10 +124,10 @@ def test_copies_by_kernels_alone_leave_out_pairs_without_peer_access_by_design(p
     refused = replace(left, kind=SkipKind.NO_PEERS, reason="no peer access", work=Work(Operation.SM_WRITE))
     kernels = [found for found in whole.measurements if found.cell.operation is Operation.SM_WRITE]
     asked = replace(whole.settings, operations=(Operation.SM_WRITE,))
-    runfile.save(replace(whole, measurements=kernels, skipped=[refused], settings=asked), Path("run.json"))
+    run_file.save(replace(whole, measurements=kernels, skipped=[refused], settings=asked), Path("run.json"))
     said = program("check", "run.json", "--expect", "4")
     assert (said.status, said.err) == (0, "")
     assert "5 of 6 pairs were judged" in said.out
     assert "unjudged  GPU0-GPU1: no peer access" in said.out
-    runfile.save(replace(whole, skipped=[refused]), Path("run.json"), replace=True)
+    run_file.save(replace(whole, skipped=[refused]), Path("run.json"), replace=True)
     assert program("check", "run.json", "--expect", "4").status == 1  # copy engines and NCCL need no peer access

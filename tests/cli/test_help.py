@@ -9,11 +9,10 @@ from importlib.metadata import version
 import click
 import pytest
 
-from collbench.ablation.arguments import FLAGS, VALUES
 from collbench.cli.ablate import ablate
 from collbench.cli.program import cli
 from collbench.cli.train import train
-from collbench.launch.options import OWN_FLAGS, OWN_VALUES
+from collbench.launch.arguments import FLAGS, OWN_FLAGS, OWN_VALUES, VALUES
 from tests.cli.program import Program, collbench
 
 COLLECTIVES = [

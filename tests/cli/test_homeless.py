@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import pytest
 
-from collbench import runfile
-from collbench.cli import evidence, places, verifying
-from collbench.model import Run
+from collbench.cli import evidence, options
+from collbench.model.run import Run
+from collbench.runfile import run_file
 from tests.builders import gpus, pair_run
 from tests.cli.program import Program, collbench, list_only
 
@@ -106,7 +106,7 @@ def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
     def measured(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         path = Path(command[command.index("-o") + 1])
         probed.append(path)
-        runfile.save(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0), path)
+        run_file.save(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0), path)
         return subprocess.CompletedProcess(command, 0)
 
     list_only(monkeypatch, gpus(4))
@@ -142,10 +142,10 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
 
         def measure(self, _progress: object) -> None: ...
 
-    monkeypatch.setattr("collbench.session.Session", Measured)
-    monkeypatch.setattr("collbench.backends.opening.begin", lambda _: None)
-    sitting = verifying.Sitting("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
-    assert verifying.measure(sitting)[1] is None
+    monkeypatch.setattr("collbench.bench.session.Session", Measured)
+    monkeypatch.setattr("collbench.backends.factory.begin", lambda _: None)
+    sitting = evidence.Sitting("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
+    assert evidence.measure(sitting)[1] is None
     assert measured == [None]
 
 
@@ -157,10 +157,10 @@ def test_what_is_kept_only_this_user_can_write(program: Program, tmp_path: Path,
         assert program(*f"allreduce {SIM} --sizes 1M --output named.json".split()).status == 0
     finally:
         os.umask(before)
-    folder = places.state_folder(places.RUNS)
+    folder = options.state_folder(options.RUNS)
     (run,) = folder.iterdir()
     for made in (folder, folder.parent, folder.parent.parent):
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
     for file in (run, tmp_path / "named.json"):
         assert stat.S_IMODE(file.stat().st_mode) & (0o022 | umask) == 0
-    assert places.saved_runs().files == (run,)
+    assert options.saved_runs().files == (run,)

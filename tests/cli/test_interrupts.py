@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
 from collbench.cli import program as loaded
+from collbench.runfile import run_file
 from tests.cli.program import Program, collbench, on_gpus, one_line
+from tests.distributed.processes import PATIENCE_S, environment, visits, wait_for
 from tests.native.fakes import Fakes
-from tests.world.processes import PATIENCE_S, environment, visits, wait_for
 
 # The seed fixes the order of visits, so that runs of these words make the same calls, more or less.
 WORDS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
@@ -50,7 +50,7 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
 
     done = on_gpus(fakes, tmp_path, WORDS, interrupt=f"cuGraphLaunch={late}", **IN_THE_WORKER)
     assert (done.code, done.stdout) == (130, "")
-    run = runfile.load(tmp_path / "run.json")
+    run = run_file.load(tmp_path / "run.json")
     assert not run.complete
     assert one_line(done.stderr) == (
         f"interrupted: {len(run.measurements)} cells measured so far are saved as run.json: "
@@ -68,7 +68,7 @@ def test_a_scheduler_that_ends_the_job_leaves_what_was_measured(fakes: Fakes, tm
     done = on_gpus(fakes, tmp_path, words, interrupt=interrupt, signal=int(signal.SIGTERM), **IN_THE_WORKER)
     assert done.code == 143
     assert one_line(done.stderr).startswith("interrupted: ")
-    assert not runfile.load(tmp_path / "run.json").complete
+    assert not run_file.load(tmp_path / "run.json").complete
 
 
 def test_in_the_probe_of_train_nothing_is_started(fakes: Fakes, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_other_signals_end_as_ctrl_c_does_and_the_status_names_them(number: sign
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (128 + number, "")
     assert one_line(err).endswith("'collbench pairs --resume run.json' goes on")
-    assert runfile.load(tmp_path / "run.json").measurements
+    assert run_file.load(tmp_path / "run.json").measurements
     assert not (tmp_path / "run.json.journal").exists(), "all of it is in the file"
 
 
@@ -149,5 +149,5 @@ def test_of_a_terminal_that_is_lost_in_the_middle_the_run_is_saved(tmp_path: Pat
         drawn += os.read(ours, 1000)
     os.close(ours)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP
-    assert not runfile.load(tmp_path / "run.json").complete
+    assert not run_file.load(tmp_path / "run.json").complete
     assert not journal.exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
+from collbench.runfile import run_file
 from tests.cli.program import collbench, environment, fake_uuid, has_library, on_gpus, one_line, without_nccl
 from tests.native.fakes import Fakes
 
@@ -64,7 +64,7 @@ def test_a_gpu_that_another_process_fills_limits_the_sizes_by_name(fakes: Fakes,
     words = ("allreduce", "--sizes", "1K,2M,4M", "--output", "run.json")
     done = on_gpus(fakes, tmp_path, words, free=f"{room + 64 * _MIB},3={room}", process="0,3=4242")
     assert (done.code, done.stderr) == (0, "")
-    run = runfile.load(tmp_path / "run.json")
+    run = run_file.load(tmp_path / "run.json")
     assert {measurement.cell.size_bytes for measurement in run.measurements} == {1024}
     skipped = next(line for line in done.stdout.splitlines() if line.startswith("skipped"))
     assert "sizes 2M, 4M" in skipped
@@ -100,4 +100,4 @@ def test_measuring_needs_only_one_word(fakes: Fakes, tmp_path: Path) -> None:
     assert (done.code, done.stderr) == (0, "")
     saved = Path(done.stdout.rpartition("saved     ")[2].rstrip("\n"))
     assert saved.parent == tmp_path / "state" / "collbench" / "runs"
-    assert runfile.load(saved).complete
+    assert run_file.load(saved).complete

@@ -10,12 +10,12 @@ from typing import Any
 import click
 import pytest
 
-from collbench import wholefile
-from collbench.backends import opening
-from collbench.cli import nccl_refused
-from collbench.cli.nccl_flags import NCCL_FLAGS, apply_nccl_flags
-from collbench.errors import CollbenchError, RunFileError
-from collbench.planning import Request, default_sizes
+from collbench.backends import factory
+from collbench.bench.plan import Request, default_sizes
+from collbench.cli import collectives
+from collbench.cli.collectives import NCCL_FLAGS, apply_nccl_flags
+from collbench.model.errors import CollbenchError, RunFileError
+from collbench.runfile import atomic_write
 from tests.builders import gpus
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -28,7 +28,7 @@ _JSON = ("write", "--json")
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose GPUs are only listed: 1, 2, 5 and 7 of nvidia-smi's are visible."""
     listed = gpus(8)
-    monkeypatch.setattr(opening, "present_devices", lambda _: tuple(listed[index] for index in (1, 2, 5, 7)))
+    monkeypatch.setattr(factory, "present_devices", lambda _: tuple(listed[index] for index in (1, 2, 5, 7)))
 
 
 def given(words: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_numbers_that_are_none_are_clicks_to_refuse() -> None:
 def test_flags_that_change_nothing_are_taken() -> None:
     words = "-a 3 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
     assert asked(f"{words} -n 5") == {"iterations": 5}
-    assert len(words.split()) == 2 * len(nccl_refused.REFUSED)
+    assert len(words.split()) == 2 * len(collectives.REFUSED)
 
 
 def test_every_short_flag_of_nccl_tests_is_known() -> None:
@@ -210,8 +210,8 @@ def test_the_json_file_has_three_names() -> None:
 def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.json"
     for again, text in enumerate(('{"a": 1}\n', '{"b": 2}\n')):
-        wholefile.check(path, *_JSON, force=bool(again))
-        wholefile.write(text, path, *_JSON, force=bool(again))
+        atomic_write.check(path, *_JSON, force=bool(again))
+        atomic_write.write(text, path, *_JSON, force=bool(again))
         assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
     assert list(path.parent.iterdir()) == [path]
 
@@ -226,7 +226,7 @@ def test_a_full_disk_is_told_in_one_line_and_keeps_the_old_file(
     path.write_text("old", encoding="utf-8")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunFileError) as caught:
-        wholefile.write("new", path, *_JSON, force=True)
+        atomic_write.write("new", path, *_JSON, force=True)
     assert str(caught.value) == (f"cannot write {path}: No space left on device; choose another place with --json FILE")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
@@ -244,4 +244,4 @@ def test_a_place_that_cannot_be_written_is_told_before_measuring(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFileError, match=why):
-        wholefile.check(tmp_path / place, *_JSON)
+        atomic_write.check(tmp_path / place, *_JSON)

@@ -1,4 +1,4 @@
-"""`collbench nodes`: the plan, simulated clusters, and what is refused. Ranks on several hosts: tests/world."""
+"""`collbench nodes`: the plan, simulated clusters, and what is refused. Ranks on several hosts: tests/distributed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.fabric.cluster import dumps, named
+from collbench.sim.cluster import dumps, named
 from tests.cli.program import Program
 
 SIM = ("nodes", "--backend", "sim", "--fabric-cluster")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.cli import evidence, numa_binding
-from collbench.cli.numa_binding import Decision
+from collbench.analysis.freshness import Here
+from collbench.cli import evidence, train
+from collbench.cli.train import Decision
 from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
-from collbench.launch.freshness import Here
 from collbench.machine import numa
-from collbench.model import Device, Run
-from collbench.operations import Operation
-from tests.affinity.test_binding import labelled, run_with
+from collbench.model.operations import Operation
+from collbench.model.run import Device, Run
+from collbench.runfile import run_file
+from tests.analysis.test_binding import labelled, run_with
 from tests.builders import measured
 from tests.cli.program import Program, list_only
 
@@ -71,7 +71,7 @@ def test_what_host_copies_decide(
     members: tuple[int, ...],
     expected: Decision,
 ) -> None:
-    assert numa_binding.decide(arguments(), run_with(labels, rate), members) == expected, title
+    assert train.decide(arguments(), run_with(labels, rate), members) == expected, title
 
 
 AGREED = run_with([0, 0, 1, 1], near)
@@ -88,7 +88,7 @@ AGREED = run_with([0, 0, 1, 1], near)
     ],
 )
 def test_nothing_is_done_or_said(title: str, run: Run | None, line: str) -> None:
-    assert numa_binding.decide(arguments(line), run, (0, 2)) == Decision(), title
+    assert train.decide(arguments(line), run, (0, 2)) == Decision(), title
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_would_fail_is_not_tried_and_told(
     monkeypatch: pytest.MonkeyPatch, title: str, module: object, name: str, value: object, reason: str
 ) -> None:
     monkeypatch.setattr(module, name, value)
-    found = numa_binding.decide(arguments(), AGREED, (0, 2))
+    found = train.decide(arguments(), AGREED, (0, 2))
     assert not found.bind, title
     assert found.words.startswith("not bound to the NUMA nodes that host copies prefer: ")
     assert reason in found.words
@@ -116,7 +116,7 @@ def saved(devices: Sequence[Device], run: Run, path: Path) -> None:
         measured(Operation.ALLREDUCE, pair, 300.0 if pair == (0, 2) else 100.0) for pair in combinations(range(4), 2)
     ]
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    runfile.save(replace(run, devices=tuple(devices), measurements=[*pairs, *run.measurements], started=started), path)
+    run_file.save(replace(run, devices=tuple(devices), measurements=[*pairs, *run.measurements], started=started), path)
 
 
 def test_a_dry_run_shows_the_option_and_one_line_says_why(

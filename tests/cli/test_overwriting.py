@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from collbench.cli.measuring import Showing
 from collbench.cli.program import cli
-from collbench.cli.showing import Showing
-from collbench.operations import COLLECTIVES
-from collbench.wholefile import Taken
+from collbench.model.operations import COLLECTIVES
+from collbench.runfile.atomic_write import Taken
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
 

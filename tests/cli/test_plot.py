@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.model import Cell, Measurement, Sample
-from collbench.operations import Operation, Variant
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Measurement, Sample
+from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
 from tests.cli.program import Program
-from tests.plot.pictures import read
+from tests.output.plot.pictures import read
 
 MIB = 2**20
 MAGIC = {"svg": b"<?xml", "png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-1."}
@@ -27,14 +27,14 @@ def saved(tmp_path: Path) -> Path:
     pairs = [
         measured(Operation.ALLREDUCE, pair, 300.0, size) for pair in combinations(range(4), 2) for size in (MIB, GIB)
     ]
-    runfile.save(run_of(gpus(4), links + pairs), tmp_path / "pairs.json")
+    run_file.save(run_of(gpus(4), links + pairs), tmp_path / "pairs.json")
     every = [measured(Operation.ALLREDUCE, range(4), 200.0, size) for size in (MIB, GIB)]
-    runfile.save(run_of(gpus(4), every), tmp_path / "four.json")
+    run_file.save(run_of(gpus(4), every), tmp_path / "four.json")
     sample = Sample((1e-6,), 1, concurrent=False)
     chase = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(4), 2)]
     host = [Measurement(Cell(Operation.H2D_CE, (gpu,), GIB, Variant.HOST), [sample] * 3) for gpu in range(4)]
-    runfile.save(run_of(gpus(4), chase + host), tmp_path / "other.json")
-    runfile.save(run_of(gpus(4), []), tmp_path / "empty.json")
+    run_file.save(run_of(gpus(4), chase + host), tmp_path / "other.json")
+    run_file.save(run_of(gpus(4), []), tmp_path / "empty.json")
     return tmp_path
 
 

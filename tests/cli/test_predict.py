@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.cost.models import NAMES
-from collbench.operations import Operation
+from collbench.analysis.predict.networks import NAMES
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
+from tests.analysis.made import pairs, simulated
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
-from tests.cost.made import pairs, simulated
 
 DOCS = Path(__file__).parents[2] / "docs" / "predict.md"
 NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
@@ -20,8 +20,8 @@ NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    runfile.save(NVLINK_PAIR, tmp_path / "run.json")
-    runfile.save(simulated("nvlink-pairs-2x2"), tmp_path / "sim.json")
+    run_file.save(NVLINK_PAIR, tmp_path / "run.json")
+    run_file.save(simulated("nvlink-pairs-2x2"), tmp_path / "sim.json")
     return tmp_path
 
 
@@ -89,20 +89,20 @@ def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Pa
 
 
 def test_the_default_is_every_doubling_and_all(program: Program, tmp_path: Path) -> None:
-    runfile.save(pairs({}, 6), tmp_path / "six.json")
+    run_file.save(pairs({}, 6), tmp_path / "six.json")
     told = json.loads(program("predict", "six.json", "--model", "gpt2", "--json").out)
     assert [case["gpus"] for case in told["cases"]] == [2, 4, 6]
 
 
 def test_without_pairs_the_default_is_what_was_measured(program: Program, tmp_path: Path) -> None:
-    runfile.save(simulated("dgx-1v", Operation.ALLGATHER, together=True), tmp_path / "all.json")
+    run_file.save(simulated("dgx-1v", Operation.ALLGATHER, together=True), tmp_path / "all.json")
     told = json.loads(program("predict", "all.json", "--model", "gpt2", "--strategy", "fsdp", "--json").out)
     assert [(case["gpus"], case["worst"]) for case in told["cases"]] == [(8, None)]
     assert told["cases"][0]["note"] == "one set of 8 was measured, and no pairs, so nothing is compared"
 
 
 def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Path) -> None:
-    runfile.save(simulated("nvlink-pairs-2x2", Operation.ALLREDUCE, together=True), saved / "all.json")
+    run_file.save(simulated("nvlink-pairs-2x2", Operation.ALLREDUCE, together=True), saved / "all.json")
     words = ("--model", "gpt2", "--gpus", "4", "--json")
     alone, beside = (
         json.loads(program("predict", *files, *words).out) for files in (["sim.json"], ["sim.json", "all.json"])
@@ -200,9 +200,9 @@ def test_options_of_the_wrong_kind_are_refused(program: Program, saved: Path, op
 
 
 def test_runs_that_cannot_be_used_are_refused(program: Program, saved: Path) -> None:
-    runfile.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), saved / "copies.json")
+    run_file.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), saved / "copies.json")
     other = replace(NVLINK_PAIR, devices=tuple(replace(gpu, uuid=f"x{gpu.index}") for gpu in gpus(4)))
-    runfile.save(other, saved / "other.json")
+    run_file.save(other, saved / "other.json")
     for files, line in (
         (["copies.json"], "copies.json: no all-reduce, all-gather or reduce-scatter was measured"),
         (["run.json", "other.json"], "other.json has GPU0 (x0), which run.json lacks"),

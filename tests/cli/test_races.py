@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.errors import RunFileError
-from collbench.journal import Journal, journal_of
-from collbench.keeper import Keeper
-from collbench.model import Run
+from collbench.bench.run_writer import Keeper
+from collbench.model.errors import RunFileError
+from collbench.model.run import Run
+from collbench.runfile import run_file
+from collbench.runfile.journal import Journal, journal_of
 from tests.builders import pair_run
 from tests.cli.program import collbench
 
@@ -51,7 +51,7 @@ def at_once(folder: Path, *words: str) -> list[tuple[int, str]]:
 
 
 def seeds(folder: Path) -> list[int]:
-    return sorted(runfile.load(path).settings.seed for path in folder.glob("*.json"))
+    return sorted(run_file.load(path).settings.seed for path in folder.glob("*.json"))
 
 
 def test_six_runs_of_the_same_second_leave_six_files(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: 
     assert sorted(tmp_path.iterdir()) == sorted([path, second.path, journal_of(path), journal_of(second.path)])
     second.end()
     first.end()
-    assert [runfile.load(one).settings.seed for one in (path, second.path)] == [1, 2]
+    assert [run_file.load(one).settings.seed for one in (path, second.path)] == [1, 2]
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -104,7 +104,7 @@ def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: P
     keeper.end()
     assert path.read_text() == "mine now"
     assert keeper.path is not None
-    assert runfile.load(keeper.path).settings.seed == 1
+    assert run_file.load(keeper.path).settings.seed == 1
     assert len(told) == 1
     assert sorted(tmp_path.iterdir()) == sorted([path, keeper.path])
 
@@ -113,11 +113,11 @@ def test_a_run_that_is_being_measured_is_neither_resumed_nor_replaced(tmp_path: 
     path = tmp_path / "run.json"
     keeper = Keeper(unfinished(1), path, pytest.fail)
     keeper.finished(unfinished(0).measurements[0])
-    for attempt in (lambda: runfile.check_writable(path, replace=True), lambda: Journal(path)):
+    for attempt in (lambda: run_file.check_writable(path, replace=True), lambda: Journal(path)):
         with pytest.raises(RunFileError, match="is being measured by another process"):
             attempt()
     keeper.end()
-    runfile.check_writable(path, replace=True)
+    run_file.check_writable(path, replace=True)
 
 
 def test_a_killed_process_holds_nothing_back(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_where_there_are_no_hard_links_the_first_still_wins(tmp_path: Path, monk
         raise PermissionError(1, "Operation not permitted")  # as vfat and some FUSE file systems have it
 
     monkeypatch.setattr(Path, "hardlink_to", unsupported)
-    runfile.save(unfinished(1), tmp_path / "run.json")
+    run_file.save(unfinished(1), tmp_path / "run.json")
     with pytest.raises(RunFileError, match="it exists"):
-        runfile.save(unfinished(2), tmp_path / "run.json")
+        run_file.save(unfinished(2), tmp_path / "run.json")
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     assert seeds(tmp_path) == [1]

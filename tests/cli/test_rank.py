@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.operations import Operation
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.cli.program import Program
 
@@ -16,7 +16,7 @@ RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4x
 @pytest.fixture
 def saved(tmp_path: Path) -> str:
     path = tmp_path / "run.json"
-    runfile.save(pair_run(4, lambda a, b: 200.0 if (a, b) == (1, 3) else 300.0), path)
+    run_file.save(pair_run(4, lambda a, b: 200.0 if (a, b) == (1, 3) else 300.0), path)
     return str(path)
 
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_ranked_is_refused(
 
 def test_a_run_of_all_devices_alone_has_no_pair(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "all.json"
-    runfile.save(run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)]), path)
+    run_file.save(run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)]), path)
     said = program("rank", str(path))
     assert said.status == 2
     assert said.line.endswith("it holds no link, pair or device: measure with 'collbench pairs' first")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends import opening
-from collbench.cli import collectives, copies, pairs
-from collbench.cli.showing import Showing
-from collbench.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.planning import Request
+from collbench.backends import factory
+from collbench.bench.plan import Request
+from collbench.cli import collectives, copies
+from collbench.cli.measuring import Showing
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from tests.builders import gpus
 from tests.cli.program import Program
 
@@ -44,8 +44,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, program: Program) -> Asked:
     def record(request: Request, path: Path, showing: Showing | None = None) -> None:
         found.request, found.path, found.showing = request, path, showing
 
-    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
-    for module in (collectives, copies, pairs):
+    monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
+    for module in (collectives, copies, copies):
         monkeypatch.setattr(module, "measure_and_show", record)
     return found
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
+from collbench.bench.plan import Request
 from collbench.cli import options
-from collbench.cli.showing import Showing
-from collbench.model import Run, StopReason
-from collbench.planning import Request
+from collbench.cli.measuring import Showing
+from collbench.model.run import Run, StopReason
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes, Outcome
@@ -40,12 +40,12 @@ def settled(run: Run) -> dict[object, object]:
 
 def test_after_ctrl_c_the_rest_is_measured_and_nothing_twice(fakes: Fakes, tmp_path: Path, late: int) -> None:
     assert interrupted(fakes, tmp_path, late, signal.SIGINT).code == 130
-    before = runfile.load(tmp_path / "run.json")
+    before = run_file.load(tmp_path / "run.json")
     done = on_gpus(fakes, tmp_path, RESUME)
 
     assert (done.code, done.stderr) == (0, "")
     assert "saved     run.json" in done.stdout
-    after = runfile.load(tmp_path / "run.json")
+    after = run_file.load(tmp_path / "run.json")
     # 12 links × 4 kinds of copy and 6 pairs, at 2 sizes.
     assert (after.complete, len(after.measurements)) == (True, (12 * 4 + 6) * 2)
     assert {found.stop for found in after.measurements} <= {StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET}
@@ -59,7 +59,7 @@ def test_after_sigkill_every_finished_visit_is_there_and_the_rest_can_be_measure
 ) -> None:
     assert interrupted(fakes, tmp_path, late, signal.SIGKILL).code == -signal.SIGKILL
     assert sorted(file.name for file in tmp_path.glob("run*")) == ["run.json", "run.json.journal"]
-    before = runfile.load(tmp_path / "run.json")
+    before = run_file.load(tmp_path / "run.json")
     samples = {found.cell: len(found.samples) for found in before.measurements}
     assert sum(samples.values()) > 0
     shown = program("show", "run.json")
@@ -68,7 +68,7 @@ def test_after_sigkill_every_finished_visit_is_there_and_the_rest_can_be_measure
 
     done = on_gpus(fakes, tmp_path, RESUME)
     assert (done.code, done.stderr) == (0, "")
-    after = runfile.load(tmp_path / "run.json")
+    after = run_file.load(tmp_path / "run.json")
     assert after.complete
     assert sorted(file.name for file in tmp_path.glob("run*")) == ["run.json"]
     counts = {found.cell: len(found.samples) for found in after.measurements}
@@ -106,11 +106,11 @@ def test_a_cell_that_failed_gets_another_chance(fakes: Fakes, tmp_path: Path) ->
     copies = len(on_gpus(fakes, tmp_path, words, **small).lines("cuMemcpyPeerAsync")) * 81 // 100
     fault = {"interrupt": f"cuMemcpyPeerAsync={copies}", "signal": int(signal.SIGKILL), "once": tmp_path / "once"}
     on_gpus(fakes, tmp_path, words, None, **small, **fault)
-    before = runfile.load(tmp_path / "run.json")
+    before = run_file.load(tmp_path / "run.json")
     assert [found.stop for found in before.measurements].count(StopReason.FAILED) == 1
 
     done = on_gpus(fakes, tmp_path, RESUME, **small)
-    after = runfile.load(tmp_path / "run.json")
+    after = run_file.load(tmp_path / "run.json")
     assert (done.code, done.stderr) == (0, "")
     assert StopReason.FAILED not in {found.stop for found in after.measurements}
     assert not any(found.failure for found in after.measurements)
@@ -194,8 +194,8 @@ def test_what_a_stranger_recorded_is_not_touched(
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_topology", pytest.fail)
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_p2p", pytest.fail)
     monkeypatch.setattr("collbench.cli.check._Texts.applied", lambda _texts, run: run)
-    monkeypatch.setattr("collbench.cli.gate.shortfall", lambda *_, **__: "")
-    monkeypatch.setattr("collbench.backends.opening.resolve", lambda name: (name, None))
+    monkeypatch.setattr("collbench.cli.check.shortfall", lambda *_, **__: "")
+    monkeypatch.setattr("collbench.backends.factory.resolve", lambda name: (name, None))
     said = program(command, "--resume", "run.json")
     assert said.status == 0, said.err
     assert (asked[0].nccl, asked[0].force, asked[0].resume) == (None, False, True)
@@ -205,13 +205,13 @@ def test_what_a_stranger_recorded_is_not_touched(
 
 
 def test_a_fabrics_file_is_read_only_if_it_is_named_again(program: Program, tmp_path: Path) -> None:
-    from collbench.fabric import file
+    from collbench.sim import fabrics
 
-    (tmp_path / "fab.json").write_text(file.dumps(file.load("nvlink-pairs-2x2")))
+    (tmp_path / "fab.json").write_text(fabrics.dumps(fabrics.load("nvlink-pairs-2x2")))
     words = "pairs --backend sim --fabric fab.json --sizes 1M --quick --seed 1"
     assert program(*words.split(), "-o", "run.json").status == 0
-    run = replace(runfile.load(tmp_path / "run.json"), complete=False)
-    runfile.save(run, tmp_path / "run.json", replace=True)
+    run = replace(run_file.load(tmp_path / "run.json"), complete=False)
+    run_file.save(run, tmp_path / "run.json", replace=True)
     said = program(*RESUME)
     assert (said.status, said.out) == (2, "")
     assert "add --fabric fab.json" in said.line
@@ -221,8 +221,8 @@ def test_a_fabrics_file_is_read_only_if_it_is_named_again(program: Program, tmp_
 def test_a_shipped_fabric_is_data(program: Program, tmp_path: Path) -> None:
     words = "pairs --backend sim --fabric nvlink-pairs-2x2 --sizes 1M --quick --seed 1"
     assert program(*words.split(), "-o", "run.json").status == 0
-    run = replace(runfile.load(tmp_path / "run.json"), complete=False)
-    runfile.save(run, tmp_path / "run.json", replace=True)
+    run = replace(run_file.load(tmp_path / "run.json"), complete=False)
+    run_file.save(run, tmp_path / "run.json", replace=True)
     assert program(*RESUME).status == 0
 
 
@@ -232,8 +232,8 @@ def test_a_recorded_library_is_not_loaded_and_ones_own_is(fakes: Fakes, tmp_path
     library.write_bytes(Path(fakes.nccl).read_bytes())
     words = ("allreduce", "--sizes", "1K", "--seed", "1", "--nccl", str(library), "--output", "run.json")
     assert on_gpus(fakes, tmp_path, words, nccl=22703).code == 0
-    run = replace(runfile.load(tmp_path / "run.json"), complete=False)
-    runfile.save(run, tmp_path / "run.json", replace=True)
+    run = replace(run_file.load(tmp_path / "run.json"), complete=False)
+    run_file.save(run, tmp_path / "run.json", replace=True)
     before = (tmp_path / "run.json").read_bytes()
     library.write_bytes(b"whoever loads this fails")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.backends import opening
-from collbench.cli import evidence, verifying
-from collbench.launch.freshness import Here
-from collbench.model import Health, Run
+from collbench.analysis.freshness import Here
+from collbench.backends import factory
+from collbench.cli import evidence
+from collbench.model.run import Health, Run
+from collbench.runfile import run_file
 from tests.builders import gpus, pair_run, shared
 from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes
@@ -30,11 +30,11 @@ def saved_in(folder: Path) -> Path:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
-    monkeypatch.setattr(opening, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
-    monkeypatch.setattr(opening, "present_devices", lambda backend: gpus(4))
+    monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
+    monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4))
     monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(verifying, "measure", lambda *_: pytest.fail("verified"))
+    monkeypatch.setattr(evidence, "measure", lambda *_: pytest.fail("verified"))
     monkeypatch.setattr(evidence, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(saved_in(tmp_path), gpus(4))
 
@@ -81,7 +81,7 @@ def test_json_names_everything(program: Program, here: Run) -> None:
 
 def test_equal_gpus_are_said_to_be_equal_and_nothing_is_measured(program: Program, here: Run, tmp_path: Path) -> None:
     equal = replace(pair_run(4, lambda *_: 300.0), started=here.started)
-    runfile.save(equal, tmp_path / "equal.json")
+    run_file.save(equal, tmp_path / "equal.json")
     said = program("select", "2", "--from", "equal.json")
     assert said.status == 0, said.err
     assert said.out.startswith("GPU0, GPU1 ")
@@ -112,7 +112,7 @@ def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_o
     busy = (shared(2), shared(3))
     for found in here.measurements:
         found.samples[:] = [replace(sample, flags=busy) for sample in found.samples]
-    runfile.save(here, saved_in(tmp_path), replace=True)
+    run_file.save(here, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
     monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
@@ -286,7 +286,7 @@ def test_the_finalists_are_measured_beside_the_first_ones(fakes: Fakes, tmp_path
     low, middle, high = answer["gain"]
     assert low <= middle <= high
     assert middle == pytest.approx(11.5536 / 5.65536, rel=1e-3)
-    run = runfile.load(Path(answer["origin"]["verification"]))
+    run = run_file.load(Path(answer["origin"]["verification"]))
     assert min(len(found.samples) for found in run.measurements) >= 6
     assert {sample.concurrent for found in run.measurements for sample in found.samples} == {False}
     assert list(saved_in(tmp_path).parent.iterdir()) == [saved_in(tmp_path)]  # no evidence for the next choice

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.operations import Operation, Variant
+from collbench.model.operations import Operation, Variant
+from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
 from tests.cli.program import Program, collbench
 from tests.cli.test_terminal import ANSI, COLOUR, colourful, on_terminal
@@ -29,7 +29,7 @@ def saved(tmp_path: Path) -> str:
     both = measured(Operation.CE_WRITE, (0, 1), 390.0)
     for other, variant in ((in_place, Variant.IN_PLACE), (both, Variant.BOTH_WAYS)):
         object.__setattr__(other.cell, "variant", variant)
-    runfile.save(run_of(gpus(3), [*found, in_place, both]), tmp_path / "run.json")
+    run_file.save(run_of(gpus(3), [*found, in_place, both]), tmp_path / "run.json")
     return "run.json"
 
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: st
 
 
 def test_a_run_without_a_sample_says_so(program: Program, tmp_path: Path) -> None:
-    runfile.save(run_of(gpus(2), []), tmp_path / "run.json")
+    run_file.save(run_of(gpus(2), []), tmp_path / "run.json")
     said = program("show", "run.json", "--operation", "allreduce")
     assert said.line == "run.json has no operation 'allreduce': it holds nothing that was measured"
 

@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from collbench import runfile
-from collbench.fabric import file
+from collbench.runfile import run_file
+from collbench.sim import fabrics
 from tests.cli.program import Program
 
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
@@ -28,7 +28,7 @@ def test_every_page_says_sim_in_its_first_line(program: Program, command: tuple[
     assert said.status == 0, said.err
     assert WORDS in said.out.splitlines()[0]
     assert WORDS in program("show", "run.json").out.splitlines()[0]
-    assert runfile.load(pathlib.Path("run.json")).settings.seed == 1
+    assert run_file.load(pathlib.Path("run.json")).settings.seed == 1
 
 
 def test_the_nccl_tests_layout_says_it_too(program: Program) -> None:
@@ -38,7 +38,7 @@ def test_the_nccl_tests_layout_says_it_too(program: Program) -> None:
 
 
 def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
-    mine = file.dumps(file.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
+    mine = fabrics.dumps(fabrics.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
     pathlib.Path("mine.json").write_text(mine, encoding="utf-8")
     said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
     assert "SIMULATED machine 'my machine'" in said.out.splitlines()[0]
@@ -47,14 +47,14 @@ def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
 def test_an_interrupted_simulation_is_finished_under_its_options(program: Program) -> None:
     assert program("pairs", *SIM, "--sizes", "1M", "--output", "run.json").status == 0
     path = pathlib.Path("run.json")
-    run = runfile.load(path)
+    run = run_file.load(path)
     whole = len(run.measurements)
     del run.measurements[10:]
     run.complete = False
-    runfile.save(run, path, replace=True)
+    run_file.save(run, path, replace=True)
     said = program("pairs", "--resume", "run.json")
     assert said.status == 0, said.err
-    assert len(runfile.load(path).measurements) == whole
+    assert len(run_file.load(path).measurements) == whole
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest
 
 
 def test_corrupt_data_ends_with_status_4(program: Program) -> None:
-    text = file.dumps(file.load("titan-rtx-nv2"))
+    text = fabrics.dumps(fabrics.load("titan-rtx-nv2"))
     fault = '"faults": [{"kind": "corrupt-link", "devices": [0, 1], "offset": 64}]'
     pathlib.Path("bad.json").write_text(text.replace('"faults": []', fault), encoding="utf-8")
     said = program("pairs", "--backend", "sim", "--fabric", "bad.json", "--sizes", "1M")

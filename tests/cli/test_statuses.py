@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.errors import FailureKind
-from collbench.fabric import file as fabric_file
-from collbench.fabric.model import Fault, FaultKind
-from collbench.model import Measurement, Run
-from collbench.operations import Operation
-from tests.affinity.checked import failed, h200
+from collbench.model.errors import FailureKind
+from collbench.model.operations import Operation
+from collbench.model.run import Measurement, Run
+from collbench.runfile import run_file
+from collbench.sim import fabrics as fabric_file
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.analysis.checked import failed, h200
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
 
@@ -49,7 +49,7 @@ def test_a_pair_that_hangs_is_the_first_line_and_the_status_of_what_measures(
     assert "hang" in said.out.splitlines()[0]
     shown = program("show", "run.json")
     assert (shown.status, PLACE in shown.out.splitlines()[0]) == (0, True)
-    assert {m.failure_kind for m in runfile.load(Path("run.json")).measurements if m.failure} == {FailureKind.HANG}
+    assert {m.failure_kind for m in run_file.load(Path("run.json")).measurements if m.failure} == {FailureKind.HANG}
 
 
 def test_no_tie_and_no_best_over_a_pair_that_hangs(program: Program) -> None:
@@ -68,7 +68,7 @@ def test_a_run_that_is_resumed_and_fails_again_ends_as_at_first(program: Program
 
 
 def saved(run: Run, name: str = "run.json") -> None:
-    runfile.save(run, Path(name))
+    run_file.save(run, Path(name))
 
 
 def without_measurement() -> Run:

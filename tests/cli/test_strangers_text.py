@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.model import Flag, FlagKind, Run
+from collbench.model.run import Flag, FlagKind, Run
+from collbench.runfile import run_file
 from tests.builders import gpus, pair_run
 from tests.cli.program import Program
 
@@ -75,7 +75,7 @@ READERS = [
 
 @pytest.mark.parametrize(("words", "file"), READERS, ids=[words for words, _ in READERS])
 def test_no_command_lets_a_runs_text_be_obeyed(program: Program, words: str, file: str) -> None:
-    runfile.save(evil_run(), Path("evil.json"))
+    run_file.save(evil_run(), Path("evil.json"))
     said = program(*words.split())
     assert said.status in ((1,) if words.startswith("rank") else (0, 2, 3, 4)), said.err  # 1: a pair failed
     assert said.out or said.err
@@ -96,11 +96,11 @@ def test_no_command_lets_a_runs_text_be_obeyed(program: Program, words: str, fil
 )
 def test_nor_what_a_file_is_called(program: Program, command: str) -> None:
     """Of one that is there as of one that is not."""
-    runfile.save(pair_run(4, lambda a, b: 300.0), Path("good.json"))
+    run_file.save(pair_run(4, lambda a, b: 300.0), Path("good.json"))
     name = "a\x1b[31m\u202eb\x9b\nforged: c"
     for there in (False, True):
         if there:
-            runfile.save(pair_run(4, lambda a, b: 300.0), Path(f"{name}.json"))
+            run_file.save(pair_run(4, lambda a, b: 300.0), Path(f"{name}.json"))
         said = program(*command.split(), f"{name}.json")
         assert said.status == (0 if there else 2), said.err
         assert_harmless(said.out)
@@ -111,9 +111,9 @@ def test_nor_what_a_file_is_called(program: Program, command: str) -> None:
 
 
 def fabric(change: Callable[[dict[str, object]], object]) -> str:
-    from collbench.fabric import file
+    from collbench.sim import fabrics
 
-    data = json.loads(file.dumps(file.load("nvlink-pairs-2x2")))
+    data = json.loads(fabrics.dumps(fabrics.load("nvlink-pairs-2x2")))
     change(data)
     return json.dumps(data)
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.model import Audit, Run, Skipped
-from collbench.operations import Operation
+from collbench.model.operations import Operation
+from collbench.model.run import Audit, Run, Skipped
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, on_gpus, save_run
 from tests.native.fakes import Fakes
-from tests.report.pages import pairs_run
+from tests.output.pages import pairs_run
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = re.compile(r"\x1b\[[0-9;]*48;5;\d+m")
@@ -77,7 +77,7 @@ def test_no_color_is_obeyed_in_a_terminal(program: Program, saved: Path) -> None
 
 
 def test_a_piped_page_is_plain_whole_and_has_no_blanks_at_line_ends(program: Program, tmp_path: Path) -> None:
-    runfile.save(pairs_run(4), tmp_path / "run.json")
+    run_file.save(pairs_run(4), tmp_path / "run.json")
     out = program("show", "run.json").out
     heads = next(line for line in out.splitlines() if line.startswith("tier"))
     assert heads.split()[:8] == ["tier", "pair", "label", "ce-write", "ce-read", "sm-write", "sm-read", "allreduce"]
@@ -88,7 +88,7 @@ def test_a_piped_page_is_plain_whole_and_has_no_blanks_at_line_ends(program: Pro
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path, columns: int) -> None:
-    runfile.save(pairs_run(4), tmp_path / "run.json")
+    run_file.save(pairs_run(4), tmp_path / "run.json")
     wide = program("show", "run.json").out
     narrow = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=columns)
     assert set(wide.split()) == set(narrow.split())
@@ -123,7 +123,7 @@ def slow_pairs(count: int) -> Run:
 )
 def test_80_columns_are_enough(tmp_path: Path, words: tuple[str, ...], count: int) -> None:
     for name in ("run.json", "again.json"):
-        runfile.save(slow_pairs(count), tmp_path / name)
+        run_file.save(slow_pairs(count), tmp_path / name)
     command = ["sh", "-c", f"{shlex.join(collbench(*words))}; true"]  # whatever `check` finds
     shown = ANSI.sub("", on_terminal(command, colourful(), tmp_path, columns=80))
     # Commands stay in one piece, and labels as nvidia-smi has them: of 16 GPUs in 86 columns.
@@ -134,7 +134,7 @@ def test_80_columns_are_enough(tmp_path: Path, words: tuple[str, ...], count: in
 def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lacks(
     program: Program, tmp_path: Path
 ) -> None:
-    runfile.save(slow_pairs(8), tmp_path / "run.json")
+    run_file.save(slow_pairs(8), tmp_path / "run.json")
     narrow = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=80)
     (heads,) = (line.split() for line in narrow.splitlines() if line.startswith("tier "))
     assert {"allreduce", "interval", "vs", "best", "label"} <= set(heads)
@@ -145,7 +145,7 @@ def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lac
 
 
 def test_a_pipe_gets_each_sentence_in_one_line(program: Program, tmp_path: Path) -> None:
-    runfile.save(slow_pairs(8), tmp_path / "run.json")
+    run_file.save(slow_pairs(8), tmp_path / "run.json")
     skipped = [line for line in program("show", "run.json").out.splitlines() if line.startswith("skipped ")]
     assert len(skipped) == 1
     assert skipped[0].endswith("the other GPU's memory")

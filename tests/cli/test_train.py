@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from collbench.analysis.freshness import Here
 from collbench.cli import evidence
-from collbench.cli.leaving import Terminated
-from collbench.launch.freshness import Here
-from collbench.model import Device
-from collbench.operations import Operation
+from collbench.cli.exit_codes import Terminated
+from collbench.model.operations import Operation
+from collbench.model.run import Device
 from tests.builders import gpus, measured, pair_run
 from tests.cli.program import (
     Program,
@@ -30,9 +30,9 @@ from tests.cli.program import (
     one_line,
     save_run,
 )
+from tests.distributed.processes import PATIENCE_S, wait_for
+from tests.distributed.processes import environment as alone
 from tests.native.fakes import Fakes
-from tests.world.processes import PATIENCE_S, wait_for
-from tests.world.processes import environment as alone
 
 # What a rank got goes to a file: ranks' prints interleave.
 SCRIPT = """

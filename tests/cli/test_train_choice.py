@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from collbench import runfile
+from collbench.analysis.freshness import Here
 from collbench.cli import evidence
-from collbench.launch.freshness import Here
-from collbench.model import Health, Run
+from collbench.model.run import Health, Run
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, Said, fake_gpus, fake_uuid, list_only, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes
@@ -137,7 +137,7 @@ def test_an_unwell_one_is_left_out_too(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, state: Health, why: str
 ) -> None:
     quiet = tuple(Health(nvlink_errors=0) for _ in range(4))
-    runfile.save(replace(saved, health_before=quiet, health_after=quiet), saved_in(tmp_path), replace=True)
+    run_file.save(replace(saved, health_before=quiet, health_after=quiet), saved_in(tmp_path), replace=True)
     list_only(monkeypatch, gpus(4), states=states(GPU3=state))
     said = train(program, "--auto-select", "2")
     assert "GPU3" not in taken(said), case
@@ -261,7 +261,7 @@ def test_the_reason_is_told_why_the_newest_run_does_not_fit(
     program: Program, saved: Run, tmp_path: Path, case: str, changes: dict[str, Any], why: str
 ) -> None:
     older = replace(saved, machine=replace(saved.machine, **changes))
-    runfile.save(older, saved_in(tmp_path), replace=True)
+    run_file.save(older, saved_in(tmp_path), replace=True)
     with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: ") as probed:
         train(program, "--auto-select", "2")
     assert str(probed.value).endswith(why), case
@@ -277,13 +277,13 @@ def test_of_many_saved_runs_only_those_that_may_fit_are_read(
         save_run(saved_in(tmp_path, f"20200101T00000{number}Z-cuda-pairs.json"), gpus(4))
         save_run(saved_in(tmp_path, f"y-{number}.json"), fake_gpus())
     read: list[str] = []
-    load = runfile.load
+    load = run_file.load
 
     def reading(path: Path) -> Run:
         read.append(path.name)
         return load(path)
 
-    monkeypatch.setattr(runfile, "load", reading)
+    monkeypatch.setattr(run_file, "load", reading)
     assert "saved at" in train(program, "--auto-select", "2").line
     assert read == ["y-2.json", "x-mine.json"]
 

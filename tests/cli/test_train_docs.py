@@ -13,11 +13,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from collbench.cli import evidence
-from collbench.errors import UsageError
 from collbench.launch import same_count, torchrun
-from collbench.launch.options import OWN_FLAGS, OWN_VALUES
-from collbench.machine.visible import visible
-from collbench.model import Health
+from collbench.launch.arguments import OWN_FLAGS, OWN_VALUES
+from collbench.machine.visible_devices import visible
+from collbench.model.errors import UsageError
+from collbench.model.run import Health
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 from tests.launch.test_rendezvous import POD, SLURM

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
+from collbench.runfile import run_file
 from tests.cli.program import fake_uuid, on_gpus, one_line
 from tests.native.fakes import Fakes
 
@@ -46,7 +46,7 @@ def test_pairs_measures_only_these(fakes: Fakes, tmp_path: Path) -> None:
     seen = {"CUDA_VISIBLE_DEVICES": f"{fake_uuid(3)},1"}
     done = on_gpus(fakes, tmp_path, words, seen, free=FREE_FOR_TWO)
     assert done.code == 0, done.stderr
-    assert [device.index for device in runfile.load(tmp_path / "run.json").devices] == [1, 3]
+    assert [device.index for device in run_file.load(tmp_path / "run.json").devices] == [1, 3]
     assert set(done.lines("+context")) == {"+context 1", "+context 3"}
     assert "\n1     GPU1-GPU3  " in done.stdout
 

@@ -105,7 +105,7 @@ def test_hostile_gpu_names_stay_one_word(stand: Stand, tmp_path: Path) -> None:
 def test_the_real_collbench_decides_on_a_simulated_machine(
     tmp_path: Path, faults: list[dict[str, object]], gpus: str, status: int, says: str
 ) -> None:
-    machine = json.loads((ROOT / "src/collbench/fabric/machines/hgx-h200.json").read_text(encoding="utf-8"))
+    machine = json.loads((ROOT / "src/collbench/sim/machines/hgx-h200.json").read_text(encoding="utf-8"))
     (tmp_path / "fabric.json").write_text(json.dumps({**machine, "faults": faults}))
     stand = Stand(tmp_path)
     simulated = f"--backend sim --fabric {tmp_path / 'fabric.json'}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
+from collbench.runfile import run_file
 from tests.builders import pair_run
 from tests.examples.programs import EXAMPLES, Stand
 
@@ -22,7 +22,7 @@ UNITS = [EXAMPLES / "systemd" / f"collbench-check.{kind}" for kind in ("service"
 def run(tmp_path: Path) -> Path:
     """A saved run of four GPUs."""
     file = tmp_path / "saved.json"
-    runfile.save(pair_run(4, lambda a, b: 300.0 + a + b), file)
+    run_file.save(pair_run(4, lambda a, b: 300.0 + a + b), file)
     return file
 
 

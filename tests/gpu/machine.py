@@ -8,8 +8,8 @@ from importlib import resources
 import pytest
 
 from collbench import _native
-from collbench.backends.nccl_library import find_nccl
-from collbench.errors import MachineError
+from collbench.machine.nccl_library import find_nccl
+from collbench.model.errors import MachineError
 
 
 def need_gpus(count: int) -> list[int]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench import runfile
-from collbench.model import Path as LinkPath
-from collbench.model import Run
-from collbench.operations import COLLECTIVES, Operation, Variant
+from collbench.model.operations import COLLECTIVES, Operation, Variant
+from collbench.model.run import Path as LinkPath
+from collbench.model.run import Run
+from collbench.runfile import run_file
+from tests.distributed.processes import as_slurm, ends, free_port, started, torchrun, visits, wait_for, worker_of
 from tests.gpu.machine import need_gpus, need_nccl
-from tests.world.processes import as_slurm, ends, free_port, started, torchrun, visits, wait_for, worker_of
 
 ORDINALS = need_gpus(2)
 NCCL = need_nccl()
@@ -28,7 +28,7 @@ def by_torchrun(tmp_path: Path, count: int, *words: str) -> Run:
     done = torchrun(tmp_path, count, *words, "--backend", "cuda", "--output", str(file))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("saved     ") == 1, "one rank prints"
-    run = runfile.load(file)
+    run = run_file.load(file)
     assert run.complete
     assert (run.settings.processes, run.settings.launcher) == (count, "torchrun")
     assert not [found.failure for found in run.measurements if found.failure]
@@ -57,7 +57,7 @@ def test_a_run_of_processes_has_the_cells_and_devices_of_a_run_of_one(count: int
     with started(tmp_path, [*words, "--devices", devices, "--backend", "cuda", "--output", str(alone)], [{}]) as one:
         ((status, _, err),) = ends(one)
     assert status == 0, err
-    single = runfile.load(alone)
+    single = run_file.load(alone)
     assert [found.cell for found in many.measurements] == [found.cell for found in single.measurements]
     assert [device.uuid for device in many.devices] == [device.uuid for device in single.devices]
     assert [_by_nvml(path) for path in many.paths] == [_by_nvml(path) for path in single.paths]
@@ -86,7 +86,7 @@ def test_a_rank_that_sees_one_gpu_alone_takes_it(tmp_path: Path) -> None:
         (status, _, err), other = ends(processes)
     assert status == 0, err
     assert other[0] == 0
-    assert len({device.uuid for device in runfile.load(file).devices}) == 2
+    assert len({device.uuid for device in run_file.load(file).devices}) == 2
 
 
 def test_a_killed_worker_costs_its_cell_and_the_ranks_meet_again(tmp_path: Path) -> None:
@@ -103,5 +103,5 @@ def test_a_killed_worker_costs_its_cell_and_the_ranks_meet_again(tmp_path: Path)
         (status, _, err), other = ends(processes)
     assert status == 130, err
     assert other[0] == 0
-    (failed,) = (found for found in runfile.load(file).measurements if found.failure)
+    (failed,) = (found for found in run_file.load(file).measurements if found.failure)
     assert "rank 1 on " in failed.failure

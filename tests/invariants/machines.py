@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 
 from collbench.backends.protocol import Step, time_step
 from collbench.backends.sim import SimBackend
-from collbench.errors import DataCorruption, StepFailed, UsageError
-from collbench.fabric import faults, file, random_fabrics
-from collbench.fabric.model import Fabric, Fault, FaultKind
-from collbench.model import Cell, Measurement, Run, Sample, Skipped, StopReason
-from collbench.operations import Operation, Variant, Work
-from collbench.session import wrong_data
+from collbench.bench.session import wrong_data
+from collbench.model.errors import DataCorruption, StepFailed, UsageError
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Cell, Measurement, Run, Sample, Skipped, StopReason
+from collbench.sim import fabrics, faults, random_fabrics
+from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.builders import run_of
 
 SIZE = 64 * 2**20
 _MANY = int(os.environ.get("COLLBENCH_INVARIANTS", "0"))
-_SHIPPED = file.names()
+_SHIPPED = fabrics.names()
 _KINDS = ("none", *faults.kinds(), "throttled-gpu", "links-down", "p2p-disabled", "slow-gpu")
 # Makers' figures: GB/s one way of an NVLink by NVML's line rate in MB/s, and of a ×16 slot by generation.
 LINK_GBS = {14062: 14.0625, 20000: 20.0, 25000: 25.0, 25781: 25.0, 26562: 25.0, 53125: 50.0}
@@ -97,7 +97,7 @@ HIDING = machines(_HIDING)
 
 @lru_cache(maxsize=256)
 def _fabric(which: str | int, kind: str, seed: int) -> Fabric:
-    fabric = file.load(which) if isinstance(which, str) else random_fabrics.make(np.random.default_rng(which))
+    fabric = fabrics.load(which) if isinstance(which, str) else random_fabrics.make(np.random.default_rng(which))
     if len(fabric.gpus) > 8:  # a set of 16 costs a hundred times that of 4, and shows nothing else
         fabric = random_fabrics.make(np.random.default_rng(7))
     rng = np.random.default_rng(seed)

@@ -13,16 +13,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.affinity.nodes.judge import State
-from collbench.affinity.nodes.judge import judge as judge_nodes
-from collbench.affinity.tiers import Relation, rank_links
-from collbench.affinity.verdicts import Severity, judge, not_judged
-from collbench.comparison.changes import Verdict
-from collbench.comparison.compare import Comparison, compare
-from collbench.machine.impossible import impossible
-from collbench.model import Measurement, Run
-from collbench.operations import Operation, Work
-from tests.affinity.nodes.made import leaves, seen, slow
+from collbench.analysis.compare import Comparison, Verdict, compare
+from collbench.analysis.diagnose import Severity, judge, not_judged
+from collbench.analysis.nodes import State
+from collbench.analysis.nodes import judge as judge_nodes
+from collbench.analysis.physics import impossible
+from collbench.analysis.tiers import Relation, rank_links
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Measurement, Run
+from tests.analysis.nodes.made import leaves, seen, slow
 from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, tried, without_cells
 
 # Logs over σ whose subsets of the first 3, 4, … scatter alike: no visit is wilder than those before it.

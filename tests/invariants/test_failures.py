@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from collbench import runfile
-from collbench.affinity.tiers import rank_pairs
-from collbench.affinity.verdicts import judge
-from collbench.errors import ExitStatus, FailureKind
-from collbench.model import Measurement, Run, StopReason
-from collbench.operations import Operation, Work
-from collbench.outcome import TroubleKind, outcome
-from collbench.report import verdicts
-from collbench.report.outcome import headline
-from collbench.report.page import page
+from collbench.analysis.diagnose import judge
+from collbench.analysis.outcome import TroubleKind, outcome
+from collbench.analysis.tiers import rank_pairs
+from collbench.model.errors import ExitStatus, FailureKind
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Measurement, Run, StopReason
+from collbench.output.text import verdicts
+from collbench.output.text.frame import headline
+from collbench.output.text.measured import page
+from collbench.runfile import run_file
 from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_cells
 
 SOUND = machines(("none", "slow-gpu", "nv-degraded", "intra-label-outlier", "contention"))
@@ -116,7 +116,7 @@ def test_a_fault_that_breaks_the_data_or_the_work_is_status_4(made: Made) -> Non
 def test_the_committed_table_of_one_to_all_copies_is_impossible_first() -> None:
     """1185 GB/s over a port of 450."""
     results = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers"
-    run = runfile.load(results / "copies.json")
+    run = run_file.load(results / "copies.json")
     assert outcome(run).status is ExitStatus.CONTRADICTION
     assert first_line(run).startswith("IMPOSSIBLE: GPU")
     assert outcome(run).troubles[0].figure == pytest.approx(1185.7, abs=0.1)

@@ -8,15 +8,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.affinity.verdicts import Kind, judge
-from collbench.exchange.rows import rows
-from collbench.exchange.text import as_json
-from collbench.machine.capacity import Hardware
-from collbench.machine.impossible import impossible
-from collbench.model import Run
-from collbench.operations import Work
-from collbench.report import verdicts
-from collbench.stats import rate_gbs
+from collbench.analysis.diagnose import Kind, judge
+from collbench.analysis.physics import Hardware, impossible
+from collbench.analysis.stats import rate_gbs
+from collbench.model.operations import Work
+from collbench.model.run import Run
+from collbench.output.formats import as_json
+from collbench.output.rows import rows
+from collbench.output.text import verdicts
 from tests.invariants.machines import (
     COLLECTIVES,
     COPIES,

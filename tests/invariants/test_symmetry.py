@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.affinity.tiers import Ranking, rank_links
-from collbench.affinity.verdicts import judge
-from collbench.comparison.compare import compare
-from collbench.exchange.rows import rows
-from collbench.machine.impossible import impossible
-from collbench.model import Run
-from collbench.operations import Operation, Variant, Work
+from collbench.analysis.compare import compare
+from collbench.analysis.diagnose import judge
+from collbench.analysis.physics import impossible
+from collbench.analysis.tiers import Ranking, rank_links
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
+from collbench.output.rows import rows
 from tests.invariants.machines import (
     COPIES,
     IN_TIME,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.errors import UsageError
-from collbench.launch import options
+from collbench.launch import arguments as launch_arguments
 from collbench.launch.arguments import TrainArguments, split
+from collbench.model.errors import UsageError
 
 TWO = TrainArguments(auto_select=2, program=("train.py",))
 
@@ -104,11 +104,13 @@ def test_whatever_follows_the_script_is_untouched(words: list[str]) -> None:
 def test_the_table_is_torchruns_own_parser() -> None:
     """New options of torch must be added to the table, or a script could be taken for a value."""
     torchrun = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
-    flags, values = set(options.TORCHRUN_FLAGS | {"--help"}), set(options.TORCHRUN_VALUES)
+    flags, values = set(launch_arguments.TORCHRUN_FLAGS | {"--help"}), set(launch_arguments.TORCHRUN_VALUES)
     for action in torchrun.get_args_parser()._actions:
         for spelling in action.option_strings:
-            name = options.SHORT.get(spelling, spelling.replace("_", "-"))
-            table = options.TORCHRUN_FLAGS | {"--help"} if action.nargs == 0 else options.TORCHRUN_VALUES
+            name = launch_arguments.SHORT.get(spelling, spelling.replace("_", "-"))
+            table = (
+                launch_arguments.TORCHRUN_FLAGS | {"--help"} if action.nargs == 0 else launch_arguments.TORCHRUN_VALUES
+            )
             assert name in table, f"{spelling} takes {'no' if action.nargs == 0 else 'a'} value in torch"
             (flags if action.nargs == 0 else values).discard(name)
     assert not flags | values, "options that torch does not know"

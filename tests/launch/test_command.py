@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.errors import MachineError, UsageError
 from collbench.launch import torchrun
 from collbench.launch.arguments import split
-from collbench.launch.environment import for_devices
-from collbench.launch.reason import QUICK_PROBE, choice, saved_run, shell_line
-from collbench.model import Device
+from collbench.launch.torchrun import QUICK_PROBE, choice, for_devices, saved_run, shell_line
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.run import Device
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
@@ -251,7 +250,7 @@ def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
 def test_a_machine_without_torch_is_told_how_to_install_it(tmp_path: Path) -> None:
     code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.launch.torchrun import find_torch\n"
     bare = f"{code}sys.path[:] = [{str(tmp_path)!r}]\nimport collbench.errors\n"
-    bare += "try: find_torch()\nexcept collbench.errors.MachineError as error: print(error)"
+    bare += "try: find_torch()\nexcept collbench.model.errors.MachineError as error: print(error)"
     shown = subprocess.run([sys.executable, "-S", "-c", bare], capture_output=True, text=True, check=True).stdout
     assert "torch is not installed" in shown
     assert "-m pip install torch" in shown

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench.errors import MachineError, UsageError
 from collbench.launch import torchrun
 from collbench.launch.arguments import split
-from collbench.launch.container import SHIMS, wrap
-from collbench.model import Device
+from collbench.launch.torchrun import SHIMS, wrap
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.run import Device
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.errors import UsageError
 from collbench.launch import formats
-from collbench.model import Device
+from collbench.model.errors import UsageError
+from collbench.model.run import Device
 
 # As nvidia-smi -L prints them, of the 4 × H200 in tests/data/h200x4.
 FIRST, LAST = "GPU-543c5224-1c2b-7f6e-9d55-0e7a1b7a52c1", "GPU-60b4d778-9f0e-4a51-8d0c-6a3b2f6c7d10"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from collbench.errors import UsageError
-from collbench.launch.freshness import Here, parse_duration, refusal
-from collbench.model import Cell, Device, Machine, Measurement, Run, Sample, Settings
-from collbench.operations import Operation
+from collbench.analysis.freshness import Here, parse_duration, refusal
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import Cell, Device, Machine, Measurement, Run, Sample, Settings
 
 NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
 GPUS = tuple(Device(index, f"GPU-{index}", "H200") for index in range(3))

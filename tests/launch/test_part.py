@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.affinity.choose import choose
-from collbench.launch.part import part
-from collbench.model import Audit, Health, Path
-from collbench.operations import Operation
+from collbench.analysis.freshness import part
+from collbench.analysis.select import choose
+from collbench.model.operations import Operation
+from collbench.model.run import Audit, Health, Path
 from tests.builders import pair_run
 
 # 1-3 is the fastest pair that does not touch device 0.

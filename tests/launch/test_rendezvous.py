@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from collbench.errors import UsageError
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.arguments import split
-from collbench.model import Device
+from collbench.model.errors import UsageError
+from collbench.model.run import Device
 
 ENDPOINT = "--rdzv-endpoint node0:29500"
 # One task on each of four nodes, this one on the third [srun(1), OUTPUT ENVIRONMENT VARIABLES].

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.world.namespaces import address, hosts
-from tests.world.processes import COLLBENCH, PATIENCE_S, environment, wait_for
+from tests.distributed.namespaces import address, hosts
+from tests.distributed.processes import COLLBENCH, PATIENCE_S, environment, wait_for
 
 pytest.importorskip("torch", reason="torch is absent: no torchrun")
 

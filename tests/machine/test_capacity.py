@@ -12,11 +12,10 @@ from pathlib import Path as File
 
 import pytest
 
-from collbench import runfile
-from collbench.machine.capacity import Hardware, Part
-from collbench.machine.impossible import Check, impossible, marked
-from collbench.model import Cell, Device, Machine, MarkKind, Path, Run
-from collbench.operations import Operation, Variant
+from collbench.analysis.physics import Check, Hardware, Part, impossible, marked
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Device, Machine, MarkKind, Path, Run
+from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
 
 RESULTS = File(__file__).parents[2] / "benchmarks" / "results"
@@ -155,7 +154,7 @@ def test_what_is_found_names_place_rate_and_limit_and_the_samples_are_marked() -
     flag = marks[1][0]
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (2, 1), 450.0)
     assert flag.rate_gbs == pytest.approx(600)
-    assert runfile.loads(runfile.dumps(run), "again").measurements == run.measurements
+    assert run_file.loads(run_file.dumps(run), "again").measurements == run.measurements
 
 
 def test_a_copy_that_shows_nvlinks_behind_a_pcie_label_is_not_impossible() -> None:
@@ -208,7 +207,7 @@ def test_of_all_committed_runs_those_with_wrong_times_are_found_and_no_other() -
     for name, text in texts():
         if '"collbench-run"' in text[:100]:
             runs += 1
-            bad = impossible(runfile.loads(text, name))
+            bad = impossible(run_file.loads(text, name))
             if bad:
                 found[name] = Counter({})
                 for one in bad:

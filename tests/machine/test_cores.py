@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from collbench.errors import MachineError
-from collbench.machine import cores
+from collbench.machine import numa
+from collbench.model.errors import MachineError
 
 
 def machine(
@@ -62,36 +62,36 @@ def test_devices_are(
     allowed: list[int],
     expected: list[int],
 ) -> None:
-    found = cores.devices(machine(tmp_path, nodes, siblings), allowed)
+    found = numa.devices(machine(tmp_path, nodes, siblings), allowed)
     assert [device.index for device in found] == expected, title
 
 
 @pytest.mark.parametrize("allowed", [[], [3]])
 def test_fewer_than_two_cores_is_one_clear_line(tmp_path: pathlib.Path, allowed: list[int]) -> None:
     with pytest.raises(MachineError, match="needs two") as caught:
-        cores.devices(tmp_path, allowed)
+        numa.devices(tmp_path, allowed)
     assert "\n" not in str(caught.value)
 
 
 def test_a_device_says_who_and_where_it_is(tmp_path: pathlib.Path) -> None:
     root = machine(tmp_path, {0: "0-3", 1: "4-7,9"}, alone(10), model="Grace Hopper 9000")
-    second = cores.devices(root, range(10))[1]
+    second = numa.devices(root, range(10))[1]
     assert (second.name, second.numa_node, second.cpu_affinity) == ("Grace Hopper 9000", 1, "4-7,9")
 
 
 def test_identities_differ_between_cores_and_machines_and_stay_the_same(tmp_path: pathlib.Path) -> None:
     root = machine(tmp_path, {0: "0-1"}, alone(2))
-    first, again = cores.devices(root, range(2)), cores.devices(root, range(2))
+    first, again = numa.devices(root, range(2)), numa.devices(root, range(2))
     (root / "etc/machine-id").write_text("another\n")
-    other = cores.devices(root, range(2))
+    other = numa.devices(root, range(2))
     assert first == again
     assert len({device.uuid for device in first + other}) == 4
     assert all(device.uuid.startswith("CPU-") for device in first)
 
 
 def test_paths_are_named_by_numa_node_and_promise_no_rate(tmp_path: pathlib.Path) -> None:
-    near = cores.paths(cores.devices(machine(tmp_path / "near", {0: "0-2"}, alone(3)), range(3)))
-    far = cores.paths(cores.devices(machine(tmp_path / "far", {0: "0", 1: "1"}, alone(2)), range(2)))
+    near = numa.paths(numa.devices(machine(tmp_path / "near", {0: "0-2"}, alone(3)), range(3)))
+    far = numa.paths(numa.devices(machine(tmp_path / "far", {0: "0", 1: "1"}, alone(2)), range(2)))
     assert [(path.devices, path.label) for path in near] == [((0, 1), "NODE"), ((0, 2), "NODE"), ((1, 2), "NODE")]
     assert [(path.devices, path.label) for path in far] == [((0, 1), "SYS")]
     assert {path.theory_gbs for path in near + far} == {None}
@@ -99,6 +99,6 @@ def test_paths_are_named_by_numa_node_and_promise_no_rate(tmp_path: pathlib.Path
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_this_machine_gives_two_to_eight_cores_of_its_mask() -> None:
-    found = [device.index for device in cores.devices()]
+    found = [device.index for device in numa.devices()]
     assert 2 <= len(found) <= 8
     assert set(found) <= os.sched_getaffinity(0)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.cpulist import format_cpus, parse_cpus
+from collbench.machine.numa import format_cpus, parse_cpus
 
 
 @pytest.mark.parametrize(

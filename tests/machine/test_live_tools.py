@@ -3,8 +3,7 @@ from pathlib import Path as File
 
 import pytest
 
-from collbench.machine.live_tools import LiveTools, with_words
-from collbench.machine.nvidia_smi import parse_p2p, parse_topology
+from collbench.machine.nvidia_smi import LiveTools, parse_p2p, parse_topology, with_words
 from tests.builders import gpus, paths
 
 DATA = File(__file__).parents[1] / "data" / "h200x4"

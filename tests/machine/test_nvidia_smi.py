@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.errors import UsageError
 from collbench.machine import labels
 from collbench.machine.nvidia_smi import Topology, facts, parse_p2p, parse_topology, read_p2p, read_topology
+from collbench.model.errors import UsageError
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.errors import MachineError
 from collbench.machine.nvidia_smi import read_topology
 from collbench.machine.nvml import Nvml
-from collbench.model import Device, Health
+from collbench.model.errors import MachineError
+from collbench.model.run import Device, Health
 from tests.machine import fake_nvml, machines
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

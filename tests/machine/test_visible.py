@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.errors import UsageError
-from collbench.machine.visible import read, visible
-from collbench.model import Device
+from collbench.machine.visible_devices import read, visible
+from collbench.model.errors import UsageError
+from collbench.model.run import Device
 
 ALIKE = tuple(Device(index, f"GPU-{index}{index}a-{index}", "H200", f"00000000:0{index}:00.0") for index in range(4))
 UNLIKE = (*ALIKE[:3], Device(3, "GPU-33a-3", "T400", "00000000:03:00.0"))

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.errors import MachineError
-from collbench.machine.health import Glance
-from collbench.machine.nvml import Nvml
+from collbench.machine.nvml import Glance, Nvml
 from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
-from collbench.model import Flag
+from collbench.model.errors import MachineError
+from collbench.model.run import Flag
 from tests.builders import gpus, hot, shared, throttled
 from tests.machine import machines
 

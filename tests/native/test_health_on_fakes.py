@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from collbench.model import Flag
-from collbench.plain import build
+from collbench.model.run import Flag
+from collbench.runfile.codec import build
 from tests.builders import gpus
 from tests.native.fakes import Fakes, Outcome
 

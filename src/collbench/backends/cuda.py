@@ -1,21 +1,88 @@
-"""The GPUs through the native extension: copies by the driver API, collectives by NCCL."""
+"""The GPUs through the native extension: copies by the driver API, collectives by NCCL; errors with their fix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 
 from collbench import _native
-from collbench.backends.cuda_errors import explained
 from collbench.backends.protocol import Coverage, Step, Timing, time_each
 from collbench.backends.worker_messages import World
-from collbench.dtypes import DTYPE_BYTES, REDOPS
-from collbench.errors import BackendError, MachineError, StepFailed, UsageError
 from collbench.machine.numa import usable_nodes
-from collbench.model import NO_PEERS, Device, Refusal, SkipKind
-from collbench.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.units import format_approximate_size, format_size
+from collbench.model.dtypes import DTYPE_BYTES, REDOPS
+from collbench.model.errors import (
+    BackendError,
+    DataCorruption,
+    FailureKind,
+    MachineError,
+    PeerLost,
+    StepFailed,
+    UsageError,
+)
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.run import NO_PEERS, Device, Refusal, SkipKind
+from collbench.model.units import format_approximate_size, format_size
+
+# Native exceptions as collbench's, with what was attempted, on what, and what to do next.
+
+
+_REMOTE_ERROR = 6  # ncclRemoteError [nccl.h]: "remote process exited or there was a network error"
+
+
+@contextmanager
+def explained(
+    doing: str, devices: Sequence[Device] = (), step: Step | None = None, ours: Sequence[Device] = ()
+) -> Iterator[None]:
+    """Turn native exceptions into collbench's. What a GPU, NCCL or the kernel refuses costs the step: StepFailed.
+
+    `devices` are those that the step names, `ours` those that this process has opened: the failing one is named.
+    """
+    where = ""
+    if step is not None:
+        where = " on " + ", ".join("-".join(devices[m].tag for m in group) for group in step.groups)
+    try:
+        yield
+    except _native.DataError as error:
+        if step is None:
+            raise DataCorruption(str(error)) from error
+        raise DataCorruption(_describe_wrong(error, devices, step), _place(error, step)) from error
+    except _native.LibraryError as error:
+        raise MachineError(str(error)) from error
+    except (_native.CudaError, _native.NcclError, _native.HangError, _native.PolicyError) as error:
+        failed = PeerLost if isinstance(error, _native.NcclError) and error.code == _REMOTE_ERROR else StepFailed
+        kind = FailureKind.HANG if isinstance(error, _native.HangError) else FailureKind.ERROR
+        at = f" on {ours[error.position].tag}" if 0 <= error.position < len(ours) else ""
+        raise failed(f"{doing}{where} failed{at}: {error}", kind) from error
+
+
+def _place(error: _native.DataError, step: Step) -> tuple[int, ...]:
+    """Return the positions that wrong data was between; of a collective the rank that found it comes first."""
+    group = step.groups[error.group]
+    if not step.operation.is_collective:
+        return group
+    finder = group[error.rank]
+    return (finder, *(member for member in group if member != finder))
+
+
+def _describe_wrong(error: _native.DataError, devices: Sequence[Device], step: Step) -> str:
+    names = [devices[member].tag for member in step.groups[error.group]]
+    if step.operation.is_collective:
+        where = f"{names[error.rank]} among {', '.join(names)}"
+    elif step.variant is Variant.HOST:
+        where = f"link between {names[0]} and host memory"
+    else:
+        where = f"link {names[0]} → {', '.join(names[1:])}"
+    return (
+        f"wrong data: {step.work} of {format_size(step.size_bytes)}, {where}: {error.wrong} wrong, the first at "
+        f"byte {error.offset}: expected {error.expected:g}, found {error.found:g}. Do not train over this link; "
+        "IOMMU or ACS settings are the usual cause"
+    )
+
+
+# The GPUs through the native extension: copies by the driver API, collectives by NCCL.
+
 
 # ncclDataType_t and ncclRedOp_t [nccl.h 2.24]: collbench's tables hold them in NCCL's order.
 _DTYPES = {name: value for value, name in enumerate(DTYPE_BYTES)}

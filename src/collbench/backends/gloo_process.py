@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 
 import collbench
-from collbench.backends.gloo_messages import DTYPE_BYTES, REDOPS, Reply, Task
+from collbench.backends.gloo_tasks import DTYPE_BYTES, REDOPS, Reply, Task
 from collbench.backends.protocol import Step
-from collbench.errors import BackendError, FailureKind, UsageError
-from collbench.operations import Operation, Variant
+from collbench.model.errors import BackendError, FailureKind, UsageError
+from collbench.model.operations import Operation, Variant
 
 # Silence for longer than the work could ever take, plus this many seconds, is a hang. Generous: `import torch` alone
 # takes 3 s, and tens of seconds from a cold network disk.

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Backend, Step
-from collbench.errors import StepFailed
-from collbench.model import Chosen, Device
-from collbench.operations import Operation, Variant
+from collbench.model.errors import StepFailed
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Chosen, Device
 
 # NCCL's names [collectives.cc, ncclFuncToString] of what its tuner decides. Send/recv, and what we make of it, has no
 # algorithm to choose.

@@ -14,15 +14,15 @@ from itertools import combinations
 import numpy as np
 
 from collbench.backends.protocol import Step, Timing, time_each
-from collbench.errors import DataCorruption, FailureKind, StepFailed
-from collbench.fabric import labels
-from collbench.fabric.collectives import truth_of
-from collbench.fabric.model import Fabric, Fault, FaultKind
-from collbench.fabric.rates import Transfer, network_of, route_of, shared_rates
 from collbench.machine.limits import wrong
-from collbench.model import NO_PEERS, Device, Flag, Health, Machine, Path, Refusal
-from collbench.operations import Operation, Variant, Work
-from collbench.units import busbw_factor, format_size
+from collbench.model.errors import DataCorruption, FailureKind, StepFailed
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, Refusal
+from collbench.model.units import busbw_factor, format_size
+from collbench.sim import labels
+from collbench.sim.collectives import truth_of
+from collbench.sim.fabrics import Fabric, Fault, FaultKind
+from collbench.sim.network import Transfer, network_of, route_of, shared_rates
 
 _COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
 _HOST_COPIES = (Operation.H2D_CE, Operation.D2H_CE, Operation.H2D_SM, Operation.D2H_SM)

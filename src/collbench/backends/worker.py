@@ -15,7 +15,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from collbench import lifeline
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.backends.worker_messages import (
     Answer,
@@ -31,9 +30,10 @@ from collbench.backends.worker_messages import (
     Request,
     Reserve,
 )
-from collbench.errors import CollbenchError, StepFailed
-from collbench.model import Refusal
-from collbench.operations import Variant
+from collbench.machine import lifeline
+from collbench.model.errors import CollbenchError, StepFailed
+from collbench.model.operations import Variant
+from collbench.model.run import Refusal
 
 # Longer than NCCL needs to start; copies go on without it then.
 _NCCL_PATIENCE_S = 30.0
@@ -63,14 +63,14 @@ class CudaSource:
 
     def unique_id(self, nccl_path: str | None) -> bytes:
         """Return NCCL's id for a new world. Raises MachineError."""
-        from collbench.backends.nccl_library import find_nccl
+        from collbench.machine.nccl_library import find_nccl
 
         return find_nccl(nccl_path).unique_id()
 
     def open(self, opening: Open) -> tuple[Backend, Facts]:
         """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed."""
         from collbench.backends.cuda import CudaBackend
-        from collbench.backends.nccl_library import find_nccl, format_version
+        from collbench.machine.nccl_library import find_nccl, format_version
 
         nccl = find_nccl(opening.nccl_path) if opening.collectives else None
         backend = CudaBackend(opening.devices, nccl, peers=opening.peers, world=opening.world)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from collbench.backends.protocol import Step, Timing
-from collbench.errors import CollbenchError
-from collbench.model import Device, Refusal
-from collbench.operations import Operation, Variant, Work
+from collbench.model.errors import CollbenchError
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Device, Refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,33 +14,34 @@ from typing import TYPE_CHECKING
 
 import click
 
-from collbench import wholefile
-from collbench.ablation import arms, file, steps
-from collbench.ablation.arguments import AblateArguments, split
-from collbench.ablation.arms import Change
-from collbench.ablation.model import Ablation, Arm, Measure
-from collbench.ablation.rehearsal import rehearse
-from collbench.backends import present
-from collbench.cli import choosing, numa_binding, options, places
-from collbench.cli.leaving import Interrupted
-from collbench.cli.live import interrupted, told
+from collbench.backends import factory
+from collbench.cli import evidence, options
+from collbench.cli import train as cli_train
+from collbench.cli.exit_codes import Interrupted
 from collbench.cli.terminal import echo, say, show_page, tell
-from collbench.errors import UsageError
-from collbench.launch import reason, rendezvous, torchrun
-from collbench.machine import selection
-from collbench.model import Device
-from collbench.printable import one_line
-from collbench.world.environment import find_place
+from collbench.cli.train import interrupted, told
+from collbench.distributed.launchers import find_place
+from collbench.launch import ablation as launch_ablation
+from collbench.launch import experiment as launch_experiment
+from collbench.launch import rendezvous, torchrun
+from collbench.launch.ablation import Ablation, Arm, Change, Measure
+from collbench.launch.arguments import AblateArguments, split_ablation
+from collbench.launch.experiment import rehearse
+from collbench.machine import visible_devices
+from collbench.model.errors import UsageError
+from collbench.model.printable import one_line
+from collbench.model.run import Device
+from collbench.runfile import atomic_write
 
 if TYPE_CHECKING:
-    from collbench.ablation.experiment import Experiment, Plan
+    from collbench.launch.experiment import Experiment, Plan
 
 
 class _Ablate(click.Command):
     """A command whose words are split by ablation.arguments, because a script's own options must stay untouched."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        arguments = split(args)
+        arguments = split_ablation(args)
         if arguments.train.help:
             click.echo(ctx.get_help())
             ctx.exit()
@@ -92,13 +93,13 @@ def ablate(arguments: AblateArguments) -> None:
       collbench ablate --devices 0,1 --without NCCL_ALGO=Ring -- train.py
       collbench ablate --devices 0,1 --against 2,3 -- train.py
     """
-    change = arms.parse_change(arguments.without)
-    pattern = None if arguments.step_pattern is None else steps.compile_pattern(arguments.step_pattern)
+    change = launch_ablation.parse_change(arguments.without)
+    pattern = None if arguments.step_pattern is None else launch_ablation.compile_pattern(arguments.step_pattern)
     _check(arguments, change)
     path, logs = _places(arguments)
     with interrupted("nothing was trained"):
         cast = _cast(arguments)
-        from collbench.ablation.experiment import Experiment, Plan  # late: numpy
+        from collbench.launch.experiment import Experiment, Plan  # late: numpy
 
         ablation = _prepared(arguments, change, cast)
         words = (*arguments.passed, *cast.binding, "--", *arguments.train.program)
@@ -108,7 +109,7 @@ def ablate(arguments: AblateArguments) -> None:
             rehearse(command)
         if arguments.train.dry_run:
             for arm in ablation.arms:
-                echo(reason.shell_line(arm.environment, experiment.train_words(arm)))
+                echo(torchrun.shell_line(arm.environment, experiment.train_words(arm)))
             return
         _make(experiment, plan, allreduce=arguments.allreduce)
     _show(ablation, experiment.path, as_json=arguments.json)
@@ -116,7 +117,7 @@ def ablate(arguments: AblateArguments) -> None:
 
 def _check(arguments: AblateArguments, change: Change) -> None:
     """Raise UsageError for what cannot be compared here, before anything is started."""
-    arms.refuse_alike(change, os.environ)
+    launch_ablation.refuse_alike(change, os.environ)
     if find_place(os.environ) is not None:
         raise UsageError(
             "ablate starts torchrun itself, many times: run it by itself, without torchrun, srun or mpirun"
@@ -131,7 +132,7 @@ def _check(arguments: AblateArguments, change: Change) -> None:
     if arguments.train.auto_select == 1:
         raise _alone("--auto-select 1")
     if "nvlink" in change.words:
-        say(arms.NVLINK_NOTE)
+        say(launch_ablation.NVLINK_NOTE)
 
 
 def _alone(what: str) -> UsageError:
@@ -140,16 +141,16 @@ def _alone(what: str) -> UsageError:
 
 def _places(arguments: AblateArguments) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
-    folder, name = places.state_folder(places.ABLATIONS), places.new_name()
+    folder, name = options.state_folder(options.ABLATIONS), options.new_name()
     path = folder / f"{name}.json" if arguments.output is None else Path(arguments.output)
     if not arguments.train.dry_run:
         try:
-            wholefile.make_private(folder)
-            wholefile.try_folder(folder)
+            atomic_write.make_private(folder)
+            atomic_write.try_folder(folder)
         except OSError as error:
-            why = f"cannot keep the runs' output in {folder}: {wholefile.reason(error)}"
+            why = f"cannot keep the runs' output in {folder}: {atomic_write.reason(error)}"
             raise UsageError(f"{why}; set XDG_STATE_HOME to a folder that can be written") from error
-        file.check_writable(path, force=arguments.force)
+        launch_experiment.check_writable(path, force=arguments.force)
     return path, folder / f"{name}-logs"
 
 
@@ -166,25 +167,25 @@ class _Cast:
 def _cast(arguments: AblateArguments) -> _Cast:
     """Return the devices of both arms as `collbench train` chooses them, and say why. Raises what that raises."""
     train = arguments.train
-    found = present.look(train.backend)
-    chosen = choosing.choose(train, lambda: found)
+    found = factory.look(train.backend)
+    chosen = evidence.choose(train, lambda: found)
     if len(chosen.devices) < 2:
         raise _alone(f"--devices {train.devices}")
     others: Sequence[Device] = chosen.devices
     if arguments.against is not None:
         others = _others(arguments.against, chosen.devices, found.every)
-    binding = numa_binding.decide(train, chosen.run, chosen.members)
+    binding = cli_train.decide(train, chosen.run, chosen.members)
     if chosen.note:
         say(chosen.note)
     of, among = found.backend, found.among
-    line = reason.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.words)
+    line = torchrun.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.words)
     tell(line)
     return _Cast(of, chosen.devices, others, ("--numa-binding", "node") if binding.bind else ())
 
 
 def _others(words: str, devices: Sequence[Device], every: Sequence[Device]) -> Sequence[Device]:
     """Return the devices that --against names. Raises UsageError where they cannot be compared with the first ones."""
-    others = selection.select(every, words)
+    others = visible_devices.select(every, words)
     if len(others) != len(devices):
         raise UsageError(
             f"--against {words} names {len(others)} devices and the other arm has {len(devices)}: only the same job "
@@ -197,7 +198,7 @@ def _others(words: str, devices: Sequence[Device], every: Sequence[Device]) -> S
 
 def _prepared(arguments: AblateArguments, change: Change, cast: _Cast) -> Ablation:
     """Return the ablation before its first run."""
-    from collbench.ablation.experiment import environment_of  # late: numpy
+    from collbench.launch.experiment import environment_of  # late: numpy
 
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     names = change.names if arguments.against is None else (_on(cast.devices), _on(cast.others))
@@ -250,9 +251,9 @@ def _make(experiment: Experiment, plan: Plan, *, allreduce: bool) -> None:
 
 def _show(ablation: Ablation, path: Path, *, as_json: bool) -> None:
     if as_json:
-        echo(file.dumps(ablation), end="")
+        echo(launch_experiment.dumps(ablation), end="")
         say(f"saved {path}")
         return
-    from collbench.report.ablation import page  # late: rich's tables
+    from collbench.output.text.ablation import page  # late: rich's tables
 
     show_page([*page(ablation), f"\nsaved     {one_line(str(path))}"])

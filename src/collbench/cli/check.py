@@ -1,27 +1,147 @@
-"""`collbench check`: where the labels, the tools and the measurement disagree, and why."""
+"""`collbench check`: where labels, tools and measurement disagree; suspicious links are measured once more."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from collbench import runfile, wholefile
-from collbench.cli import gate, options
-from collbench.cli.confirming import confirm
-from collbench.cli.measuring import measure_and_show
-from collbench.cli.showing import Showing
+from collbench.analysis.outcome import named
+from collbench.backends import factory
+from collbench.bench.plan import Request
+from collbench.cli import options
+from collbench.cli.measuring import Showing, measure_and_show
 from collbench.cli.terminal import echo, prose_width, say, show_page
-from collbench.errors import BackendError, DataCorruption, ExitStatus, UsageError
 from collbench.machine import nvidia_smi
-from collbench.machine.live_tools import with_words
-from collbench.model import Run
-from collbench.operations import Operation, Variant, Work
-from collbench.planning import Request
+from collbench.machine.nvidia_smi import with_words
+from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError, UsageError
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
+from collbench.runfile import atomic_write
+from collbench.runfile import run_file as runfile_run_file
+
+if TYPE_CHECKING:
+    from collbench.analysis.diagnose import Verdict
+
+
+# What makes `collbench check` a gate, for prologs and timers: it fails closed, whatever could not be measured.
+
+
+def refuse_cores(backend: str) -> None:
+    """Raise MachineError where "auto" finds no GPU: a node that has lost its driver must not pass by its cores."""
+    _, reason = factory.resolve(backend)
+    if reason is not None:
+        raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
+
+
+def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
+    """Return what a gate cannot vouch for, "" where every pair of the devices that it expects was judged.
+
+    A GPU that fell off the bus is missing, not slow. A pair that there is no figure of by design is not held against
+    the run.
+    """
+    if expected is not None and len(run.devices) != expected:
+        tags = ", ".join(device.tag for device in run.devices)
+        return f"{len(run.devices)} devices were checked ({tags}), and --expect says {expected}"
+    from collbench.analysis.diagnose import coverage  # late: numpy
+
+    covered = coverage(run)
+    if not (quick or expected is not None) or not covered.lacking:
+        return ""
+    first = covered.lacking[0]
+    share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
+    return f"cannot vouch for {named(run, [first.pair])}: {first.absence.reason}; {share}"
+
+
+# Suspicious links once more, alone: a verdict needs an isolated re-measurement that confirms (METHOD.md §5).
+
+
+# Each pair is a sweep of its own, of about 3 s with the driver's start: more would take longer than the first one.
+_MOST_PAIRS = 3
+_BUDGET_S = 0.5
+Pair = tuple[int, int]
+
+
+def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:
+    """Measure the suspicious pairs of a run once more, each alone, and add the samples; return whether any came.
+
+    A pair that cannot be measured any more keeps what it has.
+    """
+    from collbench.analysis.diagnose import judge  # late: numpy
+
+    pairs = list(dict.fromkeys(pair for verdict in judge(run) for pair in _suspicious(run, verdict)))[:_MOST_PAIRS]
+    added = False
+    for pair in pairs:
+        tags = "-".join(run.devices[member].tag for member in pair)
+        say(f"measuring {tags} once more, alone")
+        try:
+            _add(run, _alone(request, run, pair), pair)
+            added = True
+        except BackendError as error:
+            say(f"{tags} was not confirmed: {error}")
+    return added
+
+
+def _suspicious(run: Run, verdict: Verdict) -> Iterator[Pair]:
+    """Yield the pair that a verdict's figures rest on, if it was measured beside others only."""
+    if verdict.measured is None:
+        return
+    first = verdict.members[0]
+    other = verdict.members[1] if len(verdict.members) > 1 else _neighbour(run, first, verdict.label)
+    if other is None:
+        return
+    pair = (min(first, other), max(first, other))
+    samples = [s for found in run.measured() if set(found.cell.members) == set(pair) for s in found.samples]
+    if any(sample.concurrent for sample in samples):
+        yield pair
+
+
+def _neighbour(run: Run, device: int, label: str) -> int | None:
+    """Return a device on a path of this label."""
+    for path in run.paths:
+        if device in path.devices and path.label == label:
+            return next(member for member in path.devices if member != device)
+    return None
+
+
+def _alone(request: Request, run: Run, pair: Pair) -> Run:
+    from collbench.bench.session import Session  # late: numpy
+
+    asked = replace(
+        request,
+        devices=",".join(str(run.devices[member].index) for member in pair),
+        copies=(Variant.PLAIN,),
+        budget_seconds=_BUDGET_S,
+        seed=request.seed + 1,  # a simulated machine would draw the same noise again
+        resume=False,
+        force=False,
+    )
+    with Session(asked, None, lambda _text: None) as session:
+        session.measure(lambda _done, _total: None)
+    return session.run
+
+
+def _add(run: Run, alone: Run, pair: Pair) -> None:
+    """Add the samples of a run of this pair alone to the cells of the whole run."""
+    cells = {found.cell: found for found in run.measurements}
+    for found in alone.measurements:
+        members = tuple(pair[member] for member in found.cell.members)
+        for cell in (replace(found.cell, members=members), replace(found.cell, members=members[::-1])):
+            if cell in cells and (cell.members == members or cell.operation.is_collective):
+                cells[cell].samples += found.samples
+                if found.failure:
+                    cells[cell].stop = found.stop
+                    cells[cell].failure, cells[cell].failure_kind = found.failure, found.failure_kind
+                break
+
+
+# `collbench check`: where the labels, the tools and the measurement disagree, and why.
+
 
 # One size that decides: a message of 64 MiB shows bandwidth on all links that we know, and staged copies of more take
 # long on old ones. Cores show it at a quarter of that.
@@ -63,10 +183,10 @@ def check(**given: Any) -> None:
     as_json, run_file, expected = given.pop("as_json"), given.pop("run_file"), given.pop("expect")
     if run_file is not None:
         _refuse_measuring_options(run_file)
-        run = runfile.load(run_file)
+        run = runfile_run_file.load(run_file)
     else:
         run = _measured(given)
-    _show(texts.applied(run), gate.shortfall(run, expected, quick=given["quick"]), as_json=as_json)
+    _show(texts.applied(run), shortfall(run, expected, quick=given["quick"]), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +263,19 @@ def _refuse_measuring_options(run_file: Path) -> None:
 def _measured(given: dict[str, Any]) -> Run:
     """Measure this machine and return the run; of one that wrong data or a hang ended, what there is of it."""
     if given["quick"]:
-        gate.refuse_cores(given["backend"])
+        refuse_cores(given["backend"])
     request, path = options.make_request("check", given)
     request = _planned(request)
     shown = _Silently()
     try:
         path = measure_and_show(request, path, shown)
     except (DataCorruption, BackendError) as error:
-        found = [runfile.again(run) for run in shown.runs]
+        found = [runfile_run_file.again(run) for run in shown.runs]
         if not found or not _fails(found[0]):
             raise
         say(str(error))
         return found[0]
-    run = runfile.again(shown.runs[0])
+    run = runfile_run_file.again(shown.runs[0])
     return run if request.quick else _confirmed(request, run, path)
 
 
@@ -169,23 +289,23 @@ def _planned(request: Request) -> Request:
 
 
 def _confirmed(request: Request, run: Run, path: Path | None) -> Run:
-    if confirm(request, run, say) and path is not None and not wholefile.is_stream(path):
-        runfile.save(run, path, replace=True)
+    if confirm(request, run, say) and path is not None and not atomic_write.is_stream(path):
+        runfile_run_file.save(run, path, replace=True)
     return run
 
 
 def _fails(run: Run) -> bool:
     """Return whether the run shows by itself why it was ended."""
-    from collbench.affinity.verdicts import judge
-    from collbench.report import verdicts
+    from collbench.analysis.diagnose import judge
+    from collbench.output.text import verdicts
 
     return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
 
 
 def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
     """Print the verdicts, and leave with their status; a shortfall is a failure, too."""
-    from collbench.affinity.verdicts import judge  # late: numpy
-    from collbench.report import verdicts
+    from collbench.analysis.diagnose import judge  # late: numpy
+    from collbench.output.text import verdicts
 
     found = judge(run)
     status = max(verdicts.status(run, found), ExitStatus.FAILED if shortfall else ExitStatus.DONE)

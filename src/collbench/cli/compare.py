@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from collbench import runfile
 from collbench.cli.terminal import echo, prose_width, show_page
-from collbench.errors import UsageError
-from collbench.model import Run
-from collbench.operations import Operation
-from collbench.printable import one_line
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.printable import one_line
+from collbench.model.run import Run
+from collbench.runfile import run_file
 
 _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 
@@ -50,7 +50,7 @@ def compare(
     limit = _parse_share(fail_below)
     wanted = None if operation is None else _parse_operation(operation)
     _check_count(run_files, reference=reference)
-    runs = [runfile.load(path) for path in run_files]
+    runs = [run_file.load(path) for path in run_files]
     _check_alike(runs, run_files)
     if reference:
         status = _reference(runs[0], wanted, as_json=as_json)
@@ -88,24 +88,24 @@ def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
 
 def _two(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Operation | None, *, as_json: bool) -> int:
     # Late: numpy takes as long to load as the rest of the program.
-    from collbench.comparison.compare import compare as compared
-    from collbench.report import comparison, comparison_json
+    from collbench.analysis.compare import compare as compared
+    from collbench.output.text import comparison
 
     found = compared(runs[0], runs[1], limit, wanted)
     status = found.status
     if not found.changes:
         _nothing(paths, wanted)
     if as_json:
-        echo(comparison_json.of_comparison(found, status), end="")
+        echo(comparison.of_comparison(found, status), end="")
     else:
         show_page(comparison.page(found, (one_line(str(paths[0])), one_line(str(paths[1])))))
     return status
 
 
 def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Operation | None, *, as_json: bool) -> int:
-    from collbench.comparison.trend import by_date
-    from collbench.comparison.trend import trend as trended
-    from collbench.report import comparison_json, trend
+    from collbench.analysis.trend import by_date
+    from collbench.analysis.trend import trend as trended
+    from collbench.output.text import comparison
 
     order = by_date(runs)
     found = trended([runs[place] for place in order], limit, wanted)
@@ -113,9 +113,9 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
     if not found.last.changes:
         _nothing(paths, wanted)
     if as_json:
-        echo(comparison_json.of_trend(found, status), end="")
+        echo(comparison.of_trend(found, status), end="")
     else:
-        show_page(trend.page(found, tuple(one_line(str(paths[place])) for place in order)))
+        show_page(comparison.trend_page(found, tuple(one_line(str(paths[place])) for place in order)))
     return status
 
 
@@ -127,16 +127,15 @@ def _nothing(paths: Sequence[Path], wanted: Operation | None) -> None:
 
 
 def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
-    from collbench.comparison.reference import judge
-    from collbench.reference.file import load
-    from collbench.report import comparison_json, reference
+    from collbench.analysis.references import judge, load
+    from collbench.output.text import comparison
 
     answers = judge(run, load(), wanted)
     status = answers.status
     if as_json:
-        echo(comparison_json.of_answers(answers, status), end="")
+        echo(comparison.of_answers(answers, status), end="")
     else:
-        show_page(reference.page(answers, prose_width()))
+        show_page(comparison.reference_page(answers, prose_width()))
     return status
 
 

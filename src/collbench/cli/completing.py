@@ -12,9 +12,8 @@ from collections.abc import Iterable
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from collbench.errors import CollbenchError
-from collbench.launch.arguments import BACKENDS
-from collbench.launch.options import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES
+from collbench.launch.arguments import BACKENDS, SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES
+from collbench.model.errors import CollbenchError
 
 NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
 _FILES = re.compile(r"\b(FILE|PATH|JSON|RUN)\b")

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from collbench import wholefile
 from collbench.cli import manual, options
 from collbench.cli.completing import NAME, VARIABLE
 from collbench.cli.terminal import echo
-from collbench.errors import MachineError, UsageError
+from collbench.model.errors import MachineError, UsageError
+from collbench.runfile import atomic_write
 
 _SHELLS = ("bash", "zsh", "fish")
 _SAVE, _SAVE_PAGE = "save the completion as", "save the manual page"
@@ -49,16 +49,16 @@ def completion(context: click.Context, shell: str | None, install: bool, force: 
     otherwise = f"collbench completion {chosen} >"
     folder = _data() / "man" / "man1"
     pages = manual.pages(context.find_root().command, version("collbench"))
-    wholefile.check(place, _SAVE, otherwise, force=force, ours=lambda text: VARIABLE.encode() in text)
+    atomic_write.check(place, _SAVE, otherwise, force=force, ours=lambda text: VARIABLE.encode() in text)
     for name in pages:
-        wholefile.check(folder / name, _SAVE_PAGE, otherwise, force=force, ours=manual.is_ours)
-    wholefile.write(script, place, _SAVE, otherwise, force=True)
+        atomic_write.check(folder / name, _SAVE_PAGE, otherwise, force=force, ours=manual.is_ours)
+    atomic_write.write(script, place, _SAVE, otherwise, force=True)
     echo(f"completion for {chosen}: {place}")
     for startup, line in lines:
         if _append_once(startup, line):
             echo(f"added to {startup}: {line}")
     for name, text in pages.items():
-        wholefile.write(text, folder / name, _SAVE_PAGE, otherwise, force=True)
+        atomic_write.write(text, folder / name, _SAVE_PAGE, otherwise, force=True)
     echo(f"manual: {len(pages)} pages in {folder}")
     _show_man(chosen, folder.parent)
     echo("open a new shell to use it")

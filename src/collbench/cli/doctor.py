@@ -9,11 +9,11 @@ from importlib.metadata import version
 
 import click
 
-from collbench.cli import places
+from collbench.cli import options
 from collbench.cli.terminal import echo, prose_width, show_page
-from collbench.doctor import host
-from collbench.doctor.facts import Folder
-from collbench.errors import UsageError
+from collbench.machine.doctor import collect
+from collbench.machine.doctor.facts import Folder
+from collbench.model.errors import UsageError
 
 
 @click.command(short_help="Say what a run here will depend on, and what is amiss.")
@@ -45,9 +45,9 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
       collbench doctor --json
       collbench doctor --backend host
     """
-    from collbench.doctor.examining import examine  # late: pynvml, the extension
-    from collbench.doctor.judging import judge, status
-    from collbench.report import doctor as report
+    from collbench.machine.doctor.collect import examine  # late: pynvml, the extension
+    from collbench.machine.doctor.judge import judge, status
+    from collbench.output.text import doctor as report
 
     findings = judge(examine(backend, _runs(), os.environ, nccl))
     left = status(findings)
@@ -64,6 +64,6 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
 def _runs() -> Folder:
     """Return the folder of saved runs; that there is no home is a finding, not an error."""
     try:
-        return host.runs_folder(places.state_folder(places.RUNS))
+        return collect.runs_folder(options.state_folder(options.RUNS))
     except UsageError as error:
         return Folder(error=str(error).partition(":")[0])

@@ -1,19 +1,33 @@
-"""`collbench export`: a run in the formats that other tools read."""
+"""`collbench export`, `collbench plot` and `collbench report`: a saved run for other tools and readers."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from collbench import runfile, wholefile
 from collbench.cli import options
+from collbench.cli.show import check_size, find_works
 from collbench.cli.terminal import echo, say
-from collbench.errors import UsageError
-from collbench.model import Run
-from collbench.printable import printable
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation, Work
+from collbench.model.printable import one_line, printable
+from collbench.model.run import Run
+from collbench.model.units import format_size, parse_size
+from collbench.runfile import atomic_write
+from collbench.runfile import run_file as runfile_run_file
+
+if TYPE_CHECKING:
+    from collbench.output.plot.figure import Named, Picture
+
+
+# `collbench export`: a run in the formats that other tools read.
+
 
 _SAVE = ("write the export to", "--output")
 _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
@@ -40,15 +54,15 @@ def export(run_file: Path, layout: str, output: Path | None, force: bool) -> Non
       collbench export run.json --format prometheus -o collbench.prom
     """
     if output is not None:
-        wholefile.check(output, *_SAVE, force=force, sources=(run_file,))
-    run = runfile.load(run_file)
+        atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
+    run = runfile_run_file.load(run_file)
     if not run.measurements and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no cell to export: nothing was measured")
     content = _content(run, layout)
     if isinstance(content, str):
         content = printable(content)
     if output is not None:
-        wholefile.write(content, output, *_SAVE, force=force)
+        atomic_write.write(content, output, *_SAVE, force=force)
         say(f"wrote {output}")
     elif isinstance(content, bytes):
         _print_bytes(content)
@@ -57,26 +71,26 @@ def export(run_file: Path, layout: str, output: Path | None, force: bool) -> Non
 
 
 def _content(run: Run, layout: str) -> str | bytes:
-    from collbench.exchange.rows import rows  # late: numpy
+    from collbench.output.rows import rows  # late: numpy
 
     if layout == "nccl-tests":
-        from collbench.report import nccl_tests
+        from collbench.output import nccl_tests
 
         return "".join(f"{line}\n" for line in nccl_tests.lines(run))
     if layout == "prometheus":
-        from collbench.exchange.prometheus import as_prometheus
+        from collbench.output.prometheus import as_prometheus
 
         return as_prometheus(run)
     if layout == _PARQUET:
-        from collbench.exchange.parquet import as_parquet
+        from collbench.output.formats import as_parquet
 
         return as_parquet(rows(run))
-    from collbench.exchange import text
+    from collbench.output import formats
 
     texts: dict[str, Callable[[], str]] = {
-        "csv": lambda: text.as_csv(rows(run)),
-        "json": lambda: text.as_json(rows(run)),
-        "markdown": lambda: text.as_markdown(run, rows(run)),
+        "csv": lambda: formats.as_csv(rows(run)),
+        "json": lambda: formats.as_json(rows(run)),
+        "markdown": lambda: formats.as_markdown(run, rows(run)),
     }
     return texts[layout]()
 
@@ -88,3 +102,172 @@ def _print_bytes(content: bytes) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()
+
+
+# `collbench plot`: a figure for a paper or a page, from saved runs.
+
+
+_PLOT_WORDS = ("write the figure", "--output")
+_KINDS = ("heatmap", "curves", "scaling")
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(short_help="Draw a figure from saved runs.")
+@click.argument("run_files", metavar="RUN.JSON...", nargs=-1, required=True, type=_FILE)
+@click.option("--kind", type=click.Choice(_KINDS), required=True, help="What to draw.")
+@click.option("-o", "--output", metavar="FILE", type=_FILE, required=True, help="The figure: .svg, .png or .pdf.")
+@click.option(
+    "--operation",
+    "operations",
+    metavar="OP",
+    multiple=True,
+    help="allreduce, ce-write, …; repeat it to overlay curves.  [default: the first collective, else the first copy]",
+)
+@click.option("--size", metavar="SIZE", help="Of heatmap and scaling.  [default: the largest]")
+@options.force
+def plot(
+    run_files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None, force: bool
+) -> None:
+    """Draw a figure from saved runs: SVG, PNG or PDF, the same bytes each time.
+
+    heatmap: every link or pair of one run at one size. curves: bandwidth over size with intervals and theory; more
+    than 8 lines become a median for each tier; several runs are overlaid. scaling: bandwidth over the number of GPUs,
+    from a run of several (--split), or one run for each number. Needs matplotlib: pip install 'collbench[plot]'.
+
+    \b
+    Examples:
+      collbench plot run.json --kind heatmap -o map.svg
+      collbench plot run.json --kind curves --operation ce-write -o curves.pdf
+      collbench plot old.json new.json --kind curves -o both.png
+      collbench plot two.json four.json --kind scaling --size 256M -o scaling.svg
+    """
+    from collbench.output.plot import figure  # late: numpy takes as long to load as the rest of the program
+
+    suffix = output.suffix.removeprefix(".").lower()
+    if suffix not in figure.SUFFIXES:
+        raise UsageError(f"{output} has no suffix of a figure: name it .{', .'.join(figure.SUFFIXES)}")
+    size_bytes = None if size is None else parse_size(size)
+    if kind == "curves" and size is not None:
+        raise UsageError(f"--kind curves draws all sizes: leave out --size {size}, or write --kind heatmap")
+    atomic_write.check(output, *_PLOT_WORDS, force=force, sources=run_files)
+    with figure.drawing():
+        runs = _load(run_files)
+        picture = _draw(kind, runs, operations, size_bytes)
+        atomic_write.write(figure.encode(picture, suffix), output, *_PLOT_WORDS, force=force)
+    say(f"wrote {output}: {picture.title}")
+
+
+def _load(paths: tuple[Path, ...]) -> list[tuple[Path, Named]]:
+    """Return the runs, each called by its file's name, by its path where two have the same."""
+    from collbench.output.plot.figure import Named
+
+    stems = Counter(path.stem for path in dict.fromkeys(paths))
+    names = {path: path.stem if stems[path.stem] == 1 else str(path) for path in paths}
+    return [(path, Named(one_line(name), runfile_run_file.load(path))) for path, name in names.items()]
+
+
+def _draw(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
+    if kind == "heatmap":
+        return _heatmap(runs, operations, size)
+    from collbench.output.plot import curves, scaling
+
+    shown = [(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)]
+    return curves.draw(shown) if kind == "curves" else scaling.draw(shown, size)
+
+
+def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
+    """Draw one work of one run. Raises UsageError for more of either, and where it has no links or pairs."""
+    from collbench.analysis.tiers import rank_links
+    from collbench.output.plot import heatmap
+    from collbench.output.text.curves import curves_of, sizes_of
+
+    if len(runs) > 1 or len(operations) > 1:
+        what = f"{len(runs)} runs" if len(runs) > 1 else f"{len(operations)} operations"
+        raise UsageError(f"--kind heatmap draws one operation of one run, {what} were given: draw each to its own file")
+    path, named = runs[0]
+    work = _works("heatmap", named, path, operations, size)[0]
+    ranking = rank_links(named.run, work, size or sizes_of(work, curves_of(named.run, work))[-1])
+    if ranking is None or ranking.kind == "device":
+        at = f" at {format_size(size)}" if size else ""
+        raise UsageError(f"{path} has no {work}{at} on links or pairs, which a heat map needs: try --kind curves")
+    return heatmap.draw(named, ranking)
+
+
+def _works(kind: str, named: Named, path: Path, operations: tuple[str, ...], size: int | None) -> list[Work]:
+    """Return the works that were asked for, or the run's most telling one. Raises UsageError where it has none."""
+    found = [work for typed in operations for work in find_works(named.run, typed, path)]
+    found = list(dict.fromkeys(found or _default(kind, named, path)))
+    if kind == "curves" and any(work.operation is Operation.CHASE for work in found):
+        raise UsageError(f"{path}: a pointer chase has no bandwidth over size: draw it with --kind heatmap")
+    if kind == "scaling" and not all(work.operation.is_collective for work in found):
+        raise UsageError(f"{path}: {found[0]} runs on links, so it has no number of GPUs: scaling needs a collective")
+    return found if size is None else check_size(named.run, found, size, path)
+
+
+def _default(kind: str, named: Named, path: Path) -> list[Work]:
+    from collbench.output.text.curves import works_of
+
+    works = [work for work in works_of(named.run) if kind == "heatmap" or work.operation is not Operation.CHASE]
+    collectives = [work for work in works if work.operation.is_collective]
+    if not collectives and kind == "scaling":
+        raise UsageError(f"{path} has no collective, which --kind scaling needs: measure with 'collbench allreduce'")
+    if not works:
+        raise UsageError(f"{path} holds nothing that was measured to the end: measure again")
+    return (collectives or works)[:1]
+
+
+# `collbench report`: saved runs as one page that needs nothing else, to look at, print or send.
+
+
+_SUFFIXES = (".html", ".htm")
+_REPORT_WORDS = ("write the report as", "--output")
+
+
+@click.command(short_help="Make one HTML page of saved runs.")
+@click.argument("run_files", metavar="RUN.JSON…", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "-o", "--output", metavar="FILE", type=_FILE, help="Write it here.  [default: the first run's name, .html]"
+)
+@options.force
+def report(run_files: tuple[Path, ...], output: Path | None, force: bool) -> None:
+    """Make one HTML page of saved runs, to look at, to print or to send.
+
+    Maps and curves of every operation and size with intervals, tiers, latency and bandwidth, verdicts with cause and
+    command, what select would choose, health and environment. Of several runs each is compared with the first. The
+    page is one file and asks for nothing else, so it opens without a network. Any machine's run will do.
+
+    \b
+    Examples:
+      collbench report run.json
+      collbench report before.json after.json -o report.html
+    """
+    path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
+    _check(path, run_files, force=force)
+    runs = [runfile_run_file.load(file) for file in run_files]
+    from collbench.output.html.content import content  # late: numpy, jinja2
+    from collbench.output.html.page import render
+    from collbench.output.text.frame import headline
+
+    text = printable(render(content(list(zip(_names(run_files), runs, strict=True)), version("collbench"))))
+    atomic_write.write(text, path, *_REPORT_WORDS, force=force)
+    for file, run in zip(run_files, runs, strict=True):
+        if failed := headline(run):
+            echo(f"{one_line(str(file))}: {failed}")
+    echo(f"saved     {one_line(str(path))} ({len(text.encode(errors='backslashreplace')) / 2**20:.1f} MiB)")
+
+
+def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
+    """Raise before anything is computed: UsageError for what is no page, RunFileError where none can be written."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"--output {path} is not named as a page: write {path.stem or 'report'}.html")
+    atomic_write.check(path, *_REPORT_WORDS, force=force, sources=run_files)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Return what the page calls each run: its file's name, with as many folders as tell it from the others."""
+    paths = [tuple(map(one_line, file.absolute().parts)) for file in files]
+    for depth in range(1, max(map(len, paths)) + 1):
+        names = [str(Path(*parts[-depth:])) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{one_line(file.name)} ({number})" for number, file in enumerate(files, 1)]  # the same file twice

@@ -3,29 +3,106 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench import runfile
-from collbench.backends import opening
-from collbench.cli import places, resuming
-from collbench.cli.following import serve_rank_0
-from collbench.cli.leaving import Interrupted
-from collbench.cli.showing import Showing
-from collbench.cli.terminal import progress_bar, say
-from collbench.errors import BackendError, CollbenchError, ExitStatus
-from collbench.model import Run
-from collbench.outcome import outcome
-from collbench.planning import Request
-from collbench.world.environment import find_place, join_seconds
-from collbench.world.opening import World
+from collbench.analysis.outcome import outcome
+from collbench.backends import factory
+from collbench.bench.plan import Request
+from collbench.cli import options
+from collbench.cli.exit_codes import Interrupted
+from collbench.cli.nonzero_ranks import serve_rank_0
+from collbench.cli.terminal import echo, progress_bar, say, show_page
+from collbench.distributed.factory import World
+from collbench.distributed.launchers import find_place, join_seconds
+from collbench.model.errors import BackendError, CollbenchError, ExitStatus, UsageError
+from collbench.model.printable import one_line
+from collbench.model.run import Run
+from collbench.runfile import atomic_write, run_file
 
 if TYPE_CHECKING:
-    from collbench.session import Session
+    from collbench.bench.session import Session
+
+
+# How a run is shown: as its page, or as nccl-tests prints it; and the JSON file beside it.
+
+
+_TABLE, _NCCL_TESTS = "table", "nccl-tests"
+_JSON = ("write", "--json")
+_SAME = "--output and --json name the same file, and each writes its own: choose another one for --json"
+
+FORMAT = click.option(
+    "--format",
+    "layout",
+    type=click.Choice((_TABLE, _NCCL_TESTS)),
+    default=_TABLE,
+    show_default=True,
+    help="nccl-tests: print what its parsers read, in and out of place.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """Where a finished run goes: stdout in one of two layouts, and the file of --json."""
+
+    layout: str = _TABLE
+    json: Path | None = None
+    force: bool = False
+
+    @classmethod
+    def asked(cls, given: Mapping[str, Any]) -> Showing:
+        """Return what the options ask for. Raises RunFileError if the JSON file could not be written, UsageError."""
+        json, run = given.get("json"), given.get("resume") or given.get("output")
+        if json is not None:
+            if run is not None and run.resolve() == json.resolve() and not atomic_write.is_stream(json):
+                raise UsageError(_SAME)
+            place = find_place(os.environ)
+            if place is None or place.rank == 0:  # who writes it
+                atomic_write.check(json, *_JSON, force=given["force"])
+        return cls(given["layout"], json, given["force"])
+
+    @property
+    def as_nccl_tests(self) -> bool:
+        """True where nccl-tests' columns are wanted, which are two: out of place and in place."""
+        return self.layout == _NCCL_TESTS or self.json is not None
+
+    def begun(self, run: Run) -> None:
+        """Take note of a run that is about to be measured, or taken up; it fills while it is."""
+
+    def show(self, run: Run) -> None:
+        """Print the run, and write its JSON. Raises RunFileError, and UsageError where the layout does not suit it."""
+        # Late: numpy need not be there before something was measured.
+        from collbench.output import nccl_tests
+        from collbench.output.text.measured import page
+
+        if self.layout == _NCCL_TESTS:
+            for line in nccl_tests.lines(run):
+                echo(line)
+        else:
+            show_page(page(run))
+        if self.json is not None:
+            atomic_write.write(nccl_tests.dumps(run), self.json, *_JSON, force=self.force)
+
+    def status(self, run: Run) -> ExitStatus:
+        """Return how the command ends once this run is shown."""
+        return outcome(run).status
+
+    def saved(self, path: Path) -> None:
+        """Say where the run is: in nccl-tests' layout on stderr, for stdout is a parser's."""
+        if self.layout == _NCCL_TESTS:
+            say(f"saved {path}")
+        else:
+            show_page([f"\nsaved     {one_line(str(path))}"])
+
+
+# Measure a request, show its page, and say where the run is, also when something ends it early.
+
 
 _AS_PAGE = Showing()
 
@@ -36,7 +113,7 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing = _AS
     Whatever interrupts it, what was measured is saved and said. Where no file can be made it is printed all the same,
     and None returned; a named one that cannot be written is refused before anything is measured.
     """
-    if request.resume and path is not None and resuming.nothing_left(run := runfile.load(path)):
+    if request.resume and path is not None and options.nothing_left(run := run_file.load(path)):
         say(f"{path} is complete: nothing is left to measure")
         showing.begun(run)
         showing.show(run)
@@ -45,12 +122,12 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing = _AS
     place = find_place(os.environ)
     if place is not None and place.rank > 0:
         serve_rank_0(place, request)
-    path = path or places.new_run(request.command[0], request.backend, advice=", or name a file with --output FILE")
-    begun = None if place else opening.begin(request.backend)
+    path = path or options.new_run(request.command[0], request.backend, advice=", or name a file with --output FILE")
+    begun = None if place else factory.begin(request.backend)
     # Late: numpy and the pages take as long to load as the driver to start, and now they do so side by side.
-    from collbench.session import Session
+    from collbench.bench.session import Session
 
-    import_module("collbench.report.page")
+    import_module("collbench.output.text.measured")
 
     with ExitStack() as stack:
         try:
@@ -94,7 +171,7 @@ def _leave(run: Run, showing: Showing) -> None:
     status = showing.status(run)
     if status is ExitStatus.DONE:
         return
-    from collbench.report.outcome import headline
+    from collbench.output.text.frame import headline
 
     say(headline(run))
     raise click.exceptions.Exit(status)

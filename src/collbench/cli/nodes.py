@@ -2,20 +2,201 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.cli import node_world, options
-from collbench.cli.amounts import parse_budget
-from collbench.cli.terminal import prose_width, show_page
-from collbench.errors import ExitStatus, RunFileError, UsageError
-from collbench.units import parse_size
+from collbench.analysis.outcome import outcome
+from collbench.backends.factory import Opened
+from collbench.bench.plan import Request
+from collbench.bench.run_writer import Keeper
+from collbench.cli import options
+from collbench.cli.exit_codes import Interrupted
+from collbench.cli.nonzero_ranks import serve_rank_0
+from collbench.cli.options import parse_budget
+from collbench.cli.terminal import echo, progress_bar, prose_width, say, show_page
+from collbench.distributed.factory import World
+from collbench.distributed.launchers import Place, find_place, join_seconds
+from collbench.model.errors import ExitStatus, RunFileError, UsageError
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Run, Settings
+from collbench.model.units import parse_size
+from collbench.runfile import run_file
 
 if TYPE_CHECKING:
-    from collbench.fabric.cluster import Cluster
+    from collbench.analysis.nodes import Judgement, NodeChoice
+    from collbench.bench.nodes import NodePairs, Surveyed
+    from collbench.output.text.nodes import Origin, Truth
+if TYPE_CHECKING:
+    from collbench.sim.cluster import Cluster
+
+
+# `collbench nodes` on real machines: one process for each GPU, of which rank 0 measures, judges and prints.
+
+
+def survey(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> None:
+    """Measure the nodes of this launch, print the page, save the run. Raises UsageError outside a launch."""
+    place = find_place(os.environ)
+    if place is None:
+        raise UsageError(
+            "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, simulate a "
+            "cluster with --backend sim, or see --plan"
+        )
+    request, path = _request(given, size_bytes, budget_seconds)
+    if place.rank > 0:
+        serve_rank_0(place, request)
+    path = path or options.new_run("nodes", request.backend, advice=", or name a file with --output FILE")
+    if path is not None:
+        run_file.check_writable(path, replace=request.force)
+    with ExitStack() as stack:
+        try:
+            world = stack.enter_context(World(place, request, join_seconds(os.environ), say))
+            opened = world.open()
+            stack.callback(opened.close)
+            from collbench.bench.session import begun_run  # late: numpy
+
+            run = begun_run(opened, _settings(request, opened, place))
+            _survey(given, request, opened, run, path)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted: the nodes were not judged") from error
+
+
+def show(
+    origin: Origin, found: Judgement, chosen: NodeChoice | None, truth: Truth | None = None, *, as_json: bool
+) -> None:
+    """Print the page, or as JSON."""
+    from collbench.output.text.nodes import as_plain, page
+
+    if as_json:
+        echo(json.dumps(as_plain(origin, found, chosen, truth)))
+    else:
+        echo(page(origin, found, chosen, truth, prose_width()))
+
+
+def leave(found: Judgement, failed: ExitStatus) -> None:
+    """End the command: with what failed, or with a failure where no node was judged."""
+    status = max(failed, ExitStatus.DONE if found.judged else ExitStatus.FAILED)
+    if status:
+        sys.stdout.flush()  # a full disk is told before the status
+        raise click.exceptions.Exit(status)
+
+
+def _request(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> tuple[Request, Path | None]:
+    request, path = options.make_request(
+        "nodes", {"devices": None, "quick": False, "precision": None, "resume": None, **given}
+    )
+    works = (Work(Operation.BROADCAST if given["one_way"] else Operation.ALLREDUCE),)
+    return replace(request, sizes=(size_bytes,), collectives=works, budget_seconds=budget_seconds), path
+
+
+def _survey(given: Mapping[str, Any], request: Request, opened: Opened, run: Run, path: Path | None) -> None:
+    """Measure, judge and show; what was measured is saved however it ends."""
+    # Late: numpy and scipy need not be there for --help.
+    from collbench.analysis.nodes import choose_nodes
+    from collbench.output.text.frame import headline
+    from collbench.output.text.nodes import Origin
+
+    keeper = Keeper(run, path, say, replace=request.force)
+    try:
+        pairs, done = _measured(given, request, opened, run)
+    finally:
+        if run.measurements:
+            keeper.end()
+    chosen = choose_nodes(done.judgement, given["count"]) if given["count"] else None
+    kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
+    origin = Origin(
+        backend=run.backend,
+        where=f"{len(pairs.names)} hosts, {len(run.devices)} ranks by {run.settings.launcher}: {kinds}",
+        names=pairs.names,
+        rounds=tuple(made.kind for made in done.rounds),
+        measurements=len(done.seen),
+        seconds=run.seconds,
+        seed=request.seed,
+        gpus=_gpus(run, pairs, chosen, given["gpus"]) if chosen is not None and given["gpus"] else (),
+        lost=tuple(pairs.lost),
+        failed=headline(run),
+    )
+    show(origin, done.judgement, chosen, as_json=given["as_json"])
+    if keeper.failure is not None:
+        raise keeper.failure
+    if keeper.path is not None:
+        say(f"saved {keeper.path}")
+    leave(done.judgement, outcome(run).status)
+
+
+def _measured(given: Mapping[str, Any], request: Request, opened: Opened, run: Run) -> tuple[NodePairs, Surveyed]:
+    """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
+    from collbench.bench.nodes import NodePairs, survey_nodes
+
+    begin, (size_bytes,) = time.monotonic(), request.sizes or ()
+    pairs = NodePairs(opened.backend, run, size_bytes)
+    _check_real_counts(given, pairs)
+    try:
+        with progress_bar("measuring nodes") as progress:
+
+            def more(made: int) -> bool:
+                progress(made, made + 1)
+                return time.monotonic() - begin < (request.budget_seconds or 0.0)
+
+            done = survey_nodes(len(pairs.names), (), pairs.measure, more, request.seed, one_way=given["one_way"])
+        if given["gpus"]:
+            pairs.measure_inside()
+        run.complete = True
+    finally:
+        run.seconds = round(time.monotonic() - begin, 3)
+    return pairs, done
+
+
+def _gpus(run: Run, pairs: NodePairs, chosen: NodeChoice, wanted: int) -> tuple[tuple[int, ...], ...]:
+    """Return each chosen node's best devices, by nvidia-smi's index, from that node's own pairs."""
+    from collbench.analysis.nodes import own_run
+    from collbench.analysis.select import choose
+
+    sets = []
+    for node in chosen.members:
+        own = own_run(run, pairs.ranks[node])
+        sets.append(tuple(own.devices[member].index for member in choose(own, wanted).members))
+    return tuple(sets)
+
+
+def _check_real_counts(given: Mapping[str, Any], pairs: NodePairs) -> None:
+    """Raise UsageError for more nodes or GPUs than there are, before anything is measured."""
+    nodes, fewest = len(pairs.names), min(map(len, pairs.ranks))
+    if given["count"] is not None and given["count"] > nodes:
+        raise UsageError(f"--select {given['count']} of {nodes} nodes ({', '.join(pairs.names)}): choose 1 to {nodes}")
+    if given["gpus"] is not None and given["count"] is None:
+        raise UsageError("--gpus chooses GPUs of the chosen nodes: add --select M")
+    if given["gpus"] is not None and given["gpus"] > fewest:
+        raise UsageError(f"--gpus {given['gpus']} where a node has {fewest} ranks: choose 1 to {fewest}")
+
+
+def _settings(request: Request, opened: Opened, place: Place) -> Settings:
+    return Settings(
+        operations=tuple(work.operation for work in request.collectives),
+        sizes=request.sizes or (),
+        dtype=request.dtype,
+        redop=request.redop,
+        visits=1,
+        seed=request.seed,
+        command=request.command,
+        environment=dict(opened.environment),
+        budget_seconds=request.budget_seconds,
+        processes=place.world_size,
+        launcher=place.launcher,
+    )
+
+
+# `collbench nodes`: which nodes of a cluster to take, from pairs of nodes measured in rounds.
+
 
 _SIM = "sim"
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
@@ -69,12 +250,12 @@ def nodes(**given: Any) -> None:
     elif given["fabric_cluster"] is not None:
         raise UsageError("--fabric-cluster names a simulated cluster: add --backend sim")
     else:
-        node_world.survey(given, size_bytes, budget_seconds)
+        survey(given, size_bytes, budget_seconds)
 
 
 def _show_plan(text: str, size_bytes: int) -> None:
-    from collbench.measure.node_time import estimate
-    from collbench.report.node_plan import plan_page
+    from collbench.bench.nodes import estimate
+    from collbench.output.text.nodes import plan_page
 
     match = _SHAPE.fullmatch(text.strip())
     if match is None or int(match[1]) < 2 or int(match[2]) < 1:
@@ -86,10 +267,10 @@ def _show_plan(text: str, size_bytes: int) -> None:
 
 def _simulate(given: dict[str, Any], size_bytes: int, budget_seconds: float) -> None:
     # Late: numpy and scipy need not be there for --help.
-    from collbench.affinity.nodes.choice import choose_nodes
-    from collbench.fabric.cluster import allreduce_busbw, best_bound
-    from collbench.report.nodes import Origin, Truth
-    from collbench.surveying import survey_cluster, switches
+    from collbench.analysis.nodes import choose_nodes
+    from collbench.bench.nodes import survey_cluster, switches
+    from collbench.output.text.nodes import Origin, Truth
+    from collbench.sim.cluster import allreduce_busbw, best_bound
 
     if given["output"] is not None:
         raise UsageError("--output saves what was measured, and a simulation measures nothing: use --json")
@@ -112,8 +293,8 @@ def _simulate(given: dict[str, Any], size_bytes: int, budget_seconds: float) -> 
         # A simulated node's GPUs are alike, so the first ones are as good as any.
         gpus=(tuple(range(given["gpus"])),) * given["count"] if given["gpus"] else (),
     )
-    node_world.show(origin, done.judgement, chosen, truth, as_json=given["as_json"])
-    node_world.leave(done.judgement, ExitStatus.DONE)
+    show(origin, done.judgement, chosen, truth, as_json=given["as_json"])
+    leave(done.judgement, ExitStatus.DONE)
 
 
 def _check_counts(given: dict[str, Any], count: int, gpus: int) -> None:
@@ -129,15 +310,15 @@ def _check_counts(given: dict[str, Any], count: int, gpus: int) -> None:
 
 
 def _cluster(name: str | None) -> Cluster:
-    from collbench.fabric import cluster
+    from collbench.sim import cluster as sim_cluster
 
     if name is None:
-        raise UsageError(f"--backend sim needs --fabric-cluster: {', '.join(cluster.names())}, or a file")
+        raise UsageError(f"--backend sim needs --fabric-cluster: {', '.join(sim_cluster.names())}, or a file")
     path = Path(name)
-    if name in cluster.names() or not (path.suffix or path.exists()):
-        return cluster.named(name)
+    if name in sim_cluster.names() or not (path.suffix or path.exists()):
+        return sim_cluster.named(name)
     try:
-        return cluster.load(path.read_text(encoding="utf-8"), name)
+        return sim_cluster.load(path.read_text(encoding="utf-8"), name)
     except OSError as error:
         raise RunFileError(f"cannot read cluster file {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:

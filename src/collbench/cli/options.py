@@ -2,24 +2,261 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
+import re
+import secrets
+import stat
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from collbench.backends import opening
-from collbench.cli import effort, resuming
+from collbench.backends import factory
+from collbench.bench.plan import Request
 from collbench.cli.terminal import say
-from collbench.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
-from collbench.errors import UsageError
+from collbench.distributed.launchers import find_place
 from collbench.launch.arguments import BACKENDS, check_backend
-from collbench.planning import Request
-from collbench.units import parse_sizes
-from collbench.world.environment import find_place
+from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
+from collbench.model.errors import UsageError
+from collbench.model.run import Run, StopReason
+from collbench.model.units import parse_sizes
+from collbench.runfile import atomic_write, run_file
+
+# Precisions and durations as people type them.
+
+
+# Nine digits on each side of the point: no larger number is meant, and float() stays exact enough.
+_PRECISION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ms|s|min)", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+# Half an interval as wide as the median itself says nothing.
+_COARSEST = 1.0
+
+
+def parse_precision(text: str) -> float:
+    """Return the ratio that `text` names: "1%", "0.5%" or "0.01". Raises UsageError."""
+    match = _PRECISION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--precision '{text}' is not a share of the median: write 1%, 0.5% or 0.01")
+    ratio = float(match[1]) / (100 if match[2] else 1)
+    if not 0 < ratio < _COARSEST:
+        raise UsageError(f"--precision {text} lies outside 0 to 100 %: write 1%, 0.5% or 0.01")
+    return ratio
+
+
+def parse_budget(text: str) -> float:
+    """Return the seconds that `text` names: "10s", "500ms" or "2min". Raises UsageError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--budget '{text}' is not a number and a unit: write 10s, 500ms or 2min")
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds == 0:
+        raise UsageError(f"--budget {text} is no time at all: write 10s, 500ms or 2min")
+    return seconds
+
+
+# How long to measure, as options of every command that measures.
+
+
+# Generous: twenty times what a sweep of four GPUs takes without it, and nobody watches longer without having asked.
+_SECONDS_FOR_PRECISION = 60.0
+
+OPTIONS = (
+    click.option(
+        "--precision",
+        metavar="SHARE",
+        help="Visit each cell until half its 95 % interval is within this share of its median: 1%, 0.5% or 0.01; "
+        "for 60 s at most, or as --budget says.  [default: 1% from 1M on, 3% below]",
+    ),
+    click.option(
+        "--budget",
+        metavar="TIME",
+        help="Stop visiting unsettled cells after this time: 10s, 500ms or 2min. Each gets three visits in any case.  "
+        "[default: 2.3s; host: 8s]",
+    ),
+    click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three visits a cell."),
+)
+
+
+def parse(given: Mapping[str, Any]) -> tuple[bool, float | None, float | None]:
+    """Return whether a first look is enough, the precision as a ratio, and the budget in seconds. Raises UsageError."""
+    for other in ("precision", "budget"):
+        if given["quick"] and given[other] is not None:
+            raise UsageError(f"--quick and --{other} both say how long to measure: leave one out")
+    precision = None if given["precision"] is None else parse_precision(given["precision"])
+    budget = None if given["budget"] is None else parse_budget(given["budget"])
+    return given["quick"], precision, _SECONDS_FOR_PRECISION if precision and budget is None else budget
+
+
+# Where collbench keeps what nobody gave a name, and which of it is believed again: what this user alone can write.
+
+
+RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def state_folder(name: str) -> Path:
+    """Return $XDG_STATE_HOME/collbench/NAME. Raises UsageError without a home."""
+    state = os.environ.get("XDG_STATE_HOME")
+    try:
+        return (Path(state) if state else Path.home() / ".local" / "state") / "collbench" / name
+    except RuntimeError as error:
+        raise UsageError("there is no home folder: set XDG_STATE_HOME to a folder") from error
+
+
+def new_name(*words: str) -> str:
+    """Return a file's stem that sorts by time and that no other process takes, whatever its host and its clock."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return "-".join((stamp, *words, secrets.token_hex(4)))
+
+
+def new_run(what: str, backend: str, folder: str = RUNS, advice: str = "") -> Path | None:
+    """Return a new file for a run; None, and why in one line, where none can be written. `advice` ends that line."""
+    try:
+        place = state_folder(folder)
+        atomic_write.make_private(place)
+        atomic_write.try_folder(place)
+    except UsageError as error:
+        say(f"the run will not be saved: {error}{advice}")
+    except OSError as error:
+        why = f"cannot write {place}: {atomic_write.reason(error)}"
+        say(f"the run will not be saved: {why}: set XDG_STATE_HOME to a folder that can be written{advice}")
+    else:
+        return place / f"{new_name(backend, what)}.json"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The saved runs that are believed, the newest name first, and one line on those that are not, "" for none."""
+
+    files: tuple[Path, ...] = ()
+    ignored: str = ""
+
+
+def saved_runs() -> Saved:
+    """Return the runs that may choose devices without being named: no other user can have written them."""
+    try:
+        folder = state_folder(RUNS)
+        found = sorted(folder.glob("*.json"), reverse=True)
+    except (UsageError, OSError):
+        return Saved()
+    if not found:
+        return Saved()
+    if why := _distrusted(folder, stat.S_ISDIR):
+        return Saved(ignored=f"ignoring the saved runs in {folder}: {why}; chmod 700 it once they are yours")
+    doubts = {path: why for path in found if (why := _distrusted(path, stat.S_ISREG))}
+    if not doubts:
+        return Saved(tuple(found))
+    (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
+    line = f"ignoring {first}{more}: {why}; name a run with its file to use it all the same"
+    return Saved(tuple(path for path in found if path not in doubts), line)
+
+
+def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
+    """Return why another user may have written a file or folder, or what a link leads to; "" where none can have."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    if not is_kind(found.st_mode):
+        return "it is a file of another kind"
+    if found.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {found.st_uid})"
+    return "others can write it" if found.st_mode & _OTHERS_WRITE else ""
+
+
+# --resume FILE: go on with a run under the options that it was started with.
+#
+# The file may be a stranger's, so it names no file to be loaded, read or written: who resumes says those again.
+
+
+OPTION = click.option(
+    "--resume",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Finish this interrupted run: its options and its file, and nothing is measured twice.",
+)
+
+_COMMAND = re.compile(r"[a-z]+")
+# Options that name files. What is recorded of them is not obeyed: of "nccl" our own search decides, and a fabric's file
+# is refused by name; of the others one line says that they were left out.
+_NAMING_FILES = ("nccl", "fabric", "json", "topology", "p2p")
+_LEFT_OUT = ("json", "topology", "p2p")
+
+
+def resumable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command's function that with --resume is given the options recorded in the file.
+
+    Beside them it gets "command", the recorded words. Raises UsageError, RunFileError.
+    """
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        file = given["resume"]
+        return function(**(given if file is None else _recorded(click.get_current_context(), file)))
+
+    return command
+
+
+def nothing_left(run: Run) -> bool:
+    """Return whether every cell of a run was measured: it came to its end, and none failed on the way."""
+    return run.complete and not any(found.stop is StopReason.FAILED for found in run.measurements)
+
+
+def _recorded(context: click.Context, file: Path) -> dict[str, Any]:
+    others = [
+        param.opts[-1]
+        for param in context.command.params
+        if param.name not in ("resume", *_NAMING_FILES) and _typed(context, param.name)
+    ]
+    if others:
+        raise UsageError(f"--resume takes all options from {file}: leave out {', '.join(others)}")
+    run = run_file.load(file)
+    name, *words = run.settings.command or ("",)
+    if name != context.info_name:
+        raise UsageError(f"{file} was measured by {_named(name, file)}")
+    recorded = context.command.make_context(name, words, parent=context.parent)
+    again = {option: context.params[option] for option in _NAMING_FILES if option in context.params}
+    if "fabric" in again and again["fabric"] is None:
+        again["fabric"] = _shipped(recorded.params["fabric"], file)
+    for option in _LEFT_OUT:
+        if _typed(recorded, option) and not again[option]:
+            say(f"--{option} {recorded.params[option]} of {file} is left out: write it again if you want it")
+    # What "auto" and a random seed stood for then.
+    then = {"backend": run.backend, "seed": run.settings.seed, "force": False}
+    return {**recorded.params, **again, **then, "resume": file, "command": run.settings.command}
+
+
+def _typed(context: click.Context, name: str | None) -> bool:
+    return context.get_parameter_source(name or "") is ParameterSource.COMMANDLINE
+
+
+def _named(name: str, file: Path) -> str:
+    """Return which command measured a run, in words to be copied only if it is one of ours."""
+    if not _COMMAND.fullmatch(name):
+        return "no command of collbench: its options cannot be taken from it"
+    return f"'collbench {name}': write 'collbench {name} --resume {file}'"
+
+
+def _shipped(fabric: str | None, file: Path) -> str | None:
+    """Return the recorded fabric if it is a shipped one. Raises UsageError for a file."""
+    from collbench.sim.fabrics import names  # late: other backends need none
+
+    if fabric is not None and fabric not in names():
+        raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric} to have it read")
+    return fabric
+
+
+# Options that several commands share, parsed once, and the request that they make.
+
 
 Command = Callable[..., Any]
 
@@ -40,7 +277,7 @@ survey_sizes = sizes_option("8,64:1G:4; host: 8,64:64M:4")
 backend = click.option(
     "--backend",
     metavar="NAME",
-    type=click.Choice(opening.NAMES),
+    type=click.Choice(factory.NAMES),
     default="auto",
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (a machine that is only simulated), or auto: cuda where a GPU answers, "
@@ -121,8 +358,8 @@ def apply(*options: Command) -> Callable[[Command], Command]:
 def measuring(*own: Command, saves: Command = output, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(*first, *own, *effort.OPTIONS, backend, fabric, saves, force, resuming.OPTION, nccl, seed)
-    return lambda function: add_options(resuming.resumable(function))
+    add_options = apply(*first, *own, *OPTIONS, backend, fabric, saves, force, OPTION, nccl, seed)
+    return lambda function: add_options(resumable(function))
 
 
 def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path | None]:
@@ -132,9 +369,9 @@ def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path 
     """
     wanted = None if given.get("sizes") is None else parse_sizes(given["sizes"])
     element = parse_dtype(given.get("dtype") or "float32")
-    quick, precision, budget = effort.parse(given)
+    quick, precision, budget = parse(given)
     _check_fabric(given["backend"], given.get("fabric"))
-    name, reason = opening.resolve(given["backend"])
+    name, reason = factory.resolve(given["backend"])
     if reason is not None:
         say(f"measuring CPU cores (host backend): {reason}")
     request = Request(
@@ -165,7 +402,7 @@ def _check_fabric(backend_name: str, given: str | None) -> None:
         if given is not None:
             raise UsageError(f"--fabric {given} is a machine to simulate: add --backend sim, or leave it out")
         return
-    opening.simulated(given)
+    factory.simulated(given)
     if find_place(os.environ) is not None:
         raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
 

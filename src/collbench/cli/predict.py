@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench import runfile
+from collbench.analysis.outcome import outcome
 from collbench.cli import options
 from collbench.cli.terminal import echo, show_page
-from collbench.errors import UsageError
-from collbench.outcome import outcome
-from collbench.printable import one_line
-from collbench.units import parse_size
+from collbench.model.errors import UsageError
+from collbench.model.printable import one_line
+from collbench.model.units import parse_size
+from collbench.runfile import run_file
 
 if TYPE_CHECKING:
-    from collbench.cost.evidence import Evidence
-    from collbench.cost.model import Network
-    from collbench.cost.prediction import Question
+    from collbench.analysis.predict.networks import Network
+    from collbench.analysis.predict.predict import Question
+    from collbench.analysis.predict.timing import Evidence
 
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(us|ms|s)", re.ASCII)
@@ -111,14 +111,14 @@ def predict(run_files: tuple[Path, ...], **given: Any) -> None:
       collbench predict pairs.json allgather.json --params 7B --strategy fsdp
     """
     # Late: numpy and scipy take as long to load as the rest of the program.
-    from collbench.cost.evidence import gather
-    from collbench.cost.prediction import Predictor
-    from collbench.report import prediction
-    from collbench.report.outcome import alarm
+    from collbench.analysis.predict.predict import Predictor
+    from collbench.analysis.predict.timing import gather
+    from collbench.output.text import prediction
+    from collbench.output.text.frame import alarm
 
     _check(given)
     network = _network(given)
-    runs = [(one_line(str(file)), runfile.load(file)) for file in run_files]
+    runs = [(one_line(str(file)), run_file.load(file)) for file in run_files]
     evidence = gather(runs)
     question = _question(given, network, evidence)
     answer = Predictor(evidence).predict(question)
@@ -147,20 +147,19 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _network(given: dict[str, Any]) -> Network:
-    from collbench.cost import models
+    from collbench.analysis.predict import networks
 
     if given["model"] is not None:
-        network = models.find(given["model"])
+        network = networks.find(given["model"])
     else:
-        network = models.of_size(models.parse_parameters(given["params"]), given["layers"])
+        network = networks.of_size(networks.parse_parameters(given["params"]), given["layers"])
     return network if given["head_share"] is None else network.with_head(given["head_share"])
 
 
 def _question(given: dict[str, Any], network: Network, evidence: Evidence) -> Question:
     """Return what is asked. Raises UsageError."""
-    from collbench.cost.host import parse_phases
-    from collbench.cost.prediction import Question
-    from collbench.cost.strategies import ALL, parse_strategies
+    from collbench.analysis.predict.predict import Question
+    from collbench.analysis.predict.step import ALL, parse_phases, parse_strategies
 
     strategies = parse_strategies(given["strategy"])
     if given["strategy"].strip().lower() == ALL and given["shard"] is None:

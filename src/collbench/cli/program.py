@@ -10,10 +10,10 @@ from typing import cast
 
 import click
 
-from collbench.cli import leaving
-from collbench.cli.following import check_command, follow, place_of
-from collbench.errors import CollbenchError
-from collbench.operations import COLLECTIVES
+from collbench.cli import exit_codes
+from collbench.cli.nonzero_ranks import check_command, follow, place_of
+from collbench.model.errors import CollbenchError
+from collbench.model.operations import COLLECTIVES
 
 # In the order of a first session: each command, and the module of collbench.cli that holds it under its name, or in a
 # dictionary COMMANDS.
@@ -114,10 +114,10 @@ def _complete(question: str) -> None:
 
 def run() -> int:
     """Run the program on sys.argv; return its exit status."""
-    leaving.open_closed_streams()
+    exit_codes.open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
-    leaving.heed_signals()
+    exit_codes.heed_signals()
     try:
         if question := os.environ.get("_COLLBENCH_COMPLETE"):
             _complete(question)
@@ -129,9 +129,9 @@ def run() -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.UsageError as error:
-        return leaving.misused(error)
+        return exit_codes.misused(error)
     except (CollbenchError, KeyboardInterrupt) as error:
-        return leaving.failed(error)
+        return exit_codes.failed(error)
     except OSError as error:
-        return leaving.unwritten(error)
+        return exit_codes.unwritten(error)
     return 0

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.backends import opening
-from collbench.cli import evidence, options, verifying
+from collbench.analysis import freshness
+from collbench.analysis.outcome import outcome
+from collbench.backends import factory
+from collbench.cli import evidence, options
 from collbench.cli.evidence import Evidence, Wanted
 from collbench.cli.terminal import echo, prose_width
-from collbench.errors import ExitStatus, MachineError, NotTrusted, UsageError
-from collbench.launch import formats, freshness, reason
-from collbench.machine import nvidia_smi, selection
-from collbench.model import Device, Run
-from collbench.outcome import outcome
-from collbench.plain import plain
-from collbench.units import parse_size
+from collbench.launch import formats, torchrun
+from collbench.machine import nvidia_smi, visible_devices
+from collbench.model.errors import ExitStatus, MachineError, NotTrusted, UsageError
+from collbench.model.run import Device, Run
+from collbench.model.units import parse_size
+from collbench.runfile.codec import plain
 
 if TYPE_CHECKING:
-    from collbench.affinity.choice import Choice
-    from collbench.affinity.selection import Origin, Selection
+    from collbench.analysis.choice import Choice
+    from collbench.analysis.select import Origin, Selection
 
 _TEXT, _JSON = "text", "json"
 _LAYOUTS = (_TEXT, _JSON, formats.LIST, *formats.ACTING)
@@ -82,7 +83,7 @@ _own_options = options.apply(
     click.option(
         "--size",
         metavar="SIZE",
-        default=verifying.DEFAULT_SIZE,
+        default=evidence.DEFAULT_SIZE,
         show_default=True,
         help="All-reduce size to measure them at: your job's.",
     ),
@@ -163,8 +164,10 @@ def _check(given: dict[str, Any]) -> None:
 def _by_labels(given: dict[str, Any]) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(given["topology"])))
     excluded = _excluded(given, devices)
-    from collbench.affinity.choose import choose_by_labels  # late: numpy, scipy
-    from collbench.affinity.selection import Origin
+    from collbench.analysis.select import (
+        Origin,
+        choose_by_labels,  # late: numpy, scipy
+    )
 
     choice = choose_by_labels(devices, paths, given["count"], exclude=excluded)
     return _named(choice, devices, Origin("labels", f"labels in {given['topology']}"))
@@ -172,20 +175,19 @@ def _by_labels(given: dict[str, Any]) -> Selection:
 
 def _by_a_run_of_elsewhere(given: dict[str, Any]) -> tuple[Selection, ExitStatus]:
     """Choose from a run as it stands. Raises UsageError where its answer should act although nothing has such GPUs."""
-    from collbench import runfile
+    from collbench.runfile import run_file
 
-    run = runfile.load(Path(given["file"]))
+    run = run_file.load(Path(given["file"]))
     if run.backend != "cuda" and given["layout"] in formats.ACTING:
         raise UsageError(
             f"{given['file']} was measured on the {run.backend} backend, which has no GPUs to use: "
             "write --format text, list or json"
         )
-    from collbench.affinity.choose import choose
-    from collbench.affinity.selection import Origin
+    from collbench.analysis.select import Origin, choose
 
     excluded, count = _excluded(given, run.devices), given["count"]
     choice = choose(run, count, exclude=excluded, allow_busy=given["allow_busy"])
-    words = f"{'sim ' if run.backend == 'sim' else ''}{reason.saved_run(run.started, given['file'])}"
+    words = f"{'sim ' if run.backend == 'sim' else ''}{torchrun.saved_run(run.started, given['file'])}"
     origin = Origin(run.backend, words, run.machine.hostname, run.machine.fabric)
     return _named(choice, run.devices, origin, _binding(run, choice)), _status(run, choice)
 
@@ -193,8 +195,7 @@ def _by_a_run_of_elsewhere(given: dict[str, Any]) -> tuple[Selection, ExitStatus
 def _by_measurement(given: dict[str, Any]) -> tuple[Selection, ExitStatus]:
     backend, count = _backend(given), given["count"]
     found = _evidence(given, backend)
-    from collbench.affinity.choose import choose
-    from collbench.affinity.selection import Origin
+    from collbench.analysis.select import Origin, choose
 
     run = found.as_now()
     if given["allow_busy"] and run.measurements and not found.probed and evidence.someone_is_busy(run):
@@ -214,7 +215,7 @@ def _status(run: Run, choice: Choice) -> ExitStatus:
 
 def _evidence(given: dict[str, Any], backend: str) -> Evidence:
     """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
-    present, count = opening.present_devices(backend), given["count"]
+    present, count = factory.present_devices(backend), given["count"]
     if not present:
         raise MachineError("no GPU to choose: CUDA shows none to this process; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     excluded = _excluded(given, present)
@@ -235,7 +236,7 @@ def _wanted(given: dict[str, Any], backend: str) -> Wanted:
 
 
 def _backend(given: dict[str, Any]) -> str:
-    name, why = opening.resolve(given["backend"])
+    name, why = factory.resolve(given["backend"])
     if why is not None:
         raise MachineError(
             f"no GPU to choose: {why}; write --from RUN --elsewhere or --topology FILE to judge another machine, or "
@@ -248,7 +249,7 @@ def _excluded(given: dict[str, Any], devices: Sequence[Device]) -> tuple[int, ..
     """Return the positions that --exclude names. Raises UsageError."""
     if given["exclude"] is None:
         return ()
-    return tuple(devices.index(device) for device in selection.select(devices, given["exclude"]))
+    return tuple(devices.index(device) for device in visible_devices.select(devices, given["exclude"]))
 
 
 def _worth_measuring(given: dict[str, Any], choice: Choice, backend: str) -> bool:
@@ -260,33 +261,33 @@ def _worth_measuring(given: dict[str, Any], choice: Choice, backend: str) -> boo
 def _verified(given: dict[str, Any], run: Run, choice: Choice, origin: Origin) -> tuple[Selection, ExitStatus]:
     from dataclasses import replace
 
-    from collbench.affinity.choose import settle
+    from collbench.analysis.select import settle
 
     size = parse_size(given["size"])
     sets = tuple(one.members for one in choice.finalists)
-    found, path = verifying.measure(verifying.Sitting(run.backend, run.devices, sets, size, given["nccl"]))
+    found, path = evidence.measure(evidence.Sitting(run.backend, run.devices, sets, size, given["nccl"]))
     measured = replace(origin, verification=str(path or ""), size_bytes=size)
     settled = settle(choice, found)
     return _named(settled, run.devices, measured, _binding(run, settled)), _status(run, settled)
 
 
 def _binding(run: Run, choice: Choice) -> str:
-    from collbench.report import binding
+    from collbench.output.text import selection
 
-    return binding.line(run, choice.members)
+    return selection.line(run, choice.members)
 
 
 def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
-    from collbench.affinity.selection import named
+    from collbench.analysis.select import selection_by_name
 
     chosen = [devices[member] for member in choice.members]
     acts = origin.backend in ("cuda", "labels")
-    return named(choice, devices, formats.variables(chosen) if acts else {}, origin, binding)
+    return selection_by_name(choice, devices, formats.variables(chosen) if acts else {}, origin, binding)
 
 
 def _print(answer: Selection, layout: str) -> None:
     """Print the answer on stdout; the reasons there, too, or on stderr where the answer is not for people."""
-    from collbench.report.selection import explanation
+    from collbench.output.text.selection import explanation
 
     if layout == _TEXT:
         echo(explanation(answer, prose_width() if sys.stdout.isatty() else None))

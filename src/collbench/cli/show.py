@@ -1,17 +1,67 @@
-"""`collbench show`: a saved run on its page again, or one of its operations as heat maps and curves."""
+"""`collbench show`, `collbench rank` and `collbench topo`: a saved run or a machine's labels, looked at again."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 
 import click
 
-from collbench import runfile
-from collbench.cli.showing import FORMAT, Showing
-from collbench.cli.terminal import show_page
-from collbench.cli.works import check_size, find_works
-from collbench.errors import UsageError
-from collbench.units import parse_size
+from collbench.analysis.outcome import outcome
+from collbench.backends import factory
+from collbench.cli.measuring import FORMAT, Showing
+from collbench.cli.terminal import echo, say, show_page
+from collbench.machine import nvidia_smi, visible_devices
+from collbench.machine.nvml import Nvml
+from collbench.model.errors import ExitStatus, MachineError, UsageError
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Device, Run
+from collbench.model.run import Path as LinkPath
+from collbench.model.units import format_size, parse_size
+from collbench.output.text.topology import explain_pair, render_topology
+from collbench.runfile import run_file as runfile_run_file
+
+# The operations that a run file holds, found by the words that people type for them.
+
+
+def find_works(run: Run, typed: str, path: Path) -> list[Work]:
+    """Return what "allreduce", "all-reduce in-place", "ce_write" or "h2d-ce host node 1" names in a run.
+
+    An operation's name alone means its plain form, or where there is none all that it has. Raises UsageError that
+    names what the file holds.
+    """
+    from collbench.output.text.curves import works_of  # late: it loads numpy
+
+    held = works_of(run)
+    exact = [work for work in held if _plain(str(work)) == _plain(typed)]
+    found = exact or [work for work in held if _plain(work.operation) == _plain(typed)]
+    if not found:
+        there = ", ".join(map(str, held)) or "nothing that was measured"
+        raise UsageError(f"{path} has no operation '{typed}': it holds {there}")
+    return found
+
+
+def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list[Work]:
+    """Return the works that were measured at a size. Raises UsageError, which names the sizes that the file holds."""
+    sizes = {
+        work: {found.cell.size_bytes for found in run.measured(work.variant) if found.cell.work == work}
+        for work in works
+    }
+    kept = [work for work in works if size_bytes in sizes[work]]
+    if not kept:
+        there = ", ".join(map(format_size, sorted(set[int]().union(*sizes.values()))))
+        names = ", ".join(map(str, works))
+        raise UsageError(f"{path} has no {names} at {format_size(size_bytes)}: it holds {there}")
+    return kept
+
+
+def _plain(text: str) -> str:
+    return "".join(letter for letter in text.lower() if letter not in "-_ ")
+
+
+# `collbench show`: a saved run on its page again, or one of its operations as heat maps and curves.
 
 
 @click.command(short_help="Print a saved run again, or one operation as a picture.")
@@ -37,7 +87,7 @@ def show(run_file: Path, operation: str | None, size: str | None, layout: str) -
     size_bytes = None if size is None else parse_size(size)
     if showing.as_nccl_tests and (operation is not None or size is not None):
         raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
-    run = runfile.load(run_file)
+    run = runfile_run_file.load(run_file)
     if operation is None:
         if size is not None:
             raise UsageError(f"--size {size} alone says not what to show: add --operation allreduce, ce-write, …")
@@ -46,6 +96,125 @@ def show(run_file: Path, operation: str | None, size: str | None, layout: str) -
     works = find_works(run, operation, run_file)
     if size_bytes is not None:
         works = check_size(run, works, size_bytes, run_file)
-    from collbench.report.operation import page  # late: numpy takes as long to load as the rest of the program
+    from collbench.output.text.operation import page  # late: numpy takes as long to load as the rest of the program
 
     show_page(page(run, works, size_bytes))
+
+
+# `collbench rank`: which links and pairs of a saved run differ, which tie, and their latency and bandwidth.
+
+
+@click.command(short_help="Rank the links and pairs of a saved run.")
+@click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
+@click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
+@click.option("--size", metavar="SIZE", help="Rank at this size.  [default: the largest, and the smallest up to 64K]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: members are positions in its list of devices.")
+def rank(run_file: Path, operation: str | None, size: str | None, as_json: bool) -> None:
+    """Say which links and pairs of a saved run differ, and which tie.
+
+    For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
+    latency and bandwidth fitted over the sizes. Any machine's run will do; what it lacks is named. Exit status: 0; 1
+    where too few visits say anything; 1 or 4 where data points failed.
+
+    \b
+    Examples:
+      collbench rank run.json
+      collbench rank run.json --operation allreduce --size 64M
+      collbench rank run.json --json
+    """
+    # Late: numpy takes as long to load as the rest of the program.
+    from collbench.analysis.summary import rank_summary
+    from collbench.output.text import ranking
+
+    wanted = None if operation is None else _parse_operation(operation)
+    size_bytes = None if size is None else parse_size(size)
+    run = runfile_run_file.load(run_file)
+    summary = rank_summary(run, wanted, size_bytes)
+    if not any(ranked.rankings for ranked in summary.works):
+        raise UsageError(f"{run_file} has nothing to rank{_asked(wanted, size_bytes)}: {_present(run)}")
+    if as_json:
+        echo(json.dumps(ranking.as_json(run, summary), indent=1))
+    else:
+        show_page(ranking.page(run, summary))
+    status = max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED)
+    if status:
+        sys.stdout.flush()  # a full disk is told before the status
+        raise click.exceptions.Exit(status)
+
+
+def _parse_operation(text: str) -> Operation:
+    plain = text.strip().lower()
+    for operation in Operation:
+        if plain in (operation.value, operation.value.replace("-", "_")):
+            return operation
+    raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
+
+
+def _asked(operation: Operation | None, size_bytes: int | None) -> str:
+    of = f" of {operation}" if operation else ""
+    return of if size_bytes is None else f"{of} at {format_size(size_bytes)}"
+
+
+def _present(run: Run) -> str:
+    """Say what could be ranked instead."""
+    works = {found.cell.work for found in run.measurements if found.samples and len(found.cell.members) <= 2}
+    if not works:
+        return "it holds no link, pair or device: measure with 'collbench pairs' first"
+    names = ", ".join(sorted(map(str, works)))
+    return f"it holds {names} at {', '.join(map(format_size, run.settings.sizes))}"
+
+
+# `collbench topo`: what the machine's own labels say, live or from a saved file.
+
+
+@click.command(short_help="Print the labels of all paths, or explain one pair.")
+@click.argument("pair", nargs=-1, metavar="[GPU GPU]")
+@click.option("--from", "file", metavar="FILE", help="Read saved 'nvidia-smi topo -m' text instead of this machine.")
+def topo(pair: tuple[str, ...], file: str | None) -> None:
+    """Print the label matrix with its legend, CPU and NUMA affinity, and the theoretical rate of each label.
+
+    Given two GPUs, explain the path between them in one sentence. Labels are what the driver says of the paths, not
+    what they carry: 'collbench pairs' measures that.
+
+    \b
+    Examples:
+      collbench topo
+      collbench topo 0 1
+      collbench topo --from topo.txt
+    """
+    if len(pair) not in (0, 2):
+        raise UsageError(
+            f"topo explains two devices or shows all, and {len(pair)} was given: write 'collbench topo 0 1'"
+        )
+    devices, paths = _facts(file)
+    if pair:
+        chosen = visible_devices.select(devices, ",".join(pair))
+        echo(explain_pair(devices, _between(devices, paths, chosen)))
+    else:
+        echo(render_topology(devices, paths), end="")
+
+
+def _facts(file: str | None) -> tuple[tuple[Device, ...], tuple[LinkPath, ...]]:
+    if file is not None:
+        return nvidia_smi.facts(nvidia_smi.read_topology(Path(file)))
+    with Nvml() as nvml:
+        devices = _in_sight(nvml.devices())
+        return devices, nvml.paths(devices)
+
+
+def _in_sight(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, and say on stderr if it hides any. Raises MachineError."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return devices  # CUDA need not be asked: NVML alone gives the labels
+    left = factory.present_devices("cuda")
+    if not left:
+        raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
+    if len(left) < len(devices):
+        say(f"{len(left)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
+    return left
+
+
+def _between(devices: tuple[Device, ...], paths: tuple[LinkPath, ...], chosen: tuple[Device, ...]) -> LinkPath:
+    wanted = {devices.index(device) for device in chosen}
+    return next(path for path in paths if set(path.devices) == wanted)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from collbench.cli.leaving import send_nowhere
-from collbench.printable import one_line, printable
-from collbench.report.prose import WIDE
+from collbench.cli.exit_codes import send_nowhere
+from collbench.model.printable import one_line, printable
+from collbench.output.text.layout import WIDE
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -74,8 +74,7 @@ def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:
     """Return a block as this output takes it: a pipe all of it, a terminal what fits its columns."""
     from rich.table import Table
 
-    from collbench.cli.folding import fold, folded, trim
-    from collbench.report.blocks import Legend, Lines, Summary
+    from collbench.output.text.layout import Legend, Lines, Summary, fold, folded, trim
 
     if isinstance(block, Legend) and not coloured:
         return []

@@ -1,13 +1,105 @@
-"""The command line of `collbench train`, split into collbench's options, torchrun's, and the program's."""
+"""The command lines of `train` and `ablate`, split into collbench's options, torchrun's, and the program's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collbench.errors import UsageError
-from collbench.launch import options
-from collbench.launch.options import Option
+from collbench.model.errors import UsageError
+
+# The options that may stand before the script of `collbench train`: its own and torchrun's.
+#
+# Where the script begins depends on which options take a value. The table is kept by hand because asking torchrun's
+# parser means importing torch (2-4 s); a test compares it with that parser.
+
+
+OWN_VALUES = frozenset(
+    {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container"}
+)
+OWN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
+
+# [torch 2.13, torch/distributed/run.py, get_args_parser]
+TORCHRUN_FLAGS = frozenset({"--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank"})
+RENDEZVOUS = frozenset(
+    {
+        *("--nnodes", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    }
+)
+TORCHRUN_VALUES = RENDEZVOUS | {
+    *("--nproc-per-node", "--max-restarts", "--monitor-interval", "--start-method", "--role"),
+    *("--log-dir", "--redirects", "--tee", "--local-ranks-filter", "--logs-specs", "--event-log-handler"),
+    *("--duplicate-stdout-filters", "--duplicate-stderr-filters"),
+    *("--numa-binding", "--signals-to-handle", "--shutdown-timeout"),
+}
+SHORT = {"-h": "--help", "-m": "--module", "-r": "--redirects", "-t": "--tee"}
+
+_FLAGS = OWN_FLAGS | TORCHRUN_FLAGS
+_VALUES = OWN_VALUES | TORCHRUN_VALUES
+# argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as the user wrote it (`tokens`), by its long name; `value` is None for a flag."""
+
+    name: str
+    value: str | None
+    tokens: tuple[str, ...]
+
+
+def read(words: Sequence[str]) -> Option:
+    """Return the option that `words` begins with. Raises UsageError if unknown or its value is amiss."""
+    name, attached = _name_and_attached(words[0])
+    if name in _FLAGS:
+        if attached is not None:
+            raise UsageError(f"option '{words[0]}' takes no value: write {words[0].partition('=')[0]}")
+        return Option(name, None, (words[0],))
+    if name not in _VALUES:
+        raise _unknown(words[0])
+    if attached is not None:
+        return Option(name, attached, (words[0],))
+    if len(words) < 2 or not _is_value(words[1]):
+        raise UsageError(f"option '{words[0]}' needs a value: write {name} VALUE, before the script")
+    return Option(name, words[1], (words[0], words[1]))
+
+
+def _name_and_attached(word: str) -> tuple[str, str | None]:
+    """Return the long name and what is glued to it: "--tee=3", "-t=3" and "-t3" are all ("--tee", "3")."""
+    if not word.startswith("--") and word[:2] in SHORT:
+        return SHORT[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
+    name, equals, value = word.partition("=")
+    return _dashed(name), value if equals else None
+
+
+def _dashed(name: str) -> str:
+    """Return torchrun's `--log_dir` as `--log-dir`; torchrun refuses a mixture, and collbench has dashes only."""
+    dashed = "--" + name[2:].replace("_", "-")
+    is_torchrun = dashed in TORCHRUN_FLAGS or dashed in TORCHRUN_VALUES
+    return dashed if is_torchrun and "-" not in name[2:] else name
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or word == "-" or _NEGATIVE_NUMBER.fullmatch(word) is not None
+
+
+def _unknown(word: str) -> UsageError:
+    name = word.partition("=")[0]
+    known = sorted(_FLAGS | _VALUES)
+    near = [option for option in known if option.startswith(name)]
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.8)  # at 0.6, --lr would be --run
+    meant = f"write {' or '.join(near)} in full, or " if near else ""
+    return UsageError(
+        f"option '{name}' is neither collbench's nor torchrun's (as of torch 2.13): "
+        f"{meant}put the script's own options after the script"
+    )
+
+
+# The command line of `collbench train`, split into collbench's options, torchrun's, and the program's.
+
 
 BACKENDS = ("auto", "cuda", "host")
 DEFAULT_MAX_AGE = "7d"
@@ -53,10 +145,10 @@ def split(argv: Sequence[str]) -> TrainArguments:
     torchrun: list[Option] = []
     rest = tuple(argv)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        option = options.read(rest)
+        option = read(rest)
         if option.name == "--help":
             return TrainArguments(help=True)
-        if option.name in options.OWN_VALUES or option.name in options.OWN_FLAGS:
+        if option.name in OWN_VALUES or option.name in OWN_FLAGS:
             own[option.name] = option.value or ""
         else:
             torchrun.append(option)
@@ -118,3 +210,138 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
     if arguments.has("--module") and arguments.has("--no-python", "--run-path"):
         raise UsageError("--module starts a Python module, --no-python and --run-path a file: leave one out")
     return arguments
+
+
+# The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
+
+
+VALUES = frozenset({"--without", "--against", "--repeats", "--skip", "--step-pattern", "--seed", "--output"})
+FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
+# These choose, once, before anything trains: `train` gets the devices that came of it.
+CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
+CHOOSING |= {"--exclude", "--allow-busy", "--dry-run", "--help"}
+_SHORT = {"-o": "--output"}
+DEFAULT_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AblateArguments:
+    """What `collbench ablate` was asked.
+
+    `train` are the words as `collbench train` reads them, `passed` those among them, before the script, that reach it
+    as they are; `choosing` the others among them; `without` and `against` raw text.
+    """
+
+    train: TrainArguments
+    passed: tuple[str, ...] = ()
+    choosing: tuple[tuple[str, str | None], ...] = ()
+    without: tuple[str, ...] = ()
+    against: str | None = None
+    repeats: int = DEFAULT_REPEATS
+    skip: int | None = None
+    step_pattern: str | None = None
+    seed: int | None = None
+    output: str | None = None
+    allreduce: bool = True
+    json: bool = False
+    verbose: bool = False
+    force: bool = False
+
+
+def split_ablation(argv: Sequence[str]) -> AblateArguments:
+    """Return the words after `collbench ablate`, sorted by whom they are for. Raises UsageError.
+
+    Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts.
+    """
+    own: dict[str, str] = {}
+    without: list[str] = []
+    theirs: list[Option] = []
+    rest = tuple(argv)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        option = _read_own(rest)
+        if option is None:
+            option = _read_theirs(rest)
+            theirs.append(option)
+        elif option.name == "--without":
+            without.append(option.value or "")
+        else:
+            own[option.name] = option.value or ""
+        if option.name == "--help":
+            return AblateArguments(TrainArguments(help=True))
+        rest = rest[len(option.tokens) :]
+    program = rest[1:] if rest[:1] == ("--",) else rest
+    return _checked_ablation(own, tuple(without), theirs, program)
+
+
+def _read_own(words: Sequence[str]) -> Option | None:
+    """Return the option of ablate's that `words` begins with; None for any other. Raises UsageError."""
+    short = _SHORT.get(words[0][:2]) if not words[0].startswith("--") else None
+    name, equals, value = words[0].partition("=")
+    if short is not None:
+        name, equals, value = short, words[0][2:], words[0][2:].removeprefix("=")
+    if name in FLAGS:
+        if equals:
+            raise UsageError(f"option '{words[0]}' takes no value: write {name}")
+        return Option(name, None, (words[0],))
+    if name not in VALUES:
+        return None
+    if equals:
+        return Option(name, value, (words[0],))
+    if len(words) < 2 or words[1] == "--":
+        raise UsageError(f"option '{words[0]}' needs a value: write {name} VALUE, before the script")
+    return Option(name, words[1], (words[0], words[1]))
+
+
+def _read_theirs(words: Sequence[str]) -> Option:
+    try:
+        return read(words)
+    except UsageError:
+        name = words[0].partition("=")[0]
+        ours = sorted(VALUES | FLAGS)
+        near = [one for one in ours if one.startswith(name)] or difflib.get_close_matches(name, ours, n=1, cutoff=0.8)
+        if not near:
+            raise
+        raise UsageError(f"option '{name}' does not exist: did you mean {' or '.join(near)}?") from None
+
+
+def _checked_ablation(
+    own: Mapping[str, str], without: tuple[str, ...], theirs: Sequence[Option], program: Sequence[str]
+) -> AblateArguments:
+    example = "collbench ablate --auto-select 2 --without p2p -- train.py"
+    if not program:
+        raise UsageError(f"no script to train: write {example}")
+    if not without and "--against" not in own:
+        raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {example}")
+    if without and "--against" in own:
+        raise UsageError(
+            "--without changes what NCCL may use, --against the devices: one thing at a time, leave one out"
+        )
+    words = [token for option in theirs for token in option.tokens]
+    return AblateArguments(
+        split([*words, "--", *program]),
+        passed=tuple(token for option in theirs if option.name not in CHOOSING for token in option.tokens),
+        choosing=tuple((option.name, option.value) for option in theirs if option.name in CHOOSING),
+        without=without,
+        against=own.get("--against"),
+        repeats=_whole(own, "--repeats", DEFAULT_REPEATS, least=2, why="one run of each gives no interval") or 0,
+        skip=_whole(own, "--skip", None),
+        step_pattern=own.get("--step-pattern"),
+        seed=_whole(own, "--seed", None),
+        output=own.get("--output"),
+        allreduce="--no-allreduce" not in own,
+        json="--json" in own,
+        verbose="--verbose" in own,
+        force="--force" in own,
+    )
+
+
+def _whole(own: Mapping[str, str], name: str, default: int | None, least: int = 0, why: str = "") -> int | None:
+    """Return a whole number from `least` on; at most six digits, for more are a slip of the hand."""
+    text = own.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
+        raise UsageError(f"{name} '{text}' is not a whole number from {least}: write {name} {max(least, 3)}")
+    if int(text) < least:
+        raise UsageError(f"{name} {text}: {why}: write {least} or more")
+    return int(text)

@@ -6,8 +6,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from collbench.errors import UsageError
-from collbench.model import Device
+from collbench.model.errors import UsageError
+from collbench.model.run import Device
 
 LIST = "list"
 # These act on a machine, so the devices must be that machine's.

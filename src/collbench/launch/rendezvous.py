@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from collbench.errors import UsageError
-from collbench.launch.arguments import TrainArguments
-from collbench.launch.options import RENDEZVOUS
-from collbench.world.environment import Step, find_place, find_step
+from collbench.distributed.launchers import Step, find_place, find_step
+from collbench.launch.arguments import RENDEZVOUS, TrainArguments
+from collbench.model.errors import UsageError
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Whoever gives one of these has decided how the nodes meet.

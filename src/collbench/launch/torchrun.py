@@ -5,17 +5,106 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
-from collbench.errors import MachineError, UsageError
-from collbench.launch import container, rendezvous
+from collbench.launch import rendezvous
 from collbench.launch.arguments import TrainArguments
-from collbench.model import Device
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.printable import one_line
+from collbench.model.run import Device
+
+# What the training job finds in its environment: which devices it sees.
+
+
+def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, backend: str) -> dict[str, str]:
+    """Return the variables to change in `inherited` so that local rank r has `devices[r]`; none that already fit.
+
+    GPUs go by UUID: CUDA's indices differ from nvidia-smi's unless CUDA_DEVICE_ORDER=PCI_BUS_ID. The host backend
+    hides every GPU, so that training uses gloo; its cores are pinned by `launch.pin`, not by the environment.
+    """
+    visible = "" if backend == "host" else ",".join(device.uuid for device in devices)
+    wanted = {"CUDA_VISIBLE_DEVICES": visible}
+    return {name: value for name, value in wanted.items() if inherited.get(name) != value}
+
+
+# torchrun inside an Apptainer image: the words around its command, and what must reach inside.
+
+
+# Where an image sees the folder of collbench.launch, whose small programs stand between torchrun and a rank.
+SHIMS = "/collbench-launch"
+# Apptainer hands the environment on unless a site or APPTAINER_CLEANENV says otherwise: these must get inside anyway,
+# unchanged. Without the first three a job could use NVLink multicast that its user had forbidden.
+_MUST_REACH = ("NCCL_", "NVSHMEM_", "TORCH_SYMM_MEM_", "TORCH_DISABLE_SHARE_RDZV_", "PET_")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def wrap(
+    command: Sequence[str], image: str, environment: Mapping[str, str], *, apptainer: str, shims: str
+) -> list[str]:
+    """Return `command` as one that runs in the image with the GPUs' driver (--nv), on the devices of `environment`.
+
+    `shims` is the folder here that the image sees, read-only, at SHIMS; "" for none. One --env for each variable: only
+    so may its value hold commas [apptainer 1.1, PR 413].
+    """
+    inside = {name: environment[name] for name in sorted(environment) if name.startswith(_MUST_REACH)}
+    inside[_VISIBLE] = environment.get(_VISIBLE, "")
+    words = [apptainer, "exec", "--nv"]
+    for name, value in inside.items():
+        words += ["--env", f"{name}={value}"]
+    return [*words, *(["--bind", f"{shims}:{SHIMS}:ro"] if shims else []), image, *command]
+
+
+# What `collbench train` says of its choice: one line for stderr, and the command that --dry-run prints.
+
+
+QUICK_PROBE = "quick probe"
+
+
+def saved_run(started: str, path: str) -> str:
+    """Return the words for a saved run as the source of a choice; `started` is `Run.started`, in its own time zone."""
+    try:
+        when = f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M}"
+    except ValueError:  # of another machine's file, whose age nobody has checked
+        when = f"'{started}'"
+    return f"run of {when}, saved at {one_line(path)}"
+
+
+def choice(
+    devices: Sequence[Device], reason: str, source: str, *, backend: str, among: str = "", binding: str = ""
+) -> str:
+    """Return the line that says which devices train, why (`reason`), and on what evidence (`source`).
+
+    `among` is a clause on what limited the choice and `binding` one on NUMA nodes, "" for none.
+    """
+    if backend == "host":
+        which = ", ".join(f"core {device.index}" for device in devices) + " (host backend)"
+    else:
+        names = ", ".join(f"GPU{device.index}" for device in devices)
+        which = f"{names} ({', '.join(device.uuid for device in devices)})"
+    clauses = [f"{reason}, {among}" if among else reason, f" ({source})", f"; {binding}" if binding else ""]
+    return f"collbench: using {which}: {''.join(clauses)}"
+
+
+def against(found: Sequence[tuple[Device, str]]) -> str:
+    """Return devices with what is said against each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
+    return ", ".join(f"{device.tag} ({why})" for device, why in found)
+
+
+def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:
+    """Return changes and command as one line that does the same when pasted into a POSIX shell."""
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in changes.items()]
+    return " ".join([*assignments, shlex.join(command)])
+
+
+# The torchrun command for the chosen devices, and the one exec that replaces collbench by it.
+
 
 # Each of these says what a rank binds to, or starts it in a way that leaves pin.py no process of its own.
 _UNPINNABLE = ("--run-path", "--virtual-local-rank", "--numa-binding")
@@ -38,7 +127,7 @@ def here() -> Inside:
 
 def image() -> Inside:
     """Return an image's own Python, which may be older than 3.11 and not know -P."""
-    return Inside("python3", (), container.SHIMS)
+    return Inside("python3", (), SHIMS)
 
 
 def command(
@@ -147,8 +236,8 @@ def in_container(
     arguments: TrainArguments, command: Sequence[str], environment: Mapping[str, str], apptainer: str
 ) -> list[str]:
     """Return the command as it runs in the image of --container, on the devices of this whole `environment`."""
-    shims = _FOLDER if any(container.SHIMS in word for word in command) else ""
-    return container.wrap(command, arguments.container or "", environment, apptainer=apptainer, shims=shims)
+    shims = _FOLDER if any(SHIMS in word for word in command) else ""
+    return wrap(command, arguments.container or "", environment, apptainer=apptainer, shims=shims)
 
 
 def find_apptainer(image: str) -> str:

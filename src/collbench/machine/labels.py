@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from collbench.model import Path
+from collbench.model.run import Path
 
 SELF = "X"
 UNKNOWN = "N/A"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from collbench.model import Flag, FlagKind, Health
+from collbench.model.run import Flag, FlagKind, Health
 
 # Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
 THROTTLE_REASONS = {

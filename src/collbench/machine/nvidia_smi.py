@@ -1,21 +1,29 @@
-"""Saved or live text of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, as facts.
-
-The text varies: underline codes around the header, tabs or (once pasted) runs of spaces, columns and rows of
-network cards, affinity columns that older drivers lack, comments and other output around it. Only the rows of
-GPUs count.
-"""
+"""What `nvidia-smi topo -m` and `topo -p2p r` say, live or saved, as facts."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Self
 
-from collbench.errors import UsageError
-from collbench.machine import labels
-from collbench.model import Device, Path
+from collbench.machine import labels as machine_labels
+from collbench.model.errors import UsageError
+from collbench.model.run import Device, Path
+
+# Saved or live text of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, as facts.
+#
+# The text varies: underline codes around the header, tabs or (once pasted) runs of spaces, columns and rows of
+# network cards, affinity columns that older drivers lack, comments and other output around it. Only the rows of GPUs
+# count.
+
 
 _TOPOLOGY_COMMAND = "nvidia-smi topo -m"
 _PEER_COMMAND = "nvidia-smi topo -p2p r"
@@ -100,7 +108,7 @@ def parse_topology(text: str, name: str = "the topology") -> Topology:
     """Return the matrix in the text of `nvidia-smi topo -m`; `name` stands in messages. Raises UsageError."""
     source = _Source(name, _TOPOLOGY_COMMAND)
     header, rows = _matrix(text, source)
-    cells = _checked(header, rows, source, labels.is_label)
+    cells = _checked(header, rows, source, machine_labels.is_label)
     _check_symmetry(header, rows, cells, source)
     return Topology(header.gpus, cells, _affinity("CPU", header, rows), _affinity("NUMA", header, rows))
 
@@ -109,7 +117,7 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
     """Return the matrix in the text of `nvidia-smi topo -p2p r` (or w, n, a, p). Raises UsageError."""
     source = _Source(name, _PEER_COMMAND)
     header, rows = _matrix(text, source)
-    return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in labels.PEER_STATES))
+    return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in machine_labels.PEER_STATES))
 
 
 def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
@@ -120,7 +128,7 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
             uuid="",
             name="",
             numa_node=int(numa) if numa.isdecimal() else None,
-            cpu_affinity="" if cpus == labels.UNKNOWN else cpus,
+            cpu_affinity="" if cpus == machine_labels.UNKNOWN else cpus,
         )
         for gpu, cpus, numa in zip(topology.gpus, topology.cpu_affinity, topology.numa_affinity, strict=True)
     )
@@ -129,8 +137,8 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
 
 
 def _path(positions: tuple[int, int], label: str) -> Path:
-    links = labels.nvlink_count(label)
-    ancestor = None if links or label == labels.UNKNOWN else label
+    links = machine_labels.nvlink_count(label)
+    ancestor = None if links or label == machine_labels.UNKNOWN else label
     return Path(devices=positions, label=label, ancestor=ancestor, nvlinks=links)
 
 
@@ -180,7 +188,7 @@ def _header(lines: Iterator[tuple[int, str]], source: _Source) -> _Header:
     """Return the first line that begins with a GPU's name and is no row (every row has its X)."""
     for number, line in lines:
         columns = _COLUMN.findall(line)
-        if columns and _GPU.fullmatch(columns[0]) and labels.SELF not in columns:
+        if columns and _GPU.fullmatch(columns[0]) and machine_labels.SELF not in columns:
             affinities = tuple(" ".join(column.split()).upper() for column in columns if _AFFINITY.fullmatch(column))
             header = _Header(number, tuple(c for c in columns if not _AFFINITY.fullmatch(c)), affinities)
             if len(set(header.devices)) < len(header.devices):
@@ -211,11 +219,11 @@ def _checked(
     """Return the cells under today's names; raises UsageError for a word that does not belong where it stands."""
     for i, row in enumerate(rows):
         for j, cell in enumerate(row.cells):
-            known = cell == labels.SELF if i == j else is_known(labels.canonical(cell))
+            known = cell == machine_labels.SELF if i == j else is_known(machine_labels.canonical(cell))
             if not known:
                 where = f"between {header.gpus[i]} and {header.gpus[j]}"
                 raise source.wrong(row.number, f"'{cell}' {where} is not a word of its legend")
-    return tuple(tuple(labels.canonical(cell) for cell in row.cells) for row in rows)
+    return tuple(tuple(machine_labels.canonical(cell) for cell in row.cells) for row in rows)
 
 
 def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, ...], ...], source: _Source) -> None:
@@ -238,5 +246,105 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
 def _is_whole(row: _Row) -> bool:
     """Return whether the columns of network cards hold labels. Wide text that a terminal wrapped has lost the space
     between two of them ("NODENODE"), and every later column has moved."""
-    known = (cell == labels.SELF or labels.is_label(labels.canonical(cell)) for cell in row.others)
+    known = (
+        cell == machine_labels.SELF or machine_labels.is_label(machine_labels.canonical(cell)) for cell in row.others
+    )
     return all(known)
+
+
+# What `nvidia-smi topo` says of this machine right now, asked in the background: it starts as the driver does.
+
+
+_PROGRAM = "nvidia-smi"
+_TOPOLOGY, _PEERS = ("topo", "-m"), ("topo", "-p2p", "r")
+# From the start on. It takes 0.1 to 1 s, without persistence mode several; so long opening the GPUs takes as well.
+_LIMIT_S = 10.0
+
+
+class LiveTools:
+    """Two `nvidia-smi` in the background. Where the program is missing, fails or hangs, its facts stay unknown."""
+
+    def __init__(self, program: str = _PROGRAM, limit_s: float = _LIMIT_S) -> None:
+        """Start them and return at once."""
+        self._deadline = time.monotonic() + limit_s
+        path = shutil.which(program)
+        self._processes = [] if path is None else [_start((path, *words)) for words in (_TOPOLOGY, _PEERS)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def told(self, devices: Sequence[Device], paths: Sequence[Path]) -> tuple[Path, ...]:
+        """Return the paths with what nvidia-smi says of them; waits for it until the time limit. To be called once."""
+        texts = [self._text(process) for process in self._processes]
+        self.close()
+        if not texts:
+            return tuple(paths)
+        topology, peers = None, None
+        with suppress(UsageError):
+            topology = parse_topology(texts[0])
+        with suppress(UsageError):
+            peers = parse_p2p(texts[1])
+        return with_words(devices, paths, topology, peers)
+
+    def close(self) -> None:
+        """End what still runs, without waiting for it long."""
+        for process in self._processes:
+            if process is not None:
+                with suppress(OSError):
+                    process.kill()
+                with suppress(subprocess.TimeoutExpired, OSError, ValueError):
+                    process.communicate(timeout=1)
+        self._processes = []
+
+    def _text(self, process: subprocess.Popen[bytes] | None) -> str:
+        """Return what a process printed, "" where it failed or takes too long."""
+        if process is None:
+            return ""
+        try:
+            out, _ = process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, OSError):
+            return ""
+        return out[:_MOST_BYTES].decode("utf-8", errors="replace") if process.returncode == 0 else ""
+
+
+def with_words(
+    devices: Sequence[Device], paths: Sequence[Path], topology: Topology | None, peers: PeerAccess | None
+) -> tuple[Path, ...]:
+    """Return the paths with the words of `topo -m` and `-p2p r`; None where a text is missing or lacks the GPU.
+
+    The texts number GPUs as nvidia-smi does, and so does Device.index. Peer access that differs by direction keeps
+    both words: "OK, GNS".
+    """
+    labels = {} if topology is None else _by_gpus(topology.gpus, topology.labels)
+    states = {} if peers is None else _by_gpus(peers.gpus, peers.states)
+    found = []
+    for path in paths:
+        a, b = (f"GPU{devices[position].index}" for position in path.devices)
+        words = dict.fromkeys(word for word in (states.get((a, b)), states.get((b, a))) if word is not None)
+        label = labels.get((a, b))
+        found.append(replace(path, tool_label=label, tool_peer_access=", ".join(words) or None))
+    return tuple(found)
+
+
+def _by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tuple[str, str], str]:
+    return {(a, b): rows[i][j] for i, a in enumerate(names) for j, b in enumerate(names) if i != j}
+
+
+def _start(command: tuple[str, ...]) -> subprocess.Popen[bytes] | None:
+    """Start a command that reads nothing and whose complaints nobody wants; None where it cannot be started."""
+    # Its words must be English, and the pipe must not fill: 16 GPUs with their cards take 10 KB of its 64.
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is ours to handle
+        )
+    except OSError:
+        return None

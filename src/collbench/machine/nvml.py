@@ -1,23 +1,342 @@
-"""Facts about this machine's GPUs and the paths between them, as the driver's management library tells them.
+"""What NVML says of this machine: GPUs, their health, NVLinks, and the paths between GPUs.
 
-GPUs are numbered as nvidia-smi does (PCI order), whatever CUDA_VISIBLE_DEVICES says. A MIG-enabled GPU is
-reported as the whole GPU that it is part of.
+One question at a time: an answer, or None where this GPU, driver or binding has none.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import pathlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from collbench.errors import MachineError
-from collbench.machine import health, nvlink, paths
-from collbench.machine.cpulist import format_cpus
-from collbench.machine.health import Glance
-from collbench.machine.query import Query
-from collbench.model import Device, Health, Path
+from collbench.machine import theory
+from collbench.machine.labels import UNKNOWN
+from collbench.machine.limits import THROTTLE_REASONS
+from collbench.machine.numa import format_cpus
+from collbench.model.errors import MachineError
+from collbench.model.run import Device, Health, Path
+
+# One question to NVML at a time: an answer, or None where this GPU, driver or binding has none.
+#
+# "Not supported" is an everyday answer (virtual machines, MIG, GeForce), so it never raises here.
+
+
+# nvmlValueType_t → the member of the value union that holds it [nvml.h, r580]
+_UNION_MEMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+# Entries behind those that are asked for. Of NVLink's error counters r580's library writes behind the last one: seen on
+# 4 × H200 (580.159.04) with blocks of memory that end at a guard page; without, one run in some hundreds ended with
+# "free(): invalid next size" [benchmarks/README.md].
+_ROOM = 128
+
+
+class Query:
+    """Asks an NVML binding (the module pynvml, or a double of it). Untyped outside, typed from here on."""
+
+    def __init__(self, lib: Any) -> None:
+        self.lib = lib
+
+    def ask(self, function: str, *args: object) -> Any | None:
+        """Return what the named function answers, None where it is missing or not supported."""
+        call = getattr(self.lib, function, None)
+        if call is None:
+            return None
+        try:
+            return call(*args)
+        except (self.lib.NVMLError, self.lib.NVMLLibraryMismatchError):
+            return None
+
+    def integer(self, function: str, *args: object) -> int | None:
+        """Return an integer answer, None where there is none."""
+        return cast("int | None", self.ask(function, *args))
+
+    def text(self, function: str, *args: object) -> str:
+        """Return a text answer, "" where there is none. Old bindings answer in bytes."""
+        answer = self.ask(function, *args)
+        return answer.decode() if isinstance(answer, bytes) else str(answer or "")
+
+    def field(self, handle: object, field_id: int, scope: int = 0) -> int | None:
+        """Return the integer value of one NVML field (scope: the NVLink number), None where not supported."""
+        return self.fields(handle, [(field_id, scope)])[0]
+
+    def fields(self, handle: object, wanted: Sequence[tuple[int, int]]) -> list[int | None]:
+        """Return the values of several (field, scope), by one call: each takes 0.7 ms on an H200."""
+        values = self._field_values(handle, wanted) if wanted else None
+        return [None] * len(wanted) if values is None else [_integer(value) for value in values]
+
+    def _field_values(self, handle: object, wanted: Sequence[tuple[int, int]]) -> Sequence[Any] | None:
+        """Return the binding's structures; the library is called by hand, as the binding would leave it no room."""
+        library = getattr(self.lib, "nvmlLib", None)
+        if library is None:  # not the module pynvml
+            return self.ask("nvmlDeviceGetFieldValues", handle, list(wanted))
+        values = (self.lib.c_nvmlFieldValue_t * (len(wanted) + _ROOM))()
+        for value, (field_id, scope) in zip(values, wanted, strict=False):
+            value.fieldId, value.scopeId = field_id, scope
+        try:
+            refused = library.nvmlDeviceGetFieldValues(handle, ctypes.c_int(len(wanted)), values)
+        except AttributeError:  # a library older than the call
+            return None
+        return None if refused else values[: len(wanted)]
+
+
+def _integer(value: Any) -> int | None:
+    member = _UNION_MEMBER.get(value.valueType) if value.nvmlReturn == 0 else None
+    return None if member is None else int(getattr(value.value, member))
+
+
+# Where a GPU's NVLinks end, how many join two GPUs, how fast one is, and what went wrong on them.
+
+
+# nvml.h of r580; the binding's own names differ between releases.
+_MAX_LINKS = 36
+_FIELD_LINK_COUNT = 91
+_FIELD_LINE_RATE_COMMON = 90
+_FIELD_LINE_RATE = 164
+_DEVICE_GPU, _DEVICE_SWITCH = 0, 2
+_REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
+_FIELD_REPLAY, _FIELD_RECOVERY, _FIELD_CRC = 161, 162, 163
+# What an NVSwitch that a virtual machine may not see gives as its PCI id [H200x4].
+_HIDDEN_REMOTE = "FFFFFFFF:FF:FF.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Active NVLinks of one GPU: how many end at each neighbour's PCI bus id, and how many at a switch."""
+
+    neighbours: Mapping[str, int]
+    switch: int
+
+
+def active_links(query: Query, handle: object) -> tuple[int, ...]:
+    """Return the numbers of the links that are up; empty for a GPU without NVLink."""
+    count = query.field(handle, _FIELD_LINK_COUNT)
+    links = range(_MAX_LINKS if count is None else count)
+    return tuple(link for link in links if query.ask("nvmlDeviceGetNvLinkState", handle, link) == 1)
+
+
+def ends(query: Query, handle: object, links: Sequence[int]) -> Ends:
+    """Return where the given active links of one GPU end."""
+    neighbours: Counter[str] = Counter()
+    switch = 0
+    for link in links:
+        remote = bus_id(query.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+        kind = query.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        if kind == _DEVICE_SWITCH or remote == _HIDDEN_REMOTE:
+            switch += 1
+        elif kind in (_DEVICE_GPU, None) and remote:
+            neighbours[remote] += 1
+    return Ends(neighbours, switch)
+
+
+def joining(first: Ends, first_id: str, second: Ends, second_id: str) -> tuple[int, bool]:
+    """Return the links between two GPUs and whether they pass a switch; both sides must be up to count."""
+    direct = min(first.neighbours.get(second_id, 0), second.neighbours.get(first_id, 0))
+    if direct:
+        return direct, False
+    switched = min(first.switch, second.switch)
+    return switched, switched > 0
+
+
+def line_rate(query: Query, handle: object, links: Sequence[int]) -> int | None:
+    """Return the slowest of the given links' line rate in MB/s as NVML reports it; None where it does not."""
+    rates = query.fields(handle, [(_FIELD_LINE_RATE, link) for link in links])
+    known = [rate for rate in rates if rate]
+    return min(known) if known else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
+
+
+def bus_id(pci_info: object | None) -> str:
+    """Return a PCI id as nvidia-smi writes it ("00000000:00:06.0"), "" where NVML gave none."""
+    value = getattr(pci_info, "busId", "")
+    return (value.decode() if isinstance(value, bytes) else str(value)).upper()
+
+
+def replays(query: Query, handle: object, links: Sequence[int]) -> int | None:
+    """Return replayed packets summed over the given links since driver load; None where not counted."""
+    return _sum_counters(query, handle, links, (_FIELD_REPLAY,), (_REPLAY,))
+
+
+def errors(query: Query, handle: object, links: Sequence[int]) -> int | None:
+    """Return CRC errors and recoveries summed over the given links since driver load; None where not counted."""
+    return _sum_counters(query, handle, links, (_FIELD_RECOVERY, _FIELD_CRC), (_RECOVERY, _CRC_FLIT, _CRC_DATA))
+
+
+def _sum_counters(
+    query: Query, handle: object, links: Sequence[int], fields: tuple[int, ...], counters: tuple[int, ...]
+) -> int | None:
+    """Sum over links by field (Hopper and newer), else by the older call, which newer drivers drop."""
+    by_field = query.fields(handle, [(field, link) for link in links for field in fields])
+    known = [count for count in by_field if count is not None]
+    if not known:
+        older = (query.integer("nvmlDeviceGetNvLinkErrorCounter", handle, link, c) for link in links for c in counters)
+        known = [count for count in older if count is not None]
+    return sum(known) if known else None
+
+
+# The path between two GPUs, as NVML tells it: NVLinks, PCIe ancestor, peer access, and the limit they set.
+
+
+# nvmlGpuTopologyLevel_t → label [nvml.h, r580]. INTERNAL (both GPUs on one board) is a single bridge: PIX.
+_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+# nvmlGpuP2PStatus_t [nvml.h, r580] in the words of nvidia-smi's legend
+_PEER_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
+# nvmlGpuP2PCapsIndex_t. Not taken from nvidia-ml-py, where a stray comma makes READ the tuple (0,).
+_PEER_READ, _PEER_WRITE = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one GPU brings to each of its paths, asked once: NVML's calls are slow and pairs are many."""
+
+    handle: object
+    pci_bus_id: str
+    ends: Ends
+    line_mbps: int | None
+    capability: tuple[int, int] | None
+    slot: theory.Theory | None
+
+
+def side(query: Query, handle: object, device: Device) -> Side:
+    """Return one GPU's share of its paths. The slot's *maximum* counts: an idle GPU lowers its generation."""
+    links = active_links(query, handle)
+    generation = query.integer("nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    width = query.integer("nvmlDeviceGetMaxPcieLinkWidth", handle)
+    return Side(
+        handle=handle,
+        pci_bus_id=device.pci_bus_id,
+        ends=ends(query, handle, links),
+        line_mbps=line_rate(query, handle, links),
+        capability=query.ask("nvmlDeviceGetCudaComputeCapability", handle),
+        slot=theory.pcie(generation, width),
+    )
+
+
+def between(query: Query, positions: tuple[int, int], first: Side, second: Side) -> Path:
+    """Return the path between two GPUs; `theory_gbs` is the slower end's one-way limit in GB/s."""
+    links, through_switch = joining(first.ends, first.pci_bus_id, second.ends, second.pci_bus_id)
+    level = query.integer("nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)
+    ancestor = None if level is None else _ANCESTORS.get(level)
+    if links:
+        limit = _slowest(
+            theory.nvlink(links, capability=end.capability, line_mbps=end.line_mbps, through_switch=through_switch)
+            for end in (first, second)
+        )
+    else:
+        limit = _slowest(end.slot for end in (first, second))
+    return Path(
+        devices=positions,
+        label=f"NV{links}" if links else ancestor or UNKNOWN,
+        ancestor=ancestor,
+        nvlinks=links,
+        theory_gbs=limit.gbs if limit else None,
+        theory_source=limit.source if limit else "",
+        peer_access=_peer_access(query, first.handle, second.handle),
+    )
+
+
+def _peer_access(query: Query, first: object, second: object) -> str | None:
+    """Return "OK" or nvidia-smi's word for why not; both words where reading and writing differ."""
+    codes = [query.integer("nvmlDeviceGetP2PStatus", first, second, index) for index in (_PEER_READ, _PEER_WRITE)]
+    words = [_PEER_WORDS[code] if code < len(_PEER_WORDS) else "U" for code in codes if code is not None]
+    if len(set(words)) == 2:
+        return f"read {words[0]}, write {words[1]}"
+    return words[0] if words else None
+
+
+def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
+    return min((limit for limit in limits if limit), key=lambda limit: limit.gbs, default=None)
+
+
+# One GPU's state at this moment: clocks, heat, power, throttling, errors, and who else is on it.
+
+
+# nvml.h of r580
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+_UNCORRECTED, _VOLATILE = 1, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What may change while measuring and what it takes little time to ask: °C, throttle reasons, compute processes.
+
+    `processes` are ids as NVML gives them (in a container they may be the host's), None where it does not.
+    """
+
+    temperature: int | None = None
+    throttle: tuple[str, ...] = ()
+    processes: frozenset[int] | None = None
+
+
+def glance(query: Query, handle: object) -> Glance:
+    """Return one GPU's temperature in °C, throttle reasons and compute processes now; None where not told."""
+    return Glance(
+        temperature=query.integer("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+        throttle=_throttle(query, handle),
+        processes=processes(query, handle),
+    )
+
+
+def processes(query: Query, handle: object) -> frozenset[int] | None:
+    """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not tell."""
+    found = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    return None if found is None else frozenset(process.pid for process in found)
+
+
+def read(query: Query, handle: object) -> Health:
+    """Return the state of one GPU; a field that NVML does not support on it is None."""
+    links = active_links(query, handle)
+    milliwatts = query.integer("nvmlDeviceGetPowerUsage", handle)
+    return Health(
+        sm_clock=query.integer("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+        memory_clock=query.integer("nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
+        temperature=query.integer("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+        power=None if milliwatts is None else milliwatts / 1000,
+        throttle=_throttle(query, handle),
+        utilization=getattr(query.ask("nvmlDeviceGetUtilizationRates", handle), "gpu", None),
+        memory_used=memory_used(query, handle),
+        nvlink_replays=replays(query, handle, links),
+        nvlink_errors=errors(query, handle, links),
+        ecc_errors=query.integer("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
+        processes=_other_processes(query, handle),
+        pcie_generation=query.integer("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        pcie_width=query.integer("nvmlDeviceGetCurrPcieLinkWidth", handle),
+    )
+
+
+def _throttle(query: Query, handle: object) -> tuple[str, ...]:
+    bits = query.integer("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if bits is None:  # the name before r535
+        bits = query.integer("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+    return tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+
+
+def memory_used(query: Query, handle: object) -> int | None:
+    """Return bytes in use. Version 1 of the call counts the driver's own reserve too, so version 2 goes first."""
+    version = getattr(query.lib, "nvmlMemory_v2", None)
+    memory = None if version is None else query.ask("nvmlDeviceGetMemoryInfo", handle, version)
+    return getattr(memory or query.ask("nvmlDeviceGetMemoryInfo", handle), "used", None)
+
+
+def _other_processes(query: Query, handle: object) -> int | None:
+    """Return how many compute processes but this one hold the GPU: right only before anybody opens it for us.
+
+    In a container NVML may give host ids, so a context of ours counts as another: `watch.Occupants` tells them apart.
+    """
+    found = processes(query, handle)
+    return None if found is None else len(found - {os.getpid()})
+
+
+# Facts about this machine's GPUs and the paths between them, as the driver's management library tells them.
+#
+# GPUs are numbered as nvidia-smi does (PCI order), whatever CUDA_VISIBLE_DEVICES says. A MIG-enabled GPU is reported
+# as the whole GPU that it is part of.
+
 
 _SYSFS = pathlib.Path("/sys/bus/pci/devices")
 _BITS = 64
@@ -67,25 +386,25 @@ class Nvml:
 
     def paths(self, devices: Sequence[Device]) -> tuple[Path, ...]:
         """Return the path between each unordered pair of positions (i < j) in `devices`, theory in GB/s."""
-        sides = [paths.side(self._query, self._handle_of(device), device) for device in devices]
+        sides = [side(self._query, self._handle_of(device), device) for device in devices]
         pairs = itertools.combinations(range(len(sides)), 2)
-        return tuple(paths.between(self._query, (i, j), sides[i], sides[j]) for i, j in pairs)
+        return tuple(between(self._query, (i, j), sides[i], sides[j]) for i, j in pairs)
 
     def health(self, device: Device) -> Health:
         """Return the state of one GPU now; units in model.Health, None where NVML does not tell."""
-        return health.read(self._query, self._handle_of(device))
+        return read(self._query, self._handle_of(device))
 
     def memory_used(self, device: Device) -> int | None:
         """Return the bytes in use on one GPU now, None where NVML does not tell."""
-        return health.memory_used(self._query, self._handle_of(device))
+        return memory_used(self._query, self._handle_of(device))
 
     def glance(self, device: Device) -> Glance:
         """Return what of one GPU's state is worth watching while measuring: °C, throttle reasons, process ids."""
-        return health.glance(self._query, self._handle_of(device))
+        return glance(self._query, self._handle_of(device))
 
     def processes(self, device: Device) -> frozenset[int] | None:
         """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not tell."""
-        return health.processes(self._query, self._handle_of(device))
+        return processes(self._query, self._handle_of(device))
 
     def in_mig_mode(self, device: Device) -> bool:
         """Return whether a GPU is cut into MIG instances now."""
@@ -125,7 +444,7 @@ class Nvml:
         return handle
 
     def _device(self, index: int, handle: object) -> Device:
-        pci_id = nvlink.bus_id(self._query.ask("nvmlDeviceGetPciInfo", handle))
+        pci_id = bus_id(self._query.ask("nvmlDeviceGetPciInfo", handle))
         return Device(
             index=index,
             uuid=self._query.text("nvmlDeviceGetUUID", handle),

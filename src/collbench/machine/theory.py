@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collbench.model import Device
-from collbench.units import fixed
+from collbench.model.run import Device
+from collbench.model.units import fixed
 
 # NVML's line rate in MB/s → data rate in GB/s. Raw values as `nvidia-smi nvlink -s` prints them.
 _DATA_RATE_GBS = {

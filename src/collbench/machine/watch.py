@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from collbench.errors import CollbenchError
-from collbench.machine.health import Glance
 from collbench.machine.limits import wrong
-from collbench.model import Device, Flag
+from collbench.machine.nvml import Glance
+from collbench.model.errors import CollbenchError
+from collbench.model.run import Device, Flag
 
 # Thermal and power throttling lasts for seconds, and the driver renews utilisation a few times a second.
 _PERIOD_S = 0.25

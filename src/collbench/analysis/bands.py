@@ -1,0 +1,130 @@
+"""What all-reduce busbw a set of devices is predicted to reach, as a band (METHOD.md §6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.analysis.choice import Band
+from collbench.analysis.rings import (
+    MOST_MEMBERS,
+    Sets,
+    best_ring,
+    cut_bound,
+    fractional_rings,
+    masks,
+    most_rings,
+    ring_table,
+)
+from collbench.analysis.wiring import Wiring, uplink_limits
+
+Values = NDArray[np.float64]
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rings that fit on a mesh of NVLinks at once: how many, and what all of them carry, GB/s."""
+
+    rings: int
+    gbs: float
+
+
+def predict(wired: Wiring) -> Band:
+    """Return the band of one set, given as the wiring of its members, in GB/s.
+
+    A set that NVLinks alone do not close to a ring is a PCIe set: no packing mixes the two. Where pairs were not
+    measured, `lo` is what the others guarantee, and `hi` has them as slow as the slowest of their kind.
+    """
+    least = _predict(wired)
+    if wired.filled is None or wired.broken.any():
+        return least
+    most_ = _predict(wired.filled)
+    unmeasured = int(np.triu(wired.missing).sum())
+    return Band(min(least.lo, most_.hi), most_.hi, most_.how, most_.hops, unmeasured)
+
+
+def _predict(wired: Wiring) -> Band:
+    if wired.broken.any():
+        return Band(0.0, 0.0, "a pair of it is broken")
+    if len(wired) == 2:
+        rate = float(min(wired.rates[0, 1], wired.rates[1, 0]))
+        return Band(rate, rate, "the pair itself")
+    if on_one_plane(wired):
+        slowest = float(wired.rates[~np.eye(len(wired), dtype=bool)].min())
+        return Band(slowest, max(slowest, best_ring(wired.rates)), "NVSwitch")
+    packed = packing(wired.nvlink, wired.links) if (wired.nvlink > 0).any() else Packed(0, 0.0)
+    if packed.rings:
+        port = float(wired.port.min())
+        carried = min(most(wired.nvlink, packed.gbs), port)
+        return Band(min(packed.gbs, port), carried, f"{packed.rings} NVLink rings")
+    lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
+    return Band(lo, hi, "one ring over PCIe", hops)
+
+
+def on_one_plane(wired: Wiring) -> bool:
+    """Return whether one NVSwitch joins all devices."""
+    return bool(wired.plane[0] >= 0 and (wired.plane == wired.plane[0]).all())
+
+
+def ceiling(wired: Wiring) -> float:
+    """Return what the member with the narrowest port sends at most to the others, GB/s; ∞ where that is not known.
+
+    Through a switch a device sends all that its port takes to any other, over direct links what leads to each; without
+    NVLinks it sends what its slot takes.
+    """
+    if wired.filled is not None:
+        return ceiling(wired.filled)
+    switched, ports = on_one_plane(wired), []
+    for place, links in enumerate(wired.links):
+        others = np.arange(len(wired)) != place
+        joined, apart = (wired.capacity[place, others & used] for used in (links > 0, links == 0))
+        nvlink = joined.max(initial=0.0) if switched else joined.sum()
+        ports.append(max(min(nvlink, wired.port[place]), apart.max(initial=0.0)))
+    return float(min(ports))
+
+
+def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
+    """Return for each set both ends of the band of its ring of single hops, GB/s, and its hops through the host.
+
+    Single hops may take NVLinks; that never makes a ring faster than its slowest hop over PCIe.
+    """
+    k = sets.shape[1]
+    limits, hops = uplink_limits(sets, wired.uplinks, wired.links)
+    ring = ring_table(wired.alone, k)[masks(sets)] if k <= MOST_MEMBERS else np.full(len(sets), best_ring(wired.alone))
+    hi = np.minimum(ring, limits)
+    return hi * lowest_pair(wired.share, sets), hi, hops
+
+
+def lowest_pair(values: Values, sets: Sets) -> Values:
+    """Return the lowest value of any pair within each set, in either direction."""
+    low = np.minimum(values, values.T)
+    found = np.full(len(sets), np.inf)
+    for i, j in combinations(range(sets.shape[1]), 2):
+        np.minimum(found, low[sets[:, i], sets[:, j]], out=found)
+    return found
+
+
+def packing(nvlink: Values, links: Values) -> Packed:
+    """Return the best packing of whole rings that are all alike, over NVLinks of these rates (GB/s, directed).
+
+    A slow link either slows all rings or is left out, whichever carries more; so each link's rate is tried as a ring's.
+    No link carries two rings: NCCL's channels could share one, but nothing that was measured says that they do.
+    """
+    best = Packed(0, 0.0)
+    used = links > 0
+    for rate in sorted(set(np.round(nvlink[used] / links[used], 6).tolist()), reverse=True):
+        whole = np.minimum(np.floor(nvlink / rate + _ROUNDING), links) if rate > 0 else links * 0
+        if rate * int(cut_bound(whole) + _ROUNDING) > best.gbs:
+            rings = most_rings(whole)
+            best = max(best, Packed(rings, rings * rate), key=lambda packed: packed.gbs)
+    return best
+
+
+def most(nvlink: Values, packed_gbs: float) -> float:
+    """Return what rings of any size carry in all at most, GB/s; not asked for where the cuts leave no room."""
+    bound = cut_bound(nvlink)
+    return packed_gbs if bound <= packed_gbs * (1 + _ROUNDING) else max(packed_gbs, fractional_rings(nvlink))

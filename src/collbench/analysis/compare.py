@@ -1,0 +1,641 @@
+"""One run against another, data point by data point: faster, slower, the same or undecided, and what else differs."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from collbench.analysis.outcome import outcome
+from collbench.analysis.stats import summarize
+from collbench.analysis.tiers import FEWEST_VISITS, Estimate, Members, estimates_of, tolerance
+from collbench.model.errors import ExitStatus
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Device, Measurement, Path, Run
+
+# Which device of one run is which of another: by UUID where it is the same GPU, else by its place in the list.
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What stands for what: `positions` are the new run's positions, each with its position in the base.
+
+    `by_uuid` counts those that are the very same device; the others were matched by their order in the list. `told`
+    says so in one line. A device without a counterpart is in no pair.
+    """
+
+    positions: dict[int, int]
+    by_uuid: int
+    told: str
+
+
+def match_devices(base: Run, new: Run) -> Match:
+    """Return the devices of two runs as counterparts of each other."""
+    places = {device.uuid: place for place, device in enumerate(base.devices)}
+    same = {place: places[device.uuid] for place, device in enumerate(new.devices) if device.uuid in places}
+    taken = set(same.values())
+    left = [place for place in range(len(base.devices)) if place not in taken]
+    rest = [place for place in range(len(new.devices)) if place not in same]
+    by_order = dict(zip(rest, left, strict=False))
+    return Match(same | by_order, len(same), _told(base.devices, new.devices, same, by_order))
+
+
+def _told(base: Sequence[Device], new: Sequence[Device], same: dict[int, int], by_order: dict[int, int]) -> str:
+    if not by_order:
+        extra = _unmatched(base, new, same)
+        return f"matched by UUID{f'; {extra}' if extra else ''}"
+    tags = [(base[old].tag, new[place].tag) for place, old in by_order.items()]
+    telling = same or any(old != now for old, now in tags)
+    pairs = f": {', '.join(f'{old} = {now}' for old, now in tags)}" if telling else ""
+    extra = _unmatched(base, new, same | by_order)
+    others = "other devices, matched" if not same else f"{len(same)} matched by UUID, the others"
+    return f"{others} by their order{pairs}{f'; {extra}' if extra else ''}"
+
+
+def _unmatched(base: Sequence[Device], new: Sequence[Device], matched: dict[int, int]) -> str:
+    gone = [device.tag for place, device in enumerate(base) if place not in matched.values()]
+    come = [device.tag for place, device in enumerate(new) if place not in matched]
+    words = [f"only in the base: {', '.join(gone)}"] if gone else []
+    return "; ".join(words + ([f"only in the new run: {', '.join(come)}"] if come else []))
+
+
+# The cells of two runs, each under a name that means the same in both.
+
+
+# Members whose order says nothing: what they do they do together.
+_UNORDERED = (Variant.BOTH_WAYS,)
+# One device faces all the others: it stays first, they have no order.
+_ONE_AND_OTHERS = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """One cell: the work, the members as positions of the base run, the root's position or None, and the size."""
+
+    work: str
+    members: tuple[int, ...]
+    root: int | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A cell that a run measured, and its key."""
+
+    key: Key
+    work: Work
+    found: Measurement
+
+    @property
+    def gbs(self) -> float:
+        """The cell's busbw in GB/s."""
+        return summarize(self.found).busbw
+
+
+def cells(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Named]:
+    """Return the run's cells that have a sample; `positions` renames its devices to those of the base.
+
+    A cell with a device that the base lacks keeps a key of its own, whose members are negative.
+    """
+    found = (_named(run, measurement, positions) for measurement in run.measurements if measurement.samples)
+    return {named.key: named for named in found}
+
+
+def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
+    """Return members so that those of one cell are equal in any order that says nothing."""
+    if work.operation.is_collective or work.variant in _UNORDERED:
+        return tuple(sorted(members))
+    return (members[0], *sorted(members[1:])) if work.variant in _ONE_AND_OTHERS else members
+
+
+def _named(run: Run, found: Measurement, positions: Mapping[int, int] | None) -> Named:
+    cell = found.cell
+    members = cell.members
+    if positions is not None:
+        members = tuple(positions.get(member, -1 - member) for member in members)
+    root = members[run.settings.root] if cell.operation.rooted and run.settings.root < len(members) else None
+    key = Key(str(cell.work), unordered(cell.work, members), root, cell.size_bytes)
+    return Named(key, cell.work, found)
+
+
+# A cell's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.
+
+
+# With fewer degrees of freedom σ̂ says little: then sizes of the same kind are pooled.
+_ENOUGH_FREEDOM = 12
+_SIZE_CLASSES = (2**16, 2**20, 2**24)
+# A factor of a million either way: two visits' noise gives quantiles that no exponential function takes.
+_NOTHING_KNOWN = math.log(1e6)
+
+
+def estimates(cells: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Estimate]:
+    """Return each cell's log bandwidth with its error; noise is pooled over the links of a label at a size.
+
+    Few visits there, as of one communicator over all GPUs, are pooled with those of like sizes.
+    """
+    labels = {frozenset(path.devices): path.label for path in paths}
+    logs = {key: [*map(math.log, summarize(named.found).visits)] for key, named in cells.items()}
+    kinds = {key: f"{key.work} {_kind(key, labels)}" for key in cells}
+    freedom: dict[tuple[str, int], int] = defaultdict(int)
+    for key in cells:
+        freedom[kinds[key], key.size_bytes] += len(logs[key]) - 1
+    names: dict[Key, Members] = {key: (number,) for number, key in enumerate(cells)}
+    pools: dict[Members, str] = {}
+    for key, name in names.items():
+        scarce = freedom[kinds[key], key.size_bytes] < _ENOUGH_FREEDOM
+        size = f"class {sum(key.size_bytes >= edge for edge in _SIZE_CLASSES)}" if scarce else f"{key.size_bytes} B"
+        pools[name] = f"{kinds[key]} {size}"
+    made = estimates_of({name: logs[key] for key, name in names.items()}, pools)
+    return {key: made[name] for key, name in names.items()}
+
+
+def _kind(key: Key, labels: Mapping[frozenset[int], str]) -> str:
+    return labels.get(frozenset(key.members), f"{len(key.members)} devices")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a difference's variance, with the degrees of freedom of the noise that it was computed from.
+
+    Parts of one `pool` share that noise, and so its error.
+    """
+
+    variance: float
+    freedom: float
+    pool: str
+
+
+def reach(parts: Sequence[Part], alpha: float) -> float:
+    """Return how far the true value may lie from the estimated one, in log, but for a share `alpha` of cases.
+
+    Student's quantile with Welch and Satterthwaite's degrees of freedom.
+    """
+    variance = sum(part.variance for part in parts)
+    if variance == 0:
+        return 0.0
+    pools: dict[tuple[str, float], float] = defaultdict(float)
+    for part in parts:
+        pools[part.pool, part.freedom] += part.variance
+    doubt = sum(shared**2 / freedom for (_, freedom), shared in pools.items() if freedom)
+    quantile = _student(max(variance**2 / doubt, 0.5) if doubt else 0.5, 1 - alpha / 2)
+    return min(quantile * math.sqrt(variance), _NOTHING_KNOWN)
+
+
+def _student(freedom: float, probability: float) -> float:
+    from scipy.special import stdtrit  # late: it takes half a second
+
+    return float(stdtrit(freedom, probability))
+
+
+# Whether a cell became faster or slower from one run to another: the same statistics as between links.
+#
+# Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
+# on.
+
+
+_TIE_ALPHA = 0.10  # METHOD.md §4: tied is a 90 % interval within ±δ
+# A run keeps its own latency: of two runs on one machine, a minute apart, cells of 8 B to 4 MiB differed by up to
+# 0.12 µs for all their visits, beyond what their noise explains (2 machines with 4 × H200, 1680 and 840 cells).
+_RUNS_OWN_S = 0.15e-6
+
+
+class Verdict(StrEnum):
+    """What became of a cell or a group."""
+
+    SAME = "same"
+    BETTER = "better"
+    WORSE = "worse"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One cell of both runs before it is judged."""
+
+    base: Named
+    new: Named
+    old: Estimate
+    now: Estimate
+
+    @property
+    def key(self) -> Key:
+        """The cell's name, the same in both runs."""
+        return self.base.key
+
+    @property
+    def decided(self) -> bool:
+        """True where both runs have the visits that show noise."""
+        return min(len(self.old.visits), len(self.now.visits)) >= FEWEST_VISITS
+
+    def parts(self, weight: float = 1.0) -> Iterator[Part]:
+        """Yield what the difference's variance is made of, of which a group takes a share."""
+        for run, one in (("base", self.old), ("new", self.now)):
+            yield Part((weight * one.wary) ** 2, one.freedom, f"{run} {one.label}")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One cell in both runs. Bandwidths in GB/s (busbw), times in seconds.
+
+    `ratio` is new over base bandwidth; `interval` holds it for all cells and groups at once with 99 %, None below three
+    visits in either run. `delta` is the ratio up to which a difference changes nobody's decision; `regressed` says that
+    the cell is slower for certain by more than the comparison allows.
+    """
+
+    key: Key
+    operation: Operation
+    base_gbs: float
+    new_gbs: float
+    base_seconds: float
+    new_seconds: float
+    ratio: float
+    interval: tuple[float, float] | None
+    delta: float
+    verdict: Verdict
+    regressed: bool
+    visits: tuple[int, int]
+
+
+def in_both(base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path]) -> list[Found]:
+    """Return the cells that both runs have, with their estimates. `paths` are the base's."""
+    old, now = estimates(base, paths), estimates(new, paths)
+    return [Found(base[key], new[key], old[key], now[key]) for key in base if key in new]
+
+
+def judge_change(found: Found, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
+    """Return what became of a cell; `alpha` is what this one answer may err, `fail_below` a ratio such as 0.05."""
+    old, now = found.old, found.now
+    before, after = summarize(found.base.found), summarize(found.new.found)
+    delta = _delta(found.base, before.seconds, on_cores=on_cores)
+    difference = now.middle - old.middle
+    far = reach([*found.parts()], alpha) if found.decided else math.inf
+    return Change(
+        key=found.key,
+        operation=found.base.work.operation,
+        base_gbs=before.busbw,
+        new_gbs=after.busbw,
+        base_seconds=before.seconds,
+        new_seconds=after.seconds,
+        ratio=math.exp(difference),
+        interval=(math.exp(difference - far), math.exp(difference + far)) if found.decided else None,
+        delta=delta,
+        verdict=_verdict(found, far, delta) if found.decided else Verdict.UNDECIDED,
+        regressed=found.decided and _below(old, now, far, max(delta, -math.log1p(-fail_below))),
+        visits=(len(old.visits), len(now.visits)),
+    )
+
+
+def _verdict(found: Found, far: float, delta: float) -> Verdict:
+    old, now = found.old, found.now
+    if _below(old, now, far, delta):
+        return Verdict.WORSE
+    if _below(now, old, far, delta):
+        return Verdict.BETTER
+    tie = abs(now.middle - old.middle) + reach([*found.parts()], _TIE_ALPHA)
+    return Verdict.SAME if tie <= delta else Verdict.UNDECIDED
+
+
+def _below(top: Estimate, other: Estimate, far: float, delta: float) -> bool:
+    """Return whether one is slower than the other by more than δ: its interval, and nearly every visit, say so.
+
+    Visits guard against a cell that is noisier than its pool, or was disturbed for a moment.
+    """
+    apart = top.middle - other.middle > delta + far
+    return apart and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
+
+
+def _delta(base: Named, seconds: float, *, on_cores: bool) -> float:
+    """Return δ: 2 %, below 1 MiB 6 %, and on GPUs never less than what a run keeps to itself."""
+    delta = tolerance(base.key.size_bytes)
+    if on_cores or base.work.operation is Operation.CHASE:
+        return delta  # memcpy on a core, and a load, have no launch that could vary
+    return max(delta, _RUNS_OWN_S / seconds)
+
+
+# Cells that belong together, judged as one: all works of a place, and all places of a work, at the largest size.
+#
+# A link that is 8 % slower is so in every copy and collective on it. Each cell alone may hide that in its noise;
+# together they do not.
+
+
+_MIB = 2**20  # below, time is latency, which runs keep to themselves
+
+
+class Kind(StrEnum):
+    """What a group's cells share."""
+
+    PLACE = "place"
+    WORK = "work"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells of one place (`members`, positions of the base) or of one work, each at its work's largest size.
+
+    `ratio` is new over base bandwidth, the mean weighted by what the cells know; `interval` holds it as those of all
+    cells and groups at once with 99 %.
+    """
+
+    kind: Kind
+    work: str
+    members: tuple[int, ...]
+    cells: int
+    size_bytes: int
+    ratio: float
+    interval: tuple[float, float]
+    delta: float
+    verdict: Verdict
+    regressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bunch:
+    """The cells of a group before they are judged."""
+
+    kind: Kind
+    work: str
+    members: tuple[int, ...]
+    found: tuple[Found, ...]
+
+
+def find_bunches(found: Sequence[Found]) -> list[Bunch]:
+    """Return the groups of two cells or more; every cell has enough visits and is at its work's largest size."""
+    largest: dict[str, int] = defaultdict(int)
+    for one in found:
+        largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
+    ours = [one for one in found if one.decided and one.key.size_bytes == largest[one.key.work] >= _MIB]
+    return [bunch for bunch in (*_by_place(ours), *_by_work(ours)) if len(bunch.found) > 1]
+
+
+def _by_place(found: Sequence[Found]) -> Iterator[Bunch]:
+    places: dict[tuple[int, ...], list[Found]] = defaultdict(list)
+    for one in found:
+        places[tuple(sorted(one.key.members))].append(one)
+    for members, ours in sorted(places.items()):
+        yield Bunch(Kind.PLACE, "", members, tuple(ours))
+
+
+def _by_work(found: Sequence[Found]) -> Iterator[Bunch]:
+    works: dict[tuple[str, int], list[Found]] = defaultdict(list)
+    for one in found:
+        works[one.key.work, len(one.key.members)].append(one)
+    for (work, _), ours in sorted(works.items()):
+        yield Bunch(Kind.WORK, work, (), tuple(ours))
+
+
+def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
+    """Return what became of a group. `changes` are its cells'; `alpha` is what this one answer may err."""
+    differences = [one.now.middle - one.old.middle for one in bunch.found]
+    weights = _weights(bunch.found)
+    middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
+    parts = [part for weight, one in zip(weights, bunch.found, strict=True) for part in one.parts(weight)]
+    delta = max(change.delta for change in changes)
+    far = reach(parts, alpha)
+    worse, better = _beyond(-middle, far, delta), _beyond(middle, far, delta)
+    # One disturbed cell must not speak for all: most of them have to agree.
+    typical = median(differences)
+    verdict = Verdict.UNDECIDED
+    if worse and typical < -delta:
+        verdict = Verdict.WORSE
+    elif better and typical > delta:
+        verdict = Verdict.BETTER
+    elif abs(middle) + reach(parts, _TIE_ALPHA) <= delta:
+        verdict = Verdict.SAME
+    limit = max(delta, -math.log1p(-fail_below))
+    return Group(
+        kind=bunch.kind,
+        work=bunch.work,
+        members=bunch.members,
+        cells=len(bunch.found),
+        size_bytes=max(one.key.size_bytes for one in bunch.found),
+        ratio=math.exp(middle),
+        interval=(math.exp(middle - far), math.exp(middle + far)),
+        delta=delta,
+        verdict=verdict,
+        regressed=_beyond(-middle, far, limit) and typical < -limit,
+    )
+
+
+def _beyond(slower: float, far: float, delta: float) -> bool:
+    return slower > delta + far
+
+
+def _weights(found: Sequence[Found]) -> list[float]:
+    """Return each cell's weight, by what its error is; alike where some have none."""
+    variances = [one.old.wary**2 + one.now.wary**2 for one in found]
+    if min(variances) == 0:
+        return [1 / len(found)] * len(found)
+    inverse = [1 / variance for variance in variances]
+    return [one / sum(inverse) for one in inverse]
+
+
+# What two runs differ in beside their figures: each a candidate cause of what became faster or slower.
+
+
+# NVIDIA's container images leave it behind; it changes nothing that NCCL does.
+_IDLE = {"NCCL_VERSION"}
+_MACHINE = ("hostname", "driver", "cuda", "nccl", "nccl_path", "kernel_image", "system", "cpu", "virtualization")
+_WORDS = {"nccl": "NCCL", "nccl_path": "NCCL library", "cuda": "CUDA", "kernel_image": "kernels"}
+_MOST_LABELS = 4  # of a machine with many links the first ones show which
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same: what, and its value in the base and in the new run ("" where it has none)."""
+
+    what: str
+    base: str
+    new: str
+
+
+def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Difference, ...]:
+    """Return what differs, the likeliest causes first; `positions` are the new run's devices as the base's."""
+    found = (
+        *_of_machines(base, new),
+        *_of_variables(base.settings.environment, new.settings.environment),
+        *_of_settings(base, new),
+        *_of_devices(base.devices, new.devices),
+        *_of_labels(base, new, positions),
+        Difference("disturbed visits", _flags(base), _flags(new)),
+        Difference("cells given up", _failed(base), _failed(new)),
+        Difference("complete", _yes(base.complete), _yes(new.complete)),
+        Difference("collbench", base.version, new.version),
+        Difference("started", base.started, new.started),
+    )
+    return tuple(difference for difference in found if difference.base != difference.new)
+
+
+def _of_machines(base: Run, new: Run) -> Iterator[Difference]:
+    for name in _MACHINE:
+        yield Difference(_WORDS.get(name, name), getattr(base.machine, name), getattr(new.machine, name))
+    yield Difference("multicast (NVLS)", _yes(base.machine.multicast), _yes(new.machine.multicast))
+    yield Difference("simulated machine", base.machine.fabric, new.machine.fabric)
+
+
+def _of_variables(base: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted({*base, *new} - _IDLE):
+        yield Difference(name, base.get(name, "not set"), new.get(name, "not set"))
+
+
+def _of_settings(base: Run, new: Run) -> Iterator[Difference]:
+    for name in ("dtype", "redop"):
+        if any(operation.is_collective for operation in base.settings.operations):
+            yield Difference(name, getattr(base.settings, name), getattr(new.settings, name))
+    yield Difference("processes", str(base.settings.processes), str(new.settings.processes))
+    yield Difference("command", shlex.join(_asked(base)), shlex.join(_asked(new)))
+
+
+def _asked(run: Run) -> list[str]:
+    """Return the command line without the file that it wrote, which is another one every time."""
+    words, kept = iter(run.settings.command), []
+    for word in words:
+        if word in ("-o", "--output"):
+            next(words, None)
+        elif not word.startswith(("-o=", "--output=")):
+            kept.append(word)
+    return kept
+
+
+def _of_devices(base: Sequence[Device], new: Sequence[Device]) -> Iterator[Difference]:
+    yield Difference("devices", _kinds(base), _kinds(new))
+
+
+def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Difference]:
+    old = {frozenset(path.devices): path for path in base.paths}
+    changed = []
+    for path in new.paths:
+        before = old.get(frozenset(positions.get(device, -1) for device in path.devices))
+        if before is not None and before.label != path.label:
+            changed.append((_name(base, before), before.label, path.label))
+    for name, label, now in changed[:_MOST_LABELS]:
+        yield Difference(f"label of {name}", label, now)
+    if len(changed) > _MOST_LABELS:
+        yield Difference("more labels", "", f"{len(changed) - _MOST_LABELS} others differ")
+
+
+def _name(run: Run, path: Path) -> str:
+    return "-".join(run.devices[device].tag for device in path.devices)
+
+
+def _kinds(devices: Sequence[Device]) -> str:
+    return ", ".join(f"{count} × {name}" for name, count in Counter(device.name for device in devices).items())
+
+
+def _flags(run: Run) -> str:
+    """Count the visits with a flag by its kind: "12 throttled, 3 shared"."""
+    kinds = Counter(
+        kind
+        for found in run.measurements
+        for sample in found.samples
+        for kind in {flag.kind.value for flag in sample.flags}
+    )
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
+
+
+def _failed(run: Run) -> str:
+    return str(sum(bool(found.failure) for found in run.measurements))
+
+
+def _yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "unknown"}[value]
+
+
+# Two runs cell by cell: what is the same, better, worse or undecided, what differs beside, and what only one has.
+
+
+_CORES = "host"
+# All answers of a comparison together: in one of a hundred, an answer at the border of δ may be wrong.
+_ALPHA = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What became of each cell of `base` in `new`. `fail_below` is the ratio that a cell may lose.
+
+    Members of `changes` and `only_base` are positions of the base; of `only_new` those of the new run.
+    """
+
+    base: Run
+    new: Run
+    match: Match
+    differences: tuple[Difference, ...]
+    changes: tuple[Change, ...]
+    groups: tuple[Group, ...]
+    only_base: tuple[Key, ...]
+    only_new: tuple[Key, ...]
+    fail_below: float
+
+    @property
+    def regressions(self) -> tuple[Change | Group, ...]:
+        """The groups and cells that are slower for certain by more than `fail_below` allows."""
+        beyond = tuple(group for group in self.groups if group.regressed)
+        return (*beyond, *(change for change in self.changes if change.regressed))
+
+    @property
+    def judged(self) -> int:
+        """How many cells have in both runs the visits that tell noise: the others say nothing."""
+        return sum(change.interval is not None for change in self.changes)
+
+    @property
+    def lost(self) -> tuple[Key, ...]:
+        """The cells of the base that the new run lacks, though it has both the devices and the work at this size."""
+        both = set(self.match.positions.values())
+        measured = {(change.key.work, change.key.size_bytes) for change in self.changes}
+        return tuple(
+            key for key in self.only_base if set(key.members) <= both and (key.work, key.size_bytes) in measured
+        )
+
+    @property
+    def status(self) -> ExitStatus:
+        """How the command ends: what failed in the new run or is lost is no agreement, nor is nothing judged."""
+        regressed = ExitStatus.CONTRADICTION if self.regressions else ExitStatus.DONE
+        judged = ExitStatus.DONE if self.judged and not self.lost else ExitStatus.FAILED
+        return max(regressed, judged, outcome(self.new).status)
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many cells have this verdict."""
+        return Counter(change.verdict for change in self.changes)[verdict]
+
+
+def compare(base: Run, new: Run, fail_below: float, operation: Operation | None = None) -> Comparison:
+    """Return the comparison of two runs of one backend; of one operation where it is given."""
+    match = match_devices(base, new)
+    wanted = _filter(operation)
+    old, now = wanted(cells(base)), wanted(cells(new, match.positions))
+    judged, grouped = _judged(in_both(old, now, base.paths), fail_below, on_cores=base.backend == _CORES)
+    own = wanted(cells(new))
+    renamed = dict(zip(now, own, strict=True))
+    return Comparison(
+        base=base,
+        new=new,
+        match=match,
+        differences=differences(base, new, match.positions),
+        changes=tuple(sorted(judged, key=lambda change: (change.ratio, _order(change.key)))),
+        groups=tuple(sorted(grouped, key=lambda group: (group.ratio, group.work, group.members))),
+        only_base=tuple(sorted((key for key in old if key not in now), key=_order)),
+        only_new=tuple(sorted((renamed[key] for key in now if key not in old), key=_order)),
+        fail_below=fail_below,
+    )
+
+
+def _judged(found: list[Found], fail_below: float, *, on_cores: bool) -> tuple[list[Change], list[Group]]:
+    bunches = find_bunches(found)
+    alpha = _ALPHA / max(1, sum(one.decided for one in found) + len(bunches))
+    judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in found}
+    grouped = [judge_group(b, [judged[one.key] for one in b.found], alpha, fail_below) for b in bunches]
+    return list(judged.values()), grouped
+
+
+def _filter(operation: Operation | None) -> Callable[[dict[Key, Named]], dict[Key, Named]]:
+    def wanted(found: dict[Key, Named]) -> dict[Key, Named]:
+        return {key: named for key, named in found.items() if operation in (None, named.work.operation)}
+
+    return wanted
+
+
+def _order(key: Key) -> tuple[str, tuple[int, ...], int]:
+    return key.work, key.members, key.size_bytes

@@ -1,0 +1,45 @@
+"""Where the labels and the wires disagree (METHOD.md §5): a run in, verdicts out. Pure."""
+
+from __future__ import annotations
+
+from collbench.analysis.diagnose.blame import ailing
+from collbench.analysis.diagnose.collectives import collectives
+from collbench.analysis.diagnose.coverage import Coverage, coverage, missing
+from collbench.analysis.diagnose.devices import disturbing, foreign, slots, staged
+from collbench.analysis.diagnose.limits import beyond_labels, failures, limits
+from collbench.analysis.diagnose.links import asymmetries, inversions, outliers
+from collbench.analysis.diagnose.readings import Facts
+from collbench.analysis.diagnose.reported import told
+from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict, explained
+from collbench.model.run import Run
+
+__all__ = ["Coverage", "Kind", "Severity", "Verdict", "coverage", "judge", "not_judged"]
+
+
+def judge(run: Run) -> tuple[Verdict, ...]:
+    """Return the verdicts on a run, strongest first; what `coverage` does not call judged agrees with nothing."""
+    facts = Facts(run)
+    ill = ailing(facts)
+    by_limit = list(limits(facts, ill))
+    odd = beyond_labels(facts, by_limit)
+    findings = [
+        *failures(facts),
+        *told(facts),
+        *foreign(facts, ill),
+        *disturbing(facts),
+        *slots(facts),
+        *by_limit,
+        *staged(facts, odd),
+        *asymmetries(facts, odd, ill),
+        *outliers(facts, odd, ill),
+        *inversions(facts, odd),
+        *collectives(facts, odd, ill),
+    ]
+    ranks = list(Severity)
+    standing = sorted(explained(findings), key=lambda finding: ranks.index(finding.verdict.severity))
+    return tuple(finding.verdict for finding in standing)
+
+
+def not_judged(run: Run) -> tuple[str, ...]:
+    """Return a line for each check that this run does not allow, with what is missing."""
+    return tuple(missing(Facts(run)))

@@ -1,0 +1,185 @@
+"""What explains slow links: the state of their devices while they were measured, one GPU, or the link itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from collbench.analysis.diagnose.readings import Facts
+from collbench.analysis.diagnose.verdict import Link, both_ways
+from collbench.machine.labels import is_nvlink
+from collbench.machine.limits import holds_back, only_opened
+from collbench.model.run import FlagKind, Health
+
+# What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.
+
+
+_COUNTERS = (("NVLink errors", "nvlink_errors"), ("NVLink replays", "nvlink_replays"), ("ECC errors", "ecc_errors"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ailing:
+    """What was seen on the devices, by position: reasons to throttle, others' processes (in words), grown counters."""
+
+    throttled: dict[int, str]
+    shared: dict[int, str]
+    errors: dict[int, str]
+
+    def cause(self, members: Iterable[int]) -> tuple[str, str] | None:
+        """Return (cause, command's query) for the first of these devices that something was wrong with."""
+        for member in members:
+            for told, query in (
+                (self.throttled.get(member), "-q -d PERFORMANCE,TEMPERATURE,POWER"),
+                (self.errors.get(member), "nvlink -e"),
+            ):
+                if told:
+                    return told, query
+        return None
+
+
+def ailing(facts: Facts) -> Ailing:
+    """Return what the samples' flags and the health before and after tell."""
+    run = facts.run
+    visits = sum(len(found.samples) for found in run.measurements)
+    throttled: dict[int, str] = {}
+    shared: dict[int, str] = {}
+    for (kind, position, reason), count in sorted(_flags(facts).items()):
+        tag, share = run.devices[position].tag, f"in {count} of {visits} visits"
+        if kind is FlagKind.SHARED:
+            shared[position] = f"on {tag} {share}"
+        elif kind is FlagKind.THROTTLED and holds_back(reason):
+            throttled[position] = f"{tag} was throttled ({reason}) {share}"
+    for when, states in (("before", run.health_before), ("after", run.health_after)):
+        for position, state in enumerate(states[: len(run.devices)]):
+            _add_health(facts, position, state, when, throttled, shared)
+    opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
+    shared = {position: told for position, told in shared.items() if position not in opened}
+    return Ailing(throttled, shared, _grown(facts))
+
+
+def _flags(facts: Facts) -> Counter[tuple[FlagKind, int, str]]:
+    """Count the visits by (kind of flag, position, reason)."""
+    samples = (sample for found in facts.run.measurements for sample in found.samples)
+    return Counter(
+        (flag.kind, position, flag.reason)
+        for sample in samples
+        for flag in set(sample.flags)
+        for position in flag.devices
+    )
+
+
+def _add_health(
+    facts: Facts, position: int, state: Health, when: str, throttled: dict[int, str], shared: dict[int, str]
+) -> None:
+    """Add what the state before or after measuring tells, where no visit was flagged with it."""
+    tag = facts.run.devices[position].tag
+    reasons = [reason for reason in state.throttle if holds_back(reason)]
+    if reasons:
+        throttled.setdefault(position, f"{tag} was throttled ({', '.join(reasons)}) {when} measuring")
+    if state.processes:
+        shared.setdefault(position, f"on {tag} {when} measuring")
+
+
+def _grown(facts: Facts) -> dict[int, str]:
+    grown: dict[int, str] = {}
+    triples = zip(range(len(facts.run.devices)), facts.run.health_before, facts.run.health_after, strict=False)
+    for position, before, after in triples:
+        for name, field in _COUNTERS:
+            first, last = getattr(before, field), getattr(after, field)
+            if first is not None and last is not None and last > first:
+                grown.setdefault(position, f"{last - first} new {name} on {facts.run.devices[position].tag}")
+    return grown
+
+
+# Whom to blame for slow links: a whole row blames its GPU, one cell the link (METHOD.md §5).
+
+
+# More links than this, with no GPU in common, share a cause that no single one shows.
+_MOST_SINGLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Slow links with one likely cause: `members` as in Verdict, and in words where it is.
+
+    `gpu` is the position of the GPU that they have in common, None where it is the links'.
+    """
+
+    members: tuple[int, ...]
+    links: frozenset[Link]
+    where: str
+    gpu: int | None = None
+
+    @property
+    def alone(self) -> str:
+        """What is to blame where it is one pair, or one direction of it; "" where it is more."""
+        if self.gpu is not None or len(both_ways(self.links)) > 2:
+            return ""
+        return "this path alone" if len(self.links) > 1 else "one direction of this path alone"
+
+
+def blames(facts: Facts, slow: Collection[Link], judged: Collection[Link]) -> tuple[Blame, ...]:
+    """Return the slow links in groups; `judged` are all links that could have been slow.
+
+    NVLinks and PCIe paths of one GPU are different wires, so they are grouped apart.
+    """
+    groups: list[Blame] = []
+    for over_nvlink in (True, False):
+        ours = frozenset(link for link in slow if is_nvlink(facts.label(link)) is over_nvlink)
+        alike = frozenset(link for link in judged if is_nvlink(facts.label(link)) is over_nvlink)
+        groups += _grouped(facts, ours, alike)
+    return tuple(groups)
+
+
+def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> Iterator[Blame]:
+    if slow and slow == judged and len(both_ways(slow)) > 2:
+        yield _together(facts, slow, everything=True)
+        return
+    rest = set(slow)
+    for blame in _rows(facts, slow, judged):
+        if not blame.links & rest:
+            continue
+        yield Blame(blame.members, blame.links & rest, blame.where, blame.gpu)
+        rest -= blame.links
+    single = list(_singles(facts, frozenset(rest)))
+    if len(single) > _MOST_SINGLE:
+        yield _together(facts, frozenset(rest), everything=False)
+    else:
+        yield from single
+
+
+def _rows(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
+    """Return the GPUs all of whose links, or all in one direction, are slow; those with most links first."""
+    found = []
+    for gpu in sorted({member for link in slow for member in link}):
+        tag = facts.run.devices[gpu].tag
+        both = frozenset(link for link in judged if gpu in link)
+        ways = (
+            (both, f"all links of {tag}"),
+            (frozenset(link for link in both if link[0] == gpu), f"all that {tag} sends"),
+            (frozenset(link for link in both if link[1] == gpu), f"all that {tag} receives"),
+        )
+        for links, where in ways:
+            if len({frozenset(link) for link in links}) > 1 and links <= slow:
+                found.append(Blame((gpu,), links, where, gpu))
+                break
+    return sorted(found, key=lambda blame: -len(blame.links))
+
+
+def _singles(facts: Facts, slow: frozenset[Link]) -> Iterator[Blame]:
+    for low, high in sorted({(min(link), max(link)) for link in slow}):
+        ways = [link for link in ((low, high), (high, low)) if link in slow]
+        if len(ways) == 2:
+            yield Blame((low, high), frozenset(ways), facts.tags((low, high), "-"))
+        else:
+            yield Blame(ways[0], frozenset(ways), facts.tags(ways[0], " → "))
+
+
+def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:
+    pairs = {frozenset(link) for link in links}
+    members = tuple(sorted({member for link in links for member in link}))
+    names = sorted({facts.label(link) for link in links})
+    count = f"all {len(pairs)}" if everything else str(len(pairs))
+    one_way = "" if both_ways(links) == links else " (one direction each)"
+    return Blame(members, links, f"{count} {' and '.join(names)} pairs{one_way}")

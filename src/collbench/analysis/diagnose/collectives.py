@@ -1,0 +1,179 @@
+"""NCCL against the links: a collective far below what its links allow, and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import combinations, permutations
+
+from collbench.analysis.diagnose.blame import Ailing, Blame, blames
+from collbench.analysis.diagnose.limits import Odd, has_peers, path_limit, pcie_ceiling
+from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.machine.labels import is_nvlink
+from collbench.model.operations import Operation
+
+# NCCL's busbw over what the slowest link of a copy engine's carries. Over NVLink 64 MiB on two H200 reach 0.68 and
+# 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
+# NUMA nodes by itself.
+_FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
+# Without peer access GPUs below one PCIe switch meet on its uplink: NCCL sends both ways at once over it, copies one.
+_ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
+# Of theory, where no copy tells what a link carries: METHOD.md §5 calls less than this degraded.
+_SURE_OF_THEORY = 0.7
+# Their busbw is that of a ring's slowest link; the others' depends on how many links a GPU has.
+_RINGS = (
+    Operation.ALLREDUCE,
+    Operation.BROADCAST,
+    Operation.REDUCE,
+    Operation.ALLGATHER,
+    Operation.REDUCESCATTER,
+)
+# What users set and forget, strongest first [NCCL docs, environment variables]; "{}" is the value.
+_P2P = (
+    ("NCCL_P2P_DISABLE", "forbids direct transfers between GPUs, so NCCL goes through host memory"),
+    ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
+    ("NCCL_SHM_DISABLE", "forbids shared host memory: without direct transfers only the network is left"),
+    ("NCCL_TOPO_FILE", "replaces the topology that NCCL finds by a file's"),
+    ("NCCL_NET_DISABLE_INTRA", "changes how GPUs of one node reach each other"),
+)
+_SLOWER = (
+    ("NCCL_PROTO", "fixes the protocol: LL moves at most half of a link's bandwidth"),
+    ("NCCL_ALGO", "fixes the algorithm, whatever suits the size"),
+    ("NCCL_MAX_NCHANNELS", "limits the channels, and so the links that are used at once"),
+    ("NCCL_MAX_CTAS", "limits the channels, and so the links that are used at once"),
+    ("NCCL_MAX_NRINGS", "limits the channels, and so the links that are used at once"),
+    ("NCCL_NTHREADS", "limits the threads that move data"),
+    ("NCCL_BUFFSIZE", "sets the size of the pieces that travel"),
+    ("NCCL_IB_DISABLE", "forbids InfiniBand: between nodes plain sockets are left"),
+    ("NCCL_NET", "chooses the network"),
+    ("NCCL_SOCKET_IFNAME", "chooses the network card"),
+)
+_OFF = ("", "0")
+
+
+def collectives(facts: Facts, odd: Odd, ill: Ailing) -> Iterator[Finding]:
+    """Yield where NCCL is far below its links, and where it is no faster than PCIe over NVLink."""
+    heard = [reading for reading in _readings(facts) if len(reading.members) > 2 or odd.speaks(reading)]
+    readings = [reading for reading in heard if not _links(reading) <= odd.unused]
+    slow = [case for reading in readings if (case := _far_below(facts, reading))]
+    judged = frozenset(link for reading in readings for link in _links(reading))
+    for over_nvlink in (True, False):
+        ours = [case for case in slow if case.over_nvlink is over_nvlink]
+        unused = [case for case in ours if case.no_faster_than_pcie]
+        yield from _findings(facts, Kind.NV_NOT_USED, unused, judged, ill)
+        yield from _findings(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, ill)
+
+
+class _Case:
+    """A collective that is far below `allowed` GB/s."""
+
+    def __init__(self, facts: Facts, reading: Reading, allowed: float) -> None:
+        self.reading, self.allowed = reading, allowed
+        pairs = list(combinations(reading.members, 2))
+        self.over_nvlink = all(is_nvlink(facts.label(pair)) for pair in pairs)
+        ceiling = pcie_ceiling(facts, reading.members) if self.over_nvlink else None
+        self.no_faster_than_pcie = ceiling is not None and facts.readings.interval(reading)[2] <= ceiling
+
+
+def setting(environment: Mapping[str, str], *, paths_only: bool) -> tuple[str, str] | None:
+    """Return the NCCL variable that explains slow collectives, and in words how; None where none is set."""
+    for name, does in _P2P if paths_only else (*_P2P, *_SLOWER):
+        value = environment.get(name, "")
+        if value not in _OFF or (value == "0" and name == "NCCL_P2P_LEVEL"):
+            return name, f"the environment variable {name}={value} {does}"
+    return None
+
+
+def _readings(facts: Facts) -> list[Reading]:
+    works = (work for work in facts.readings.works(collective=True) if work.operation in _RINGS)
+    if facts.run.backend == "host":
+        return []  # gloo goes through sockets or shared memory, not over the cores' paths
+    return [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
+
+
+def _links(reading: Reading) -> frozenset[Link]:
+    return both_ways(combinations(reading.members, 2))
+
+
+def _far_below(facts: Facts, reading: Reading) -> _Case | None:
+    over_nvlink = all(is_nvlink(facts.label(pair)) for pair in combinations(reading.members, 2))
+    if not over_nvlink and len(reading.members) > 2:
+        return None  # rings over PCIe share uplinks: no single link tells what they may reach
+    allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
+    share = _FAR_BELOW_NVLINK if over_nvlink else _FAR_BELOW_PCIE * _left_by_uplinks(facts, reading.members)
+    if allowed is None or facts.readings.interval(reading)[2] >= share * allowed:
+        return None
+    return _Case(facts, reading, allowed)
+
+
+def _left_by_uplinks(facts: Facts, pair: tuple[int, ...]) -> float:
+    """Return what sharing an uplink leaves of a copy's rate to each way of a collective."""
+    return _ONE_UPLINK if facts.label(pair) in _BELOW_ONE and not has_peers(facts, pair) else 1.0
+
+
+def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> float | None:
+    """Return what the slowest link among the members carries in GB/s, measured or by theory; None if unknown."""
+    carried = []
+    for link in permutations(members, 2):
+        copy, limit = facts.readings.best(link), path_limit(facts, link)
+        if copy is not None:
+            carried.append(facts.readings.interval(copy)[0])
+        elif over_nvlink and limit is not None:
+            carried.append(_SURE_OF_THEORY * limit)
+        else:
+            return None
+    return min(carried)
+
+
+def _findings(facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], ill: Ailing) -> Iterator[Finding]:
+    """Yield a finding for each group of pairs, and for each larger set that is slow."""
+    pairs: dict[Link, list[_Case]] = defaultdict(list)
+    for case in cases:
+        if len(case.reading.members) == 2:
+            for link in _links(case.reading):
+                pairs[link].append(case)
+    for blame in blames(facts, pairs, judged):
+        ours = [case for link in sorted(blame.links) if link[0] < link[1] for case in pairs[link]]
+        yield _finding(facts, kind, blame, ours, ill)
+    for case in cases:
+        if len(case.reading.members) > 2:
+            where = f"all of {facts.tags(case.reading.members)}"
+            yield _finding(facts, kind, Blame(case.reading.members, _links(case.reading), where), [case], ill)
+
+
+def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Ailing) -> Finding:
+    unused = kind is Kind.NV_NOT_USED
+    worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
+    works = ", ".join(sorted({str(case.reading.work) for case in cases}))
+    cause, command, sure = _cause(facts, blame, ill, unused=unused)
+    ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
+    first = min(blame.links)
+    if unused:
+        what = f"{blame.where}: NCCL is no faster than PCIe, though the label is {facts.label(first)} ({works})."
+    else:
+        share = worst.reading.gbs / worst.allowed
+        what = f"{blame.where}: NCCL reaches {share:.0%} of what its slowest link carries ({works})."
+    limit = path_limit(facts, first) if unused else worst.allowed
+    rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
+    return found(kind, blame.members, blame.links, Told(what, cause, command, sure), rates)
+
+
+def _cause(facts: Facts, blame: Blame, ill: Ailing, *, unused: bool) -> tuple[str, str, bool]:
+    """Return the likely cause, the command to check it, and whether it was seen."""
+    gpus = facts.indices(min(blame.links))
+    again = f"collbench allreduce --devices {gpus} --sizes 64M"
+    variable = setting(facts.run.settings.environment, paths_only=unused) or setting(
+        facts.run.settings.environment, paths_only=False
+    )
+    if variable is not None:
+        return variable[1], f"env -u {variable[0]} {again}", True
+    seen = ill.cause(blame.members)
+    if seen is not None:
+        return seen[0], f"nvidia-smi {seen[1]} -i {gpus}", True
+    return (
+        "NCCL takes another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
+        "too few channels; its log names the path",
+        f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {again}; grep ' via ' /tmp/nccl.*",
+        False,
+    )

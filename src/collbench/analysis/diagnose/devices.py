@@ -1,0 +1,177 @@
+"""What hangs on a GPU and not on a link: other processes, its PCIe slot; and pairs that disturb each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from collbench.analysis.diagnose.blame import Ailing, blames
+from collbench.analysis.diagnose.limits import Odd, has_peers, path_limit, pcie_ceiling
+from collbench.analysis.diagnose.links import lspci
+from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts, Reading
+from collbench.analysis.diagnose.verdict import Finding, Kind, Rates, Told, both_ways, found
+from collbench.analysis.stats import median_deviation
+from collbench.machine import theory
+from collbench.machine.labels import is_nvlink, rank_key
+from collbench.machine.theory import slot
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Audit
+
+# An audit's median is over three visits on each side (bench/interference.py).
+_AUDIT_VISITS = 3
+# By more than a third: a host bridge that passes peer traffic on at less than a slot's rate makes staging a little
+# faster on machines that are well. nccl#814 has a factor of 2.2.
+_FASTER = math.log(4 / 3)
+
+
+def foreign(facts: Facts, ill: Ailing) -> Iterator[Finding]:
+    """Yield the GPUs that other people's processes hold: nothing measured on them is theirs alone."""
+    gpus = tuple(sorted(ill.shared))
+    if gpus:
+        n = len(facts.run.devices)
+        told = Told(
+            f"Another process was {', '.join(ill.shared[gpu] for gpu in gpus)}.",
+            "somebody else's job computes, copies or holds memory there; measure again when it has ended",
+            f"nvidia-smi -i {facts.indices(gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
+            sure=True,
+        )
+        # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
+        shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
+        links = both_ways([*((gpu, other) for gpu in gpus for other in range(n) if other != gpu), *shared])
+        yield found(Kind.CONTENTION, gpus, links, told)
+
+
+def disturbing(facts: Facts) -> Iterator[Finding]:
+    """Yield the pairs that are slower beside others than alone, by the audit, though they share no wire.
+
+    NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
+    wires, so there it is no contradiction.
+    """
+    worse = [
+        audit
+        for audit in facts.run.audits
+        if not audit.trusted
+        and _shares_nothing(facts, audit)
+        and -math.log(max(audit.ratio, 1e-9)) > audit.delta + _audit_noise(facts, audit)
+    ]
+    for over_nvlink in (True, False):
+        audits = [audit for audit in worse if is_nvlink(audit.label) is over_nvlink]
+        if audits:
+            yield _disturbed(facts, audits, over_nvlink=over_nvlink)
+
+
+def _disturbed(facts: Facts, audits: list[Audit], *, over_nvlink: bool) -> Finding:
+    audit = min(audits, key=lambda found: found.ratio)
+    labels = sorted({found.label for found in audits}, key=rank_key)
+    works = ", ".join(sorted({str(Work(found.operation, found.variant)) for found in audits}))
+    links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
+    members = tuple(sorted({member for link in links for member in link}))
+    if over_nvlink:
+        cause = "traffic of other jobs on the NVLinks, GPUs that share ports, or NCCL and copies that meet elsewhere"
+        command = f"nvidia-smi topo -m; nvidia-smi pmon -c 1; nvidia-smi nvlink -gt d -i {facts.indices(members[:1])}"
+    else:
+        cause = "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
+        command = "nvidia-smi topo -m; nvidia-smi pmon -c 1; sudo lspci -vvv | grep ACSCtl"
+    told = Told(
+        f"{' and '.join(labels)} pairs: beside others at {audit.ratio:.2f} of their speed alone ({works}).",
+        cause,
+        command,
+    )
+    rates = Rates(audit.label, audit.isolated_gbs, _audited(facts, audit))
+    return found(Kind.CONTENTION, members, links, told, rates)
+
+
+def _shares_nothing(facts: Facts, audit: Audit) -> bool:
+    """Return whether an audited pair has its wires to itself, by the labels: NVLinks in use, or one bridge with peers.
+
+    Beside four GPUs there is one other pair; where each of the two has a NUMA node of its own, they share nothing.
+    """
+    if is_nvlink(audit.label):
+        ceiling = pcie_ceiling(facts, audit.members)
+        return ceiling is None or audit.isolated_gbs > ceiling  # else it runs over PCIe, which is another verdict's
+    others = [m for m in range(len(facts.run.devices)) if m not in audit.members]
+    nodes = [{facts.run.devices[member].numa_node for member in pair} for pair in (audit.members, others)]
+    apart = len(others) == 2 and nodes[0].isdisjoint(nodes[1]) and all(len(node) == 1 for node in nodes)
+    own = audit.label == "PIX" or (apart and None not in nodes[0] | nodes[1])
+    return own and has_peers(facts, audit.members)
+
+
+def _audit_noise(facts: Facts, audit: Audit) -> float:
+    """Return how far noise alone may lower an audit's log ratio: it is of two medians of three visits."""
+    alike = [r for r in facts.readings.cells if r.work == Work(audit.operation, audit.variant)]
+    if not alike:
+        return audit.delta
+    # What one visit varies by: a reading's error is that of a median of at least three.
+    visit = max(reading.error for reading in alike) / median_deviation(_AUDIT_VISITS)
+    return facts.readings.z * math.sqrt(2) * median_deviation(_AUDIT_VISITS) * visit
+
+
+def _audited(facts: Facts, audit: Audit) -> tuple[float, float, float]:
+    off = math.exp(_audit_noise(facts, audit))
+    return audit.concurrent_gbs / off, audit.concurrent_gbs, audit.concurrent_gbs * off
+
+
+def slots(facts: Facts) -> Iterator[Finding]:
+    """Yield the GPUs whose PCIe link was below its best right after the last visit, with their contexts still open."""
+    for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
+        best = (device.pcie_generation, device.pcie_width)
+        now = (state.pcie_generation, state.pcie_width)
+        below = [(n, b) for n, b in zip(now, best, strict=True) if n is not None and b is not None and n < b]
+        seen = _host_copy(facts, position)
+        limit = theory.pcie(now[0], now[1])
+        if not below or (seen and limit and facts.readings.interval(seen)[0] > limit.gbs):
+            continue  # it carried more than that: the link was only read after it had gone to rest
+        ideal = slot(device)
+        others = [other for other in range(len(facts.run.devices)) if other != position]
+        pcie = [(position, other) for other in others if not is_nvlink(facts.label((position, other)))]
+        told = Told(
+            f"{device.tag}: PCIe gen {now[0]} ×{now[1]} right after measuring, at best gen {best[0]} ×{best[1]}.",
+            "the card sits in a slot with fewer lanes, badly seated or on a riser, or the link trained down"
+            if now[1] != best[1]
+            else "the link trained down to a lower generation, or power management holds it there under load",
+            lspci(facts, (position,)),
+            sure=True,
+        )
+        rates = Rates("", ideal.gbs if ideal else None, facts.readings.interval(seen) if seen else None)
+        yield found(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), told, rates)
+
+
+def _host_copy(facts: Facts, position: int) -> Reading | None:
+    """Return the fastest copy by engine between a device and host memory, None where none was measured."""
+    engines = (Operation.H2D_CE, Operation.D2H_CE)
+    there = [reading for reading in facts.readings.host(position) if reading.work.operation in engines]
+    return max(there, key=lambda reading: reading.middle, default=None)
+
+
+def staged(facts: Facts, odd: Odd) -> Iterator[Finding]:
+    """Yield the links that are faster through host memory than by peer access."""
+    direct = facts.readings.of(CE[0], COPY_BYTES)
+    through = facts.readings.of(STAGED, COPY_BYTES)
+    both = {link: (direct[link], through[link]) for link in direct.keys() & through.keys() if has_peers(facts, link)}
+    alike = {(link[0], link[1]): pair for link, pair in both.items() if pair[0].size_bytes == pair[1].size_bytes}
+    slow = [
+        link
+        for link, (plain, via) in alike.items()
+        if odd.speaks(plain) and facts.readings.exceeds(via, plain, _FASTER)
+    ]
+    for blame in blames(facts, slow, alike):
+        plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
+        span = facts.readings.span(vias)
+        first = min(blame.links)
+        unit = "GB/s sim" if facts.run.backend == "sim" else "GB/s"
+        one = f" {blame.alone} is slow (a riser, a switch port), or" if blame.alone and len(alike) > 2 else ""
+        if is_nvlink(facts.label(first)):
+            cause = f"{one.strip()} the NVLinks of this path do not carry the traffic".strip()
+        else:
+            cause = (
+                f"peer traffic takes a detour:{one} ACS or the IOMMU sends it up to the root, or two sockets' link is "
+                "slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
+            )
+        told = Told(
+            f"{blame.where}: slower by peer access than through host memory, which carries {span[1]:.1f} {unit}.",
+            cause,
+            f"sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; {lspci(facts, first)}",
+        )
+        alone = all(reading.alone for reading in plains)
+        rates = Rates(facts.label(first), path_limit(facts, first), facts.readings.span(plains), confirmed=alone)
+        yield found(Kind.P2P_SLOWER_THAN_STAGED, blame.members, blame.links, told, rates)

@@ -1,0 +1,330 @@
+"""Links that fail, and copies against the limit of their path: too slow for its NVLinks, or too fast for anything."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from collbench.analysis.diagnose.blame import Ailing, Blame, blames
+from collbench.analysis.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.analysis.physics import FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
+from collbench.machine.labels import is_nvlink, nvlink_count
+from collbench.machine.theory import slot
+from collbench.model.errors import FailureKind
+from collbench.model.operations import Variant
+from collbench.model.run import Cell, Measurement, SkipKind
+
+# Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
+
+
+_ACS = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar -e Xid; cat /proc/cmdline"
+_LOG = "sudo dmesg | grep -i -e Xid -e nvidia"
+_FABRIC = "sudo dmesg | grep -i -e Xid -e SXid; systemctl status nvidia-fabricmanager; nvidia-smi nvlink -e"
+
+
+def failures(facts: Facts) -> Iterator[Finding]:
+    """Yield the places where data was wrong, those where the work never ended, and those where it failed otherwise."""
+    yield from _corruptions(facts)
+    given_up = [bad for bad in facts.run.measurements if bad.failure and not bad.untried and not bad.wrong]
+    yield from _given_up(facts, Kind.HANG, [bad for bad in given_up if bad.failure_kind is FailureKind.HANG])
+    yield from _given_up(facts, Kind.FAILED, [bad for bad in given_up if bad.failure_kind is not FailureKind.HANG])
+
+
+def _corruptions(facts: Facts) -> Iterator[Finding]:
+    cases: dict[tuple[int, ...], str] = {}
+    for left in facts.run.skipped:
+        if left.kind is SkipKind.WRONG_DATA:
+            cases.setdefault(left.members, left.reason)
+    for bad in facts.run.measurements:
+        if bad.wrong:
+            cases.setdefault(bad.cell.members, bad.failure or f"{bad.wrong} elements of {bad.cell.work} were wrong")
+    for members, reason in cases.items():
+        told = f"Wrong data arrived. {reason.rstrip('.')}."
+        yield _found(facts, Kind.DATA_CORRUPT, members, told, _set_links(members))
+
+
+def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
+    links: dict[Link, list[Measurement]] = defaultdict(list)
+    for one in bad:
+        if len(one.cell.members) == 2:
+            for link in _links_of(one):
+                links[link].append(one)
+    tried = {link for m in facts.run.measurements if len(m.cell.members) == 2 for link in _links_of(m)}
+    for blame in blames(facts, links, tried):
+        ours = [one for link in sorted(blame.links) for one in links[link]]
+        yield _found(facts, kind, blame.members, _what(kind, blame.where, ours), blame.links)
+    for members in sorted({one.cell.members for one in bad if len(one.cell.members) != 2}):
+        ours = [one for one in bad if one.cell.members == members]
+        yield _found(facts, kind, members, _what(kind, facts.tags(members), ours), _set_links(members))
+
+
+def _what(kind: Kind, where: str, bad: Sequence[Measurement]) -> str:
+    works = ", ".join(sorted({str(one.cell.work) for one in bad}))
+    if kind is Kind.HANG:
+        return f"{where}: the work never ended ({works})."
+    return f"{where}: the work failed ({works}). {bad[0].failure.rstrip('.')}."
+
+
+def _links_of(measurement: Measurement) -> tuple[Link, ...]:
+    a, b = measurement.cell.members
+    directed = measurement.cell.operation.is_copy and measurement.cell.variant is not Variant.BOTH_WAYS
+    return ((a, b),) if directed else ((a, b), (b, a))
+
+
+def _set_links(members: tuple[int, ...]) -> frozenset[Link]:
+    return both_ways((a, b) for a in members for b in members if a != b)
+
+
+def _found(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links: frozenset[Link]) -> Finding:
+    cause, command = _cause(facts, kind, links)
+    first = min(links, default=None)
+    label = facts.label(first) if first else ""
+    return found(kind, members, links, Told(what, cause, command, sure=True), Rates(label))
+
+
+def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
+    if kind is Kind.FAILED:
+        return "a CUDA or NCCL call, the driver or a worker process failed on the way", _LOG
+    if facts.run.backend == "host":
+        return "this machine's memory or a core is faulty", "sudo dmesg | grep -i -e mce -e edac; memtest86+"
+    if links and all(is_nvlink(facts.label(link)) for link in links):
+        broken = "an NVLink, a GPU's memory or the NVSwitch fabric is faulty"
+        return f"{broken}; if GPUs sit behind a virtual IOMMU, its settings", f"{_FABRIC}; {_ACS}"
+    verb = "corrupts" if kind is Kind.DATA_CORRUPT else "stalls"
+    return f"an IOMMU or PCIe ACS {verb} transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]", _ACS
+
+
+# Copies against the limit of their path: too slow for its NVLinks, or too fast for anything.
+
+
+# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
+_DEGRADED = 0.70
+_HEALTHY_SHARE = 0.9
+VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
+
+
+def limits(facts: Facts, ill: Ailing) -> Iterator[Finding]:
+    """Yield what copies show against their path's theory. Needs copies of 16 MiB or more."""
+    links = _readings_of_links(facts)
+    yield from _too_fast(facts, links)
+    yield from _too_slow(facts, links, ill)
+
+
+def pcie_ceiling(facts: Facts, members: tuple[int, ...]) -> float | None:
+    """Return what PCIe carries at most between these devices in GB/s: by their slots, else as measured, else None."""
+    slots = [slot(facts.run.devices[member]) for member in members]
+    if all(slots):
+        return min(limit.gbs for limit in slots if limit)
+    readings = facts.readings
+    host = [found for member in members for found in readings.host(member)]
+    staged = [found for pair, found in readings.of(STAGED, COPY_BYTES).items() if set(pair) <= set(members)]
+    measured = [readings.interval(reading)[2] for reading in (*host, *staged)]
+    return max(measured, default=None)
+
+
+def path_limit(facts: Facts, link: Link) -> float | None:
+    """Return the theory of a path in GB/s; of a PCIe path the slower slot's where the path has none."""
+    return facts.hardware.link(*link)
+
+
+def _readings_of_links(facts: Facts) -> dict[Link, Reading]:
+    """Return the fastest copy of each link that was measured at a size that shows bandwidth."""
+    n = len(facts.run.devices)
+    pairs = ((a, b) for a in range(n) for b in range(n) if a != b)
+    return {link: reading for link in pairs if (reading := facts.readings.best(link))}
+
+
+def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
+    beaten = impossible(facts.run)
+    of_links = _beaten_links(beaten)
+    hidden = {link for link in links if link not in of_links and _beyond_pcie(facts, link, links[link])}
+    for blame in _by_label(facts, hidden, links):
+        yield _hidden(facts, blame, links)
+    judged = {link for found in facts.run.measurements if found.samples for link in _ways(found.cell)}
+    for blame in _by_label(facts, set(of_links), judged):
+        yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
+    of_others = [one for one in beaten if not _ways(one.cell)]
+    if of_others:
+        members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
+        yield _impossible(facts, Blame(members, frozenset(), facts.tags(members)), of_others)
+
+
+def _beyond_pcie(facts: Facts, link: Link, reading: Reading) -> bool:
+    if facts.run.backend == "host" or is_nvlink(facts.label(link)):
+        return False
+    return facts.readings.interval(reading)[0] > HIDDEN * (path_limit(facts, link) or FASTEST_PCIE_GBS)
+
+
+def _beaten_links(beaten: Iterable[Impossible]) -> dict[Link, list[Impossible]]:
+    found: dict[Link, list[Impossible]] = defaultdict(list)
+    for one in beaten:
+        for link in _ways(one.cell):
+            found[link].append(one)
+    return found
+
+
+def _ways(cell: Cell) -> tuple[Link, ...]:
+    """Return the directed links that a cell on a pair is about, none for any other cell."""
+    if len(cell.members) != 2 or cell.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        return ()
+    a, b = cell.members
+    directed = not cell.operation.is_collective and cell.variant is not Variant.BOTH_WAYS
+    return ((a, b),) if directed else ((a, b), (b, a))
+
+
+def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator[Blame]:
+    """Yield the groups of bad links, each within one label and limit: they are compared with it."""
+    classes: dict[tuple[str, float | None], set[Link]] = defaultdict(set)
+    for link in bad:
+        classes[facts.label(link), path_limit(facts, link)].add(link)
+    for (label, limit), ours in sorted(classes.items(), key=lambda item: item[0][0]):
+        alike = [link for link in links if (facts.label(link), path_limit(facts, link)) == (label, limit)]
+        yield from blames(facts, ours, alike)
+
+
+def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading], told: Told) -> Finding:
+    readings = [links[link] for link in blame.links]
+    first = min(blame.links)
+    rates = Rates(
+        facts.label(first),
+        path_limit(facts, first),
+        facts.readings.span(readings),
+        confirmed=all(reading.alone for reading in readings),
+    )
+    return found(kind, blame.members, blame.links, told, rates)
+
+
+def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
+    virtual = facts.run.machine.virtualization
+    where = f"the virtual machine ({virtual})" if virtual not in ("", "none") else "a virtual machine or the driver"
+    told = Told(
+        f"{blame.where}: no NVLink in the label, and faster than PCIe can be.",
+        f"{where} hides the NVLinks or NVSwitches from the labels; the wires are there and are used",
+        f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; lspci | grep -i nvidia",
+        sure=True,
+    )
+    return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, told)
+
+
+def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
+    """Return the finding on what beats its limit; noise needs no margin here, for no block can be too fast."""
+    worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
+    works = ", ".join(sorted({str(one.cell.work) for one in beaten}))
+    blocks = sum({one.cell: one.blocks for one in beaten}.values())
+    told = Told(
+        f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} carries {worst.capacity.gbs:.0f} at "
+        f"most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
+        "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
+        f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; nvidia-smi topo -m",
+    )
+    rates = sorted(one.rate_gbs for one in beaten)
+    label = facts.label(min(blame.links)) if blame.links else ""
+    measured = (rates[0], median(rates), rates[-1])
+    return found(Kind.IMPOSSIBLE, blame.members, blame.links, told, Rates(label, worst.capacity.gbs, measured))
+
+
+def _too_slow(facts: Facts, links: dict[Link, Reading], ill: Ailing) -> Iterator[Finding]:
+    unused: set[Link] = set()
+    degraded: set[Link] = set()
+    for link, reading in links.items():
+        limit = path_limit(facts, link)
+        if limit is None or not is_nvlink(facts.label(link)):
+            continue
+        high = facts.readings.interval(reading)[2]
+        if high < _DEGRADED * limit:
+            ceiling = pcie_ceiling(facts, link)
+            (unused if ceiling is not None and high <= ceiling else degraded).add(link)
+    for blame in _by_label(facts, unused, links):
+        yield _unused(facts, blame, links)
+    for blame in _by_label(facts, degraded, links):
+        yield _degraded(facts, blame, links, ill)
+
+
+def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
+    refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
+    gpu = facts.indices(blame.members[:1])
+    told = Told(
+        f"{blame.where}: copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}.",
+        "CUDA refuses peer access, so copies pass through host memory"
+        if refused
+        else "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager does not run)",
+        f"nvidia-smi topo -p2p r; nvidia-smi nvlink -s -i {gpu}; systemctl status nvidia-fabricmanager",
+        sure=refused,
+    )
+    return _finding(facts, Kind.NV_NOT_USED, blame, links, told)
+
+
+def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: Ailing) -> Finding:
+    count = nvlink_count(facts.label(min(blame.links)))
+    seen = ill.cause(blame.members)
+    if blame.gpu is not None:
+        likely = f"{facts.tags((blame.gpu,))} itself: its NVLinks are down or slow, or its ports at the switch"
+    else:
+        where = blame.alone or "these paths"
+        likely = f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
+    gpus = facts.indices(blame.members[:2])
+    told = Told(
+        f"{blame.where}: carries {_worth(facts, blame, links, count)} of {count} links' worth.",
+        seen[0] if seen else likely,
+        f"nvidia-smi nvlink -s -i {gpus}; nvidia-smi nvlink -e -i {gpus}",
+        sure=seen is not None,
+    )
+    return _finding(facts, Kind.NV_DEGRADED, blame, links, told)
+
+
+def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -> str:
+    """Return how many links' worth the slow path carries, by what a link of a healthy path here carries."""
+    limit = path_limit(facts, min(blame.links)) or 0.0
+    healthy = [
+        reading.gbs / nvlink_count(facts.label(link))
+        for link, reading in links.items()
+        if is_nvlink(facts.label(link)) and reading.gbs >= _DEGRADED * (path_limit(facts, link) or float("inf"))
+    ]
+    one = median(healthy) if healthy else _HEALTHY_SHARE * limit / count
+    carried = median(links[link].gbs for link in blame.links) / one
+    return f"{carried:.0f}" if carried >= 1 else f"{carried:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """What nobody should be compared with: links that their label says nothing of, and labels that mix unlike paths.
+
+    `unused` are NVLinks that copies do not use: NCCL does not either.
+    """
+
+    links: frozenset[Link]
+    labels: frozenset[str]
+    unused: frozenset[Link]
+
+    def speaks(self, reading: Reading) -> bool:
+        """Return whether a reading may be compared with others of its label.
+
+        PCIe paths share wires: there only what ran alone counts, or what an audit of their label found to be as fast
+        as alone. Of a label that mixes unlike paths, or whose copies all meet in host memory, an audit says nothing but
+        of the two pairs that it sampled.
+        """
+        if self.links & {(reading.members[0], reading.members[-1])}:
+            return False
+        return is_nvlink(reading.label) or reading.isolated or (reading.alone and reading.label not in self.labels)
+
+
+def has_peers(facts: Facts, link: tuple[int, ...]) -> bool:
+    """Return whether nobody denies peer access to a pair."""
+    path = facts.paths.get(frozenset(link))
+    return path is not None and path.cuda_peers is not False and path.peer_access in (None, "OK")
+
+
+def beyond_labels(facts: Facts, findings: list[Finding]) -> Odd:
+    """Return what the findings of `limits` show to be beyond its label; in a virtual machine that is all of PCIe."""
+
+    def links_of(*kinds: Kind) -> frozenset[Link]:
+        return both_ways(link for finding in findings if finding.verdict.kind in kinds for link in finding.links)
+
+    hidden = {finding.verdict.label for finding in findings if finding.verdict.kind is Kind.HIDDEN_NVLINK}
+    virtual = facts.run.machine.virtualization in VIRTUAL
+    mixed = (virtual or path.label in hidden or not has_peers(facts, path.devices) for path in facts.run.paths)
+    labels = frozenset(path.label for path, unlike in zip(facts.run.paths, mixed, strict=True) if unlike)
+    return Odd(links_of(Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE), labels, links_of(Kind.NV_NOT_USED))

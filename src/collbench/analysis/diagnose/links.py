@@ -1,0 +1,289 @@
+"""Links against each other: the two ways of a pair, links of one label, and one label against another."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean, median, quantiles
+from typing import NamedTuple
+
+from collbench.analysis.diagnose.blame import Ailing, Blame, blames
+from collbench.analysis.diagnose.limits import Odd, has_peers, path_limit
+from collbench.analysis.diagnose.readings import Facts, Reading
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
+from collbench.model.operations import Work
+
+# Links against each other: the two ways of a pair, and links of one label.
+
+
+# METHOD.md §5: "differ by > 10 %", as a difference of log bandwidth.
+_ONE_WAY = -math.log(0.9)
+# Pairs of one H200 machine keep differences of up to 2 % from run to run, so an outlier lies below that for certain.
+_OUTLYING = 0.025
+# The upper quartile lies this many σ above the middle of a normal distribution.
+_UPPER_QUARTILE = 0.6745
+
+
+class Gap(NamedTuple):
+    """How far (a difference of logs) a reading lies below what it should equal, and that difference's error."""
+
+    reading: Reading
+    gap: float
+    error: float
+    wild: bool = False  # a few of its visits make it so
+
+
+def asymmetries(facts: Facts, odd: Odd, ill: Ailing) -> Iterator[Finding]:
+    """Yield the links that carry at least 10 % less than their way back, by any kind of copy or by all together."""
+    gaps: dict[Link, list[Gap]] = defaultdict(list)
+    for work in facts.readings.works(collective=False):
+        copies = facts.readings.of(work)
+        for (a, b), there in copies.items():
+            back = copies.get((b, a))
+            if back is not None and odd.speaks(there) and odd.speaks(back):
+                gaps[a, b].append(Gap(there, back.middle - there.middle, math.hypot(there.error, back.error)))
+    slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _ONE_WAY))}
+    for blame in blames(facts, slow, gaps):
+        worst, readings, works = _worst(blame, slow)
+        what = f"{blame.where}: {1 - math.exp(-worst.gap):.0%} slower than the way back ({works})."
+        yield _slow(facts, Kind.ASYMMETRY, blame, readings, (what, _one_way_cause(facts, blame)), ill)
+
+
+def outliers(facts: Facts, odd: Odd, ill: Ailing) -> Iterator[Finding]:
+    """Yield the links below the others of their label; copies and collectives apart: NCCL has reasons of its own."""
+    for collective in (False, True):
+        gaps: dict[Link, list[Gap]] = defaultdict(list)
+        for work in facts.readings.works(collective=collective):
+            for group in by_label(facts, work, odd).values():
+                for gap in _below(facts, group):
+                    for link in ways(gap.reading):
+                        gaps[link].append(gap)
+        slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _OUTLYING))}
+        for blame in blames(facts, slow, gaps):
+            worst, readings, works = _worst(blame, slow)
+            what = (
+                f"{blame.where}: {1 - math.exp(-worst.gap):.0%} below the best {worst.reading.label} links ({works})."
+            )
+            words = what, _outlier_cause(facts, blame, worst.reading)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, words, ill)
+
+
+def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
+    """Return the gaps of a link that exceed a threshold for certain; all of them where they do so together.
+
+    Each work's noise is its own, so four small gaps that agree are as good as one that is twice as sure.
+    """
+    z = facts.readings.z
+    alone = [gap for gap in gaps if not gap.wild and gap.gap - z * gap.error > threshold]
+    error = math.hypot(*(gap.error for gap in gaps)) / len(gaps)
+    together = fmean(gap.gap for gap in gaps) - z * error > threshold and all(gap.gap > 0 for gap in gaps)
+    return list(gaps) if together else alone
+
+
+def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], str]:
+    """Return the widest gap of the blamed links, its work's readings on them, and the names of all works."""
+    gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
+    worst = max(gaps, key=lambda gap: gap.gap)
+    readings = [gap.reading for gap in gaps if gap.reading.work == worst.reading.work]
+    return worst, readings, works_of(gap.reading for gap in gaps)
+
+
+def rates_of(facts: Facts, link: Link, readings: Collection[Reading]) -> Rates:
+    """Return the label and limit of a link, and what was measured on it or its like."""
+    alone = all(reading.alone for reading in readings)
+    return Rates(facts.label(link), path_limit(facts, link), facts.readings.span(readings), confirmed=alone)
+
+
+def ways(reading: Reading) -> tuple[Link, ...]:
+    """Return the directed links that a reading speaks for: a collective on a pair uses both."""
+    a, b = reading.members
+    return ((a, b), (b, a)) if reading.work.operation.is_collective else ((a, b),)
+
+
+def works_of(readings: Iterable[Reading]) -> str:
+    """Name the works of some readings."""
+    return ", ".join(sorted({str(reading.work) for reading in readings}))
+
+
+def by_label(facts: Facts, work: Work, odd: Odd) -> dict[str, list[Reading]]:
+    """Return a work's readings on pairs, by label; of NVLinks and PCIe paths alike, limits of other slots apart."""
+    groups: dict[str, list[Reading]] = defaultdict(list)
+    for members, reading in facts.readings.of(work).items():
+        if len(members) == 2 and odd.speaks(reading):
+            groups[reading.label].append(reading)
+    return groups
+
+
+def _below(facts: Facts, group: Sequence[Reading]) -> Iterator[Gap]:
+    """Yield how far each reading lies below its like: those of the same limit, at least two.
+
+    Its like are the best link and what ties with it; their upper quartile, less what noise lifts it by, stands for
+    them, because a slow GPU makes half of the links of four GPUs slow.
+    """
+    by_limit: dict[float | None, list[Reading]] = defaultdict(list)
+    for reading in group:
+        by_limit[path_limit(facts, (reading.members[0], reading.members[1]))].append(reading)
+    for alike in by_limit.values():
+        if len(alike) < 2:
+            continue
+        top = max(alike, key=lambda reading: reading.middle)
+        tied = [r for r in alike if not facts.readings.exceeds(top, r, _OUTLYING)]
+        error = max(reading.error for reading in tied)
+        middles = [reading.middle for reading in tied]
+        typical = middles[0] if len(tied) == 1 else quantiles(middles, n=4, method="inclusive")[2]
+        typical -= _UPPER_QUARTILE * error if len(tied) > 1 else 0.0
+        for reading in alike:
+            noise = math.hypot(reading.error, error / math.sqrt(len(tied)))
+            yield Gap(reading, typical - reading.middle, noise, wild=reading.high >= typical - _OUTLYING)
+
+
+def _slow(
+    facts: Facts, kind: Kind, blame: Blame, readings: Collection[Reading], told: tuple[str, str], ill: Ailing
+) -> Finding:
+    """Return the finding; `told` are what and the likely cause, which gives way to one that was seen."""
+    first = min(blame.links)
+    seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
+    command = f"nvidia-smi {seen[1]} -i {facts.indices(blame.members[:2])}" if seen else link_state(facts, first)
+    words = Told(told[0], seen[0] if seen else told[1], command, sure=seen is not None)
+    return found(kind, blame.members, blame.links, words, rates_of(facts, first, readings))
+
+
+def link_state(facts: Facts, link: Link) -> str:
+    """Return the command that shows the state of a link's wires."""
+    if facts.run.backend == "host":
+        return "lscpu -e; numactl --hardware"
+    if is_nvlink(facts.label(link)):
+        return f"nvidia-smi nvlink -s -i {facts.indices(link)}; nvidia-smi nvlink -e -i {facts.indices(link)}"
+    return lspci(facts, link)
+
+
+def lspci(facts: Facts, members: Iterable[int]) -> str:
+    """Return the command that shows the PCIe link of devices as it is now."""
+    ids = [facts.run.devices[member].pci_bus_id for member in members]
+    known = [f"{int(domain, 16):04x}:{rest.lower()}" for domain, _, rest in (i.partition(":") for i in ids) if rest]
+    if not known:
+        return "sudo lspci -vvv | grep -e NVIDIA -e LnkSta"
+    return "; ".join(f"sudo lspci -vvv -s {place} | grep LnkSta:" for place in known)
+
+
+def _one_way_cause(facts: Facts, blame: Blame) -> str:
+    if blame.gpu is not None:
+        return f"{facts.tags((blame.gpu,))} itself: its copy engines, or its ports in one direction"
+    if is_nvlink(facts.label(min(blame.links))):
+        return "the lanes of one direction: NVLinks of this path replay packets or run at a lower rate"
+    return "one direction of a PCIe link or switch port on the way: a riser, a lane, or how the root port forwards it"
+
+
+def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> str:
+    if facts.run.backend == "host":
+        return "these cores share a cache, a core's threads or a busy neighbour with somebody"
+    if blame.gpu is not None:
+        return f"{facts.tags((blame.gpu,))} itself: its slot, its NVLinks or its clocks, as all of its links are slow"
+    if worst.work.operation.is_collective:
+        return "NCCL's path between the two (its channels, transport or buffers), as every pair has the same label"
+    if len(blame.links) > 2:
+        return "these pairs share a bridge, a switch port or a socket's link that the label does not show"
+    if is_nvlink(facts.label(min(blame.links))):
+        return "this link alone: a cable, bridge or port, or NVLinks that are down or replay packets"
+    return "this path alone: a riser, a switch port, or a slot with fewer lanes"
+
+
+# Labels against each other: does a better one carry more?
+
+
+# METHOD.md §5: "beats a better one by > 10 %", as a difference of log bandwidth.
+_INVERTED = math.log(1.1)
+# Words without a place in the order of labels.
+_NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
+# METHOD.md §5: what carries more than this share of its limit is not degraded.
+_WELL = 0.7
+_MEDIAN_ERROR = 1.2533  # of the median of many normal values, over σ/√n
+_MAD_TO_SIGMA = 1.4826
+
+Members = tuple[int, ...]
+
+
+class _Beaten(NamedTuple):
+    """Readings that a worse label's beat by `gap`, a difference of logs."""
+
+    worse: str
+    gap: float
+    readings: Sequence[Reading]
+
+
+def inversions(facts: Facts, odd: Odd) -> Iterator[Finding]:
+    """Yield the groups of links that worse labels beat: GPUs that one label joins, by the middle of their links."""
+    beaten: dict[Members, list[_Beaten]] = defaultdict(list)
+    for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
+        groups = by_label(facts, work, odd)
+        ordered = sorted((label for label in groups if label not in _NO_ORDER), key=rank_key)
+        for better, worse in combinations(ordered, 2):
+            for members, part in _joined(groups[better]).items():
+                gap = _inversion(facts, part, groups[worse])
+                if gap is not None:
+                    beaten[members].append(_Beaten(worse, gap, part))
+    for members, cases in beaten.items():
+        yield _inverted(facts, members, cases)
+
+
+def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Finding:
+    worst = max(cases, key=lambda case: case.gap)
+    links = both_ways(link for case in cases for reading in case.readings for link in ways(reading))
+    better = facts.label(min(links))
+    told = Told(
+        f"{better} pairs of {facts.tags(members)} carry {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "
+        f"though the label is better ({works_of(reading for case in cases for reading in case.readings)}).",
+        _inverted_cause(facts, better, links),
+        f"nvidia-smi topo -p2p r; {link_state(facts, min(links))}",
+    )
+    return found(Kind.ORDER_INVERSION, members, links, told, rates_of(facts, min(links), worst.readings))
+
+
+def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
+    """Return a label's readings by the GPUs that it joins: those below one PCIe switch, say, share its faults."""
+    islands: list[set[int]] = []
+    for reading in group:
+        touched = [island for island in islands if island & set(reading.members)]
+        islands = [island for island in islands if island not in touched]
+        islands.append(set(reading.members).union(*touched))
+    return {tuple(sorted(i)): [reading for reading in group if set(reading.members) <= i] for i in islands}
+
+
+def _inverted_cause(facts: Facts, better: str, links: Collection[Link]) -> str:
+    if not all(has_peers(facts, link) for link in links):
+        return (
+            f"no peer access on {better} pairs: copies go up to host memory and down again, and near GPUs share that "
+            "one uplink [nccl#1309]"
+        )
+    if is_nvlink(better):
+        return "the NVLinks of these pairs are not used, or most of them are down"
+    return f"{better} pairs share an uplink, or ACS sends their traffic up to the root and back: labels name no rates"
+
+
+def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
+    """Return by how much (a difference of logs) the worse label wins for certain, None where it does not.
+
+    A better label on slower slots is no contradiction while it makes use of them.
+    """
+    upper, upper_error = _typical(worse)
+    lower, lower_error = _typical(better)
+    gap = upper - lower
+    if gap - facts.readings.z * math.hypot(upper_error, lower_error) <= _INVERTED:
+        return None
+    limits = [[path_limit(facts, (r.members[0], r.members[1])) for r in group] for group in (better, worse)]
+    known = [[limit for limit in group if limit is not None] for group in limits]
+    if all(known) and median(known[0]) < median(known[1]) and lower > math.log(_WELL * median(known[0])):
+        return None
+    return gap
+
+
+def _typical(group: Sequence[Reading]) -> tuple[float, float]:
+    """Return the middle of a label's links (log) and its error: of noise, and of links that differ truly."""
+    middles = [reading.middle for reading in group]
+    middle = median(middles)
+    spread = _MAD_TO_SIGMA * median(abs(value - middle) for value in middles)
+    error = math.hypot(max(reading.error for reading in group), spread)
+    return middle, error if len(group) == 1 else _MEDIAN_ERROR * error / math.sqrt(len(group))

@@ -1,0 +1,247 @@
+"""The measured rate of each cell that decides, with an error that holds for all of them at once."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from statistics import NormalDist, median
+
+from collbench.analysis.diagnose.verdict import Interval, Link
+from collbench.analysis.physics import Hardware
+from collbench.analysis.stats import median_deviation, summarize, visit_noise
+from collbench.machine.labels import is_nvlink
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Cell, Measurement, Path, Run
+
+# The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
+# beyond the bounds, so a false contradiction is rarer still.
+_CHANCE_OF_ANY = 0.005
+# METHOD.md §4: three visits screen; fewer show no noise.
+FEWEST_VISITS = 3
+# Fewer visits than this make a poor σ̂: the wider pool then counts, too.
+_FEW_VISITS = 30
+# A cell that is this much noisier than its like is judged by its own noise.
+_NOISIER, _VISITS_FOR_OWN_NOISE = 2.5, 5
+_VISITS_WITH_A_WILD_ONE = 7
+# Two copies on one wire get half of it each, three a third; noise alone does not make an audit's ratio this low.
+_SHARES = 0.9
+# Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5 % of
+# its plateau, and an all-reduce of 64 MiB within 20 %.
+_RELATIVE_BYTES = 2**20
+COPY_BYTES, COLLECTIVE_BYTES = 16 * 2**20, 64 * 2**20
+
+CE = (Work(Operation.CE_WRITE), Work(Operation.CE_READ))
+SM = (Work(Operation.SM_WRITE), Work(Operation.SM_READ))
+CPU = (Work(Operation.CPU_WRITE), Work(Operation.CPU_READ))
+STAGED = Work(Operation.CE_WRITE, Variant.STAGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One cell: the median log of its visits' busbw (GB/s), that median's standard error, and whether it ran alone.
+
+    `visits` are the logs, ascending. `alone` is also True where an audit found that its label may run beside others,
+    `isolated` only where nothing else ran.
+    """
+
+    work: Work
+    members: tuple[int, ...]
+    size_bytes: int
+    label: str
+    middle: float
+    error: float
+    alone: bool
+    isolated: bool
+    visits: tuple[float, ...]
+
+    @property
+    def high(self) -> float:
+        """Nearly all visits are below this: the highest, of seven or more the second."""
+        return self.visits[-1 - int(len(self.visits) >= _VISITS_WITH_A_WILD_ONE)]
+
+    @property
+    def gbs(self) -> float:
+        """The median in GB/s."""
+        return math.exp(self.middle)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All readings of a run, at one size for each work: the one that most links have, of these the largest.
+
+    `z` is how many standard errors a bound lies off.
+    """
+
+    cells: tuple[Reading, ...]
+    z: float
+
+    def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
+        """Return the readings of a work by members; none where its messages were smaller than that."""
+        return {r.members: r for r in self.cells if r.work == work and r.size_bytes >= least_bytes}
+
+    def host(self, member: int) -> tuple[Reading, ...]:
+        """Return the copies of 16 MiB or more between a device and host memory, on whatever NUMA node."""
+        copies = (r for r in self.cells if r.work.variant is Variant.HOST and r.work.operation.is_copy)
+        return tuple(r for r in copies if r.members == (member,) and r.size_bytes >= COPY_BYTES)
+
+    def works(self, *, collective: bool) -> tuple[Work, ...]:
+        """Return the works that were measured plainly, in the run's order."""
+        kinds = dict.fromkeys(r.work for r in self.cells if r.work.variant is Variant.PLAIN)
+        return tuple(work for work in kinds if work.operation.is_collective is collective)
+
+    def interval(self, reading: Reading) -> Interval:
+        """Return (lo, mid, hi) in GB/s."""
+        off = self.z * reading.error
+        return math.exp(reading.middle - off), reading.gbs, math.exp(reading.middle + off)
+
+    def best(self, link: Link, least_bytes: int = COPY_BYTES) -> Reading | None:
+        """Return the fastest copy on a link, by copy engine if any: that shows the link (METHOD.md §1)."""
+        for kinds in (CE, SM, CPU):
+            there = [found for work in kinds if (found := self.of(work, least_bytes).get(link))]
+            if there:
+                return max(there, key=lambda reading: reading.middle)
+        return None
+
+    def fastest(self, link: Link, least_bytes: int = COPY_BYTES) -> Reading | None:
+        """Return the fastest copy on a link, by whatever engine: that is what its limit limits."""
+        there = [found for work in (*CE, *SM, *CPU) if (found := self.of(work, least_bytes).get(link))]
+        return max(there, key=lambda reading: reading.middle, default=None)
+
+    def exceeds(self, higher: Reading, lower: Reading, by: float) -> bool:
+        """Return whether one reading is above another by more than `by` (a difference of logs), noise included."""
+        return higher.middle - lower.middle - self.z * math.hypot(higher.error, lower.error) > by
+
+    def span(self, readings: Iterable[Reading]) -> Interval:
+        """Return the lowest bound, the middle and the highest bound of several readings, GB/s."""
+        intervals = [self.interval(reading) for reading in readings]
+        return min(i[0] for i in intervals), median(i[1] for i in intervals), max(i[2] for i in intervals)
+
+
+class Facts:
+    """What verdicts are made from: the run, its readings, and its paths by unordered pair."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
+
+    @cached_property
+    def readings(self) -> Readings:
+        """The rates that decide."""
+        return read(self.run)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """What links, ports and slots carry, as the labels say."""
+        return Hardware(self.run)
+
+    def label(self, link: Sequence[int]) -> str:
+        """Return the label between two positions, "?" where nobody gave one."""
+        path = self.paths.get(frozenset(link))
+        return path.label if path else "?"
+
+    def tags(self, members: Iterable[int], between: str = ", ") -> str:
+        """Return the devices' names."""
+        return between.join(self.run.devices[member].tag for member in members)
+
+    def indices(self, members: Iterable[int]) -> str:
+        """Return nvidia-smi's indices as its -i takes them: "0,3"."""
+        return ",".join(str(self.run.devices[member].index) for member in members)
+
+
+def read(run: Run) -> Readings:
+    """Return the readings of a run: cells with three visits or more, each at its work's deciding size."""
+    sizes = _deciding_sizes(run)
+    cells: dict[Cell, Measurement] = {}
+    for found in run.measurements:
+        if found.samples and found.cell.size_bytes == sizes[found.cell.work]:
+            used = _isolated_if_possible(found)
+            if len(used.samples) >= FEWEST_VISITS:
+                cells[used.cell] = used
+    words = {frozenset(path.devices): path.label for path in run.paths}
+    labels = {cell: _label_of(words, cell.members) for cell in cells}
+    logs = {cell: [math.log(gbs) for gbs in summarize(found).visits] for cell, found in cells.items()}
+    noise = _noise({cell: (cell.work, labels[cell]) for cell in cells}, logs)
+    trusted = _trusted(run)
+    own = {cell: is_nvlink(labels[cell]) or _isolated(found) for cell, found in cells.items()}
+    readings = tuple(
+        Reading(
+            work=cell.work,
+            members=cell.members,
+            size_bytes=cell.size_bytes,
+            label=labels[cell],
+            middle=_middle(logs[cell], own=own[cell]),
+            error=noise[cell] * (median_deviation(len(logs[cell])) if own[cell] else 1.0),
+            alone=_isolated(found) or (cell.work, labels[cell]) in trusted,
+            isolated=_isolated(found),
+            visits=tuple(sorted(logs[cell])),
+        )
+        for cell, found in cells.items()
+    )
+    return Readings(readings, NormalDist().inv_cdf(1 - _CHANCE_OF_ANY / 2 / max(1, len(readings))))
+
+
+def _deciding_sizes(run: Run) -> dict[Work, int]:
+    counts: dict[Work, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for found in run.measurements:
+        if found.samples:
+            counts[found.cell.work][found.cell.size_bytes] += 1
+    return {work: max(sizes, key=lambda size: (sizes[size], size)) for work, sizes in counts.items()}
+
+
+def _middle(logs: Sequence[float], *, own: bool) -> float:
+    """Return what a cell's visits stand for: their median where the wires were its own.
+
+    Beside others a copy over PCIe can only be slower than alone, and partners change: the fastest visit counts.
+    """
+    return median(logs) if own else max(logs)
+
+
+def _trusted(run: Run) -> set[tuple[Work, str]]:
+    """Return the works that may run beside others on a label, as audits found.
+
+    An audit samples two pairs. PCIe paths share wires, so there a label that any work's audit saw sharing is distrusted
+    for all: chance decides which pairs met.
+    """
+    sharing = {audit.label for audit in run.audits if audit.ratio < _SHARES and not is_nvlink(audit.label)}
+    found = {(Work(audit.operation, audit.variant), audit.label) for audit in run.audits if audit.trusted}
+    return {(work, label) for work, label in found if label not in sharing}
+
+
+def _isolated(found: Measurement) -> bool:
+    return not any(sample.concurrent for sample in found.samples)
+
+
+def _isolated_if_possible(found: Measurement) -> Measurement:
+    """Return the measurement with its isolated samples alone, where there are enough: they are the better evidence."""
+    alone = [sample for sample in found.samples if not sample.concurrent]
+    return replace(found, samples=alone) if len(alone) >= FEWEST_VISITS else found
+
+
+def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> str:
+    """Return the label that members share, "" for one device, "mixed" where several differ."""
+    found = {labels.get(frozenset(pair), "?") for pair in combinations(members, 2)}
+    return next(iter(found), "") if len(found) < 2 else "mixed"
+
+
+def _noise(pools: Mapping[Cell, tuple[Work, str]], logs: Mapping[Cell, Sequence[float]]) -> dict[Cell, float]:
+    """Return σ̂ of one visit's log for each cell: pooled within its work and label, and wider where that is little."""
+    narrow: dict[tuple[Work, str], list[Sequence[float]]] = defaultdict(list)
+    wide: dict[bool, list[Sequence[float]]] = defaultdict(list)
+    for cell, pool in pools.items():
+        narrow[pool].append(logs[cell])
+        wide[pool[0].operation.is_collective].append(logs[cell])
+    pooled = {pool: visit_noise(parts) for pool, parts in narrow.items()}
+    everywhere = {kind: visit_noise(parts) for kind, parts in wide.items()}
+    for pool, parts in narrow.items():
+        if sum(map(len, parts)) < _FEW_VISITS:
+            pooled[pool] = max(pooled[pool], everywhere[pool[0].operation.is_collective])
+    return {cell: _own_noise(logs[cell], pooled[pool]) for cell, pool in pools.items()}
+
+
+def _own_noise(logs: Sequence[float], pooled: float) -> float:
+    own = visit_noise([logs]) if len(logs) >= _VISITS_FOR_OWN_NOISE else 0.0
+    return own if own > _NOISIER * pooled else pooled

@@ -1,0 +1,143 @@
+"""What the tools say of the paths, against each other: NVML, `nvidia-smi topo -m` and `-p2p`, CUDA."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+from collbench.analysis.diagnose.blame import blames
+from collbench.analysis.diagnose.limits import VIRTUAL
+from collbench.analysis.diagnose.readings import Facts
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
+from collbench.model.run import Path
+
+# Who tells of peer access, by the order in which they are named.
+_NVML, _TOOL, _CUDA = "NVML", "nvidia-smi topo -p2p", "CUDA"
+_WAYS = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
+
+
+def told(facts: Facts) -> Iterator[Finding]:
+    """Yield the disagreements between the tools; equal ones share a finding."""
+    if facts.run.backend == "host":
+        return  # the labels of CPU cores are our own
+    yield from _merged(facts, Kind.LINKCOUNT_MISMATCH, _link_count)
+    yield from _merged(facts, Kind.P2P_CAP_MISMATCH, _peer_access)
+    yield from _merged(facts, Kind.LABELS_DIFFER, _other_label)
+    yield from _beside_nvlink(facts)
+    yield from _flat(facts)
+
+
+def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Told | None]) -> Iterator[Finding]:
+    """Yield a finding for each distinct saying, over all the pairs that share it; a whole row blames its GPU."""
+    sayings: dict[Told, list[Link]] = defaultdict(list)
+    for path in facts.run.paths:
+        saying = ask(path)
+        if saying is not None:
+            sayings[saying].append(path.devices)
+    every = both_ways(path.devices for path in facts.run.paths)
+    for saying, pairs in sayings.items():
+        for blame in blames(facts, both_ways(pairs), every):
+            gpus = {"first": facts.indices(blame.members[:1]), "all": facts.indices(blame.members)}
+            what, command = f"{blame.where}: {saying.what}.", saying.command.format(**gpus)
+            words = Told(what, saying.cause, command, sure=kind is not Kind.LABELS_DIFFER)
+            rates = Rates(facts.label(min(blame.links)), _theory(facts, blame.links))
+            yield found(kind, blame.members, blame.links, words, rates)
+
+
+def _theory(facts: Facts, pairs: Iterable[Link]) -> float | None:
+    limits = {facts.paths[frozenset(pair)].theory_gbs for pair in pairs}
+    return limits.pop() if len(limits) == 1 else None
+
+
+def _link_count(path: Path) -> Told | None:
+    """Compare the NV# of label and topo -m with the links that NVML calls active."""
+    label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
+    counted = path.nvlinks > 0 or path.tool_label is not None  # a file by hand may leave the count out
+    if label is None or nvlink_count(label) == path.nvlinks or not counted:
+        return None
+    source = "nvidia-smi topo -m" if label == path.tool_label else "the label"
+    return Told(
+        f"{source} says {label}, NVML counts {path.nvlinks} active NVLinks",
+        "NVLinks are down at one end, or went down after one of the two was asked (or the text is another machine's)",
+        "nvidia-smi nvlink -s -i {first}",
+    )
+
+
+def _peer_access(path: Path) -> Told | None:
+    """Compare who allows peer access with the others, and with an NVLink label, which promises it."""
+    allowed = {_NVML: _allows(path.peer_access), _TOOL: _allows(path.tool_peer_access), _CUDA: path.cuda_peers}
+    told = {source: answer for source, answer in allowed.items() if answer is not None}
+    words = {_NVML: path.peer_access, _TOOL: path.tool_peer_access, _CUDA: "yes" if path.cuda_peers else "no"}
+    said = ", ".join(f"{source} {words[source]}" for source in told)
+    if len(set(told.values())) > 1:
+        what = f"who is asked for peer access disagrees: {said}"
+    elif is_nvlink(path.label) and told and not any(told.values()):
+        what = f"the label {path.label} promises peer access and nobody allows it: {said}"
+    else:
+        return None
+    return Told(
+        what,
+        "the driver, a container or MIG mode takes peer access away, or an IOMMU or ACS setting forbids it",
+        "nvidia-smi topo -p2p r; nvidia-smi -q -i {all} | grep -A2 'MIG Mode'; sudo dmesg | grep -i -e iommu -e NVRM",
+    )
+
+
+def _allows(words: str | None) -> bool | None:
+    """Return whether a tool's words allow reading a peer's memory; None where they do not tell.
+
+    NVML may give two words, "read OK, write CNS"; `topo -p2p r` is about reading, its two are of two directions.
+    """
+    if words is None or words in ("U", UNKNOWN):
+        return None
+    read = words.partition(",")[0].removeprefix("read ") if words.startswith("read ") else words
+    return all(word.strip() == "OK" for word in read.split(","))
+
+
+def _other_label(path: Path) -> Told | None:
+    tool = path.tool_label
+    if tool in (None, UNKNOWN) or path.label in (tool, UNKNOWN):
+        return None
+    if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
+        return None  # of NVLinks: LINKCOUNT_MISMATCH says it
+    return Told(
+        f"nvidia-smi topo -m says {tool}, NVML says {path.label}",
+        "the two name PCIe paths by different rules on some machines; both name the way, and neither the rate",
+        "nvidia-smi topo -m; lspci -t",
+    )
+
+
+def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
+    """Explain why `nvidia-smi topo -p` names a PCIe path where `topo -m` says NV#."""
+    paths = [path for path in facts.run.paths if is_nvlink(path.label) and path.ancestor is not None]
+    if not paths:
+        return
+    members = tuple(sorted({member for path in paths for member in path.devices}))
+    labels = sorted({path.label for path in paths}, key=rank_key)
+    ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
+    told = Told(
+        f"topo -m says {', '.join(labels)} where the PCIe tree, as topo -p tells it, says {', '.join(ancestors)}"
+        f"{_way(ancestors)}: both are right.",
+        "topo -p tells how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
+        f"nvidia-smi topo -m; nvidia-smi topo -p -i {facts.indices(paths[0].devices)}",
+    )
+    yield found(Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), told, Rates(labels[0]))
+
+
+def _way(ancestors: list[str]) -> str:
+    return f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
+
+
+def _flat(facts: Facts) -> Iterator[Finding]:
+    run = facts.run
+    names = {path.label for path in run.paths}
+    flat = len(names) == 1 and not is_nvlink(next(iter(names)))
+    if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
+        words = Told(
+            f"All pairs have the label {next(iter(names))} and no GPU has a NUMA node: the labels tell nothing.",
+            f"the hypervisor hides the PCIe tree ({run.machine.virtualization}): only measuring shows the paths",
+            "lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
+            sure=True,
+        )
+        links = both_ways(path.devices for path in run.paths)
+        yield found(Kind.VIRTUAL_FLAT, tuple(range(len(run.devices))), links, words, Rates(next(iter(names))))

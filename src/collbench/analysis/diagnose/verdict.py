@@ -1,0 +1,191 @@
+"""What a verdict is: where a label and the links disagree, why, and how to check it. One cause, one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+# What a verdict is: where a label and the wires disagree, why, and how to check it (METHOD.md §5).
+
+
+Link = tuple[int, int]
+Interval = tuple[float, float, float]
+
+
+class Kind(StrEnum):
+    """The kinds of METHOD.md §5; LABELS_DIFFER is a disagreement of the tools that is no fault."""
+
+    DATA_CORRUPT = "DATA_CORRUPT"
+    HANG = "HANG"
+    CONTENTION = "CONTENTION"
+    P2P_CAP_MISMATCH = "P2P_CAP_MISMATCH"
+    LINKCOUNT_MISMATCH = "LINKCOUNT_MISMATCH"
+    NV_NOT_USED = "NV_NOT_USED"
+    NV_DEGRADED = "NV_DEGRADED"
+    HIDDEN_NVLINK = "HIDDEN_NVLINK"
+    IMPOSSIBLE = "IMPOSSIBLE"
+    PCIE_DEGRADED = "PCIE_DEGRADED"
+    P2P_SLOWER_THAN_STAGED = "P2P_SLOWER_THAN_STAGED"
+    ORDER_INVERSION = "ORDER_INVERSION"
+    ASYMMETRY = "ASYMMETRY"
+    INTRA_LABEL_OUTLIER = "INTRA_LABEL_OUTLIER"
+    COLLECTIVE_CONTRADICTION = "COLLECTIVE_CONTRADICTION"
+    FAILED = "FAILED"
+    VIRTUAL_FLAT = "VIRTUAL_FLAT"
+    LABELS_DIFFER = "LABELS_DIFFER"
+
+
+class Severity(StrEnum):
+    """How bad it is: `hard` is data corruption or a hang, `failure` any other failed data point, `info` is no fault."""
+
+    HARD = "hard"
+    CONTRADICTION = "contradiction"
+    FAILURE = "failure"
+    INFO = "info"
+
+
+SEVERITIES = {
+    Kind.DATA_CORRUPT: Severity.HARD,
+    Kind.HANG: Severity.HARD,
+    Kind.FAILED: Severity.FAILURE,
+    Kind.VIRTUAL_FLAT: Severity.INFO,
+    Kind.LABELS_DIFFER: Severity.INFO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None where the kind has none.
+
+    `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
+    all that are concerned. `explains` are kinds that would have been found for the same links without this one.
+    `confirmed` is False where only samples beside others showed it, and no audit says that they count.
+    """
+
+    kind: Kind
+    severity: Severity
+    members: tuple[int, ...]
+    label: str
+    theory_gbs: float | None
+    measured: Interval | None
+    cause: str
+    command: str
+    what: str
+    explains: tuple[Kind, ...] = ()
+    confirmed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict on its way, with the directed links that it is about; `sure` where its cause was seen, not guessed."""
+
+    verdict: Verdict
+    links: frozenset[Link]
+    sure: bool = False
+
+
+class Told(NamedTuple):
+    """A finding's words; `sure` as in Finding."""
+
+    what: str
+    cause: str
+    command: str
+    sure: bool = False
+
+
+class Rates(NamedTuple):
+    """A finding's figures, as in Verdict."""
+
+    label: str = ""
+    theory_gbs: float | None = None
+    measured: Interval | None = None
+    confirmed: bool = True
+
+
+NO_RATES = Rates()
+
+
+def found(
+    kind: Kind,
+    members: tuple[int, ...],
+    links: Iterable[Link],
+    told: Told,
+    rates: Rates = NO_RATES,
+    severity: Severity | None = None,
+) -> Finding:
+    """Return a finding of a kind, with the severity that its kind has by itself unless another is given."""
+    verdict = Verdict(
+        kind=kind,
+        severity=severity or SEVERITIES.get(kind, Severity.CONTRADICTION),
+        members=members,
+        label=rates.label,
+        theory_gbs=rates.theory_gbs,
+        measured=rates.measured,
+        cause=told.cause,
+        command=told.command,
+        what=told.what,
+        confirmed=rates.confirmed,
+    )
+    return Finding(verdict, frozenset(links), told.sure)
+
+
+def both_ways(links: Iterable[Link]) -> frozenset[Link]:
+    """Return the links and their opposites."""
+    return frozenset(link for a, b in links for link in ((a, b), (b, a)))
+
+
+# One root cause, one verdict: what a stronger one explains is named inside it and not told again.
+
+
+_SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
+_RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)
+# What a kind explains on the links that it is about. Strongest first: an explained verdict explains nothing itself.
+_EXPLAINS = {
+    Kind.DATA_CORRUPT: (Kind.HANG, Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.HANG: (Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.P2P_CAP_MISMATCH: (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES),
+    Kind.CONTENTION: (Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.LINKCOUNT_MISMATCH: (Kind.NV_DEGRADED, Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE, *_SLOW_LINK),
+    Kind.HIDDEN_NVLINK: _SLOW_LINK,
+    Kind.IMPOSSIBLE: (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION),
+    Kind.NV_NOT_USED: (Kind.NV_DEGRADED, Kind.P2P_SLOWER_THAN_STAGED, *_SLOW_LINK),
+    Kind.NV_DEGRADED: (Kind.P2P_SLOWER_THAN_STAGED, *_SLOW_LINK),
+    Kind.PCIE_DEGRADED: _RATES,
+    Kind.P2P_SLOWER_THAN_STAGED: (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER),
+    Kind.VIRTUAL_FLAT: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.COLLECTIVE_CONTRADICTION: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.ORDER_INVERSION: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.ASYMMETRY: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.INTRA_LABEL_OUTLIER: (Kind.INTRA_LABEL_OUTLIER,),  # copies that are slow explain NCCL's
+}
+
+
+def explained(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that stand, strongest first, each with the kinds that it explains."""
+    order = [*_EXPLAINS, *(kind for kind in Kind if kind not in _EXPLAINS)]
+    left = sorted(findings, key=lambda finding: order.index(finding.verdict.kind))
+    standing: list[Finding] = []
+    while left:
+        strong = left.pop(0)
+        covered = [weak for weak in left if _covers(strong, weak)]
+        left = [weak for weak in left if weak not in covered]
+        kinds = tuple(dict.fromkeys(w.verdict.kind for w in covered if w.verdict.kind is not strong.verdict.kind))
+        standing.append(replace(strong, verdict=replace(strong.verdict, explains=kinds)))
+    return standing
+
+
+def _covers(strong: Finding, weak: Finding) -> bool:
+    """Return whether one finding explains another: by kind, on all of its links, and no cause was seen for it."""
+    kind = weak.verdict.kind
+    if kind not in _EXPLAINS.get(strong.verdict.kind, ()) or not weak.links:
+        return False
+    if strong.verdict.kind is Kind.CONTENTION and _named(weak):
+        return False
+    return weak.links <= both_ways(strong.links)
+
+
+def _named(weak: Finding) -> bool:
+    """Return whether a collective's own cause was seen: a variable that is set slows it whoever else is there."""
+    return weak.sure and weak.verdict.kind in (Kind.COLLECTIVE_CONTRADICTION, Kind.NV_NOT_USED)

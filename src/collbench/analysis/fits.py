@@ -1,0 +1,199 @@
+"""Times over message sizes: latency and bandwidth of a link (time = α + size/β), and curves of a collective."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import isotonic_regression, nnls
+
+from collbench.analysis.stats import trial_seconds
+from collbench.analysis.tiers import Members, cells_of, labels_of
+from collbench.model.operations import Work
+from collbench.model.run import Measurement, Run
+from collbench.model.units import busbw_factor, fixed
+
+# Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
+
+
+_Array = NDArray[np.float64]
+Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the estimate, the high end
+
+# Two parameters and a curve that often has a step between protocols: fewer sizes show no line.
+_FEWEST_SIZES, _LEAST_SPAN = 4, 16
+_FEWEST_VISITS = 2  # with one there is nothing to draw from
+_RESAMPLES = 200
+# Of reweighting, after which recorded runs move by less than 0.1 %; drawn anew they begin where the estimate ended.
+_ROUNDS, _REDRAWN_ROUNDS = 30, 6
+# Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber, Robust Statistics, §7.7].
+_HUBER = 1.345
+_MAD_TO_SIGMA = 1.4826
+_FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
+_EXACT = 1e-6  # a relative residual below any clock's resolution: all points count alike
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One link's α in µs, β in GB/s (busbw) and n½ = α · β in bytes, where half of β is reached; 95 % intervals.
+
+    `misfit` is the largest distance of a measured time from the line, as a share of it. `sizes` were fitted.
+    """
+
+    members: Members
+    label: str
+    latency_us: Bounded
+    gbs: Bounded
+    half_bytes: Bounded
+    misfit: float
+    sizes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfitted:
+    """A link without a fit, and why in a few words."""
+
+    members: Members
+    label: str
+    reason: str
+
+
+def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
+    """Return a fit over all sizes for each link, pair or device that a work was measured on, in order of members.
+
+    Intervals come from drawing visits anew, by the run's seed: the same run gives the same figures.
+    """
+    curves: dict[Members, list[Measurement]] = defaultdict(list)
+    for size in sorted({found.cell.size_bytes for found in run.measured(work.variant) if found.cell.work == work}):
+        for members, found in cells_of(run, work, size).items():
+            curves[members].append(found)
+    labels = labels_of(run, curves)
+    return tuple(_fit(members, labels[members], curves[members], run.settings.seed) for members in sorted(curves))
+
+
+def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> Fit | Unfitted:
+    sizes = np.array([found.cell.moved_bytes for found in curve], dtype=float)
+    if len(sizes) < _FEWEST_SIZES:
+        return Unfitted(members, label, f"{len(sizes)} of the {_FEWEST_SIZES} sizes that a fit needs")
+    if sizes[-1] < _LEAST_SPAN * sizes[0]:
+        return Unfitted(
+            members, label, f"sizes span a factor of {fixed(sizes[-1] / sizes[0], 3)}, and a fit needs {_LEAST_SPAN}"
+        )
+    if min(len(found.samples) for found in curve) < _FEWEST_VISITS:
+        return Unfitted(members, label, "a size has one visit, and intervals need two")
+    visits = [np.array(trial_seconds(found)) for found in curve]
+    times = np.array([np.median(part) for part in visits])
+    alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)
+    if beta[0] <= _FLAT:
+        return Unfitted(members, label, "time does not grow with size, so there is no bandwidth")
+    drawn = _line(sizes, _redrawn(visits, seed), weights, _REDRAWN_ROUNDS)
+    operation = curve[0].cell.operation
+    factor = busbw_factor(operation, len(members)) if operation.is_collective else 1.0
+    return Fit(
+        members=members,
+        label=label,
+        latency_us=_bounded(alpha * 1e6, drawn[0] * 1e6),
+        gbs=_bounded(factor / beta / 1e9, factor / drawn[1] / 1e9),
+        half_bytes=_bounded(alpha / beta, drawn[0] / drawn[1]),
+        misfit=float(np.max(np.abs((alpha + beta * sizes) / times - 1))),
+        sizes=len(sizes),
+    )
+
+
+def _redrawn(visits: list[_Array], seed: int) -> _Array:
+    """Return medians of visits drawn with replacement, shape (resamples, sizes)."""
+    rng = np.random.default_rng(seed)
+    drawn = (part[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in visits)
+    return np.stack([np.median(part, axis=1) for part in drawn], axis=1)
+
+
+def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_Array, _Array, _Array]:
+    """Return α in seconds (not negative), 1/β in seconds a byte, and the weights of each row of times (rows, sizes).
+
+    Least squares of *relative* residuals, for times span five orders of magnitude; those that stand out count less.
+    """
+    for _ in range(rounds):
+        alpha, beta = _weighted_line(sizes / times, 1 / times, weights)
+        far = np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1)
+        scale = np.maximum(_MAD_TO_SIGMA * np.median(far, axis=1, keepdims=True), _EXACT)
+        weights = np.minimum(1.0, _HUBER * scale / np.maximum(far, _EXACT * scale))
+    return alpha, beta, weights
+
+
+def _weighted_line(x: _Array, one: _Array, weights: _Array) -> tuple[_Array, _Array]:
+    """Return α and 1/β that bring α · one + x/β nearest to 1, row by row; where α would be negative it is 0."""
+    aa, ab, bb = ((weights * u * v).sum(axis=1) for u, v in ((one, one), (one, x), (x, x)))
+    a, b = ((weights * u).sum(axis=1) for u in (one, x))
+    determinant = aa * bb - ab * ab
+    alpha = np.maximum((a * bb - b * ab) / determinant, 0.0)
+    # With α at its bound the line through the origin is best; otherwise both follow from the normal equations.
+    beta = np.where(alpha > 0, (b * aa - a * ab) / determinant, b / bb)
+    return alpha, np.maximum(beta, _FLAT)
+
+
+def _bounded(estimate: _Array, drawn: _Array) -> Bounded:
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    middle = float(estimate[0])
+    return min(float(low), middle), middle, max(float(high), middle)
+
+
+# Times of a collective over message sizes, from a few measured ones (METHOD.md §7).
+
+
+Values = NDArray[np.float64]
+
+# Up to here a message's time is mostly latency: at 400 GB/s 64 KiB take 0.16 µs of some 3.
+_SMALL_BYTES = 64 * 2**10
+
+
+class Curve:
+    """Seconds of one operation on one set of devices, by message size in bytes: never less for more bytes.
+
+    Between measured sizes a monotone cubic in log size and log time; beyond them the line α + size/β that is nearest to
+    all points, moved to meet the outermost one. Where noise made a larger message faster, both have their mean.
+    """
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        """Take seconds by size in bytes, at least one of them, all positive."""
+        self.sizes = tuple(sorted(points))
+        sizes = np.array(self.sizes, dtype=float)
+        logs = np.log([points[size] for size in self.sizes])
+        self._logs: Values = np.asarray(isotonic_regression(logs).x, dtype=float)
+        self._line = _least_squares(sizes, np.exp(self._logs))
+        self._between = PchipInterpolator(np.log(sizes), self._logs) if len(sizes) > 1 else None
+
+    def __call__(self, size_bytes: float) -> float:
+        """Return the seconds of a message; 0 of nothing."""
+        if size_bytes <= 0:
+            return 0.0
+        first, last = self.sizes[0], self.sizes[-1]
+        if first <= size_bytes <= last and self._between is not None:
+            return float(np.exp(self._between(np.log(size_bytes))))
+        nearest, place = (first, 0) if size_bytes < first else (last, -1)
+        alpha, beta = self._line
+        moved = (alpha + beta * size_bytes) / (alpha + beta * nearest)
+        return float(np.exp(self._logs[place])) * moved
+
+    def covers(self, size_bytes: float) -> bool:
+        """Return whether a size lies among the measured ones."""
+        return self.sizes[0] <= size_bytes <= self.sizes[-1]
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the smallest message where that is small, else what the line leaves of it."""
+        return float(np.exp(self._logs[0])) if self.sizes[0] <= _SMALL_BYTES else self._line[0]
+
+
+def _least_squares(sizes: Values, times: Values) -> tuple[float, float]:
+    """Return α in seconds and 1/β in seconds a byte, both ≥ 0, that come nearest to all points in relative terms.
+
+    Points that show no growth, or a single one, say nothing of larger messages: those are taken as proportional.
+    """
+    if len(sizes) > 1:
+        (alpha, beta), _ = nnls(np.column_stack([1 / times, sizes / sizes[-1] / times]), np.ones(len(sizes)))
+        if beta / sizes[-1] > _FLAT:
+            return float(alpha), float(beta / sizes[-1])
+    return 0.0, float(times[-1] / sizes[-1])

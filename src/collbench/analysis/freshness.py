@@ -1,0 +1,156 @@
+"""Whether a saved run still speaks for this machine, and a run narrowed to the devices that a job may use."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import Device, Run
+from collbench.model.units import fixed
+
+# A run over a whole machine, narrowed to the devices that a job may use.
+
+
+def part(run: Run, devices: Sequence[Device]) -> Run:
+    """Return what a run says of these of its devices alone, as if it had measured no others."""
+    wanted = {device.uuid for device in devices}
+    kept = [place for place, device in enumerate(run.devices) if device.uuid in wanted]
+    if len(kept) == len(run.devices):
+        return run
+    new = {place: number for number, place in enumerate(kept)}
+    measurements = [
+        replace(found, cell=replace(found.cell, members=tuple(new[member] for member in found.cell.members)))
+        for found in run.measurements
+        if new.keys() >= set(found.cell.members)
+    ]
+    paths = [path for path in run.paths if new.keys() >= set(path.devices)]
+    audits = [audit for audit in run.audits if new.keys() >= set(audit.members)]
+    return replace(
+        run,
+        devices=tuple(run.devices[place] for place in kept),
+        paths=tuple(replace(path, devices=(new[path.devices[0]], new[path.devices[1]])) for path in paths),
+        measurements=measurements,
+        audits=[replace(audit, members=tuple(new[member] for member in audit.members)) for audit in audits],
+        chosen=[],
+        health_before=tuple(run.health_before[place] for place in kept if run.health_before),
+        health_after=tuple(run.health_after[place] for place in kept if run.health_after),
+    )
+
+
+# Whether a saved run still speaks for this machine.
+
+
+_UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
+# Six digits stay far inside timedelta's range of 999,999,999 days.
+_DURATION = re.compile(r"([0-9]{1,6})([dhms])")
+# Below 1 MiB a collective's time is latency, which says little about the wires (METHOD.md §2.7).
+TELLING_BYTES = 2**20
+
+
+def parse_duration(text: str) -> timedelta:
+    """Return the time that `text` names: "7d", "12h", "30m" or "90s". Raises UsageError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"duration '{text}' is not a whole number and a unit: write 7d, 12h, 30m or 90s")
+    duration = int(match[1]) * _UNITS[match[2]]
+    if not duration:
+        raise UsageError(f"duration '{text}' is zero, and no saved run is that young: write --fresh to ignore them")
+    return duration
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The machine as it is now: the backend asked for, all devices, and versions (empty where there is none).
+
+    `besides` are devices that are here and not to be used: a run may have measured them, too. `nccl` is None where the
+    job's is not known: then it is not compared.
+    """
+
+    backend: str
+    devices: Sequence[Device]
+    driver: str = ""
+    nccl: str | None = ""
+    besides: Sequence[Device] = ()
+
+
+def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> str | None:
+    """Return why `run` may not choose devices here, as a clause ("it is 9d old, …"); None where it may.
+
+    `now` must know its time zone. Driver and NCCL are compared on the cuda backend alone: the host's copies use none.
+    """
+    return mismatch(run, here) or _too_old(run.started, now, max_age) or _too_incomplete(run)
+
+
+def mismatch(run: Run, here: Here) -> str | None:
+    """Return why `run` speaks for another machine than this one, as a clause; None where it is the same."""
+    if run.backend != here.backend:
+        return f"it was measured on the {run.backend} backend, not {here.backend}"
+    return _other_devices(run.devices, here) or (_other_versions(run, here) if here.backend == "cuda" else None)
+
+
+def _other_devices(measured: Sequence[Device], here: Here) -> str | None:
+    gone = _only_in(measured, [*here.devices, *here.besides])
+    if gone:
+        return f"it was measured on {gone}, not among the devices that this process may use"
+    new = _only_in(here.devices, measured)
+    return f"it did not measure {new}" if new else None
+
+
+def _only_in(these: Sequence[Device], those: Sequence[Device]) -> str:
+    known = {device.uuid for device in those}
+    return ", ".join(f"{device.tag} ({device.uuid})" for device in these if device.uuid not in known)
+
+
+def _other_versions(run: Run, here: Here) -> str | None:
+    for what, then, now in (("driver", run.machine.driver, here.driver), ("NCCL", run.machine.nccl, here.nccl)):
+        if now is not None and then != now:
+            return f"its {what} was {then or 'absent'} and is {now or 'absent'} now"
+    return None
+
+
+def _too_old(started: str, now: datetime, max_age: timedelta) -> str | None:
+    try:
+        start = datetime.fromisoformat(started)
+    except ValueError:
+        return f"its date '{started}' cannot be read"
+    age = now - (start if start.tzinfo else start.replace(tzinfo=now.tzinfo))
+    if age < timedelta(0):
+        return f"its date {started} lies in the future"
+    return f"it is {_length(age)} old, more than --max-age {_length(max_age)}" if age > max_age else None
+
+
+def _length(duration: timedelta) -> str:
+    unit = next(unit for unit in _UNITS if duration >= _UNITS[unit] or unit == "s")
+    return f"{fixed(duration / _UNITS[unit], 3)}{unit}"
+
+
+def _too_incomplete(run: Run) -> str | None:
+    """An interrupted run is enough once one operation was timed on every pair at one telling size."""
+    if run.complete:
+        return None
+    telling = min(TELLING_BYTES, max(run.settings.sizes, default=0))
+    timed: dict[tuple[Operation, int], set[tuple[int, ...]]] = {}
+    for measurement in run.measured():
+        cell = measurement.cell
+        if len(cell.members) == 2 and cell.size_bytes >= telling:
+            timed.setdefault((cell.operation, cell.size_bytes), set()).add(_link(cell.operation, cell.members))
+    positions = range(len(run.devices))
+    fewest = min((_untimed(operation, positions, links) for (operation, _), links in timed.items()), default=None)
+    if fewest is None:
+        return "it was interrupted before any pair was timed at a size that shows bandwidth"
+    return f"it was interrupted with {fewest} of its links still to time" if fewest else None
+
+
+def _link(operation: Operation, members: tuple[int, ...]) -> tuple[int, ...]:
+    """A copy is one direction; a collective on two devices stands for the pair."""
+    return tuple(sorted(members)) if operation.is_collective else members
+
+
+def _untimed(operation: Operation, positions: range, timed: set[tuple[int, ...]]) -> int:
+    pairs = itertools.combinations(positions, 2) if operation.is_collective else itertools.permutations(positions, 2)
+    return len(set(pairs) - timed)

@@ -1,0 +1,633 @@
+"""Which nodes of a cluster are slow, and which to take, from pairs of nodes measured in rounds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.analysis.stats import Estimate, estimate
+from collbench.model.errors import UsageError
+from collbench.model.run import Health, Run
+
+# One node's part of a run over several: what the choice of its GPUs rests on.
+
+
+def own_run(run: Run, members: Sequence[int]) -> Run:
+    """Return the run of these positions alone, counted from 0 in their order; the original is left as it is."""
+    place = {member: number for number, member in enumerate(members)}
+    return replace(
+        run,
+        devices=tuple(run.devices[member] for member in members),
+        paths=tuple(
+            replace(path, devices=(place[path.devices[0]], place[path.devices[1]]))
+            for path in run.paths
+            if set(path.devices) <= set(members)
+        ),
+        measurements=[
+            replace(found, cell=replace(found.cell, members=tuple(place[member] for member in found.cell.members)))
+            for found in run.measurements
+            if set(found.cell.members) <= set(members)
+        ],
+        health_before=_of(run.health_before, members),
+        health_after=_of(run.health_after, members),
+        audits=[],
+        chosen=[],
+    )
+
+
+def _of(states: tuple[Health, ...], members: Sequence[int]) -> tuple[Health, ...]:
+    return tuple(states[member] for member in members) if states else ()
+
+
+# Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
+#
+# Fitted robustly (Huber, iterated weights), for neighbours share an uplink with whoever is matched beside them.
+# Fitted twice: a pair of two slow nodes carries what the slower one does, not the sum of both effects.
+
+
+Members = tuple[int, ...]
+Level = tuple[Members, ...]
+_Array = NDArray[np.float64]
+_Places = NDArray[np.int_]
+
+# METHOD.md §4: a smaller difference, of log bandwidth, changes nobody's decision.
+DELTA = 0.02
+# Two low nodes are alike where the better one lacks more than half of what the other does.
+ALIKE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a pair of nodes carried in GB/s while a whole round ran; `one_way` only from first to second.
+
+    `among` says that the pair was chosen because both looked slow.
+    """
+
+    first: int
+    second: int
+    gbs: float
+    one_way: bool = False
+    among: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Effects as log ratios to the median of their kind, each with its standard error.
+
+    `sends` and `receives` are by node, the same unless `directed`: some pair was measured one way. `levels` has for
+    each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
+    switch of the level at all (0 where a level has one). `typical` is the log of GB/s, `sigma` one pair's noise.
+    """
+
+    typical: float
+    sends: _Array
+    receives: _Array
+    send_errors: _Array
+    receive_errors: _Array
+    levels: tuple[_Array, ...]
+    level_errors: tuple[_Array, ...]
+    across: tuple[float, ...]
+    sigma: float
+    freedom: int
+    directed: bool
+
+
+def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), hiding: Sequence[Members] = ()) -> Fit:
+    """Return the effects that explain the pairs best. `levels` are switches by members, leaves before pods.
+
+    A level of several switches must be all of them; one of a single switch stands for a suspicion. `hiding` are those
+    whose uplinks are slower than any node: a pair that leaves one shows the uplink and nothing of its nodes.
+    """
+    blocks = _blocks(seen, nodes, levels, hiding)
+    found = _estimate(seen, blocks)
+    low = _directions(blocks, found.values)
+    if min(effects.min() for effects in low) < -DELTA:
+        blocks = _blocks(seen, nodes, levels, hiding, low)
+        found = _estimate(seen, blocks)
+    return _read(blocks, found)
+
+
+def _estimate(seen: Sequence[Observation], blocks: Sequence[_Block]) -> Estimate:
+    return estimate(np.hstack([block.design for block in blocks]), _held(blocks), np.log([one.gbs for one in seen]))
+
+
+def _directions(blocks: Sequence[_Block], values: _Array) -> tuple[_Array, _Array]:
+    """Return the nodes' effects as senders and receivers against the median node, the same where nothing is one way."""
+    _, sends, receives, *_ = np.split(values, _ends(blocks))
+    sends = sends - np.median(sends)
+    return sends, receives - np.median(receives) if len(receives) else sends
+
+
+def _ends(blocks: Sequence[_Block]) -> NDArray[np.int_]:
+    return np.cumsum([block.design.shape[1] for block in blocks])[:-1]
+
+
+def _parts(seen: Sequence[Observation], sends: _Array, receives: _Array) -> _Array:
+    """Return how much of each end's effect a pair shows: all of it, but of two low ends the lower one's.
+
+    Ends that are as low, within half of it, share the blame: which of them is lower is noise.
+    """
+    ends = np.array([(sends[one.first], receives[one.second]) for one in seen])
+    both_low = (ends < -DELTA).all(axis=1, keepdims=True)
+    alike = ends.max(axis=1, keepdims=True) < ALIKE * ends.min(axis=1, keepdims=True)
+    lower = (ends == ends.min(axis=1, keepdims=True)).astype(float)
+    return np.where(both_low, np.where(alike, 0.5, lower), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Columns of one kind, perhaps none. Of `centred` effects, which pairs show against each other only, those marked
+    with 1 add up to 0 in the fit.
+    """
+
+    design: _Array
+    centred: _Array | None = None
+
+
+def _blocks(
+    seen: Sequence[Observation],
+    nodes: int,
+    levels: Sequence[Level],
+    hiding: Sequence[Members],
+    before: tuple[_Array, _Array] | None = None,
+) -> list[_Block]:
+    """Return the blocks in the order that `_read` knows: typical, senders, receivers, each level's across, switches."""
+    parts = np.ones((len(seen), 2)) if before is None else _parts(seen, *before)
+    first, second = np.array([one.first for one in seen]), np.array([one.second for one in seen])
+    one_way = np.array([one.one_way for one in seen])
+    sends, receives = np.eye(nodes)[first] * parts[:, :1], np.eye(nodes)[second] * parts[:, 1:]
+    if not one_way.any():  # each pair has both ends' one effect
+        sends, receives = sends + receives, np.zeros((len(seen), 0))
+    else:  # and a pair measured both ways half of each direction's
+        sends, receives = (np.where(one_way[:, None], own, (sends + receives) / 2) for own in (sends, receives))
+    switches = []
+    for level in levels:
+        place = np.full(nodes, len(level))
+        for number, members in enumerate(level):
+            place[list(members)] = number
+        switches += _level_blocks(len(level), place[first], place[second])
+    shown = np.ones((len(seen), 1))
+    for members in hiding:
+        shown[np.isin(first, members) != np.isin(second, members)] = 0.0
+    return [
+        _Block(np.ones((len(seen), 1))),
+        _Block(sends * shown, _steady(nodes, None if before is None else before[0])),
+        _Block(receives * shown, _steady(nodes, None if before is None else before[1])),
+        *switches,
+    ]
+
+
+def _steady(nodes: int, effects: _Array | None) -> _Array:
+    """Mark the nodes whose effects add up to 0: all, or once it is known those that are not low."""
+    return np.ones(nodes) if effects is None else np.where(effects > -DELTA, 1.0, 0.0)
+
+
+def _level_blocks(switches: int, first: _Places, second: _Places) -> list[_Block]:
+    """Return a level's blocks: leaving a switch at all, and which ones; `switches` is the place under none of them."""
+    crosses = (first != second)[:, None]
+    across = np.ones((1, int(switches > 1))) * crosses
+    places = np.eye(switches + 1)[:, :-1]
+    # Under two switches every crossing pair has both: only their sum shows, and that is across.
+    under = (places[first] + places[second]) * crosses if switches != 2 else across[:, :0]
+    return [_Block(across), _Block(under, np.ones(switches) if switches > 2 else None)]
+
+
+def _held(blocks: Sequence[_Block]) -> _Array:
+    """Return rows that settle what pairs leave open: centred effects add up to 0."""
+    rows = [
+        np.concatenate([centred if other is block else np.zeros(other.design.shape[1]) for other in blocks])
+        for block in blocks
+        if (centred := block.centred) is not None and block.design.shape[1]
+    ]
+    return np.array(rows)
+
+
+def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
+    """Return the columns by what they mean, centred effects against their median: most nodes and switches are well."""
+    ends = _ends(blocks)
+    typical, sends, receives, *levels = np.split(found.values, ends)
+    _, send_errors, receive_errors, *level_errors = np.split(found.errors(), ends)
+    directed = len(receives) > 0
+    middle = float(np.median(sends)) + float(np.median(receives if directed else sends))
+    pairs = zip(levels, blocks[3:], strict=True)
+    centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
+    sends, receives = _directions(blocks, found.values)
+    return Fit(
+        typical=float(typical[0]) + middle,
+        sends=sends,
+        receives=receives,
+        send_errors=send_errors,
+        receive_errors=receive_errors if directed else send_errors,
+        levels=tuple(effects - centre for effects, centre in zip(levels[1::2], centres[1::2], strict=True)),
+        level_errors=tuple(level_errors[1::2]),
+        across=tuple(float(sum(lost)) + 2 * centre for lost, centre in zip(levels[::2], centres[1::2], strict=True)),
+        sigma=found.sigma,
+        freedom=found.freedom,
+        directed=directed,
+    )
+
+
+# Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
+#
+# A node is slow where even the upper end of its simultaneous 95 % interval lies more than 2 % below the median node.
+# A switch's uplinks are slow by the same rule among switches. Where nobody told the switches they are found: nodes
+# that are slow towards others and not among themselves share an uplink.
+
+
+Pair = tuple[int, int]
+
+_CONFIDENCE = 0.95
+# Leaving a leaf costs this much in a round where all do: its uplinks are oversubscribed and hide the nodes' own cards.
+_OVERSUBSCRIBED = 0.10
+# So many pairs among suspects that a slow pair of slow nodes is told from a fast one of neighbours: at 2 % noise the
+# mean of four is known to 1 %, and half of a 10 % fault is 5 %.
+_ENOUGH_AMONG = 4
+# An estimate that leaves room for a node this slow says nothing of it yet: eight rounds with 2 % noise leave 3 %.
+_TOO_WIDE = 0.15
+# Of log bandwidth: where pairs cannot tell nodes apart, as of two nodes alone, errors have no end.
+_WIDEST = 10.0
+
+
+class State(StrEnum):
+    """What is known of a node or an uplink."""
+
+    HEALTHY = "healthy"
+    SLOW = "slow"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Bandwidth against the median's, as a ratio less 1 (-0.1: 10 % below), with its simultaneous 95 % interval."""
+
+    ratio: float
+    interval: tuple[float, float]
+    state: State
+
+
+# Of a node of which no pair could be measured.
+UNKNOWN = Effect(-1.0, (-1.0, math.expm1(_WIDEST)), State.UNDECIDED)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEffect:
+    """A node as sender and receiver; both are the same effect where every pair was measured both ways."""
+
+    node: int
+    sends: Effect
+    receives: Effect
+
+    @property
+    def worse(self) -> Effect:
+        """The slower direction, which is what an all-reduce gets."""
+        return min(self.sends, self.receives, key=lambda effect: effect.ratio)
+
+    @property
+    def state(self) -> State:
+        """Slow where one direction is, else undecided where one direction is."""
+        states = {self.sends.state, self.receives.state}
+        return next(state for state in (State.SLOW, State.UNDECIDED, State.HEALTHY) if state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """What the pairs that leave a switch get, against other switches. `name` is empty where the switch was found."""
+
+    name: str
+    members: Members
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """One level of switches as somebody told it: every node is under one of them."""
+
+    names: tuple[str, ...]
+    members: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of each told
+    level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves, empty
+    for more pairs at random, None where all is decided.
+    """
+
+    nodes: tuple[NodeEffect, ...]
+    uplinks: tuple[Uplink, ...]
+    typical_gbs: float
+    across: tuple[float, ...]
+    noise: float
+    suspects: tuple[Members, ...] | None
+
+    @property
+    def judged(self) -> int:
+        """How many nodes are known to be slow or healthy."""
+        return sum(one.state is not State.UNDECIDED for one in self.nodes)
+
+    @property
+    def slow_nodes(self) -> tuple[NodeEffect, ...]:
+        """The nodes that are slow for certain, the slowest first."""
+        return tuple(sorted((n for n in self.nodes if n.state is State.SLOW), key=lambda n: n.worse.ratio))
+
+    @property
+    def slow_uplinks(self) -> tuple[Uplink, ...]:
+        """The switches whose uplinks are slow for certain."""
+        return tuple(uplink for uplink in self.uplinks if uplink.effect.state is State.SLOW)
+
+
+def judge(seen: Sequence[Observation], nodes: int, told: Sequence[Switches] = ()) -> Judgement:
+    """Return what the pairs measured so far say of `nodes` nodes under the switches that were told, if any."""
+    told = [level for level in told if any(len(members) > 1 for members in level.members)]  # others are nodes again
+    if told:
+        return _judge_told(seen, nodes, told)
+    # Neighbours that were chosen for being slow are fast among themselves: they would hide what made them suspects.
+    first = fit([one for one in seen if not one.among], nodes)
+    low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
+    among = _among(seen, low, math.exp(first.typical))
+    groups = _neighbours(among, low)
+    found = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
+    uplinks = [
+        Uplink("", members, _effect(float(values[0]), float(errors[0]), _quantile(found, nodes)))
+        for members, values, errors in zip(groups, found.levels, found.level_errors, strict=True)
+    ]
+    return _judgement(seen, found, uplinks, _suspects(found, low, among, groups))
+
+
+def _judge_told(seen: Sequence[Observation], nodes: int, told: Sequence[Switches]) -> Judgement:
+    levels = [level.members for level in told]
+    found = fit(seen, nodes, levels)
+    if min(found.across) < math.log(1 - _OVERSUBSCRIBED):
+        hiding = list(levels[0])
+    else:
+        hiding = [uplink.members for uplink in _told_uplinks(found, told) if uplink.effect.state is State.SLOW]
+    if hiding:
+        found = fit(seen, nodes, levels, hiding)
+    uplinks = _told_uplinks(found, told)
+    open_nodes = {one.node for one in _node_effects(found) if one.state is State.UNDECIDED}
+    open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
+    leaves = tuple(members for members in told[0].members if open_nodes & set(members))
+    return _judgement(seen, found, uplinks, leaves if leaves or open_uplinks else None)
+
+
+def _told_uplinks(found: Fit, told: Sequence[Switches]) -> list[Uplink]:
+    return [
+        Uplink(name, members, _effect(float(value), float(error), _quantile(found, len(values))))
+        for level, values, errors in zip(told, found.levels, found.level_errors, strict=True)
+        for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
+    ]
+
+
+def _judgement(
+    seen: Sequence[Observation], found: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None
+) -> Judgement:
+    known = {node for one in seen for node in (one.first, one.second)}
+    effects = _node_effects(found)
+    return Judgement(
+        nodes=tuple(one if one.node in known else NodeEffect(one.node, UNKNOWN, UNKNOWN) for one in effects),
+        uplinks=tuple(uplinks),
+        typical_gbs=math.exp(found.typical),
+        across=tuple(math.expm1(value) for value in found.across),
+        noise=found.sigma,
+        suspects=suspects,
+    )
+
+
+def _node_effects(found: Fit) -> tuple[NodeEffect, ...]:
+    quantile = _quantile(found, (1 + found.directed) * len(found.sends))
+    sends, receives = (
+        [_effect(float(value), float(error), quantile) for value, error in zip(values, errors, strict=True)]
+        for values, errors in ((found.sends, found.send_errors), (found.receives, found.receive_errors))
+    )
+    return tuple(NodeEffect(node, *both) for node, both in enumerate(zip(sends, receives, strict=True)))
+
+
+def _effect(value: float, error: float, quantile: float) -> Effect:
+    wide = min(quantile * error, _WIDEST)
+    interval, ratio = (math.expm1(value - wide), math.expm1(value + wide)), math.expm1(value)
+    if interval[1] < -DELTA:
+        return Effect(ratio, interval, State.SLOW)
+    return Effect(ratio, interval, State.UNDECIDED if ratio < -DELTA or interval[0] < -_TOO_WIDE else State.HEALTHY)
+
+
+def _quantile(found: Fit, count: int) -> float:
+    """Return how many standard errors `count` intervals at once need (Bonferroni, Student's t)."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(found.freedom, 1 - (1 - _CONFIDENCE) / 2 / max(1, count)))
+
+
+def _among(seen: Sequence[Observation], low: Collection[int], typical_gbs: float) -> dict[Pair, list[float]]:
+    """Return what pairs of low nodes carried, against the typical pair, as ratios less 1."""
+    among: dict[Pair, list[float]] = defaultdict(list)
+    for one in seen:
+        if one.first in low and one.second in low:
+            pair = min(one.first, one.second), max(one.first, one.second)
+            among[pair].append(one.gbs / typical_gbs - 1)
+    return among
+
+
+def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]) -> list[Members]:
+    """Return groups of nodes that are equally low, and lack less than half of it among themselves."""
+    alike = {pair: found for pair, found in among.items() if _alike(low[pair[0]], low[pair[1]])}
+    fast = [pair for pair, ratios in alike.items() if fmean(ratios) > max(low[pair[0]], low[pair[1]]) / 2]
+    groups: list[set[int]] = []
+    for pair in fast:
+        meeting = [group for group in groups if group & set(pair)]
+        groups = [group for group in groups if group not in meeting] + [set(pair).union(*meeting)]
+    kept = (tuple(sorted(node for node in group if _belongs(node, group, among, low))) for group in groups)
+    return sorted(members for members in kept if len(members) > 1)
+
+
+def _alike(one: float, other: float) -> bool:
+    """True where one uplink may be what both lack. A node that looks 3 % slow by chance has no part in 18 %."""
+    return max(one, other) < ALIKE * min(one, other)
+
+
+def _belongs(
+    node: int, group: Collection[int], among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]
+) -> bool:
+    """True where most pairs of the node with the group are fast: one lucky measurement joins nobody to it."""
+    ratios = [fmean(found) for pair, found in among.items() if node in pair and set(pair) <= set(group)]
+    return median(ratios) > low[node] / 2
+
+
+def _suspects(
+    found: Fit, low: Mapping[int, float], among: Mapping[Pair, Sequence[float]], groups: Sequence[Members]
+) -> tuple[Members, ...] | None:
+    """Return the low nodes while they hardly met each other, then who is still open, and None when nobody is."""
+    met = Counter(node for pair, ratios in among.items() for node in pair for _ in ratios)
+    strangers = any(_strangers(node, group, among, low) for group in groups for node in low)
+    if strangers or (len(low) > 1 and min(met[node] for node in low) < _ENOUGH_AMONG):
+        return (tuple(sorted(low)),)
+    undecided = {one.node for one in _node_effects(found) if one.state is State.UNDECIDED}
+    return tuple(members for members in groups if undecided & set(members)) if undecided else None
+
+
+def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
+    """True where a node lacks what a group does and met none of it: it may belong there."""
+    alike = node not in group and _alike(low[node], median(low[member] for member in group))
+    return alike and not any(node in pair and set(pair) & set(group) for pair in among)
+
+
+# Which nodes to take: none that is slow while there are others, then under the fewest switches.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChoice:
+    """The chosen nodes in the order in which ranks should be started: neighbours under a switch side by side.
+
+    `band` is the predicted all-reduce busbw in GB/s: high where a ring leaves each switch once, low where every node's
+    traffic leaves its switch at the same time; None for a single node, which no pair tells of. `left_out` names the
+    nodes that were not taken for a reason; `switches` how many of each told level are used. `heuristic` where the
+    switches were packed greedily.
+    """
+
+    members: Members
+    reason: str
+    band: tuple[float, float] | None
+    left_out: tuple[tuple[int, str], ...]
+    switches: tuple[int, ...]
+    heuristic: bool
+
+
+def choose_nodes(judgement: Judgement, wanted: int, told: Sequence[Switches] = ()) -> NodeChoice:
+    """Return the best `wanted` nodes. Raises UsageError for a number that cannot be."""
+    nodes = len(judgement.nodes)
+    if not 1 <= wanted <= nodes:
+        raise UsageError(f"cannot choose {wanted} of {nodes} nodes: choose 1 to {nodes}")
+    rates = [1.0 if one.state is State.HEALTHY else min(1.0, 1 + one.worse.ratio) for one in judgement.nodes]
+    limit, able = _able(rates, judgement.slow_uplinks, wanted)
+    homes = [_home(node, told) for node in range(nodes)]
+    behind = {node for one in judgement.slow_uplinks for node in one.members}
+    worth = [(-rate, node in behind, node) for node, rate in enumerate(rates)]
+    members = _packed(able, worth, homes, wanted)
+    used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(told))))
+    return NodeChoice(
+        members=members,
+        reason=_reason(limit, used, told, wanted, nodes),
+        band=_band(judgement, members, rates) if wanted > 1 else None,
+        left_out=tuple(_left_out(judgement, set(members))),
+        switches=used,
+        heuristic=len(told) > 1,  # of one level the largest first is the fewest
+    )
+
+
+def _able(rates: Sequence[float], slow: Sequence[Uplink], wanted: int) -> tuple[float, list[int]]:
+    """Return the highest ratio of the typical rate that `wanted` nodes reach, and the nodes to take them from.
+
+    Of those behind slow uplinks only as many count as their uplinks carry at that rate, unless they are enough alone.
+    """
+    levels = {rate for rate in rates if rate > 0}
+    levels |= {_carried(one) / count for one in slow for count in range(1, len(one.members) + 1)}
+    for limit in sorted((min(1.0, level) for level in levels), reverse=True):
+        able = [node for node, rate in enumerate(rates) if rate >= limit * (1 - DELTA / 2)]
+        alone = [[node for node in able if node in one.members] for one in slow]
+        for one, inside in zip(slow, alone, strict=True):
+            left = inside[int(_carried(one) / limit + DELTA) :]
+            able = [node for node in able if node not in left]
+        for enough in (able, *alone):
+            if len(enough) >= wanted:
+                return limit, enough
+    return min(rates), list(range(len(rates)))
+
+
+def _carried(slow: Uplink) -> float:
+    """Return what a switch's uplinks carry, in nodes at the typical rate: they were measured with all of them busy."""
+    return (1 + slow.effect.ratio) * len(slow.members)
+
+
+def _home(node: int, told: Sequence[Switches]) -> tuple[int, ...]:
+    """Return the node's switches from the top down: its pod, its leaf."""
+    places = (next(place for place, members in enumerate(level.members) if node in members) for level in told)
+    return tuple(places)[::-1]
+
+
+def _packed(
+    able: Sequence[int], worth: Sequence[tuple[float, bool, int]], homes: Sequence[tuple[int, ...]], wanted: int
+) -> Members:
+    """Return `wanted` of the nodes under the fewest switches, top level first, in the order of the switches."""
+    left = list(able)
+    for depth in range(len(homes[0])):
+        under: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for node in left:
+            under[homes[node][: depth + 1]].append(node)
+        left = [node for place in _fewest(under, wanted) for node in under[place]]
+    # Of the last switch, which is used in part, the best nodes.
+    order = {place: number for number, place in enumerate(dict.fromkeys(homes[node] for node in left))}
+    left.sort(key=lambda node: (order[homes[node]], worth[node]))
+    return tuple(sorted(left[:wanted], key=lambda node: (homes[node], node)))
+
+
+def _fewest(under: Mapping[tuple[int, ...], Sequence[int]], wanted: int) -> list[tuple[int, ...]]:
+    """Return the fewest places that hold `wanted`: the largest, and last the smallest that is enough for the rest."""
+    chosen: list[tuple[int, ...]] = []
+    for place in sorted(under, key=lambda place: (-len(under[place]), place)):
+        missing = wanted - sum(len(under[taken]) for taken in chosen)
+        if missing <= 0:
+            break
+        enough = [other for other in under if other not in chosen and len(under[other]) >= missing]
+        chosen.append(min(enough, key=lambda other: (len(under[other]), other)) if enough else place)
+    return chosen
+
+
+def _band(judgement: Judgement, members: Members, rates: Sequence[float]) -> tuple[float, float]:
+    slowest = min(rates[node] for node in members)
+    crowded, once = slowest, slowest
+    for one in judgement.slow_uplinks:
+        inside = len(set(members) & set(one.members))
+        if 0 < inside < len(members):
+            crowded, once = min(crowded, _carried(one) / inside), min(once, _carried(one))
+    lost = min((ratio for ratio in judgement.across), default=0.0)
+    crowded *= min(1.0, 1 + lost)
+    return judgement.typical_gbs * crowded * (1 - DELTA), judgement.typical_gbs * once * (1 + DELTA)
+
+
+def _reason(limit: float, used: Sequence[int], told: Sequence[Switches], wanted: int, nodes: int) -> str:
+    if wanted == nodes:
+        return f"all {nodes} nodes"
+    slowest = "none of them is slow" if limit > 1 - DELTA else f"the slowest has {limit:.0%} of the typical rate"
+    if not told:
+        return f"{slowest}; no switches were told, so the first ones"
+    under = " of ".join(
+        f"{count} {level.names[0].rstrip('0123456789') or 'switch'}{'s' * (count != 1)}"
+        for count, level in zip(used, told, strict=True)
+    )
+    return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
+
+
+def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, str]]:
+    behind = {node: one for one in judgement.slow_uplinks for node in one.members}
+    for one in judgement.nodes:
+        if one.node in chosen:
+            continue
+        if one.state is not State.HEALTHY:
+            yield one.node, described(one)
+        elif one.node in behind:
+            slow = behind[one.node]
+            yield (
+                one.node,
+                f"its leaf's uplinks are {-slow.effect.ratio:.0%} slow"
+                if not slow.name
+                else (f"the uplinks of {slow.name} are {-slow.effect.ratio:.0%} slow"),
+            )
+
+
+def described(one: NodeEffect) -> str:
+    """Return in words how slow a node is, and in which direction where they differ."""
+    if one.worse == UNKNOWN:
+        return "it could not be measured"
+    low, high = one.worse.interval
+    if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
+        return f"not known well: {1 + low:.0%} to {1 + high:.0%} of the median node"
+    certain = "" if one.state is State.SLOW else "perhaps "
+    both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
+    way = "" if both else "sending " if one.worse is one.sends else "receiving "
+    return f"{certain}{way}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"

@@ -1,0 +1,117 @@
+"""On which NUMA node a GPU's process belongs: the one whose memory the GPU reaches fastest, and what the labels say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from collbench.analysis.stats import summarize
+from collbench.analysis.tiers import Estimate, differs, estimates_of, ties, tolerance
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Device, Measurement, Run
+
+# The copy engine shows the wire (METHOD.md §1); a job loads batches one way and offloads the other.
+_DIRECTIONS = (Operation.H2D_CE, Operation.D2H_CE)
+
+Place = tuple[int, ...]  # (position, node)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRate:
+    """Copies between a device and one NUMA node's memory: GB/s of the slower direction."""
+
+    node: int
+    gbs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One device's NUMA nodes by measurement, `rates` fastest first, and `labelled`, the one that NVML names.
+
+    `best` are the nodes that no other beats for certain, fastest first: one where the measurement decides. `tied` is
+    True where all nodes are equal. `agrees`: the one best node is NVML's (True), NVML's is certainly slower (False), or
+    neither is known (None).
+    """
+
+    member: int
+    rates: tuple[NodeRate, ...]
+    best: tuple[int, ...]
+    tied: bool
+    labelled: int | None
+    agrees: bool | None
+    text: str
+
+
+def bindings(run: Run) -> tuple[Binding, ...]:
+    """Return what a run's host copies say of each device; none without such copies on at least two NUMA nodes.
+
+    A device is left out where a node or a direction was not measured.
+    """
+    found = _cells(run)
+    nodes = tuple(sorted({cell.numa_node for cell in found if cell.numa_node is not None}))
+    if len(nodes) < 2:
+        return ()
+    slower = _slower(found)
+    delta = tolerance(max(cell.size_bytes for cell in found))
+    made = []
+    for member, device in enumerate(run.devices):
+        places = {node: slower[member, node] for node in nodes if (member, node) in slower}
+        if len(places) == len(nodes):
+            made.append(_binding(device, member, places, len(slower), delta))
+    return tuple(made)
+
+
+def _cells(run: Run) -> dict[Cell, Measurement]:
+    """Return the copies between devices and named NUMA nodes, at the size that most have, of these the largest."""
+    found = {m.cell: m for m in run.measured(Variant.HOST) if m.cell.operation in _DIRECTIONS}
+    found = {cell: measurement for cell, measurement in found.items() if cell.numa_node is not None}
+    counts = Counter(cell.size_bytes for cell in found)
+    size = max(counts, key=lambda size: (counts[size], size), default=0)
+    return {cell: measurement for cell, measurement in found.items() if cell.size_bytes == size}
+
+
+def _slower(found: Mapping[Cell, Measurement]) -> dict[Place, Estimate]:
+    """Return the slower direction's estimate for each device and node that has both; σ̂ is pooled within a direction."""
+    ways = [
+        {(c.members[0], c.numa_node or 0): m for c, m in found.items() if c.operation is operation}
+        for operation in _DIRECTIONS
+    ]
+    both = ways[0].keys() & ways[1].keys()
+    made = []
+    for operation, cells in zip(_DIRECTIONS, ways, strict=True):
+        logs: dict[Place, list[float]] = {place: [*map(math.log, summarize(cells[place]).visits)] for place in both}
+        made.append(estimates_of(logs, dict.fromkeys(logs, operation.value)))
+    return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
+
+
+def _binding(device: Device, member: int, places: Mapping[int, Estimate], count: int, delta: float) -> Binding:
+    """Return one device's binding; `count` estimates of the machine are judged at once."""
+    order = sorted(places, key=lambda node: (-places[node].middle, node))
+    top = places[order[0]]
+    best = tuple(node for node in order if not differs(top, places[node], count, delta))
+    tied = all(ties(top, places[node], delta) for node in order)
+    rates = tuple(NodeRate(node, math.exp(places[node].middle)) for node in order)
+    labelled = device.numa_node
+    agrees = None
+    if best == (labelled,):
+        agrees = True
+    elif labelled in places and labelled not in best:
+        agrees = False
+    return Binding(member, rates, best, tied, labelled, agrees, _text(device, rates, best, tied=tied, agrees=agrees))
+
+
+def _text(device: Device, rates: Sequence[NodeRate], best: Sequence[int], *, tied: bool, agrees: bool | None) -> str:
+    """Return a clause that says which node, by what rates, and what NVML says."""
+    told = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in rates)
+    if tied:
+        return f"{device.tag}: its NUMA nodes tie ({told} GB/s)"
+    if agrees is False:
+        faster = " or ".join(map(str, best))
+        return f"{device.tag}: node {faster} is faster than node {device.numa_node}, which NVML names ({told} GB/s)"
+    if len(best) > 1:
+        return f"{device.tag}: no NUMA node is faster for certain ({told} GB/s)"
+    named = f"NVML names node {device.numa_node}, which was not measured"
+    source = "as NVML says" if agrees else "NVML names none" if device.numa_node is None else named
+    return f"{device.tag}: node {best[0]}, {source} ({told} GB/s)"

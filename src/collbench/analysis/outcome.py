@@ -1,0 +1,206 @@
+"""How a run ended: what failed, where, why a figure is missing, and the exit status that the run earns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collbench.analysis.physics import impossible
+from collbench.model.errors import ExitStatus, FailureKind
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import NO_PEERS, Measurement, Path, Run, SkipKind
+
+# Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
+
+
+Members = tuple[int, ...]
+
+# Kernels address the other GPU's memory; the copy engine and NCCL have other ways.
+_BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ, Operation.CHASE)
+_ALLOWED = "OK"
+
+
+class AbsenceKind(StrEnum):
+    """Why there is no figure, or too little for one."""
+
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    FEW_VISITS = "few visits"
+    NOT_REACHED = "not reached"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why there is no figure, and the same as a clause. `by_design`: nothing is amiss, there never is one here."""
+
+    kind: AbsenceKind
+    reason: str
+    by_design: bool = False
+
+
+class Absences:
+    """The reasons of one run, by work, members and size."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._found: dict[tuple[Work, Members, int], Measurement] = {}
+        self._failed: dict[tuple[Work, Members], Measurement] = {}
+        for found in run.measurements:
+            place = found.cell.work, _place(found.cell.work, found.cell.members)
+            self._found[*place, found.cell.size_bytes] = found
+            if found.failure:
+                self._failed.setdefault(place, found)
+        self._skipped = {
+            (left.work, _place(left.work, left.members)): left for left in run.skipped if left.work is not None
+        }
+        self._paths = {frozenset(path.devices): path for path in run.paths}
+
+    def of(self, work: Work, members: Members, size_bytes: int | None = None) -> Absence:
+        """Return why a work has no figure, or too few visits for one, on its members; at any size for None."""
+        place = work, _place(work, members)
+        found = self._failed.get(place) if size_bytes is None else self._found.get((*place, size_bytes))
+        if found is not None and found.failure:
+            return Absence(AbsenceKind.FAILED, found.failure)
+        left = self._skipped.get(place)
+        if left is not None:
+            return Absence(AbsenceKind.SKIPPED, left.reason, left.kind is not None and left.kind.by_design)
+        if self._refused(work, members):  # in files of older versions `skipped` names no place
+            return Absence(AbsenceKind.SKIPPED, NO_PEERS.reason, NO_PEERS.kind.by_design)
+        visits = 0 if found is None else len(found.samples)
+        if visits:
+            return Absence(AbsenceKind.FEW_VISITS, f"{visits} visit{'s' if visits > 1 else ''} only")
+        if not self._run.complete:
+            return Absence(AbsenceKind.NOT_REACHED, "not reached: the run was interrupted")
+        return Absence(AbsenceKind.NOT_MEASURED, "not measured")
+
+    def _refused(self, work: Work, members: Members) -> bool:
+        """Return whether a kernel's copy lacks peer access, as NVML or CUDA say of the path."""
+        path = self._paths.get(frozenset(members))
+        return work.operation in _BY_KERNEL and work.variant is not Variant.HOST and path is not None and _denied(path)
+
+
+def _denied(path: Path) -> bool:
+    if path.cuda_peers is not None:
+        return not path.cuda_peers
+    return path.peer_access not in (None, _ALLOWED)
+
+
+def _place(work: Work, members: Members) -> Members:
+    """Return members so that those of one place are equal."""
+    unordered = work.operation.is_collective or work.variant is Variant.BOTH_WAYS
+    return tuple(sorted(members)) if unordered else members
+
+
+# How a run ended: what failed, where, and the exit status that it earns. Decided here alone; pages only tell it.
+
+
+class TroubleKind(StrEnum):
+    """What is wrong with data points, the worst first. FAILED: an older version saved no kind of failure."""
+
+    WRONG_DATA = "wrong data"
+    HANG = "hang"
+    IMPOSSIBLE = "impossible"
+    CRASH = "crash"
+    ERROR = "error"
+    FAILED = "failed"
+    UNTRIED = "not tried"
+
+
+STATUS = {
+    TroubleKind.WRONG_DATA: ExitStatus.UNTRUSTED,
+    TroubleKind.HANG: ExitStatus.UNTRUSTED,
+    TroubleKind.IMPOSSIBLE: ExitStatus.CONTRADICTION,
+    TroubleKind.CRASH: ExitStatus.FAILED,
+    TroubleKind.ERROR: ExitStatus.FAILED,
+    TroubleKind.FAILED: ExitStatus.FAILED,
+    TroubleKind.UNTRIED: ExitStatus.FAILED,
+}
+_FAILURES = {
+    FailureKind.HANG: TroubleKind.HANG,
+    FailureKind.CRASH: TroubleKind.CRASH,
+    FailureKind.ERROR: TroubleKind.ERROR,
+    FailureKind.UNTRIED: TroubleKind.UNTRIED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong in one place: the devices' positions, ascending, () where nobody knows; how many data points.
+
+    `figure` is the highest rate in GB/s of an impossible one, None otherwise.
+    """
+
+    kind: TroubleKind
+    devices: tuple[int, ...]
+    count: int
+    figure: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that is wrong with a run's data points, the worst and the most precise place first; empty for none."""
+
+    troubles: tuple[Trouble, ...]
+
+    @property
+    def status(self) -> ExitStatus:
+        """The exit status of the command that measured the run, or judges it."""
+        return max((STATUS[trouble.kind] for trouble in self.troubles), default=ExitStatus.DONE)
+
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """Where something went wrong, each place once; where nothing was tried nothing is known to be wrong."""
+        return tuple(dict.fromkeys(one.devices for one in self.troubles if one.kind is not TroubleKind.UNTRIED))
+
+    def failed(self, members: Collection[int]) -> bool:
+        """Return whether something went wrong in this very place."""
+        return tuple(sorted(members)) in self.places
+
+    def within(self, members: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the smallest places among these positions where something went wrong."""
+        inside = [place for place in self.places if set(place) <= set(members)]
+        return tuple(place for place in inside if not any(set(other) < set(place) for other in inside))
+
+
+def outcome(run: Run) -> Outcome:
+    """Return what is wrong with the run's data points."""
+    counts: Counter[tuple[TroubleKind, tuple[int, ...]]] = Counter()
+    for left in run.skipped:
+        if left.kind is SkipKind.WRONG_DATA:
+            counts[TroubleKind.WRONG_DATA, tuple(sorted(left.members))] += 1
+    for found in run.measurements:
+        kind = _kind(found)
+        if kind is not None:
+            counts[kind, tuple(sorted(found.cell.members))] += 1
+    troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
+    return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
+
+
+def named(run: Run, places: Sequence[tuple[int, ...]]) -> str:
+    """Name places: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown place" for none."""
+    joints = {2: "-"}
+    tags = (joints.get(len(place), ", ").join(run.devices[member].tag for member in place) for place in places)
+    return "; ".join(told or "an unknown place" for told in tags)
+
+
+def _kind(found: Measurement) -> TroubleKind | None:
+    if found.wrong:
+        return TroubleKind.WRONG_DATA
+    if not found.failure:
+        return None
+    return TroubleKind.FAILED if found.failure_kind is None else _FAILURES[found.failure_kind]
+
+
+def _impossible(run: Run) -> Iterator[Trouble]:
+    """Yield the places whose link, port or slot some data points beat."""
+    places: dict[tuple[int, ...], list[float]] = {}
+    for one in impossible(run):
+        places.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
+    yield from (Trouble(TroubleKind.IMPOSSIBLE, place, len(rates), max(rates)) for place, rates in places.items())
+
+
+def _order(trouble: Trouble) -> tuple[int, int, int, tuple[int, ...]]:
+    return list(TroubleKind).index(trouble.kind), len(trouble.devices), -trouble.count, trouble.devices

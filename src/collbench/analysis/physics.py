@@ -1,0 +1,418 @@
+"""What the hardware can carry, and which timed blocks exceed it (docs/method.md). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+from statistics import median
+
+from collbench.analysis.stats import rate_gbs, trial_seconds
+from collbench.machine import theory
+from collbench.machine.labels import is_nvlink, nvlinks
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Device, Mark, MarkKind, Measurement, Path, Run, Sample
+from collbench.model.units import busbw_factor
+
+# Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
+
+
+_SWITCH = "NCCL_NVLS_ENABLE"
+
+
+class Nvls(StrEnum):
+    """What a run tells of it. Where it is possible, NCCL was free to use it."""
+
+    ON = "on"
+    OFF = "off"
+    POSSIBLE = "possible"
+    UNKNOWN = "unknown"
+
+
+def nvls(run: Run) -> Nvls:
+    """Return what a run tells: NCCL's own words first, then the variable, then what the GPUs can do."""
+    if any(found.algorithm.startswith("NVLS") for found in run.chosen):
+        return Nvls.ON
+    if run.chosen or run.settings.environment.get(_SWITCH) == "0" or run.machine.multicast is False:
+        return Nvls.OFF
+    return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
+
+
+# The most that an operation can reach on a run's devices: what its narrowest link, port or slot carries (method.md).
+#
+# Everything is GB/s in one direction. A message of S bytes loads what it crosses; a link of capacity C takes at least
+# load × S / C for it, so no rate exceeds the smallest C / load of all that is crossed. Pure.
+
+
+# Light takes 0.33 ns there and back between chips 5 cm apart, as near as two GPUs of one board are.
+_LIGHT_S = 2 * 0.05 / 299_792_458
+_ACCESS_BYTES = 8  # of a load of the pointer chase
+
+
+class Part(StrEnum):
+    """What sets a limit: the link between two devices, all links of a device, its way to the host, or light."""
+
+    LINK = "link"
+    PORT = "port"
+    SLOT = "slot"
+    LIGHT = "light"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most that a cell's rate can be, in GB/s (algbw of a copy, busbw of a collective), and what sets it.
+
+    `devices` are the positions whose `part` it is.
+    """
+
+    gbs: float
+    part: Part
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """What a collective of S bytes moves at least, over S. Sources: each line's own comment.
+
+    `across(c, n, root)` must cross the border of any c of n ranks in one direction; `root` says whether the root is
+    among them. `sent` is what all n ranks send together, without a switch that reduces or copies.
+    """
+
+    across: Callable[[int, int, bool], float]
+    sent: Callable[[int], float]
+
+
+def _whole(_count: int, _ranks: int, _root: bool) -> float:
+    return 1.0
+
+
+def _blocks(count: int, ranks: int, _root: bool) -> float:
+    return max(count, ranks - count) / ranks
+
+
+# Every element depends on every rank, so S leaves each set of ranks and S enters it. Patarasuk and Yuan, J. Parallel
+# Distrib. Comput. 69 (2009), §3: all ranks send 2(n−1)S together.
+_ALLREDUCE = _Traffic(_whole, lambda n: 2.0 * (n - 1))
+_TRAFFIC = {
+    Operation.ALLREDUCE: _ALLREDUCE,
+    # S enters every set without the root; from each rank of a reduction S leaves, or what it was added to.
+    Operation.BROADCAST: _Traffic(_whole, lambda n: n - 1.0),
+    Operation.REDUCE: _Traffic(_whole, lambda n: n - 1.0),
+    # Each rank has one block of n and wants the others', or the reverse.
+    Operation.ALLGATHER: _Traffic(_blocks, lambda n: n - 1.0),
+    Operation.REDUCESCATTER: _Traffic(_blocks, lambda n: n - 1.0),
+    # Each rank of a set has a block of S/n for each rank outside.
+    Operation.ALLTOALL: _Traffic(lambda c, n, _root: c * (n - c) / n, lambda n: n - 1.0),
+    # Rank r sends S to r + 1: a set is left once at least.
+    Operation.SENDRECV: _Traffic(_whole, float),
+    # The root gets, or gives, a block of S/n of each other rank.
+    Operation.GATHER: _Traffic(lambda c, n, root: (n - c if root else c) / n, lambda n: (n - 1) / n),
+    Operation.SCATTER: _Traffic(lambda c, n, root: (n - c if root else c) / n, lambda n: (n - 1) / n),
+}
+# What NVLink SHARP does in the switch: there a rank sends each element once. It saves a broadcast's senders nothing.
+_IN_SWITCH = (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER)
+
+
+class Hardware:
+    """What the devices and paths of a run carry. `hidden` pairs have NVLinks though their label is of PCIe.
+
+    Of those nobody knows the links: a GPU's most stands for them.
+    """
+
+    def __init__(self, run: Run, hidden: Iterable[frozenset[int]] = ()) -> None:
+        self._devices: tuple[Device, ...] = run.devices
+        self._paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
+        self._hidden = frozenset(hidden)
+        self._root = run.settings.root
+        # What NCCL may do, it is allowed to have done: it is asked after the sweep, or never.
+        self._in_switch = nvls(run) is not Nvls.OFF
+        self._on_cores = run.backend == "host"
+        self._switched = {place: self._on_a_switch(place) for place in range(len(run.devices))}
+        self._ports = {place: self._reach(place, range(len(run.devices))) for place in range(len(run.devices))}
+        self._limits: dict[tuple[Operation, Variant, tuple[int, ...]], Capacity | None] = {}
+
+    def of(self, cell: Cell) -> Capacity | None:
+        """Return the most that a cell can reach; None where it is not known, as of CPU cores."""
+        alike = (cell.operation, cell.variant, cell.members)  # of any size
+        if alike not in self._limits:
+            self._limits[alike] = self._limit(cell)
+        return self._limits[alike]
+
+    def _limit(self, cell: Cell) -> Capacity | None:
+        if self._on_cores or not self._known(cell.members):
+            return None
+        if cell.operation is Operation.CHASE:
+            return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Part.LIGHT, cell.members)
+        limits = list(self._collective(cell) if cell.operation.is_collective else self._copies(cell))
+        known = sorted((limit for limit in limits if limit is not None), key=lambda limit: limit.part is not Part.LINK)
+        return min(known, key=lambda limit: limit.gbs, default=None)
+
+    def link(self, a: int, b: int) -> float | None:
+        """Return the limit of the path between two devices, GB/s; of PCIe without one that of the slower slot."""
+        path = self._paths.get(frozenset((a, b)))
+        if path is None or self._on_cores:
+            return None
+        if frozenset((a, b)) in self._hidden:
+            return min(theory.most_nvlink_gbs(self._devices[place].name) for place in (a, b))
+        if path.theory_gbs is not None or is_nvlink(path.label):
+            return path.theory_gbs
+        return min((limit.gbs for place in (a, b) if (limit := theory.slot(self._devices[place]))), default=None)
+
+    def over_nvlink(self, a: int, b: int) -> bool:
+        """Return whether NVLinks join two devices, by their label or as measured."""
+        pair = frozenset((a, b))
+        return pair in self._hidden or (pair in self._paths and is_nvlink(self._paths[pair].label))
+
+    def switched(self, place: int) -> bool:
+        """Return whether a device's NVLinks lead to a switch."""
+        return self._switched[place]
+
+    def _known(self, members: Sequence[int]) -> bool:
+        return all(frozenset(pair) in self._paths for pair in combinations(members, 2))
+
+    def _joined(self, place: int, others: Iterable[int]) -> list[int]:
+        return [other for other in others if other != place and self.over_nvlink(place, other)]
+
+    def _on_a_switch(self, place: int) -> bool:
+        """Return whether links, each counted for every neighbour that it reaches, are more than a device has."""
+        others = self._joined(place, range(len(self._devices)))
+        counts = [self._paths[frozenset((place, other))] for other in others]
+        links = sum(map(nvlinks, counts))
+        hidden = any(frozenset((place, other)) in self._hidden for other in others)
+        return hidden or links > theory.most_nvlinks(self._devices[place].name)
+
+    def _reach(self, place: int, others: Iterable[int]) -> float | None:
+        """Return what a device's NVLinks to some others carry, 0 without any; None where a link is not known.
+
+        Through a switch they carry no more than one path does: that has all of them.
+        """
+        limits = [self.link(place, other) for other in self._joined(place, others)]
+        known = [limit for limit in limits if limit is not None]
+        if len(known) < len(limits):
+            return None
+        return max(known) if known and self.switched(place) else sum(known)
+
+    def _slot(self, place: int) -> float | None:
+        """Return what joins a device to its host carries; where nobody told its slot, by its paths over PCIe."""
+        limit = theory.slot(self._devices[place])
+        if limit is not None:
+            return limit.gbs
+        others = (other for other in range(len(self._devices)) if other != place)
+        over_pcie = (self.link(place, other) for other in others if not self.over_nvlink(place, other))
+        return max((gbs for gbs in over_pcie if gbs is not None), default=None)
+
+    def _copies(self, cell: Cell) -> Iterator[Capacity | None]:
+        """Yield what each link, port and slot allows all messages of a cell together."""
+        messages = _messages(cell)
+        through_host = cell.variant in (Variant.HOST, Variant.STAGED)
+        loads: dict[tuple[Part, tuple[int, ...], bool], int] = {}
+        for src, dst in messages:
+            direct = not through_host and src is not None and dst is not None
+            ends = [(place, outward) for place, outward in ((src, True), (dst, False)) if place is not None]
+            part = Part.PORT if direct and self.over_nvlink(src or 0, dst or 0) else Part.SLOT
+            crossed: list[tuple[Part, tuple[int, ...], bool]] = []
+            crossed += [(Part.LINK, (src or 0, dst or 0), True)] if direct else []
+            crossed += [(part, (place,), outward) for place, outward in ends]
+            for what in crossed:
+                loads[what] = loads.get(what, 0) + 1
+        for (part, places, _), load in loads.items():
+            gbs = self._carried(part, places)
+            yield None if gbs is None else Capacity(len(messages) * gbs / load, part, places)
+
+    def _carried(self, part: Part, places: tuple[int, ...]) -> float | None:
+        if part is Part.LINK:
+            return self.link(places[0], places[1])
+        return self._ports[places[0]] if part is Part.PORT else self._slot(places[0])
+
+    def _collective(self, cell: Cell) -> Iterator[Capacity | None]:
+        """Yield what the border of each rank, and of each group that NVLinks join, allows, and all ranks together."""
+        members, traffic = cell.members, _TRAFFIC[cell.operation]
+        ranks, factor = len(members), busbw_factor(cell.operation, len(members))
+        root = members[self._root] if self._root < ranks else members[0]
+        islands = [island for island in self._islands(members) if 1 < len(island) < ranks]
+        borders: dict[tuple[int, ...], float | None] = {}
+        for inside in [*((member,) for member in members), *islands]:
+            border = self._border(inside, [member for member in members if member not in inside])
+            least = traffic.across(len(inside), ranks, root in inside)
+            yield None if border is None else Capacity(border * factor / least, self._part(inside), inside)
+            borders[inside] = border
+        if not (self._in_switch and cell.operation in _IN_SWITCH and all(map(self.switched, members))):
+            each = [borders[member,] for member in members]
+            known = [gbs for gbs in each if gbs is not None]
+            sent = sum(known) * factor / traffic.sent(ranks)
+            yield Capacity(sent, self._part(members), members) if len(known) == ranks else None
+        if cell.operation is Operation.SENDRECV:
+            yield from (self._hop(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True))
+
+    def _part(self, members: Sequence[int]) -> Part:
+        return Part.PORT if any(self._ports[member] for member in members) else Part.SLOT
+
+    def _hop(self, a: int, b: int) -> Capacity | None:
+        """Return what a message to the next rank may take: its NVLinks; elsewhere the ranks' borders say it."""
+        gbs = self.link(a, b) if self.over_nvlink(a, b) else float("inf")
+        return None if gbs is None else Capacity(gbs, Part.LINK, (a, b))
+
+    def _border(self, inside: Sequence[int], outside: Sequence[int]) -> float | None:
+        """Return what leaves some devices for others at most: over NVLinks, and over PCIe where some have no other way.
+
+        NCCL may send each part of a message by another way, so both count.
+        """
+        total = 0.0
+        for place in inside:
+            ways = [self._reach(place, outside)]
+            if len(self._joined(place, outside)) < len(outside):
+                ways.append(self._slot(place))
+            if None in ways:
+                return None
+            total += sum(gbs for gbs in ways if gbs is not None)
+        return total
+
+    def _islands(self, members: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the groups of members that NVLinks chain together."""
+        islands: list[set[int]] = []
+        for member in members:
+            touched = [island for island in islands if self._joined(member, island)]
+            islands = [island for island in islands if island not in touched]
+            islands.append({member}.union(*touched))
+        return [tuple(sorted(island)) for island in islands]
+
+
+def _messages(cell: Cell) -> list[tuple[int | None, int | None]]:
+    """Return (source, destination) of each message of a copy, None for host memory."""
+    first, *rest = cell.members
+    if cell.variant is Variant.HOST:
+        return [(None, first) if cell.operation in (Operation.H2D_CE, Operation.H2D_SM) else (first, None)]
+    if cell.variant is Variant.BOTH_WAYS:
+        return [(first, rest[0]), (rest[0], first)]
+    if cell.variant is Variant.ALL_TO_ONE:
+        return [(other, first) for other in rest]
+    return [(first, other) for other in rest]
+
+
+# What beats physics: timed blocks whose rate exceeds what the hardware can carry (docs/method.md). Pure.
+#
+# A limit that is beaten means that the timing is wrong, or what the driver reports of the links. Where no limit is
+# known, nothing is found, and nothing is passed: `Hardware.of` is None there.
+
+
+# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5 % takes
+# NVLinks that no label tells of.
+MARGIN, HIDDEN = 1.02, 1.05
+# A PCIe path whose slot nobody tells: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
+FASTEST_PCIE_GBS = 118.0
+# From this size on a copy shows whether a pair uses PCIe: it comes within 5 % of its plateau [4 × H200].
+_SHOWS_BANDWIDTH = 16 * 2**20
+_BY_ENGINE = (Operation.CE_WRITE, Operation.CE_READ)
+_BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ)
+
+Pair = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """A cell with blocks that beat its limit: how many of how many, and the fastest one's rate, GB/s.
+
+    A launch loop counts as a block.
+    """
+
+    cell: Cell
+    capacity: Capacity
+    rate_gbs: float
+    blocks: int
+    of: int
+
+
+def impossible(run: Run) -> list[Impossible]:
+    """Return the cells of a run that hold impossible blocks, those furthest beyond their limit first."""
+    check = Check(run)
+    found = (check.cell(measurement) for measurement in run.measurements)
+    return sorted(
+        (one for one in found if one is not None),
+        key=lambda one: (-one.rate_gbs / one.capacity.gbs, str(one.cell.work), one.cell.members, one.cell.size_bytes),
+    )
+
+
+def by_cell(run: Run) -> dict[Cell, Impossible]:
+    """Return the same by cell."""
+    return {one.cell: one for one in impossible(run)}
+
+
+def marked(run: Run) -> bool:
+    """Set the marks of all samples to what the whole run shows, and return whether there are any."""
+    check = Check(run)
+    for found in run.measurements:
+        found.samples[:] = [check.marked(found.cell, sample) for sample in found.samples]
+    return any(sample.marks for found in run.measurements for sample in found.samples)
+
+
+class Check:
+    """The limits of a run, as its labels say and as its copies show.
+
+    A pair over PCIe whose copies show more has NVLinks that no label tells of. One without large copies may have: what
+    beats PCIe there by far is judged by the most that a GPU's NVLinks carry.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._labelled = Hardware(run)
+        pairs = [frozenset(path.devices) for path in run.paths]
+        over_pcie = [pair for pair in pairs if not self._labelled.over_nvlink(*sorted(pair))]
+        shown = _shown(run)
+        kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= HIDDEN * self._over_pcie(pair)}
+        self.hidden = frozenset(pair for pair in over_pcie if pair in shown) - kept
+        self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
+        self._open = {pair for pair in over_pcie if pair not in kept}
+
+    def limit(self, cell: Cell, rate: float) -> Capacity | None:
+        """Return what a cell's rate in GB/s is judged by; None where it is not known."""
+        limit = self._labelled.of(cell)
+        if limit is not None and rate <= MARGIN * limit.gbs:
+            return limit
+        through_host = cell.variant in (Variant.HOST, Variant.STAGED) or cell.operation is Operation.CHASE
+        pairs = set() if through_host else {frozenset(pair) for pair in combinations(cell.members, 2)}
+        if pairs & self._open and rate > HIDDEN * (limit.gbs if limit else FASTEST_PCIE_GBS):
+            return self._beyond.of(cell)
+        return limit
+
+    def flag(self, cell: Cell, seconds: float) -> Mark | None:
+        """Return what a block of this time per iteration is marked with, None where nothing is."""
+        rate = rate_gbs(cell, seconds)
+        limit = self.limit(cell, rate)
+        if limit is None or rate <= MARGIN * limit.gbs:
+            return None
+        return Mark(MarkKind.IMPOSSIBLE, limit.devices, rate, limit.gbs)
+
+    def marked(self, cell: Cell, sample: Sample) -> Sample:
+        """Return the sample with its marks: one flag, of its fastest block."""
+        flag = self.flag(cell, min(_times(sample)))
+        marks = () if flag is None else (flag,)
+        return sample if sample.marks == marks else replace(sample, marks=marks)
+
+    def cell(self, found: Measurement) -> Impossible | None:
+        """Return what is impossible in a cell, None where nothing is."""
+        blocks = [seconds for sample in found.samples for seconds in _times(sample)]
+        count = sum(self.flag(found.cell, seconds) is not None for seconds in blocks)
+        rate = rate_gbs(found.cell, min(blocks)) if count else 0.0
+        limit = self.limit(found.cell, rate) if count else None
+        return None if limit is None else Impossible(found.cell, limit, rate, count, len(blocks))
+
+    def _over_pcie(self, pair: Pair) -> float:
+        return self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS
+
+
+def _times(sample: Sample) -> tuple[float, ...]:
+    """Return all times of a sample: its blocks', and the launch loop's."""
+    return sample.seconds if sample.launch_seconds is None else (*sample.seconds, sample.launch_seconds)
+
+
+def _shown(run: Run) -> dict[Pair, float]:
+    """Return what each pair's copies carry, GB/s: by the copy engines where they were timed, else by kernels."""
+    by_engine, by_kernel = dict[Pair, float](), dict[Pair, float]()
+    for found in run.measured():
+        cell = found.cell
+        if cell.size_bytes < _SHOWS_BANDWIDTH or cell.operation not in (*_BY_ENGINE, *_BY_KERNEL):
+            continue
+        kind = by_engine if cell.operation in _BY_ENGINE else by_kernel
+        middle = rate_gbs(cell, median(trial_seconds(found)))
+        kind[frozenset(cell.members)] = max(kind.get(frozenset(cell.members), 0.0), middle)
+    return by_kernel | by_engine

@@ -1,0 +1,446 @@
+"""What communication costs a training step on the best and the worst set of GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import comb, inf
+
+import numpy as np
+
+from collbench.analysis import problem
+from collbench.analysis.bands import ceiling, on_one_plane, predict
+from collbench.analysis.choice import Band, LeftOut, Members
+from collbench.analysis.predict.networks import Network
+from collbench.analysis.predict.step import (
+    AS_THE_GPU,
+    ASSUMED,
+    ASSUMED_OF_HOST,
+    BUCKET_BYTES,
+    NO_PHASES,
+    STRATEGIES,
+    Group,
+    Host,
+    Job,
+    Phases,
+    Transfer,
+    compute_of,
+    pace,
+    step_seconds,
+)
+from collbench.analysis.predict.timing import WORDS, Evidence, Span, Timing, Timings, beyond
+from collbench.analysis.problem import Case, from_run
+from collbench.analysis.problem import evidence as ranking_of
+from collbench.analysis.rings import MOST_MEMBERS
+from collbench.analysis.search import grown, search
+from collbench.analysis.select import choose
+from collbench.analysis.wiring import wiring
+from collbench.machine.labels import is_nvlink
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.units import busbw_factor, fixed
+
+# Which sets of k devices a prediction compares: the one that `select` would take, and the worst.
+
+
+# Bounds rarely leave more sets open than this; a band of eight devices takes a millisecond.
+_MOST_JUDGED = 300
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """The best set of k devices and the worst; None where no set is worse, and `note` says why. Positions ascend."""
+
+    best: Members
+    worst: Members | None
+    note: str = ""
+
+
+class Machine:
+    """What the pairs of a machine's run say of any set of its devices."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        """Take all that was measured; devices that are faulty are left out."""
+        run = evidence.run
+        self._evidence = evidence
+        self.left_out = problem.left_out(run, allow_busy=True)
+        gone = {left.member for left in self.left_out}
+        self._fit = [place for place in range(len(run.devices)) if place not in gone]
+        ranking = ranking_of(run, self._fit)
+        self._case: Case | None = None if ranking is None else from_run(run, self._fit, ranking)
+
+    @property
+    def delta(self) -> float:
+        """The ratio up to which two sets are equal."""
+        return self._case.delta if self._case else 0.0
+
+    def band(self, members: Members) -> Band | None:
+        """Return the all-reduce busbw that a set is predicted to reach, GB/s; None where pairs do not tell."""
+        case = self._case
+        if case is None or not set(members) <= set(case.order):
+            return None
+        band = predict(case.wired.of(sorted(case.order.index(member) for member in members)))
+        return band if band.lo > 0 else None
+
+    def port(self, members: Members) -> tuple[float, bool]:
+        """Return what a set's narrowest port sends at most, GB/s, ∞ where not known; and whether a switch joins it.
+
+        Where no pairs were measured, labels of PCIe say nothing: a virtual machine may hide NVLinks behind those.
+        """
+        case = self._case
+        if case is not None and set(members) <= set(case.order):
+            wired = case.wired.of(sorted(case.order.index(member) for member in members))
+            return ceiling(wired), on_one_plane(wired)
+        run, place = self._evidence.run, {member: at for at, member in enumerate(sorted(members))}
+        paths = {
+            (place[min(path.devices)], place[max(path.devices)]): path
+            for path in run.paths
+            if set(path.devices) <= place.keys() and is_nvlink(path.label)
+        }
+        if len(paths) < comb(len(place), 2):
+            return inf, False
+        wired = wiring([run.devices[member] for member in place], paths, np.zeros((len(place), len(place))))
+        return ceiling(wired), on_one_plane(wired)
+
+    def sets(self, k: int, rank: Callable[[Members], float]) -> Sets:
+        """Return the sets to compare. Where there are no pairs `rank`, least first, orders those that were measured.
+
+        Raises UsageError for a k that cannot be.
+        """
+        if not 2 <= k <= len(self._fit):
+            names = "; ".join(
+                f"without {self._evidence.run.devices[left.member].tag} ({left.reason})" for left in self.left_out
+            )
+            raise UsageError(
+                f"cannot predict for {k} of {len(self._fit)} devices{' ' + names if names else ''}: "
+                f"choose 2 to {len(self._fit)}"
+            )
+        case = self._case
+        if case is None or len(case.order) < k:
+            return self._measured(k, rank)
+        best = choose(self._evidence.run, k, allow_busy=True).members
+        if k == len(case.order):
+            return Sets(best, None, f"there is one set of {k}, so nothing to choose")
+        if case.tied:
+            return Sets(best, None, case.verdict)
+        worst = _worst(case, k)
+        heuristic = "" if len(case.order) <= MOST_MEMBERS else "best and worst by a heuristic search"
+        return Sets(best, worst if worst != best else None, heuristic)
+
+    def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
+        found = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
+        if not found:
+            raise UsageError(
+                f"cannot predict for {k} devices: neither pairs nor a collective on {k} of them was measured; "
+                "add the run file of 'collbench pairs'"
+            )
+        if len(found) == 1:
+            return Sets(found[0], None, f"one set of {k} was measured, and no pairs, so nothing is compared")
+        return Sets(found[0], found[-1], "of the sets that were measured")
+
+
+def _worst(case: Case, k: int) -> Members:
+    """Return the set whose band begins lowest; above 16 devices of a few that hold slow pairs."""
+    if len(case.order) > MOST_MEMBERS:
+        slow = replace(case.wired, rates=_turned(case.wired.rates), links=np.zeros_like(case.wired.links))
+        sets: Sequence[Members] = sorted(grown(slow, k))
+        bounds = [0.0] * len(sets)
+    else:
+        field = search(case.wired, k, case.delta)
+        order = np.argsort(field.lo, kind="stable")
+        # Of meshes that cannot be best `lo` is what their PCIe or a single ring carries: never more than the band's.
+        sets = [tuple(some) for some in field.sets[order].tolist()]
+        bounds = field.lo[order].tolist()
+    lowest, found = np.inf, sets[0]
+    for members, bound in list(zip(sets, bounds, strict=True))[:_MOST_JUDGED]:
+        if bound >= lowest * (1 - _ROUNDING):
+            break
+        carried = predict(case.wired.of(members)).lo
+        if 0 < carried < lowest * (1 - _ROUNDING):
+            lowest, found = carried, members
+    return tuple(sorted(case.order[place] for place in found))
+
+
+def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float64]:
+    """Return rates whose order is turned round, so that growing the best set grows the worst."""
+    slower = np.minimum(rates, rates.T)
+    turned = np.where(slower > 0, 1 / np.maximum(slower, _ROUNDING), 0.0)
+    np.fill_diagonal(turned, 0.0)
+    return turned
+
+
+# What communication costs a training step on the best and the worst set of GPUs (METHOD.md §7).
+
+
+# Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
+_RANKED_BYTES = BUCKET_BYTES
+# Of the sets that an assumption is about, so that it stays a sentence.
+_MOST_SETS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked. `step_seconds` is a step without communication, or with `measured_on_best` that of the best set.
+
+    `shards` are the GPUs that hold one copy of the model under HSDP, None where nobody said. `gpu_seconds` are the step
+    if the GPU never waited for the host, None where it never does; `host_phases` what the host then does, in time.
+    """
+
+    network: Network
+    strategies: tuple[str, ...]
+    gpus: tuple[int, ...]
+    parameter_bytes: int
+    gradient_bytes: int
+    micro_batches: int = 1
+    bucket_bytes: int = BUCKET_BYTES
+    shards: int | None = None
+    step_seconds: float | None = None
+    measured_on_best: bool = False
+    gpu_seconds: float | None = None
+    host_phases: Phases | None = None
+
+    @property
+    def host(self) -> Host | None:
+        """The host's lane, None where the GPU never waits for it."""
+        if self.gpu_seconds is None:
+            return None
+        return Host(self.gpu_seconds, pace(self.network, self.micro_batches, self.host_phases or AS_THE_GPU))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one set pays for a step, in seconds; spans are (least, middle, most).
+
+    `raw` is the time of all transfers one after the other. `exposed` is what of it compute waits for: at least with
+    perfect overlap, at most without any, in the middle as scheduled; `step` is compute and that. None without a step
+    time.
+    """
+
+    members: Members
+    raw: Span
+    exposed: Span | None = None
+    step: Span | None = None
+
+    def share(self, part: Span) -> float | None:
+        """Return the middle of a part as a share of the step, None without one."""
+        return None if self.step is None else part[1] / self.step[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSet:
+    """One strategy on so many GPUs: bytes and messages a step by operation, and what the best and worst set pay.
+
+    `sent` sums message sizes as METHOD.md §1 has them; `bus_bytes` is what each GPU sends in all by rings. `compute`
+    are the step's seconds without communication, None where nobody said; `worst` is None where no set is worse.
+    """
+
+    strategy: str
+    gpus: int
+    sent: dict[Operation, int]
+    messages: dict[Operation, int]
+    bus_bytes: float
+    compute: float | None
+    best: Cost
+    worst: Cost | None
+
+    @property
+    def lost(self) -> Span | None:
+        """Seconds that a step loses on the worst set: of the steps where they are known, else of the raw times."""
+        if self.worst is None:
+            return None
+        mine, its = (self.best.step, self.worst.step) if self.best.step and self.worst.step else self._raw
+        low, middle, high = (b - a for a, b in zip(mine, its, strict=True))
+        return min(low, middle), middle, max(middle, high)
+
+    @property
+    def lost_share(self) -> float | None:
+        """The same as a share of the best set's step, None without a step time."""
+        return self.lost[1] / self.best.step[1] if self.lost and self.best.step else None
+
+    @property
+    def _raw(self) -> tuple[Span, Span]:
+        return self.best.raw, self.worst.raw if self.worst else self.best.raw
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """All cases, strategies within numbers of GPUs; the sets of each number; assumptions as sentences."""
+
+    question: Question
+    cases: tuple[PredictedSet, ...]
+    sets: dict[int, Sets]
+    assumed: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Of what something was assumed: names of operations and of sets, in the order met."""
+
+    operations: dict[str, None]
+    sets: dict[str, None]
+
+
+class Predictor:
+    """Answers from one machine's evidence; collects what it assumed on the way."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        """Take all that was measured."""
+        self._evidence = evidence
+        self._machine = Machine(evidence)
+        self._timings = Timings(evidence, self._machine.band, self._machine.delta, self._machine.port)
+        self._assumed: dict[str, _Where] = {}
+
+    def predict(self, question: Question) -> Prediction:
+        """Return the answer. Raises UsageError for what cannot be asked of this machine."""
+        for gpus in question.gpus:
+            for strategy in question.strategies:
+                job_of(question, strategy, gpus)  # what cannot be is said before anything is computed
+        sets = {gpus: self._machine.sets(gpus, self._rank) for gpus in question.gpus}
+        cases = tuple(
+            self._case(question, strategy, gpus, sets[gpus])
+            for gpus in question.gpus
+            for strategy in question.strategies
+        )
+        return Prediction(question, cases, sets, (*_general(question), *self._told()), self._machine.left_out)
+
+    def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
+        """Return what a step of so many compute seconds costs on these very devices, by position."""
+        transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
+        return self._priced(question, transfers, members, compute)
+
+    def compute(self, question: Question, strategy: str, members: Members) -> float | None:
+        """Return the compute seconds of a step: as given, or what the step measured on these devices leaves."""
+        if question.step_seconds is None or not question.measured_on_best:
+            return question.step_seconds
+        transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
+        middle = [span[1] for span in self._spans(transfers, members, question)]
+        found = compute_of(question.step_seconds, transfers, middle, question.host)
+        if found is not None:
+            return found
+        step, tags = f"--step-time {fixed(question.step_seconds * 1e3)}ms", self._evidence.tags(members)
+        if question.step_seconds < sum(middle) or question.gpu_seconds is None:
+            raise UsageError(
+                f"{step} is less than {strategy}'s communication alone takes on {tags}, {fixed(sum(middle) * 1e3)} ms: "
+                "is it a step without communication?"
+            )
+        raise UsageError(
+            f"{step} is less than --gpu-time {fixed(question.gpu_seconds * 1e3)}ms takes with {strategy}'s "
+            f"communication on {tags}: leave --gpu-time out, or check how both were timed"
+        )
+
+    def _case(self, question: Question, strategy: str, gpus: int, sets: Sets) -> PredictedSet:
+        transfers = list(STRATEGIES[strategy](job_of(question, strategy, gpus)))
+        ranks = {group: len(groups(group, sets.best, question.shards)[0]) for group in Group}
+        sent, messages, through = Counter[Operation](), Counter[Operation](), 0.0
+        for transfer in transfers:
+            sent[transfer.operation] += transfer.size_bytes
+            messages[transfer.operation] += 1
+            through += transfer.size_bytes * busbw_factor(transfer.operation, ranks[transfer.group])
+        compute = self.compute(question, strategy, sets.best)
+        return PredictedSet(
+            strategy=strategy,
+            gpus=gpus,
+            sent=dict(sent),
+            messages=dict(messages),
+            bus_bytes=through,
+            compute=compute,
+            best=self._priced(question, transfers, sets.best, compute),
+            worst=self._priced(question, transfers, sets.worst, compute) if sets.worst else None,
+        )
+
+    def _priced(
+        self, question: Question, transfers: Sequence[Transfer], members: Members, compute: float | None
+    ) -> Cost:
+        return _cost(members, transfers, self._spans(transfers, members, question), compute, question.host)
+
+    def _rank(self, members: Members) -> float:
+        return self._timings.of(Operation.ALLREDUCE, members).seconds(_RANKED_BYTES)[1]
+
+    def _spans(self, transfers: Sequence[Transfer], members: Members, question: Question) -> list[Span]:
+        """Return each transfer's seconds; where several groups run at once, those of the slowest."""
+        known: dict[tuple[Operation, int, Group], Span] = {}
+        sizes: dict[tuple[Operation, Group], list[int]] = {}
+        for transfer in transfers:
+            key = transfer.operation, transfer.size_bytes, transfer.group
+            if key not in known:
+                sizes.setdefault((transfer.operation, transfer.group), []).append(transfer.size_bytes)
+                found = [timing.seconds(transfer.size_bytes) for timing in self._of(*key[::2], members, question)]
+                low, middle, high = (max(parts) for parts in zip(*found, strict=True))
+                known[key] = low, middle, high
+        self._note(sizes, members, question)
+        return [known[transfer.operation, transfer.size_bytes, transfer.group] for transfer in transfers]
+
+    def _of(self, operation: Operation, group: Group, members: Members, question: Question) -> list[Timing]:
+        return [self._timings.of(operation, some) for some in groups(group, members, question.shards)]
+
+    def _note(self, sizes: dict[tuple[Operation, Group], list[int]], members: Members, question: Question) -> None:
+        """Remember what was assumed, and of which devices."""
+        for (operation, group), found in sizes.items():
+            for some in groups(group, members, question.shards):
+                timing = self._timings.of(operation, some)
+                for told in (timing.told, beyond(timing, found)):
+                    if told:
+                        where = self._assumed.setdefault(told, _Where({}, {}))
+                        where.operations[WORDS[operation]] = where.sets[self._evidence.tags(sorted(some))] = None
+
+    def _told(self) -> Iterator[str]:
+        for told, where in self._assumed.items():
+            first, more = list(where.sets)[:_MOST_SETS], len(where.sets) - _MOST_SETS
+            rest = f" and {more} more" if more > 0 else ""
+            yield f"{' and '.join(where.operations)} on {'; '.join(first)}{rest}: {told}"
+
+
+def job_of(question: Question, strategy: str, gpus: int) -> Job:
+    """Return the job on so many GPUs. Raises UsageError where HSDP's copies do not come out even."""
+    shards = question.shards or gpus
+    if strategy == "hsdp":
+        if question.shards is None:
+            raise UsageError("--strategy hsdp needs --shard N: how many GPUs hold one copy of the model")
+        if gpus % shards:
+            raise UsageError(f"--shard {shards} does not divide {gpus} GPUs: hsdp needs whole copies of the model")
+    return Job(
+        network=question.network,
+        parameter_bytes=question.parameter_bytes,
+        gradient_bytes=question.gradient_bytes,
+        micro_batches=question.micro_batches,
+        bucket_bytes=question.bucket_bytes,
+        shards=shards,
+        replicas=gpus // shards,
+    )
+
+
+def groups(group: Group, members: Members, shards: int | None) -> list[Members]:
+    """Return the sets that run a collective at the same time: neighbours in rank hold one copy of the model."""
+    if group is Group.ALL or shards is None:
+        return [members]
+    if group is Group.SHARD:
+        return [members[start : start + shards] for start in range(0, len(members), shards)]
+    return [members[start::shards] for start in range(shards)]
+
+
+def _cost(
+    members: Members, transfers: Sequence[Transfer], spans: Sequence[Span], compute: float | None, host: Host | None
+) -> Cost:
+    low, middle, high = (sum(span[end] for span in spans) for end in range(3))
+    raw = low, middle, high
+    if compute is None:
+        return Cost(members, raw)
+    scheduled = step_seconds(transfers, [span[1] for span in spans], compute, host) - compute
+    exposed = max(0.0, low - compute), scheduled, high
+    return Cost(members, raw, exposed, (compute + exposed[0], compute + exposed[1], compute + exposed[2]))
+
+
+def _general(question: Question) -> Iterator[str]:
+    """Yield what is assumed whatever was measured."""
+    yield from question.network.assumed
+    yield from (ASSUMED[strategy] for strategy in question.strategies)
+    if question.step_seconds is not None:
+        yield "backward takes 2/3 of a step's compute, each layer its share of the multiply-adds"
+        yield "one transfer at a time, which slows no compute: kernels that send take no SM from others"
+    if question.gpu_seconds is not None:
+        yield from ASSUMED_OF_HOST
+        if question.host_phases is None:
+            yield NO_PHASES

@@ -1,0 +1,460 @@
+"""What each strategy sends in a training step, and how host, compute and communication overlap."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+
+from collbench.analysis.predict.networks import Network, Unit
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+
+# How gradients are put together into messages while backward makes them, as PyTorch's DDP does it.
+
+
+# The first bucket is small, so that communication starts early [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES].
+FIRST_BUCKET_BYTES = 2**20
+# What DDP(bucket_cap_mb=25) means.
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that are sent together: bytes, and the share of backward after which the last of them is there."""
+
+    size_bytes: int
+    ready: float
+
+
+def buckets(network: Network, gradient_bytes: int, cap_bytes: int) -> tuple[Bucket, ...]:
+    """Return the buckets in the order of backward, `gradient_bytes` a parameter.
+
+    A bucket is closed by the gradient that reaches the cap, and may be larger: a tensor is never cut
+    [torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size].
+    """
+    found: list[Bucket] = []
+    waiting, done, limit = 0, 0.0, min(FIRST_BUCKET_BYTES, cap_bytes)
+    for parameters, ready in gradients(network):
+        waiting, done = waiting + parameters * gradient_bytes, ready
+        if waiting >= limit:
+            found.append(Bucket(waiting, done))
+            waiting, limit = 0, cap_bytes
+    return tuple(found + [Bucket(waiting, done)] * (waiting > 0))
+
+
+def gradients(network: Network) -> Iterator[tuple[int, float]]:
+    """Yield the parameters of each tensor and the share of backward after which its gradient is complete."""
+    total, done = sum(unit.work for unit in network.units), 0.0
+    for unit in reversed(network.units):
+        for tensor, share in _within(unit):
+            yield tensor, min((done + share * unit.work) / total, 1.0)
+        done += unit.work
+
+
+def _within(unit: Unit) -> Iterator[tuple[int, float]]:
+    """Yield a unit's tensors backwards, with the share of its backward that lies before each: as its parameters."""
+    before = 0
+    for tensor in reversed(unit.tensors):
+        before += tensor
+        yield tensor, before / unit.parameters
+
+
+# How long a step takes when host, compute and communication run beside each other: lanes, each in its own order.
+
+
+_HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
+
+
+def step_seconds(
+    transfers: Sequence[Transfer], seconds: Sequence[float], compute: float, host: Host | None = None
+) -> float:
+    """Return how long a step of `compute` seconds takes with these transfers, each of so many seconds.
+
+    Communication runs one transfer at a time, in their order, none before compute has reached its `ready`; compute
+    stops at a transfer's `needed` until it is there. `ready` never falls along the order. With a `host` compute reaches
+    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody.
+    """
+    lanes = _Lanes(compute, host)
+    free = 0.0
+    for transfer, long in zip(transfers, seconds, strict=True):
+        begin = lanes.end() if transfer.after_optimizer else lanes.reach(transfer.ready)
+        free = max(begin, free) + long
+        lanes.wait(transfer.needed, free)
+    return lanes.end()
+
+
+def compute_of(
+    step: float, transfers: Sequence[Transfer], seconds: Sequence[float], host: Host | None = None
+) -> float | None:
+    """Return the compute seconds of a step that was measured with these transfers inside; None where it cannot be.
+
+    With a `host` they are never fewer than the GPU's own.
+    """
+    low, high = host.gpu_seconds if host else 0.0, step
+    if step_seconds(transfers, seconds, low, host) > step:
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        longer = step_seconds(transfers, seconds, middle, host) > step
+        low, high = (low, middle) if longer else (middle, high)
+    return low
+
+
+class _Lanes:
+    """Compute's lane: where it is, what time it is there, what it will wait for; when the host gets to each knot."""
+
+    def __init__(self, compute: float, host: Host | None) -> None:
+        self._compute = host.gpu_seconds if host else compute
+        self._place = self._clock = 0.0
+        self._waits: list[tuple[float, float]] = []
+        launching = host.seconds(compute) if host else 0.0
+        self._launched = [(place, share * launching) for place, share in host.knots] if host else []
+        self._knot = 0
+        self._last_launch = launching
+
+    def wait(self, place: float, until: float) -> None:
+        """Let compute stop at a place until some time."""
+        heapq.heappush(self._waits, (place, until))
+
+    def reach(self, place: float, *, last: bool = False) -> float:
+        """Return when compute gets to a place, after all waits before it; and at it, where it is the `last`.
+
+        A wait at the place itself holds compute, but not the communication that starts there with it.
+        """
+        while self._waits and (self._waits[0][0] < place or last):
+            stop, until = heapq.heappop(self._waits)
+            self._walk(stop)
+            self._clock = max(self._clock, until)
+        self._walk(place)
+        return self._clock
+
+    def end(self) -> float:
+        """Return when compute has got to the step's end and the host has launched all of it."""
+        return max(self.reach(1.0, last=True), self._last_launch)
+
+    def _walk(self, place: float) -> None:
+        """Go on to a place: the host holds compute, if at all, the most at a knot or at the place itself."""
+        while self._knot < len(self._launched) and self._launched[self._knot][0] < place:
+            at, launched = self._launched[self._knot]
+            self._run(at)
+            self._clock = max(self._clock, launched)
+            self._knot += 1
+        self._run(place)
+        self._clock = max(self._clock, self._launched_by(place))
+
+    def _run(self, place: float) -> None:
+        if place > self._place:
+            self._clock += (place - self._place) * self._compute
+            self._place = place
+
+    def _launched_by(self, place: float) -> float:
+        """Return when the host has launched all before a place, between two knots in proportion; 0 without a host."""
+        if self._knot == len(self._launched):
+            return self._launched[-1][1] if self._launched else 0.0
+        end, launched = self._launched[self._knot]
+        if self._knot == 0:
+            return 0.0
+        begin, before = self._launched[self._knot - 1]
+        return before + (launched - before) * (place - begin) / (end - begin)
+
+
+# What each way of training in parallel sends in one step, when it can start and what waits for it (METHOD.md §7).
+
+
+# Backward makes two matrix products for each one of forward: for the weights, and for what came in.
+FORWARD_SHARE = 1 / 3
+
+
+class Group(StrEnum):
+    """Who takes part: all GPUs, those that hold one copy of the model together, or those that hold the same shard."""
+
+    ALL = "all"
+    SHARD = "shard"
+    REPLICA = "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One collective of a step, by its message size as METHOD.md §1 has it.
+
+    `ready` is the share of the step's compute after which it may start; `needed` the share at which compute waits for
+    it, 1 for the optimizer. What is sent `after_optimizer` waits for that, too.
+    """
+
+    operation: Operation
+    size_bytes: int
+    group: Group
+    ready: float
+    needed: float
+    after_optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained: a network, bytes a parameter and a gradient are sent with, micro-batches a step.
+
+    `shards` are the GPUs that hold one copy of the model under HSDP, `replicas` how many copies there are.
+    """
+
+    network: Network
+    parameter_bytes: int
+    gradient_bytes: int
+    micro_batches: int = 1
+    bucket_bytes: int = BUCKET_BYTES
+    shards: int = 1
+    replicas: int = 1
+
+    @property
+    def all_parameters(self) -> int:
+        """Bytes of all parameters."""
+        return self.network.parameters * self.parameter_bytes
+
+    @property
+    def last_backward(self) -> float:
+        """The share of a step's compute before the last micro-batch's backward."""
+        return 1 - (1 - FORWARD_SHARE) / self.micro_batches
+
+
+def ddp(job: Job) -> Iterator[Transfer]:
+    """Yield an all-reduce a bucket, on the last micro-batch alone."""
+    yield from _bucketed(job, Operation.ALLREDUCE, job.last_backward)
+
+
+def zero1(job: Job) -> Iterator[Transfer]:
+    """Yield reduce-scatters of the gradients on the last micro-batch, then one all-gather of the new parameters."""
+    yield from _bucketed(job, Operation.REDUCESCATTER, job.last_backward)
+    yield Transfer(Operation.ALLGATHER, job.all_parameters, Group.ALL, 1.0, 1.0, after_optimizer=True)
+
+
+def zero2(job: Job) -> Iterator[Transfer]:
+    """Yield reduce-scatters of the gradients on every micro-batch, then one all-gather of the new parameters."""
+    for number in range(job.micro_batches):
+        yield from _bucketed(job, Operation.REDUCESCATTER, (number + FORWARD_SHARE) / job.micro_batches)
+    yield Transfer(Operation.ALLGATHER, job.all_parameters, Group.ALL, 1.0, 1.0, after_optimizer=True)
+
+
+def zero3(job: Job) -> Iterator[Transfer]:
+    """Yield for every micro-batch and unit an all-gather before its forward and its backward, and a reduce-scatter."""
+    for number in range(job.micro_batches):
+        yield from _sharded(job, number, Group.ALL, again=True)
+
+
+def fsdp(job: Job) -> Iterator[Transfer]:
+    """Yield the same but for the root unit, which stays gathered from forward to backward."""
+    for number in range(job.micro_batches):
+        yield from _sharded(job, number, Group.ALL, again=False)
+
+
+def hsdp(job: Job) -> Iterator[Transfer]:
+    """Yield FSDP's among the GPUs of one copy, and behind each reduce-scatter an all-reduce among the copies."""
+    for number in range(job.micro_batches):
+        yield from _sharded(job, number, Group.SHARD, again=False)
+
+
+STRATEGIES: dict[str, Callable[[Job], Iterator[Transfer]]] = {
+    "ddp": ddp,
+    "zero1": zero1,
+    "zero2": zero2,
+    "zero3": zero3,
+    "fsdp": fsdp,
+    "hsdp": hsdp,
+}
+ALL = "all"
+_ONCE = "once a step, on the last micro-batch (no_sync before)"
+_HALVES = "each unit's gather runs while the one before it computes"
+_BUCKETED = "in DDP's buckets; the new parameters are gathered in one message after the optimizer"
+# What is sent, in a sentence each.
+ASSUMED = {
+    "ddp": f"ddp: gradients are all-reduced {_ONCE}, in buckets as backward makes them",
+    "zero1": f"zero1: gradients are reduce-scattered {_ONCE}, {_BUCKETED}",
+    "zero2": f"zero2: gradients are reduce-scattered on every micro-batch, {_BUCKETED}",
+    "zero3": f"zero3: every unit is gathered before its forward and its backward of every micro-batch; {_HALVES}",
+    "fsdp": f"fsdp: PyTorch's fully_shard on every block, the root gathered from forward to backward; {_HALVES}",
+    "hsdp": "hsdp: as fsdp among the GPUs of one copy, neighbours in rank, then an all-reduce among the copies; "
+    "best and worst are by a collective over all of them",
+}
+
+
+def parse_strategies(text: str) -> tuple[str, ...]:
+    """Return the strategies of a list such as "ddp,fsdp", or all of them. Raises UsageError."""
+    if text.strip().lower() == ALL:
+        return tuple(STRATEGIES)
+    return tuple(dict.fromkeys(_strategy(part) for part in text.split(",")))
+
+
+def _strategy(text: str) -> str:
+    plain = text.strip().lower().replace("-", "").replace("_", "")
+    if plain in STRATEGIES:
+        return plain
+    alike = get_close_matches(plain, STRATEGIES, n=2, cutoff=0.5)
+    meant = f"did you mean {' or '.join(alike)}? There are" if alike else "choose from"
+    raise UsageError(f"--strategy '{text.strip()}' is unknown: {meant} {', '.join(STRATEGIES)} and {ALL}")
+
+
+def _bucketed(job: Job, operation: Operation, start: float) -> Iterator[Transfer]:
+    """Yield the gradients of one backward, which starts after the share `start` of the step's compute."""
+    long = (1 - FORWARD_SHARE) / job.micro_batches
+    for bucket in buckets(job.network, job.gradient_bytes, job.bucket_bytes):
+        yield Transfer(operation, bucket.size_bytes, Group.ALL, min(start + bucket.ready * long, 1.0), 1.0)
+
+
+def _sharded(job: Job, number: int, group: Group, *, again: bool) -> Iterator[Transfer]:
+    """Yield one micro-batch: gathers, each while the unit before computes, and scatters behind each unit's backward.
+
+    `again` gathers the root for its backward once more. The order is that in which fully_shard issues them.
+    """
+    starts, ends = _forward(job, number), _backward(job, number)
+    blocks, root = job.network.blocks, job.network.root_parameters
+    turn = (number + FORWARD_SHARE) / job.micro_batches
+    yield from _gather(job, root, group, starts[0], starts[0])
+    for place, block in enumerate(blocks):
+        yield from _gather(job, block.parameters, group, starts[place], starts[place + 1])
+    if again:
+        yield from _gather(job, root, group, turn, turn)
+    before = [turn, *ends]  # where each unit's backward begins, the last unit's first
+    for place in range(len(blocks), -1, -1):
+        at = len(blocks) - place
+        if place:
+            yield from _gather(job, blocks[place - 1].parameters, group, before[at], before[at + 1])
+        if at:
+            yield from _scatter(job, blocks[place].parameters, group, ends[at])
+    yield from _scatter(job, root, group, ends[-1])
+
+
+def _forward(job: Job, number: int) -> list[float]:
+    """Return where in the step each unit's forward begins, the first unit's first."""
+    shares = _running([unit.work for unit in job.network.units])
+    return [(number + FORWARD_SHARE * share) / job.micro_batches for share in [0.0, *shares[:-1]]]
+
+
+def _backward(job: Job, number: int) -> list[float]:
+    """Return where in the step each unit's backward ends, the last unit's first."""
+    shares = _running([unit.work for unit in reversed(job.network.units)])
+    shift = number + FORWARD_SHARE
+    return [(shift + (1 - FORWARD_SHARE) * share) / job.micro_batches for share in shares]
+
+
+def _running(works: list[float]) -> list[float]:
+    """Return the share of all work up to the end of each unit; the last is exactly 1."""
+    total, done, shares = sum(works), 0.0, []
+    for work in works:
+        done += work
+        shares.append(done / total)
+    return [*shares[:-1], 1.0]
+
+
+def _gather(job: Job, parameters: int, group: Group, ready: float, needed: float) -> Iterator[Transfer]:
+    if parameters:
+        yield Transfer(Operation.ALLGATHER, parameters * job.parameter_bytes, group, ready, needed)
+
+
+def _scatter(job: Job, parameters: int, group: Group, ready: float) -> Iterator[Transfer]:
+    """Yield the gradients of a unit, and where there are copies of the model what makes their shards equal."""
+    if not parameters:
+        return
+    size, ready = parameters * job.gradient_bytes, min(ready, 1.0)
+    yield Transfer(Operation.REDUCESCATTER, size, group, ready, 1.0)
+    if group is Group.SHARD and job.replicas > 1:
+        yield Transfer(Operation.ALLREDUCE, -(-size // job.shards), Group.REPLICA, ready, 1.0)
+
+
+# The host's lane of a training step: how far it has launched the kernels that the GPU will run.
+
+
+# A place in the step (share of the GPU's compute), and the share of the host's time after which all before is launched.
+Knot = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The host's time in forward, backward and optimizer, in any unit: only their ratios count."""
+
+    forward: float
+    backward: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """The sum, in the same unit."""
+        return self.forward + self.backward + self.optimizer
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The same with a sum of 1."""
+        return self.forward / self.total, self.backward / self.total, self.optimizer / self.total
+
+
+_PHASES = ("forward", "backward", "optimizer")
+_MOST = 1e9  # a sum of such numbers is still finite
+# Where nobody timed the host: as the GPU, and nothing hides behind an optimizer of which nothing is known.
+AS_THE_GPU = Phases(FORWARD_SHARE, 1 - FORWARD_SHARE, 0.0)
+ASSUMED_OF_HOST = (
+    "the GPU runs nothing before the host has launched it, each layer in a share of its tensors; the host begins with "
+    "the GPU, waits for no kernel, and the step ends when both have",
+    "the optimizer's own time on the GPU is counted to backward",
+)
+NO_PHASES = (
+    "the host takes 1/3 of its time for forward, 2/3 for backward and none for the optimizer; --host-phases tells"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host that may hold the GPU: `gpu_seconds` is the step if it did not; `knots` are its pace, ascending.
+
+    The last knot is the end of backward; what is left of the host's time launches the optimizer.
+    """
+
+    gpu_seconds: float
+    knots: tuple[Knot, ...]
+
+    def seconds(self, step: float) -> float:
+        """Return the seconds that the host takes to launch a step without communication of so many seconds.
+
+        The most that make the step no longer: where it takes `gpu_seconds` the host never holds the GPU.
+        """
+        waits = [(step - self.gpu_seconds * (1 - place)) / share for place, share in self.knots if share]
+        return max(0.0, min([step, *waits]))
+
+
+def pace(network: Network, micro_batches: int, phases: Phases) -> tuple[Knot, ...]:
+    """Return the knots of a host that launches each unit in a share of its tensors, about as many kernels."""
+    forward, backward, _ = phases.shares
+    knots, begin = [(0.0, 0.0)], 0.0
+    for number in range(micro_batches):
+        turn = (number + FORWARD_SHARE) / micro_batches
+        middle, end = begin + forward / micro_batches, begin + (forward + backward) / micro_batches
+        knots += _stretch(network.units, (knots[-1][0], turn), (begin, middle))
+        knots += _stretch(network.units[::-1], (turn, (number + 1) / micro_batches), (middle, end))
+        begin = end
+    return tuple(knots)
+
+
+def _stretch(units: Sequence[Unit], places: tuple[float, float], shares: tuple[float, float]) -> Iterator[Knot]:
+    """Yield a knot at the end of each unit that computes: place by its work, host's share by its tensors."""
+    computing = [unit for unit in units if unit.work]
+    work, tensors = (sum(parts) for parts in zip(*((u.work, len(u.tensors)) for u in computing), strict=True))
+    done, launched = 0.0, 0
+    for unit in computing[:-1]:
+        done, launched = done + unit.work, launched + len(unit.tensors)
+        place, share = done / work, launched / tensors if tensors else done / work
+        yield places[0] + place * (places[1] - places[0]), shares[0] + share * (shares[1] - shares[0])
+    yield places[1], shares[1]
+
+
+def parse_phases(text: str) -> Phases:
+    """Return the phases that "12.1,14.3,9.8" are. Raises UsageError."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    # A part of zero would say that no kernel is launched there; the optimizer's may be one.
+    if len(found) != len(_PHASES) or not all(0 <= part <= _MOST for part in found) or 0 in found[:2]:
+        raise UsageError(
+            f"--host-phases '{text}' is not the host's time in {', '.join(_PHASES)}: write 12,14,9, in ms or any unit, "
+            "as only their ratios count"
+        )
+    return Phases(*found)

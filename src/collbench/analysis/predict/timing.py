@@ -1,0 +1,291 @@
+"""How long a collective takes on a set of devices: as measured there, or from what was measured nearest to it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf, log, sqrt
+from statistics import median
+
+from collbench.analysis.choice import Band, Members
+from collbench.analysis.fits import Curve
+from collbench.analysis.stats import summarize
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Run
+from collbench.model.units import busbw_factor, format_size
+
+# What several runs of one machine measured, put together: the run that ranks its pairs, and all curves.
+
+
+Key = tuple[Operation, Members]
+# What training sends.
+SENT = (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER)
+# The version is what an image left behind; the loaded library's may differ.
+_SAYS_NOTHING = "NCCL_VERSION"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The run whose pairs are judged, and the curves of all runs by operation and its positions, ascending."""
+
+    run: Run
+    curves: Mapping[Key, Curve]
+
+    @property
+    def sets(self) -> tuple[Members, ...]:
+        """The sets that any collective was measured on, in order."""
+        return tuple(sorted({members for _, members in self.curves}))
+
+    def tags(self, members: Sequence[int]) -> str:
+        """Return "GPU0, GPU1"."""
+        return ", ".join(self.run.devices[member].tag for member in members)
+
+
+def gather(runs: Sequence[tuple[str, Run]]) -> Evidence:
+    """Return what runs, each with its file's name, say together. Raises UsageError where they do not belong together.
+
+    The run with the most devices, then the most pairs, is the one that devices are chosen from.
+    """
+    name, base = max(runs, key=lambda named: (len(named[1].devices), _pairs(named[1])))
+    for other, run in runs:
+        _check(name, base, other, run)
+    points: dict[Key, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _, run in runs:
+        for cell, seconds in _cells(run):
+            members = tuple(sorted(_position(base, run, member) for member in cell.members))
+            points[cell.operation, members][cell.size_bytes].append(seconds)
+    if not points:
+        files = ", ".join(name for name, _ in runs)
+        raise UsageError(
+            f"{files}: no all-reduce, all-gather or reduce-scatter was measured: run 'collbench pairs' first"
+        )
+    curves = {key: Curve({size: median(found) for size, found in sizes.items()}) for key, sizes in points.items()}
+    return Evidence(base, curves)
+
+
+def _pairs(run: Run) -> int:
+    return len({frozenset(found.cell.members) for found in run.measured() if len(found.cell.members) == 2})
+
+
+def _position(base: Run, run: Run, member: int) -> int:
+    identity = run.devices[member].uuid
+    return next(place for place, device in enumerate(base.devices) if device.uuid == identity)
+
+
+def _cells(run: Run) -> Iterator[tuple[Cell, float]]:
+    """Yield the sound cells of what training sends with their seconds, out of place; in place where that is all."""
+    found = {m.cell: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
+    plain = {(c.operation, c.members, c.size_bytes) for c in found if c.variant is Variant.PLAIN}
+    for cell, measurement in found.items():
+        instead = cell.variant is not Variant.PLAIN and (cell.operation, cell.members, cell.size_bytes) in plain
+        if cell.operation in SENT and not (measurement.wrong or measurement.failure or instead):
+            yield cell, summarize(measurement).seconds
+
+
+def _check(name: str, base: Run, other: str, run: Run) -> None:
+    """Raise UsageError where two runs are not of one machine under the same settings."""
+    if (base.backend, base.machine.fabric) != (run.backend, run.machine.fabric):
+        told = " and ".join(sorted({_kind(base), _kind(run)}))
+        raise UsageError(f"{name} and {other} are of different machines ({told}): give runs of one")
+    known = {device.uuid for device in base.devices}
+    strange = [device for device in run.devices if device.uuid not in known]
+    if strange:
+        raise UsageError(
+            f"{other} has {strange[0].tag} ({strange[0].uuid}), which {name} lacks: give runs of one machine, "
+            "with one among them that holds all its GPUs"
+        )
+    changed = sorted(_settings(base).items() ^ _settings(run).items())
+    if changed:
+        variable = changed[0][0]
+        raise UsageError(
+            f"{name} and {other} were measured with different settings ({variable}={_settings(base).get(variable, '')} "
+            f"and {variable}={_settings(run).get(variable, '')}): predict from each by itself"
+        )
+
+
+def _kind(run: Run) -> str:
+    return f"{run.backend} {run.machine.fabric}".strip()
+
+
+def _settings(run: Run) -> dict[str, str]:
+    return {name: value for name, value in run.settings.environment.items() if name != _SAYS_NOTHING}
+
+
+# How long a collective takes on a set of devices: as measured there, or from what was measured nearest to it.
+
+
+# Seconds: the least, the middle and the most that a prediction allows; all equal where it was measured.
+Span = tuple[float, float, float]
+Bands = Callable[[Members], Band | None]
+# What the narrowest port of a set sends at most, GB/s, ∞ where not known; and whether a switch joins the set.
+Ports = Callable[[Members], tuple[float, bool]]
+
+_ALONE = 1.0, 1.0, 1.0
+WORDS = {
+    Operation.ALLREDUCE: "all-reduce",
+    Operation.ALLGATHER: "all-gather",
+    Operation.REDUCESCATTER: "reduce-scatter",
+}
+# What stands in for an operation that was not measured, the likest first: gather and scatter move the same bytes.
+_INSTEAD = {
+    Operation.ALLREDUCE: (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER),
+    Operation.ALLGATHER: (Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE),
+    Operation.REDUCESCATTER: (Operation.REDUCESCATTER, Operation.ALLGATHER, Operation.ALLREDUCE),
+}
+# Of a pair's small all-reduce, what each step of a ring beyond its two adds: 5.5 µs on 2 ranks, which take 2 steps, and
+# 7.7 on 4, which take 6 [H200x4, METHOD.md §2].
+_STEP_SHARE = (7.7 / 5.5 - 1) / 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds by message size on one set, from a measured curve.
+
+    A message takes as long as one of `ratio` times its bytes on the curve, which are the same bus bytes. What of that
+    is not the curve's own `latency` is stretched by the ratio of two bandwidths, and the set's `start` is added. Where
+    that was not measured, no byte takes less than `floor` seconds; `own` is the set's own curve of this operation,
+    `ring` one made of its pairs'. `told` is what was assumed, "" of what was measured.
+    """
+
+    curve: Curve
+    ratio: float = 1.0
+    latency: float = 0.0
+    start: float = 0.0
+    stretch: Span = _ALONE
+    told: str = ""
+    floor: float = 0.0
+    own: bool = False
+    ring: bool = False
+
+    def seconds(self, size_bytes: int) -> Span:
+        """Return the least, middle and most seconds of a message."""
+        moving = max(0.0, self.curve(size_bytes * self.ratio) - self.latency)
+        least = 0.0 if self.own and self.covers(size_bytes) else size_bytes * self.floor
+        low, middle, high = (max(self.start + moving * stretch, least) for stretch in self.stretch)
+        return low, middle, high
+
+    def covers(self, size_bytes: int) -> bool:
+        """Return whether the curve was measured there."""
+        return self.curve.covers(size_bytes * self.ratio)
+
+
+class Timings:
+    """The timing of each operation on each set that is asked for."""
+
+    def __init__(
+        self, evidence: Evidence, bands: Bands, delta: float, ports: Ports = lambda _members: (inf, False)
+    ) -> None:
+        """Take what was measured; `bands` predicts a set's busbw, `ports` bounds it, sets within `delta` are equal."""
+        self._evidence, self._bands, self._delta, self._ports = evidence, bands, delta, ports
+        self._known: dict[tuple[Operation, Members], Timing] = {}
+
+    def of(self, operation: Operation, members: Members) -> Timing:
+        """Return the timing. Raises UsageError where nothing that was measured comes near."""
+        key = operation, tuple(sorted(members))
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        return self._known[key]
+
+    def _find(self, operation: Operation, members: Members) -> Timing:
+        for found in (self._measured, self._alike, self._ring):
+            timing = found(operation, members)
+            if timing is not None:
+                return replace(timing, floor=self._floor(operation, members, timing))
+        names = self._evidence.tags(members)
+        raise UsageError(
+            f"cannot predict {WORDS[operation]} on {names}: neither they nor all of their pairs were measured in any "
+            "run; add the run file of 'collbench pairs', or measure these with --devices"
+        )
+
+    def _floor(self, operation: Operation, members: Members, timing: Timing) -> float:
+        """Return the seconds that a byte takes at least: what each device has to send, over its port.
+
+        A switch may reduce on the way (NVLS): then an all-reduce sends its message once, where a ring sends more.
+        """
+        port, switched = self._ports(members)
+        ring = busbw_factor(operation, len(members))
+        sent = 1.0 if switched and operation is Operation.ALLREDUCE and not timing.ring else ring
+        return min(sent, ring) / port / 1e9
+
+    def _measured(self, operation: Operation, members: Members) -> Timing | None:
+        """Return what was measured on these very devices; another operation's by its bus bytes."""
+        curves = self._curves(members)
+        for other in _INSTEAD[operation]:
+            if other in curves:
+                ratio = busbw_factor(operation, len(members)) / busbw_factor(other, len(members))
+                share = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[ratio]
+                told = f"as long as the measured {WORDS[other]} of {share}"
+                own = other is operation
+                return Timing(curves[other], ratio, told="" if own else told, own=own)
+        return None
+
+    def _alike(self, operation: Operation, members: Members) -> Timing | None:
+        """Return what was measured on a set of as many that is predicted to carry the same."""
+        mine = self._bands(members)
+        if mine is None:
+            return None
+        near: list[tuple[float, Members]] = []
+        for other in self._evidence.sets:
+            band = self._bands(other) if len(other) == len(members) else None
+            if band is not None:
+                apart = max(abs(log(band.lo / mine.lo)), abs(log(band.hi / mine.hi)))
+                near += [(apart, other)] if apart <= self._delta else []
+        for _, other in sorted(near):
+            timing = self._measured(operation, other)
+            if timing is not None:
+                also = f", {timing.told}" if timing.told else ""
+                told = f"as on {self._evidence.tags(other)}, which are predicted alike{also}"
+                return Timing(timing.curve, timing.ratio, told=told)
+        return None
+
+    def _ring(self, operation: Operation, members: Members) -> Timing | None:
+        """Return a ring's time by the curve of the pair inside whose bandwidth is nearest to the set's."""
+        band = self._bands(members)
+        found = min(self._pairs(operation, members, band), default=None) if band else None
+        if band is None or found is None:
+            return None
+        _, pair, other, gbs = found
+        curve, k = self._evidence.curves[other, pair], len(members)
+        more = _steps(operation, k) - _steps(other, 2)
+        told = f"a ring at {band} ({band.basis}), shaped as the {WORDS[other]} of {self._evidence.tags(pair)}"
+        return Timing(
+            curve=curve,
+            ratio=busbw_factor(operation, k) / busbw_factor(other, 2),
+            latency=curve.latency,
+            start=curve.latency * (1 + _STEP_SHARE * more),
+            stretch=(gbs / band.hi, gbs / sqrt(band.lo * band.hi), gbs / band.lo),
+            told=told,
+            ring=True,
+        )
+
+    def _pairs(
+        self, operation: Operation, members: Members, band: Band
+    ) -> Iterator[tuple[float, Members, Operation, float]]:
+        """Yield the measured pairs inside a set: how far their GB/s are from its, in log; the likest operation."""
+        for pair in combinations(members, 2):
+            own, curves = self._bands(pair), self._curves(pair)
+            other = next((some for some in _INSTEAD[operation] if some in curves), None)
+            if own is not None and other is not None:
+                yield abs(log(own.lo / sqrt(band.lo * band.hi))), pair, other, own.lo
+
+    def _curves(self, members: Members) -> Mapping[Operation, Curve]:
+        curves = self._evidence.curves
+        return {operation: curves[operation, members] for operation in WORDS if (operation, members) in curves}
+
+
+def _steps(operation: Operation, k: int) -> int:
+    """Return the steps of a ring of k: an all-reduce scatters, then gathers."""
+    return 2 * (k - 1) if operation is Operation.ALLREDUCE else k - 1
+
+
+def beyond(timing: Timing, sizes: Sequence[int]) -> str:
+    """Return what is assumed of sizes that were not measured, "" where all lie among measured ones."""
+    outside = [size for size in sizes if not timing.covers(size)]
+    if not outside:
+        return ""
+    first, last = (format_size(size) for size in (timing.curve.sizes[0], timing.curve.sizes[-1]))
+    measured = first if first == last else f"{first} to {last}"
+    return f"sizes beyond the measured {measured} by a line of latency and bandwidth"

@@ -1,0 +1,453 @@
+"""What a choice rests on: the fit devices by PCI bus id, how they are wired, and the tie-break between equal sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.analysis.bands import on_one_plane
+from collbench.analysis.choice import LeftOut, Unfit, Why
+from collbench.analysis.outcome import outcome
+from collbench.analysis.rings import Sets, masks
+from collbench.analysis.stats import summarize
+from collbench.analysis.tiers import Ranking, cells_of, rank_links, rank_pairs
+from collbench.analysis.wiring import Wiring, guessed_rates, wiring
+from collbench.machine.limits import BUSY_PERCENT, holds_back, only_opened
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Device, FlagKind, Health, Measurement, Path, Run
+
+# Which of several sets that bandwidth does not tell apart (METHOD.md §6): level by level, until one is left.
+
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One question to ask of sets: `costs` returns a figure for each, the lower the better; `words` name it."""
+
+    words: str
+    costs: Callable[[Sets], Values]
+
+
+def decide(sets: Sets, levels: Sequence[Level], order: str) -> tuple[int, str]:
+    """Return the place of the set that wins and the words of the levels that told it from others, "" for a single set.
+
+    Sets are rows of positions, and their order decides last; `order` names what it is an order of.
+    """
+    places, words = np.arange(len(sets)), list[str]()
+    for level in levels:
+        if len(places) > 1:
+            costs = level.costs(sets[places])
+            words += [level.words] if costs.max() > costs.min() else []
+            places = places[costs == costs.min()]
+    if len(places) > 1:
+        words.append(order)
+        places = places[np.lexsort(sets[places].T[::-1])]
+    return int(places[0]), ", then ".join(words)
+
+
+def members_with(marks: NDArray[np.bool_]) -> Callable[[Sets], Values]:
+    """Return what counts the marked members of each set."""
+    return lambda sets: marks[sets].sum(axis=1).astype(float)
+
+
+def worst_inside(tiers: Values) -> Callable[[Sets], Values]:
+    """Return what finds the worst value of any pair within each set."""
+    return lambda sets: np.asarray(tiers[sets[:, :, None], sets[:, None, :]].max(axis=(1, 2)))
+
+
+def different(groups: NDArray[np.intp]) -> Callable[[Sets], Values]:
+    """Return what counts the groups that the members of each set lie in."""
+
+    def count(sets: Sets) -> Values:
+        ordered = np.sort(groups[sets], axis=1)
+        return np.asarray(1.0 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1))
+
+    return count
+
+
+def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], Values]:
+    """Return what rates each set by the best of `sets` that it leaves whole, in steps of δ; 0 costs for the best."""
+    every = masks(sets)
+    order = np.argsort(-values, kind="stable")
+
+    def costs(some: Sets) -> Values:
+        mine = masks(some)
+        left, open_places = np.zeros(len(some)), np.arange(len(some))
+        for place in order.tolist():
+            apart = (mine[open_places] & every[place]) == 0
+            left[open_places[apart]] = values[place]
+            open_places = open_places[~apart]
+            if not len(open_places):
+                break
+        return np.where(left >= left.max() * (1 - delta), 0.0, 1.0)
+
+    return costs
+
+
+# Which devices are fit for a job: not in use, not throttled, not faulty (METHOD.md §6).
+
+
+# A CUDA context takes 300 MB and more: less in use, and no process, means nobody.
+_NOBODY_BYTES = 256 * 2**20
+# A training job wants most of the memory; a desktop's own use of it is a few percent.
+_LEAST_FREE = 0.5
+# A single flagged visit may be a spike of power; a tenth of them is a state.
+_FLAGGED_SHARE = 0.1
+# One failed pair may be either device's or the link's; with two partners it is the device that they share.
+_BLAMED_PARTNERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    """What the visits say of each device: how many it has, how many are flagged with what, and whom to blame."""
+
+    visits: Counter[int]
+    flagged: Counter[tuple[FlagKind, int]]
+    blamed: int | None
+
+    def share(self, place: int, kind: FlagKind) -> float:
+        """Return the share of a device's visits that have such a flag about it."""
+        return self.flagged[kind, place] / max(1, self.visits[place])
+
+
+def left_out(run: Run, exclude: Collection[int] = (), *, allow_busy: bool = False) -> tuple[LeftOut, ...]:
+    """Return the devices that are not to be chosen, by position, each with its reason.
+
+    Faulty ones always; busy and throttled ones unless `allow_busy`. Throttling of all devices alike picks none out.
+    """
+    rest = [place for place in range(len(run.devices)) if place not in exclude]
+    signs = _signs(run)
+    slowed = {place: _throttled(run, place, signs) for place in rest}
+    reasons = {place: [Why(Unfit.EXCLUDED)] for place in exclude}
+    for place in rest:
+        reasons[place] = _faults(run, place, signs)
+        if not allow_busy:
+            reasons[place] += _busy(run, place, signs) + (slowed[place] if not all(slowed.values()) else [])
+    return tuple(LeftOut(place, tuple(why)) for place, why in sorted(reasons.items()) if why)
+
+
+def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
+    """Return for each of these positions whether others use it, and whether anything was said against it, even once."""
+    signs = _signs(run)
+    opened = [only_opened(_state(run.health_before, place)) for place in order]
+    busy = [bool(_busy(run, place, signs)) or others for place, others in zip(order, opened, strict=True)]
+    suspect = [
+        bool(_throttled(run, place, signs) or _faults(run, place, signs))
+        or signs.flagged[FlagKind.THROTTLED, place] > 0
+        for place in order
+    ]
+    return busy, suspect
+
+
+def _busy(run: Run, place: int, signs: _Signs) -> list[Why]:
+    """Return how a device is in use by others: processes, utilisation in percent, memory; empty where it is not."""
+    before = _state(run.health_before, place)
+    reasons = _others(before, _state(run.health_after, place), signs.share(place, FlagKind.SHARED))
+    used = before.memory_used
+    nobody = before.processes == 0 and used is not None and used < _NOBODY_BYTES
+    if (before.utilization or 0) > BUSY_PERCENT and not nobody:
+        reasons.append(Why(Unfit.UTILISATION, before.utilization or 0))
+    memory = run.devices[place].memory_bytes
+    if used is not None and memory and memory - used < _LEAST_FREE * memory:
+        reasons.append(Why(Unfit.MEMORY, max(memory - used, 0), memory))
+    return reasons
+
+
+def _others(before: Health, after: Health, share: float) -> list[Why]:
+    """Return that others are at work on a device, or were in this share of its visits."""
+    if only_opened(before):
+        return []  # the tie-break tells such a device from one that nobody opened
+    if count := max(before.processes or 0, after.processes or 0):
+        return [Why(Unfit.PROCESSES, count)]
+    return [Why(Unfit.VISITS_SHARED, share)] if share >= _FLAGGED_SHARE else []
+
+
+def _throttled(run: Run, place: int, signs: _Signs) -> list[Why]:
+    """Return what holds a device's clocks back, at the run's ends or in a tenth of its visits; empty where nothing."""
+    states = (_state(run.health_before, place), _state(run.health_after, place))
+    reasons = {reason for state in states for reason in state.throttle if holds_back(reason)}
+    if reasons:
+        return [Why(Unfit.THROTTLED, reasons=tuple(sorted(reasons)))]
+    share = signs.share(place, FlagKind.THROTTLED)
+    return [Why(Unfit.VISITS_THROTTLED, share)] if share >= _FLAGGED_SHARE else []
+
+
+def broken_pairs(run: Run) -> set[frozenset[int]]:
+    """Return the pairs on which anything failed or moved wrong data."""
+    return {frozenset(place) for place in outcome(run).places if len(place) == 2}
+
+
+def _faults(run: Run, place: int, signs: _Signs) -> list[Why]:
+    before, after = _state(run.health_before, place), _state(run.health_after, place)
+    reasons = []
+    if ecc := max(before.ecc_errors or 0, after.ecc_errors or 0):
+        reasons.append(Why(Unfit.ECC_ERRORS, ecc))
+    if before.nvlink_errors is not None and after.nvlink_errors is not None:
+        grown = after.nvlink_errors - before.nvlink_errors
+        reasons += [Why(Unfit.NVLINK_ERRORS, grown)] if grown > 0 else []
+    if place == signs.blamed:
+        reasons.append(Why(Unfit.FAILING_PAIRS))
+    return reasons
+
+
+def _blamed(run: Run) -> int | None:
+    """Return the one device that all failed pairs share, where that is certain."""
+    failed = [m for m in run.measurements if len(m.cell.members) == 2 and _bad(m)]
+    partners = Counter(member for pair in {frozenset(m.cell.members) for m in failed} for member in pair)
+    pairs = len({frozenset(m.cell.members) for m in failed})
+    shared = [member for member, count in partners.items() if count == pairs >= _BLAMED_PARTNERS]
+    return shared[0] if len(shared) == 1 else None
+
+
+def _bad(found: Measurement) -> bool:
+    return bool(found.wrong or (found.failure and not found.untried))
+
+
+def _state(states: tuple[Health, ...], place: int) -> Health:
+    return states[place] if place < len(states) else Health()
+
+
+def _signs(run: Run) -> _Signs:
+    visits, flagged = Counter[int](), Counter[tuple[FlagKind, int]]()
+    for found in run.measurements:
+        for place in found.cell.members:
+            visits[place] += len(found.samples)
+        for sample in found.samples:
+            about = {(flag.kind, place) for flag in sample.flags for place in flag.devices}
+            flagged.update((kind, place) for kind, place in about if place in found.cell.members)
+    return _Signs(visits, flagged, _blamed(run))
+
+
+# What a choice rests on: the fit devices in the order of their PCI bus ids, how they are wired, what else differs.
+
+
+Rates = NDArray[np.float64]
+
+_COPIES = (
+    Operation.CE_WRITE,
+    Operation.SM_WRITE,
+    Operation.CPU_WRITE,
+    Operation.CE_READ,
+    Operation.SM_READ,
+    Operation.CPU_READ,
+)
+# What training runs comes first; the copies stand in for it where no collective was measured.
+_EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
+# Two directions of a link differ from here on [METHOD.md §5, ASYMMETRY].
+_ASYMMETRIC = 1.10
+# Sets are told apart by what several noisy pairs show together, up to this much.
+_MOST_NOISE = 0.05
+# METHOD.md §4: a smaller difference changes nobody's decision.
+_DELTA = 0.02
+# A message this small takes its latency; larger ones show bandwidth.
+_SMALL_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question of which k. Places are in the order of PCI bus ids; `order` has the run's position of each place.
+
+    `order_of` names what places are in order of: devices without PCI bus ids, CPU cores say, are in that of indices.
+    `delta` is the ratio up to which two sets are equal. `verdict` says in words whether pairs differ, `worst` is the
+    slowest measured pair in GB/s. `tied`: no set can be better than another. `undecided`: no pair is certainly better,
+    nor are all known to be equal.
+    """
+
+    order: tuple[int, ...]
+    order_of: str
+    wired: Wiring
+    levels: tuple[Level, ...]
+    delta: float
+    verdict: str
+    worst: float
+    tied: bool
+    undecided: bool
+
+
+def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
+    """Return the ranking that decides: the first operation with pairs, at its largest size. None without any.
+
+    An interrupted run may hold few pairs at the largest size; then the largest that has half as many as any decides.
+    `among` restricts it to pairs of these positions.
+    """
+    for operation in _EVIDENCE:
+        pairs = _sizes(run, operation, among)
+        if pairs:
+            enough = max(pairs.values()) / 2
+            size = max(size for size, count in pairs.items() if count >= enough)
+            return rank_pairs(_only(run, among), operation, size, among)
+    return None
+
+
+def in_bus_order(devices: Sequence[Device], among: Collection[int]) -> tuple[int, ...]:
+    """Return positions in the order of PCI bus ids: what a device is decides, never the place that it was listed at."""
+
+    def identity(place: int) -> tuple[str, str, str, int]:
+        one = devices[place]
+        bus = one.pci_bus_id.upper()
+        return one.host, bus, one.uuid if bus else "", one.index
+
+    return tuple(sorted(among, key=identity))
+
+
+def _order_of(devices: Sequence[Device]) -> str:
+    return "PCI bus id" if all(one.pci_bus_id for one in devices) else "index"
+
+
+def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> Case:
+    """Return the case that a run makes for its fit devices, by the ranking of their pairs.
+
+    How the machine is wired is what all of its devices show, also those that may not be chosen.
+    """
+    every = in_bus_order(run.devices, range(len(run.devices)))
+    order = tuple(position for position in every if position in set(fit))
+    place = {position: at for at, position in enumerate(every)}
+    rates = _rates(run, ranking, place)
+    broken = np.zeros(rates.shape, dtype=bool)
+    for pair in broken_pairs(run):
+        a, b = (place[member] for member in pair)
+        broken[a, b] = broken[b, a] = True
+    devices = [run.devices[position] for position in every]
+    audits = [audit for audit in run.audits if audit.operation is ranking.operation]
+    wired = wiring(devices, _paths(run.paths, place), rates, audits, broken).of([place[one] for one in order])
+    alike = len({path.label for path in run.paths if set(path.devices) <= set(fit)}) <= 1
+    # An interrupted run may lack some pairs, or all but a few at its largest size: not known to tie.
+    whole = len(ranking.standings) == comb(len(order), 2) and not wired.missing.any()
+    largest = ranking.size_bytes == max(_sizes(run, ranking.operation, fit))
+    equal = ranking.all_tied and whole and largest
+    return Case(
+        order=order,
+        order_of=_order_of(devices),
+        wired=wired,
+        levels=_levels(run, order, ranking),
+        delta=max(ranking.delta, min(ranking.noise, _MOST_NOISE)),
+        verdict=ranking.verdict,
+        worst=min(standing.gbs for standing in ranking.standings),
+        tied=equal and (alike or on_one_plane(wired)) and not wired.broken.any(),
+        undecided=ranking.one_tier and not ranking.all_tied and whole and len(ranking.standings) > 1,
+    )
+
+
+def _rates(run: Run, ranking: Ranking, place: Mapping[int, int]) -> Rates:
+    """Return what each pair of a run carries by what decides, GB/s; 0 where it, or one way of a copy, has no sample."""
+    rates = np.zeros((len(place), len(place)))
+    one_way = ranking.operation.is_copy
+    found = {
+        members: summarize(cell).busbw
+        for members, cell in cells_of(run, Work(ranking.operation), ranking.size_bytes).items()
+    }
+    for (source, target), gbs in found.items():
+        if not one_way or (target, source) in found:
+            a, b = place[source], place[target]
+            rates[a, b] = rates[b, a] = min(gbs, found.get((target, source), gbs))
+    for (source, target), more in _faster_ways(run, ranking).items():
+        rates[place[source], place[target]] *= more
+    return rates
+
+
+def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> Case:
+    """Return the case that labels alone make, with the rates that such labels have on healthy machines."""
+    order = in_bus_order(devices, fit)
+    place = {position: at for at, position in enumerate(order)}
+    known = _paths(paths, place)
+    rates = guessed_rates(len(order), known)
+    found = sorted({path.label for path in known.values()})
+    return Case(
+        order=order,
+        order_of=_order_of(devices),
+        wired=wiring([devices[position] for position in order], known, rates),
+        levels=(_numa([devices[position] for position in order]),),
+        delta=_DELTA,
+        verdict=f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels",
+        worst=float(rates[~np.eye(len(order), dtype=bool)].min()) if len(order) > 1 else 0.0,
+        tied=len(found) <= 1,
+        undecided=False,
+    )
+
+
+def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> Case:
+    """Return the case that a matrix of rates makes, GB/s, row source and column destination; 0 is not measured."""
+    order = in_bus_order(devices, range(len(devices)))
+    place = {position: at for at, position in enumerate(order)}
+    ordered = rates[np.ix_(order, order)]
+    inside = ordered[~np.eye(len(order), dtype=bool)]
+    spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
+    return Case(
+        order=order,
+        order_of=_order_of(devices),
+        wired=wiring([devices[position] for position in order], _paths(paths, place), ordered),
+        levels=(_numa([devices[position] for position in order]),),
+        delta=_DELTA,
+        verdict=f"all pairs are within {spread:.1%}" if spread <= _DELTA else f"pairs differ by up to {spread:.0%}",
+        worst=float(inside.min()) if len(inside) else 0.0,
+        tied=bool(spread <= _DELTA),
+        undecided=False,
+    )
+
+
+def _sizes(run: Run, operation: Operation, among: Collection[int] | None) -> Counter[int]:
+    """Return how many pairs each size of an operation has."""
+    cells = (m.cell for m in run.measured() if m.cell.operation is operation and len(m.cell.members) == 2)
+    return Counter(cell.size_bytes for cell in cells if among is None or set(cell.members) <= set(among))
+
+
+def _only(run: Run, among: Collection[int] | None) -> Run:
+    """Return the run with the cells of these positions alone."""
+    if among is None or len(among) == len(run.devices):
+        return run
+    return replace(run, measurements=[m for m in run.measurements if set(m.cell.members) <= set(among)])
+
+
+def _faster_ways(run: Run, ranking: Ranking) -> dict[tuple[int, int], float]:
+    """Return links that are faster than the way back, by how much: a ranking has the slower direction of each pair."""
+    for operation in (ranking.operation,) if ranking.operation.is_copy else _COPIES:
+        sizes = _sizes(run, operation, None)
+        links = rank_links(run, Work(operation), max(sizes)) if sizes else None
+        if links:
+            rates = {standing.pair: standing.gbs for standing in links.standings}
+            more = {link: rate / rates.get(link[::-1], rate) for link, rate in rates.items()}
+            return {(a, b): ratio for (a, b), ratio in more.items() if ratio > _ASYMMETRIC}
+    return {}
+
+
+def _paths(paths: Sequence[Path], place: dict[int, int]) -> dict[tuple[int, int], Path]:
+    inside = (path for path in paths if set(path.devices) <= place.keys())
+    return {(min(pair), max(pair)): path for path in inside for pair in [tuple(place[d] for d in path.devices)]}
+
+
+def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, ...]:
+    """Return METHOD.md §6's tie-breaks but the remainder and the PCI bus id, which need no run."""
+    busy, suspect = marks(run, order)
+    return (
+        Level("the fewest GPUs that others use", members_with(np.array(busy))),
+        Level("the fewest GPUs with throttling or errors", members_with(np.array(suspect))),
+        Level("the lower latency of small messages", _latencies(run, order, ranking)),
+        _numa([run.devices[position] for position in order]),
+    )
+
+
+def _latencies(run: Run, order: tuple[int, ...], ranking: Ranking) -> Callable[[Sets], Rates]:
+    """Return what finds each set's worst tier by the smallest message; no set is worse where not all pairs have one."""
+    tiers = np.ones((len(order), len(order)))
+    sizes = _sizes(run, ranking.operation, order)
+    size = min(sizes)
+    if size <= _SMALL_BYTES and size < ranking.size_bytes and sizes[size] >= sizes[ranking.size_bytes]:
+        found = rank_pairs(_only(run, order), ranking.operation, size, order)
+        for standing in found.standings if found else ():
+            a, b = (order.index(member) for member in standing.pair)
+            tiers[a, b] = tiers[b, a] = standing.tier
+    return worst_inside(tiers)
+
+
+def _numa(devices: Sequence[Device]) -> Level:
+    names = [(device.host, device.numa_node) for device in devices]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    groups = np.array([numbers[name] for name in names], dtype=np.intp)
+    return Level("the fewest NUMA nodes", different(groups))

@@ -1,0 +1,337 @@
+"""A run against published figures of healthy machines: normal, below or above, with band, conditions and source."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib import resources
+from itertools import chain, combinations
+
+from collbench.analysis.compare import Key, Named, Part, cells, estimates, reach
+from collbench.analysis.outcome import TroubleKind, outcome
+from collbench.analysis.physics import Impossible, Nvls, impossible, nvls
+from collbench.analysis.stats import summarize
+from collbench.analysis.tiers import FEWEST_VISITS, Estimate
+from collbench.model.errors import ExitStatus
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
+from collbench.runfile.codec import build
+
+# Figures of healthy machines that others published or that were measured here; figures.json beside this holds them.
+#
+# The file holds what its sources say and nothing else; what is made of it stands here.
+# docs/reference-figures.schema.json describes it.
+
+
+# A measured figure holds for other machines of its kind within ±5 %: where two sources measured the same thing, they
+# differ by up to 4 % (8 × H200, all-reduce at 8G: 473 and 480; H100 links by one tool: 363 to 394).
+_AROUND = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure: what it is of, GB/s (busbw; of copies the bytes of all messages over the time), and where it is from.
+
+    `gpus` and `links` are patterns: of the product name, and of the label of every pair among the members ("" for one
+    device). `ranks` are members; `sizes` the smallest and the largest message in bytes that it speaks for. It has
+    either `measured`, values of healthy machines, or `at_least`, what an acceptance test asks for. `nvls` is "on" or
+    "off" where NCCL's use of NVLink SHARP matters.
+    """
+
+    gpus: str
+    machine: str
+    links: str
+    operation: Operation
+    ranks: int
+    sizes: tuple[int, int]
+    conditions: str
+    source: str
+    variant: Variant = Variant.PLAIN
+    measured: tuple[float, ...] = ()
+    at_least: float | None = None
+    nvls: str | None = None
+    nccl: str = ""
+
+    @property
+    def band(self) -> tuple[float, float | None]:
+        """What is normal, GB/s: from and to; an acceptance test has no upper end."""
+        if self.at_least is not None:
+            return self.at_least, None
+        return min(self.measured) * (1 - _AROUND), max(self.measured) * (1 + _AROUND)
+
+    def is_of(self, name: str) -> bool:
+        """Return whether it speaks for GPUs with this product name."""
+        return re.search(self.gpus, name) is not None
+
+    def links_are(self, label: str) -> bool:
+        """Return whether it speaks for a pair with this label."""
+        return re.fullmatch(self.links, label) is not None
+
+
+def check(figure: Figure) -> None:
+    """Raise ValueError where the fields of a figure do not fit each other."""
+    for pattern in (figure.gpus, figure.links):
+        re.compile(pattern)
+    if bool(figure.measured) == (figure.at_least is not None):
+        raise ValueError(f"{figure.machine}, {figure.operation}: give either 'measured' or 'at_least'")
+    if not all(value > 0 for value in (*figure.measured, figure.at_least or 1.0)):
+        raise ValueError(f"{figure.machine}, {figure.operation}: a bandwidth is above 0 GB/s")
+    if not 0 < figure.sizes[0] <= figure.sizes[1]:
+        raise ValueError(f"{figure.machine}, {figure.operation}: sizes go from the smaller to the larger")
+    if figure.nvls not in (None, "on", "off"):
+        raise ValueError(f"{figure.machine}, {figure.operation}: 'nvls' is on, off or null")
+
+
+# The shipped file of reference figures.
+
+
+_NAME = "figures.json"
+_FORMAT, _VERSION = "collbench-figures", 1
+
+
+def load() -> tuple[Figure, ...]:
+    """Return the shipped figures. Raises ValueError for a file that is none: it is a part of the program."""
+    text = resources.files("collbench.analysis").joinpath(_NAME).read_text(encoding="utf-8")
+    data = json.loads(text)
+    if (data.get("format"), data.get("format_version")) != (_FORMAT, _VERSION):
+        raise ValueError(f"{_NAME} is not {_FORMAT} {_VERSION}")
+    figures: tuple[Figure, ...] = build(tuple[Figure, ...], data["figures"], "figures")
+    for figure in figures:
+        check(figure)
+    return figures
+
+
+# A run against reference figures: normal, below or above, with the band, the conditions and the source.
+
+
+_ALPHA = 0.01  # all answers of a run together
+# Nothing failed there: it was not tried, or its figures are wrong.
+_NO_FAILURES = (TroubleKind.UNTRIED, TroubleKind.IMPOSSIBLE)
+_Matched = tuple[Figure, list[Key]]
+
+
+class Standing(StrEnum):
+    """How a run stands to a figure."""
+
+    NORMAL = "normal"
+    BELOW = "below"
+    ABOVE = "above"
+    UNDECIDED = "undecided"
+    NOT_JUDGED = "not judged"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One place of a run at one size: members, busbw in GB/s, and how it stands to the figure."""
+
+    members: tuple[int, ...]
+    gbs: float
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one figure says of a run: `places` are all links, pairs or sets that it speaks for, the slowest first.
+
+    `mismatch` says what differs from the figure's conditions; then nothing is below it for certain. `failed` are places
+    of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is said: the run
+    beats a limit in the same operation at this size, whatever the pattern and the place, or in a place of this kind.
+    """
+
+    figure: Figure
+    size_bytes: int
+    places: tuple[Measured, ...]
+    mismatch: str
+    failed: tuple[tuple[int, ...], ...] = ()
+    impossible: Impossible | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """The worst that is certain of any place, never normal over one that failed; undecided for some unclear."""
+        found = {place.standing for place in self.places}
+        if Standing.BELOW in found:
+            return Standing.UNDECIDED if self.mismatch else Standing.BELOW
+        if self.failed:
+            return Standing.FAILED
+        order = (Standing.NOT_JUDGED, Standing.UNDECIDED, Standing.NORMAL, Standing.ABOVE)
+        return next(standing for standing in order if standing in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A work of the run on so many members that no figure speaks for; `others` are figures at other sizes."""
+
+    work: Work
+    ranks: int
+    others: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Everything that the figures say of a run, and what they do not. `known`: some are of this machine's kind."""
+
+    run: Run
+    nvls: Nvls
+    answers: tuple[Answer, ...]
+    unknown: tuple[Unknown, ...]
+    known: bool
+
+    @property
+    def below(self) -> bool:
+        """True where something is below its band for certain, under the figure's own conditions."""
+        return any(answer.standing is Standing.BELOW for answer in self.answers)
+
+    @property
+    def judged(self) -> bool:
+        """True where any figure says something for certain."""
+        unknown = (Standing.UNDECIDED, Standing.NOT_JUDGED, Standing.FAILED)
+        return any(answer.standing not in unknown for answer in self.answers)
+
+    @property
+    def status(self) -> ExitStatus:
+        """How the command ends: nothing judged is not normal, nor is a run that failed."""
+        below = ExitStatus.CONTRADICTION if self.below else ExitStatus.DONE
+        judged = ExitStatus.DONE if self.judged else ExitStatus.FAILED
+        return max(below, judged, outcome(self.run).status)
+
+
+def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
+    """Return what the figures say of a run; of one operation where it is given."""
+    names = {device.name for device in run.devices}
+    ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
+    found = {key: named for key, named in cells(run).items() if operation in (None, named.work.operation)}
+    labels = {frozenset(path.devices): path.label for path in run.paths}
+    state = nvls(run)
+    matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, found, labels))], state)
+    errors = estimates(found, run.paths)
+    tested = sum(len(keys) for _, keys in matched)
+    failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
+    beaten = impossible(run)
+    answers = tuple(
+        _answer(figure, keys, _Evidence(found, errors, _ALPHA / tested, failures, beaten, labels), state)
+        for figure, keys in matched
+    )
+    told = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
+    return Answers(run, state, answers, tuple(_unknown(found, ours, told)), bool(ours))
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What a run shows: its cells and their estimates, what failed where, what is impossible; each answer's alpha."""
+
+    found: dict[Key, Named]
+    errors: dict[Key, Estimate]
+    alpha: float
+    failures: Sequence[tuple[int, ...]]
+    beaten: Sequence[Impossible]
+    labels: dict[frozenset[int], str]
+
+
+def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) -> Answer:
+    size_bytes = keys[0].size_bytes
+    failed = tuple(dict.fromkeys(place for place in run.failures if _is_of(figure, place, run.labels)))
+    beaten = _beaten(figure, size_bytes, run)
+    places = _places(figure, keys, run)
+    if beaten is not None:
+        places = tuple(one if one.standing is Standing.BELOW else _not_judged(one) for one in places)
+    return Answer(figure, size_bytes, places, _mismatch(figure, state), failed, beaten)
+
+
+def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:
+    """Return what makes the run's rates untrustworthy here, None where nothing does: they are too high, or the limit.
+
+    Times that are wrong in one pattern of an operation may be so in the others, where no limit shows it.
+    """
+    of_work = (one for one in run.beaten if (one.cell.operation, one.cell.size_bytes) == (figure.operation, size_bytes))
+    of_place = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
+    return next(chain(of_work, of_place), None)
+
+
+def _not_judged(place: Measured) -> Measured:
+    return replace(place, standing=Standing.NOT_JUDGED)
+
+
+def _is_of(figure: Figure, place: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
+    """Return whether a place is of the figure's kind."""
+    return len(place) == figure.ranks and _links_are(figure, place, labels)
+
+
+def _links_are(figure: Figure, members: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
+    return all(figure.links_are(labels.get(frozenset(pair), "?")) for pair in combinations(members, 2))
+
+
+def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
+    """Leave out figures of another NVLS where the same work has one of the run's own."""
+    fitting = {(figure.operation, figure.ranks) for figure, _ in matched if not _mismatch(figure, state)}
+    return [
+        (figure, keys)
+        for figure, keys in matched
+        if not _mismatch(figure, state) or (figure.operation, figure.ranks) not in fitting
+    ]
+
+
+def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
+    """Return the cells that a figure speaks for, at the largest size that it covers; of host copies the best node's."""
+    low, high = figure.sizes
+    ours = [
+        key
+        for key, named in found.items()
+        if (named.work.operation, named.work.variant) == (figure.operation, figure.variant)
+        and len(key.members) == figure.ranks
+        and low <= key.size_bytes <= high
+        and _links_are(figure, key.members, labels)
+    ]
+    largest = max((key.size_bytes for key in ours), default=0)
+    best: dict[tuple[int, ...], Key] = {}
+    for key in (key for key in ours if key.size_bytes == largest):
+        # Memory on another NUMA node is slower by its nature: the nearest shows what the slot carries.
+        other = best.get(key.members)
+        if other is None or found[key].gbs > found[other].gbs:
+            best[key.members] = key
+    return list(best.values())
+
+
+def _places(figure: Figure, keys: Sequence[Key], run: _Evidence) -> tuple[Measured, ...]:
+    places = []
+    for key in keys:
+        gbs = summarize(run.found[key].found).busbw
+        places.append(Measured(key.members, gbs, _standing(figure, gbs, run.errors[key], run.alpha)))
+    return tuple(sorted(places, key=lambda place: (place.gbs, place.members)))
+
+
+def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> Standing:
+    """Return below or above only where the whole interval lies outside the band."""
+    low, high = figure.band
+    if low <= gbs and (high is None or gbs <= high):
+        return Standing.NORMAL
+    if len(estimate.visits) < FEWEST_VISITS:
+        return Standing.UNDECIDED
+    far = math.exp(reach([Part(estimate.wary**2, estimate.freedom, estimate.label)], alpha))
+    if gbs * far < low:
+        return Standing.BELOW
+    return Standing.ABOVE if high is not None and gbs / far > high else Standing.UNDECIDED
+
+
+def _mismatch(figure: Figure, state: Nvls) -> str:
+    """Return what differs in NVLS, "" where nothing does. Where it is possible, NCCL was free to use it, as there."""
+    if figure.nvls in (None, state.value) or (figure.nvls, state) == (Nvls.ON.value, Nvls.POSSIBLE):
+        return ""
+    return f"NVLS {figure.nvls} there, {state.value} here"
+
+
+def _unknown(
+    found: dict[Key, Named], figures: Sequence[Figure], told: set[tuple[Operation, Variant, int]]
+) -> Iterator[Unknown]:
+    works: dict[tuple[str, int], Work] = {}
+    for key, named in found.items():
+        works.setdefault((str(Work(named.work.operation, named.work.variant)), len(key.members)), named.work)
+    for (_, ranks), work in works.items():
+        if (work.operation, work.variant, ranks) not in told:
+            kind = (work.operation, work.variant)
+            others = (f for f in figures if (f.operation, f.variant) == kind and f.ranks == ranks)
+            yield Unknown(Work(work.operation, work.variant), ranks, tuple(others))

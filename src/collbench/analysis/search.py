@@ -1,0 +1,298 @@
+"""Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond; and which to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.analysis.bands import Packed, lowest_pair, most, over_pcie, packing, predict
+from collbench.analysis.choice import Candidate, Members
+from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
+from collbench.analysis.wiring import CROWDED, Wiring
+
+# Sets of k of many devices that are worth a look: grown from several starts, then improved by swaps (a heuristic).
+
+
+Values = NDArray[np.float64]
+
+# Starts are the devices with the best neighbourhoods; more of them found nothing better in simulations.
+_STARTS = 16
+_MOST_SWAPS = 50
+# Only the weakest members are worth replacing.
+_WEAKEST = 8
+
+
+def grown(wired: Wiring, k: int) -> set[Members]:
+    """Return sets of k positions, ascending, that greedy growth and swaps end at, and the first k. Deterministic.
+
+    Grown twice: for the best slowest pair, as a switch or PCIe asks, and for the most NVLinks inside, as a mesh does.
+    """
+    found = {tuple(range(k))}
+    for rates in (wired.rates, wired.nvlink) if wired.links.any() else (wired.rates,):
+        sound = np.where(wired.broken, 0.0, np.minimum(rates, rates.T))
+        found |= {tuple(sorted(_improved(sound, _grow(sound, start, k)))) for start in _starts(sound, k)}
+    return found
+
+
+def _starts(rates: Values, k: int) -> list[int]:
+    """Return the devices whose k−1 best neighbours are best: no set around another one can beat them."""
+    reach = np.partition(rates, len(rates) - k + 1, axis=1)[:, len(rates) - k + 1]
+    return [int(place) for place in np.argsort(-reach, kind="stable")[:_STARTS]]
+
+
+def _grow(rates: Values, start: int, k: int) -> list[int]:
+    members = [start]
+    lowest, total = rates[start].copy(), rates[start].copy()
+    while len(members) < k:
+        lowest[members] = -1.0
+        place = _best(lowest, total)
+        members.append(place)
+        lowest = np.minimum(lowest, rates[place])
+        total = total + rates[place]
+    return members
+
+
+def _improved(rates: Values, members: list[int]) -> list[int]:
+    """Replace one member after the other while that raises the slowest pair, or the sum where that stays."""
+
+    def worth(some: list[int]) -> tuple[float, float]:
+        inside = rates[np.ix_(some, some)]
+        return float(inside[~np.eye(len(some), dtype=bool)].min()), float(inside.sum())
+
+    for _ in range(_MOST_SWAPS):
+        swapped = max((_swap(rates, members, place) for place in _weakest(rates, members)), key=worth)
+        if worth(swapped) <= worth(members):
+            break
+        members = swapped
+    return members
+
+
+def _swap(rates: Values, members: list[int], place: int) -> list[int]:
+    """Return the members with the one at a place replaced by the best for the others, which may be itself."""
+    others = members[:place] + members[place + 1 :]
+    lowest, total = rates[:, others].min(axis=1), rates[:, others].sum(axis=1)
+    lowest[others] = -1.0
+    return [*others, _best(lowest, total)]
+
+
+def _best(lowest: Values, total: Values) -> int:
+    """Return the place with the highest lowest rate, of those the one with the highest total."""
+    top = np.flatnonzero(lowest == lowest.max())
+    return int(top[np.argmax(total[top])])
+
+
+def _weakest(rates: Values, members: list[int]) -> list[int]:
+    """Return the places of the members with the slowest pairs inside, of those with one as slow the lowest sums."""
+    inside = rates[np.ix_(members, members)]
+    slowest = np.where(np.eye(len(members), dtype=bool), np.inf, inside).min(axis=1)
+    return [int(place) for place in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
+
+
+# Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (METHOD.md §6).
+
+
+# A band of 16 devices takes a quarter of a second.
+_MOST_JUDGED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The sets looked at, shape (sets, k), each with its band's ends in GB/s and the hops between PCIe switches.
+
+    `quick` is a cheap value of each set, GB/s: an upper bound on meshes, `lo` elsewhere. Sets whose bound says that
+    they cannot be among the best have that bound for `hi` and 0 for `lo`.
+    """
+
+    sets: Sets
+    lo: Values
+    hi: Values
+    hops: Values
+    quick: Values
+    heuristic: bool
+
+
+def search(wired: Wiring, k: int, delta: float) -> Field:
+    """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
+    if len(wired) <= MOST_MEMBERS:
+        sets = all_sets(len(wired), k)
+        found = _every(wired, sets, delta)
+        if wired.filled is None:
+            return found
+        most = _every(wired.filled, sets, delta)
+        return replace(found, lo=np.minimum(found.lo, most.hi), hi=most.hi, hops=most.hops)
+    return _some(wired, sorted(grown(wired, k)))
+
+
+def best(field: Field, delta: float) -> NDArray[np.intp]:
+    """Return the places of the sets that no figure tells from the best: by `lo`, then `hi`, then fewest hops."""
+    places = np.arange(len(field.sets))
+    for values in (field.lo, field.hi):
+        places = places[values[places] >= values[places].max() * (1 - delta)]
+    return np.asarray(places[field.hops[places] == field.hops[places].min()])
+
+
+def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Field:
+    """Judge the sets that a quick bound thinks most of, and the first one, the default."""
+    first, *others = grown_sets
+    quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
+    sets = [first, *quick[:_MOST_JUDGED]]
+    bands = [predict(wired.of(members)) for members in sets]
+    lo, hi, hops = (np.array([getattr(band, end) for band in bands], dtype=float) for end in ("lo", "hi", "hops"))
+    return Field(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
+
+
+def _every(wired: Wiring, sets: Sets, delta: float) -> Field:
+    """Judge all sets: switches and PCIe rings in one go, meshes one by one while their bound may still win."""
+    sound = ~_any_pair(wired.broken, sets)
+    if sets.shape[1] == 2:
+        rate = np.minimum(wired.rates, wired.rates.T)[sets[:, 0], sets[:, 1]] * sound
+        return Field(sets, rate, rate, np.zeros(len(sets)), rate, heuristic=False)
+    lo, hi, hops = over_pcie(wired, sets)
+    planes = wired.plane[sets]
+    switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
+    if switched.any():
+        slowest = lowest_pair(wired.rates, sets[switched])
+        lo[switched], hops[switched] = slowest, 0
+        hi[switched] = np.maximum(slowest, ring_table(wired.rates, sets.shape[1])[masks(sets[switched])])
+    lo, hi, quick = lo * sound, hi * sound, lo * sound
+    meshed = np.flatnonzero(~switched & sound & _closed(wired, sets))
+    if len(meshed):
+        hops[meshed] = 0
+        quick[meshed] = hi[meshed] = np.minimum(_narrowest(wired.nvlink, sets[meshed]), _port(wired, sets[meshed]))
+        _pack(wired, Field(sets, lo, hi, hops, quick, heuristic=False), meshed, delta)
+    return Field(sets, lo, hi, hops, quick, heuristic=False)
+
+
+def _pack(wired: Wiring, field: Field, meshed: NDArray[np.intp], delta: float) -> None:
+    """Fill in `lo` and `hi` of the meshes, the highest bounds first, until no bound reaches the best."""
+    packed: dict[bytes, Packed] = {}
+    widest: dict[bytes, float] = {}
+    enough = field.lo.max(initial=0.0) * (1 - delta)
+    keys: dict[int, bytes] = {}
+    order = meshed[np.argsort(-field.quick[meshed], kind="stable")]
+    for place in order.tolist():
+        if field.quick[place] < enough:
+            break
+        nvlink, links = _ordered(wired, field.sets[place])
+        key = keys[place] = nvlink.tobytes()
+        if key not in packed:
+            bound = widest[key] = cut_bound(nvlink)
+            packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
+        port = float(wired.port[field.sets[place]].min())
+        field.lo[place] = max(field.lo[place], min(packed[key].gbs, port))
+        field.hi[place] = min(widest[key], port)
+        enough = max(enough, field.lo[place] * (1 - delta))
+    fractional: dict[bytes, float] = {}
+    for place, key in keys.items():
+        if field.lo[place] >= enough:
+            if key not in fractional:
+                fractional[key] = most(_ordered(wired, field.sets[place])[0], packed[key].gbs)
+            field.hi[place] = min(fractional[key], float(wired.port[field.sets[place]].min()))
+
+
+def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
+    """Return a mesh's rates and links with the members sorted by what surrounds them, so that alike meshes look alike.
+
+    Equal matrices are equal meshes; alike meshes with different matrices only cost time.
+    """
+    nvlink = wired.nvlink[np.ix_(members, members)]
+    rows = np.sort(nvlink, axis=1)
+    near = np.sort(nvlink * rows.sum(axis=1), axis=1)
+    order = np.lexsort(np.hstack([near, rows]).T)
+    place = np.ix_(members[order], members[order])
+    return wired.nvlink[place], wired.links[place]
+
+
+def _closed(wired: Wiring, sets: Sets) -> NDArray[np.bool_]:
+    """Return which sets NVLinks alone close to a ring."""
+    if not (wired.nvlink > 0).any():
+        return np.zeros(len(sets), dtype=bool)
+    closed: NDArray[np.bool_] = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
+    return closed
+
+
+def _narrowest(nvlink: Values, sets: Sets) -> Values:
+    """Return the least that enters or leaves a single member within each set: an upper bound of its packing, GB/s."""
+    inside = nvlink[sets[:, :, None], sets[:, None, :]]
+    return np.asarray(np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1)))
+
+
+def _port(wired: Wiring, sets: Sets) -> Values:
+    """Return what the member with the narrowest port sends over all its NVLinks at most, GB/s."""
+    return np.asarray(wired.port[sets].min(axis=1))
+
+
+def _any_pair(marks: NDArray[np.bool_], sets: Sets) -> NDArray[np.bool_]:
+    return lowest_pair(np.where(marks | marks.T, 0.0, 1.0), sets) < 1
+
+
+# Which few sets are worth measuring: the chosen one, others that may be better for what no pair shows, the default.
+
+
+# Each costs a communicator and six visits; the default is one more.
+_MOST = 4
+# The figures of a kind but the last.
+_COARSE = 4
+
+
+def finalists(wired: Wiring, field: Field, chosen: int, delta: float) -> tuple[Candidate, ...]:
+    """Return the set at the place `chosen` and up to three others, best first, and the first k wherever they stand.
+
+    All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no audit is sure enough to rule
+    out what METHOD.md's 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of each kind
+    goes first, then those that share the fewest devices with the others.
+    """
+    least = field.lo[chosen]
+    if field.hops[chosen]:
+        least = min(least, CROWDED * field.hi[chosen])
+    able = field.hi >= least * (1 - delta)
+    kinds = _kinds(wired, field, delta)
+    order = np.lexsort((-_inside(wired, field), *kinds.T[::-1]))
+    order = order[able[order]]
+    picked = [chosen]
+    for columns in (_COARSE, kinds.shape[1]):
+        _, first = np.unique(kinds[order, :columns], axis=0, return_index=True)
+        picked += [place for place in order[np.sort(first)].tolist() if place not in picked]
+        picked = picked[:_MOST]
+    while len(picked) < min(_MOST, len(order)):
+        picked.append(_farthest(field, order, picked))
+    default = tuple(range(field.sets.shape[1]))
+    members = [tuple(field.sets[place].tolist()) for place in picked]
+    return tuple(_candidate(wired, some, default) for some in dict.fromkeys([*members, default]))
+
+
+def _candidate(wired: Wiring, members: Members, default: Members) -> Candidate:
+    return Candidate(members, predict(wired.of(members)), default=members == default)
+
+
+def _kinds(wired: Wiring, field: Field, delta: float) -> NDArray[np.float64]:
+    """Return what tells each set from others, the best first when sorted, shape (sets, figures); rates in steps of δ.
+
+    Band, hops, and how many share a host bridge at most, for what they share there no pair shows; then what is inside.
+    """
+    hosts = np.sort(wired.host[field.sets], axis=1)
+    alike = crowd = np.ones(len(hosts))
+    for column in range(1, hosts.shape[1]):
+        alike = np.where(hosts[:, column] == hosts[:, column - 1], alike + 1, 1)
+        crowd = np.maximum(crowd, alike)
+    rates = (field.lo, field.hi, _inside(wired, field))
+    lo, hi, inside = (-np.round(np.log(np.maximum(values, 1e-9)) / delta) for values in rates)
+    return np.column_stack([lo, hi, field.hops, crowd, inside])
+
+
+def _inside(wired: Wiring, field: Field) -> NDArray[np.float64]:
+    """Return all bandwidth within each set, GB/s: of sets alike in all else, one without weak devices has more."""
+    return np.asarray(wired.rates[field.sets[:, :, None], field.sets[:, None, :]].sum(axis=(1, 2)))
+
+
+def _farthest(field: Field, order: NDArray[np.intp], picked: list[int]) -> int:
+    """Return the set that shares the fewest members with any picked one, the best predicted of those."""
+    shared = np.zeros(len(order))
+    for place in picked:
+        common = np.isin(field.sets[order], field.sets[place]).sum(axis=1)
+        shared = np.maximum(shared, common)
+    shared[np.isin(order, picked)] = np.inf
+    return int(order[np.argmin(shared)])

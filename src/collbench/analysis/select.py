@@ -1,0 +1,403 @@
+"""Which k devices to use, from a run or from labels alone: predicted, tie-broken, settled by measuring finalists."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collbench.analysis import problem
+from collbench.analysis.bands import predict
+from collbench.analysis.choice import FAULTY, Band, Candidate, Choice, LeftOut, Members, Unfit, Verified, Why
+from collbench.analysis.outcome import named, outcome
+from collbench.analysis.problem import (
+    Case,
+    Level,
+    Rates,
+    decide,
+    evidence,
+    from_labels,
+    from_rates,
+    from_run,
+    what_remains,
+)
+from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets
+from collbench.analysis.search import best, finalists, search
+from collbench.analysis.stats import summarize
+from collbench.analysis.tiers import Estimate, estimates, margin, ties, tolerance
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import Device, Measurement, Path, Run
+from collbench.model.units import fixed
+
+# What measuring the finalists shows: the fastest, and what it gains over the first k (METHOD.md §6).
+
+
+def settle(choice: Choice, verification: Run) -> Choice:
+    """Return the choice that all-reduces of the finalists' very members decide, measured in `verification`.
+
+    Its positions are the choice's. The fastest median wins; of those that tie with it, the one predicted best. What
+    failed or moved wrong data cannot win. A run without any finalist leaves the choice as it is.
+    """
+    cells = _cells(choice, verification)
+    if not cells:
+        return choice
+    found = estimates(cells, dict.fromkeys(cells, "set"))
+    delta = tolerance(next(iter(cells.values())).cell.size_bytes)
+    top = max(found.values(), key=lambda estimate: estimate.middle)
+    ranked = [some.members for some in choice.finalists if some.members in found]
+    tied = [members for members in ranked if ties(top, found[members], delta)]
+    winner = choice.members if choice.members in tied else tied[0]
+    default = _default(choice)
+    gain = _gain(found[winner], found[default]) if default in found and winner != default else None
+    measured = _measured(cells[winner], sim=verification.backend == "sim")
+    failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
+        winner
+    )
+    return replace(
+        choice,
+        members=winner,
+        reason=measured + _gained(gain, len(winner), is_default=winner == default) + including(verification, failed),
+        failed=failed,
+        band=next(some.band for some in choice.finalists if some.members == winner),
+        decided_by=choice.decided_by if winner == choice.members and len(tied) > 1 else _words(tied),
+        tied=len(tied) == len(choice.finalists) > 1,
+        verified=tuple(_verified(members, cells[members]) for members in ranked),
+        gain=gain,
+    )
+
+
+def including(run: Run, failed: Sequence[Members]) -> str:
+    """Return the words without which no set with a failed place is told."""
+    return f"; includes failed {named(run, failed)}" if failed else ""
+
+
+def _cells(choice: Choice, run: Run) -> dict[Members, Measurement]:
+    """Return the sound all-reduces of the finalists, at the size that most of them have, then the largest."""
+    wanted = {some.members for some in choice.finalists}
+    found = [
+        m
+        for m in run.measured()
+        if m.cell.operation is Operation.ALLREDUCE
+        and tuple(sorted(m.cell.members)) in wanted
+        and not m.wrong
+        and not m.failure
+    ]
+    sizes = Counter(m.cell.size_bytes for m in found)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    return {tuple(sorted(m.cell.members)): m for m in found if m.cell.size_bytes == size}
+
+
+def _default(choice: Choice) -> Members:
+    return next((some.members for some in choice.finalists if some.default), ())
+
+
+def _gain(chosen: Estimate, default: Estimate) -> tuple[float, float, float]:
+    """Return the ratio of two medians with its 95 % interval, from the noise pooled over all finalists' visits."""
+    difference = chosen.middle - default.middle
+    width = margin(chosen, default, 2)
+    return math.exp(difference - width), math.exp(difference), math.exp(difference + width)
+
+
+def _measured(cell: Measurement, *, sim: bool) -> str:
+    return f"{fixed(summarize(cell).busbw, 3)} GB/s {'in sim' if sim else 'measured'}"
+
+
+def _gained(gain: tuple[float, float, float] | None, k: int, *, is_default: bool) -> str:
+    if gain is None:
+        return f", by the first {k} themselves" if is_default else ""
+    low, middle, high = gain
+    return f", {middle:.2f}× ({low:.2f}–{high:.2f}) the first {k}"
+
+
+def _words(tied: list[Members]) -> str:
+    return "the predicted order" if len(tied) > 1 else ""
+
+
+def _verified(members: Members, cell: Measurement) -> Verified:
+    summary = summarize(cell)
+    return Verified(members, summary.busbw, summary.interval)
+
+
+# Which k devices to use, from a run or from labels alone: predicted, tie-broken, settled by measuring finalists.
+
+
+__all__ = [
+    "Band",
+    "Candidate",
+    "Choice",
+    "LeftOut",
+    "Verified",
+    "choose",
+    "choose_by_labels",
+    "choose_by_rates",
+    "evidence",
+    "settle",
+]
+
+
+def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool = False) -> Choice:
+    """Return the best k devices of the run without those excluded, faulty or, unless `allow_busy`, busy or throttled.
+
+    A set with a place where something failed is taken only where there is no other, and its reason says so. Raises
+    UsageError for a k that cannot be, a run without pairs, or too few devices that are left.
+    """
+    choice = _chosen(run, k, exclude, allow_busy=allow_busy)
+    failed = outcome(run).within(choice.members)
+    return replace(choice, failed=failed, reason=choice.reason + including(run, failed))
+
+
+def _chosen(run: Run, k: int, exclude: Collection[int], *, allow_busy: bool) -> Choice:
+    out = problem.left_out(run, exclude, allow_busy=allow_busy)
+    fit = _fit(run.devices, k, out)
+    ranking = evidence(run, fit)
+    if ranking is None and k < len(fit):
+        raise UsageError("the run holds no pair: measure with 'collbench pairs' first")
+    if ranking is None or k == len(fit):
+        return _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
+    return replace(_decided(from_run(run, fit, ranking), k), left_out=out)
+
+
+def choose_by_labels(
+    devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
+) -> Choice:
+    """Return the k devices that labels alone promise most of. Raises UsageError for a k that cannot be."""
+    out = tuple(LeftOut(place, (Why(Unfit.EXCLUDED),)) for place in sorted(exclude))
+    fit = _fit(devices, k, out)
+    choice = _decided(from_labels(devices, paths, fit), k)
+    reason = f"estimated from labels, not measured: {choice.reason}"
+    return replace(choice, left_out=out, reason=reason, estimated=True)
+
+
+def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequence[Path] = ()) -> Choice:
+    """Return the best k devices by a matrix of rates, GB/s, row source and column destination; 0 is not measured.
+
+    For machines too large for a run of all pairs. Raises UsageError for a k that cannot be.
+    """
+    _fit(devices, k, ())
+    return _decided(from_rates(devices, rates, paths), k)
+
+
+def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
+    """Return the positions that may be chosen. Raises UsageError where they are too few."""
+    n = len(devices)
+    if not 1 <= k <= n:
+        raise UsageError(f"cannot choose {k} of {n} devices: choose 1 to {n}")
+    gone = {left.member: left for left in out}
+    unknown = sorted(set(gone) - set(range(n)))
+    if unknown:
+        raise UsageError(f"cannot leave out device {unknown[0]}: there are {n}, counted from 0")
+    fit = [place for place in range(n) if place not in gone]
+    if len(fit) < k:
+        names = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
+        advice = "choose fewer, or add --allow-busy" if any(map(_forgiven, out)) else "choose fewer"
+        raise UsageError(f"cannot choose {k} of {n} devices: {len(fit)} are left without {names}; {advice}")
+    return fit
+
+
+def _forgiven(left: LeftOut) -> bool:
+    """Return whether --allow-busy would bring a device back."""
+    return not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY}
+
+
+def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: Case | None) -> Choice:
+    members = tuple(sorted(fit))
+    band = predict(case.wired) if case and len(fit) > 1 else None
+    reason = f"all {len(fit)} devices" if not out else f"the {len(fit)} of {len(run.devices)} devices that are left"
+    found = (Candidate(members, band, default=True),) if band else ()
+    return Choice(members, reason, band, found, out)
+
+
+def _decided(case: Case, k: int) -> Choice:
+    """Return the choice among the devices of a case: by bandwidth where it matters, then by the tie-breaks."""
+    if k == 1 or case.tied:
+        sets, heuristic = _tied_sets(case, k)
+        place, words = decide(sets, case.levels, case.order_of)
+        members = tuple(sets[place].tolist())
+        pair = "one device has no pair to compare" if k == 1 else case.verdict
+        return _choice(case, members, pair, _with_default(case, members), words, tied=True, heuristic=heuristic)
+    field = search(case.wired, k, case.delta)
+    equal = best(field, case.delta)
+    rest = () if field.heuristic or 2 * k > len(case.order) else (_remainder(field.sets, field.quick, case.delta),)
+    place, words = decide(field.sets[equal], (*case.levels, *rest), case.order_of)
+    chosen = int(equal[place])
+    found = finalists(case.wired, field, chosen, case.delta)
+    why = _why(case, found) + (", the best of a heuristic search" if field.heuristic else "")
+    return _choice(case, found[0].members, why, found, words, tied=False, heuristic=field.heuristic)
+
+
+def _tied_sets(case: Case, k: int) -> tuple[Sets, bool]:
+    """Return the sets that tie-breaks decide among; beyond 16 devices a few: the first k from each device on."""
+    n = len(case.order)
+    if n <= MOST_MEMBERS or k == 1:
+        return all_sets(n, k), False
+    return np.sort((np.arange(n)[:, None] + np.arange(k)) % n, axis=1), True
+
+
+def _remainder(sets: Sets, values: np.typing.NDArray[np.float64], delta: float) -> Level:
+    return Level("the best remainder for the next job", what_remains(sets, values, delta))
+
+
+def _with_default(case: Case, members: Members) -> tuple[Candidate, ...]:
+    if len(members) < 2:
+        return ()
+    default = tuple(range(len(members)))
+    return tuple(
+        Candidate(some, predict(case.wired.of(some)), default=some == default)
+        for some in dict.fromkeys([members, default])
+    )
+
+
+def _why(case: Case, found: tuple[Candidate, ...]) -> str:
+    """Return in half a sentence what the chosen set is predicted to carry; nothing where nothing is certain."""
+    chosen, default = found[0], next(some for some in found if some.default)
+    if case.undecided:
+        return case.verdict
+    if len(chosen.members) == 2 and not chosen.band.unmeasured:
+        worst = "worst measured pair" if case.wired.missing.any() else "worst pair"
+        return f"it carries {fixed(chosen.band.lo, 3)} GB/s, the machine's {worst} {fixed(case.worst, 3)}"
+    k = len(chosen.members)
+    beside = f"the first {k} themselves" if chosen is default else f"the first {k} {_carries(default.band)}"
+    return f"predicted {chosen.band} ({chosen.band.basis}), {beside}"
+
+
+def _carries(band: Band) -> str:
+    """Return what a set carries, in words where it carries nothing."""
+    return str(band) if band.hi > 0 else f"nothing: {band.how}"
+
+
+def _choice(
+    case: Case,
+    members: Members,
+    reason: str,
+    found: tuple[Candidate, ...],
+    words: str,
+    *,
+    tied: bool,
+    heuristic: bool,
+) -> Choice:
+    """Return the choice in the run's positions."""
+
+    def positions(some: Members) -> Members:
+        return tuple(sorted(case.order[place] for place in some))
+
+    return Choice(
+        members=positions(members),
+        reason=reason,
+        band=found[0].band if found else None,
+        finalists=tuple(replace(some, members=positions(some.members)) for some in found),
+        decided_by=words,
+        tied=tied,
+        heuristic=heuristic,
+    )
+
+
+# A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the evidence came from: a backend ("labels" for label text), a host, and words that name the source.
+
+    `fabric` names the simulated machine of a sim run, "" otherwise. `verification` is the file of the run that measured
+    the finalists at `size_bytes`; "" and None where none did.
+    """
+
+    backend: str
+    source: str
+    machine: str = ""
+    fabric: str = ""
+    verification: str = ""
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """One of the best sets by its devices' tags; `first` are the first ones by PCI bus id that were not left out.
+
+    `predicted` is (low, high), `measured` (low, median, high) of its 95 % interval: all-reduce busbw in GB/s.
+    """
+
+    devices: tuple[str, ...]
+    predicted: tuple[float, float]
+    measured: tuple[float, float, float] | None = None
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Omitted:
+    """A device that was not considered, by tag and reason."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen devices and why; rates are all-reduce busbw in GB/s, predicted as (low, high).
+
+    `environment` is what makes CUDA see them alone. `decided_by` names the tie-break, "" where bandwidth decided;
+    `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
+    alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" where the evidence
+    does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
+    are places within the set where something failed or moved wrong data.
+    """
+
+    devices: tuple[Device, ...]
+    environment: dict[str, str]
+    reason: str
+    origin: Origin
+    predicted: tuple[float, float] | None = None
+    predicted_how: str = ""
+    finalists: tuple[Finalist, ...] = ()
+    gain: tuple[float, float, float] | None = None
+    decided_by: str = ""
+    tied: bool = False
+    heuristic: bool = False
+    estimated: bool = False
+    left_out: tuple[Omitted, ...] = ()
+    binding: str = ""
+    failed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return one line: which devices and why."""
+        return f"{', '.join(device.tag for device in self.devices)}: {self.reason} ({self.origin.source})"
+
+
+def selection_by_name(
+    choice: Choice, devices: Sequence[Device], environment: Mapping[str, str], origin: Origin, binding: str = ""
+) -> Selection:
+    """Return the choice among these devices, whose positions it holds, by name."""
+
+    def tags(members: Sequence[int]) -> tuple[str, ...]:
+        return tuple(devices[member].tag for member in members)
+
+    measured = {found.members: _with_interval(found.gbs, found.interval) for found in choice.verified}
+    return Selection(
+        devices=tuple(devices[member] for member in choice.members),
+        environment=dict(environment),
+        reason=choice.reason,
+        origin=origin,
+        predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
+        predicted_how=choice.band.basis if choice.band else "",
+        finalists=tuple(
+            Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
+            for one in choice.finalists
+        ),
+        gain=choice.gain,
+        decided_by=choice.decided_by,
+        tied=choice.tied,
+        heuristic=choice.heuristic,
+        estimated=choice.estimated,
+        left_out=tuple(Omitted(devices[left.member].tag, left.reason) for left in choice.left_out),
+        binding=binding,
+        failed=tuple(", ".join(tags(place)) for place in choice.failed),
+    )
+
+
+def _with_interval(gbs: float, interval: tuple[float, float] | None) -> tuple[float, float, float]:
+    low, high = interval or (gbs, gbs)
+    return low, gbs, high

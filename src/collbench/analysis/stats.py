@@ -1,0 +1,326 @@
+"""Statistics: medians and intervals over trials, normal and studentized quantiles, Huber's robust estimate."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from statistics import median  # of a few values; numpy takes 20 µs for the same
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import LinearOperator, cg
+
+from collbench.model.run import Cell, Measurement
+from collbench.model.units import algbw, busbw_factor
+
+# Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
+#
+# All bandwidths that collbench prints, ranks or compares are computed here, from seconds, by `summarize`.
+
+
+# Two trials say nothing of a third.
+FEWEST_TRIALS = 3
+# Each data point is measured until its interval is narrow, which picks those that are narrow by chance. Intervals of
+# 95 % would hold 91 % of such medians; those of 96.5 % hold 93 to 96.5 %, however noisy (benchmarks/coverage.py).
+_LEVEL = 0.965
+# That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn anew by
+# benchmarks/coverage.py --factors). From six values on, order statistics reach the level.
+_FACTORS = {3: 3.058, 4: 1.878, 5: 1.509}
+# In logs: e^±50 times any duration is still a number to divide by.
+_WIDEST = 50.0
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+# The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2.
+_DIFFERENCE_OF_TWO = 0.9539
+_SMALLEST_DELTA = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One cell in a person's units: the median visit's seconds and GB/s, and busbw's 95 % interval (None: too few).
+
+    A visit counts as the median of its blocks, because blocks of one visit resemble each other; so the interval rests
+    on visits, too. `visits` are the busbw of each visit, GB/s, in the order they were made.
+    """
+
+    seconds: float
+    algbw: float
+    busbw: float
+    interval: tuple[float, float] | None
+    visits: tuple[float, ...]
+    launch_seconds: float | None
+    concurrent: bool
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the median's 95 % interval from independent positive values, None below three.
+
+    Of three to five it is the median ± a multiple of the standard deviation, in logs, and takes them for normal; from
+    six on it is that of the order statistics, interpolated in logs, and assumes no distribution. Source: Hettmansperger
+    & Sheather, Statistics & Probability Letters 4 (1986); Nyblom, ibid. 14 (1992).
+    """
+    n = len(values)
+    if n < FEWEST_TRIALS:
+        return None
+    middle = median(values)
+    logs = [math.log(value) - math.log(middle) for value in sorted(values)]
+    if n in _FACTORS:
+        center, half = median(logs), _FACTORS[n] * math.dist(logs, [math.fsum(logs) / n] * n) / math.sqrt(n - 1)
+        low, high = center - half, center + half
+    else:
+        rank, inner = _order_statistics(n)
+        low = (1 - inner) * logs[rank - 1] + inner * logs[rank]
+        high = (1 - inner) * logs[n - rank] + inner * logs[n - rank - 1]
+    return middle * math.exp(max(low, -_WIDEST)), middle * math.exp(min(high, _WIDEST))
+
+
+@cache
+def _order_statistics(n: int) -> tuple[int, float]:
+    """Return the highest rank, counted from either end, that covers enough, and how far to go to the next, a share."""
+    outside, rank = 1, 1  # of 2^n outcomes, those with fewer than `rank` values below the median
+    while 1 - 2 * (further := outside + math.comb(n, rank)) / 2**n >= _LEVEL:
+        outside, rank = further, rank + 1
+    covers, next_covers = 1 - 2 * outside / 2**n, 1 - 2 * further / 2**n
+    excess = (covers - _LEVEL) / (covers - next_covers)
+    return rank, (n - rank) * excess / (rank + (n - 2 * rank) * excess)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of the median's 95 % interval over the median, a ratio; infinite below three values."""
+    interval = median_interval(values)
+    if interval is None:
+        return math.inf
+    return (interval[1] - interval[0]) / 2 / median(values)
+
+
+def deviations(logs: Sequence[float]) -> list[float]:
+    """Return how far each visit's log time or bandwidth lies from their median, widened for few visits.
+
+    The factor is √(R/(R−1)) for R visits, at least two. The deviations of several cells may be pooled.
+    """
+    widen = math.sqrt(len(logs) / (len(logs) - 1))
+    middle = median(logs)
+    return [abs(value - middle) * widen for value in logs]
+
+
+def sigma(pooled: Sequence[float]) -> float:
+    """Return σ̂ of one visit from deviations: 1.4826 · MAD (METHOD.md §4)."""
+    return _MAD_TO_SIGMA * float(np.median(pooled))
+
+
+def visit_noise(cells: Iterable[Sequence[float]]) -> float:
+    """Return σ̂ of one visit, pooled over the cells' log visits: the median difference of two of a cell; 0 without two.
+
+    It holds for any number of visits. Deviations from a cell's own median do not: of three visits one is always 0, and
+    their MAD shows 57 % of σ. A quarter of the visits may be wild. Source: Rousseeuw & Croux, JASA 88 (1993), §3.
+    """
+    differences = [abs(a - b) for logs in cells for a, b in combinations(logs, 2)]
+    return float(np.median(differences)) / _DIFFERENCE_OF_TWO if differences else 0.0
+
+
+def tie_threshold(noise: float) -> float:
+    """Return δ = max(2 %, 3σ̂): a smaller difference is not told from noise, or changes nobody's decision."""
+    return max(_SMALLEST_DELTA, 3 * noise)
+
+
+def trial_seconds(measurement: Measurement) -> list[float]:
+    """Return each trial's seconds per iteration, the median of its batches: they share what disturbed the trial."""
+    return [median(sample.seconds) for sample in measurement.samples]
+
+
+def rate_gbs(cell: Cell, seconds: float) -> float:
+    """Return a cell's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
+    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    return algbw(cell.moved_bytes, seconds) * factor
+
+
+def summarize(measurement: Measurement) -> Summary:
+    """Return the cell's medians and interval. The measurement must hold at least one sample."""
+    cell = measurement.cell
+    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    moved = cell.moved_bytes
+    trials = trial_seconds(measurement)
+    middle = median(trials)
+    interval = median_interval(trials)
+    launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
+    return Summary(
+        seconds=middle,
+        algbw=algbw(moved, middle),
+        busbw=algbw(moved, middle) * factor,
+        # The slowest time is the lowest bandwidth.
+        interval=interval and (algbw(moved, interval[1]) * factor, algbw(moved, interval[0]) * factor),
+        visits=tuple(algbw(moved, seconds) * factor for seconds in trials),
+        launch_seconds=median(launches) if launches else None,
+        concurrent=any(sample.concurrent for sample in measurement.samples),
+    )
+
+
+# Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and visits works.
+
+
+_Array = NDArray[np.float64]
+# ±8 σ holds all but 1e-15 of a normal; 1/200 σ steps give four digits.
+_GRID: _Array = np.linspace(-8.0, 8.0, 3201)
+# The range of 1,000 normals exceeds 12 σ once in 1e6.
+_RANGES: _Array = np.linspace(0.0, 12.0, 241)
+
+
+def _density(x: _Array) -> _Array:
+    return np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def _cumulative(x: _Array) -> _Array:
+    return np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
+
+
+@functools.cache
+def _below_grid() -> _Array:
+    return _cumulative(_GRID)
+
+
+@functools.cache
+def _range_distribution(n: int) -> _Array:
+    """Return P(range of n independent standard normals ≤ w) for each w of `_RANGES`.
+
+    Source: David & Nagaraja, Order Statistics, §2.3: P = n ∫ φ(x) (Φ(x + w) − Φ(x))^(n−1) dx.
+    """
+    density, below = n * _density(_GRID), _below_grid()
+    inside = (np.interp(_GRID + width, _GRID, below) - below for width in _RANGES)
+    return np.array([np.trapezoid(density * part ** (n - 1), _GRID) for part in inside])
+
+
+@functools.cache
+def range_quantile(n: int, probability: float = 0.95, freedom: float = math.inf) -> float:
+    """Return w with P(range of n standard normals ≤ w · s) = probability: the studentized range's quantile, in σ.
+
+    `s` is an independent estimate of σ with that many degrees of freedom, which need not be whole; ∞ knows σ.
+    """
+    spreads, weights = _spread_distribution(freedom)
+    chances = _range_distribution(n)
+    low, high = 0.0, 1000.0  # of two normals with half a degree of freedom the 99 % quantile is below
+    for _ in range(50):
+        middle = (low + high) / 2
+        inside = float(weights @ np.interp(middle * spreads, _RANGES, chances))
+        low, high = (middle, high) if inside < probability else (low, middle)
+    return high
+
+
+@functools.cache
+def _spread_distribution(freedom: float) -> tuple[_Array, _Array]:
+    """Return values of s = √(χ²/freedom) and their probabilities."""
+    if math.isinf(freedom):
+        return np.ones(1), np.ones(1)
+    # Midpoints, as the density has a pole at 0 below one degree of freedom.
+    edges = np.linspace(0.0, 1 + 8 / math.sqrt(2 * freedom), 1001)
+    spreads = (edges[1:] + edges[:-1]) / 2
+    logs = (freedom - 1) * np.log(spreads) - freedom * spreads * spreads / 2
+    weights = np.exp(logs - logs.max())
+    return spreads, weights / weights.sum()
+
+
+@functools.cache
+def median_deviation(n: int) -> float:
+    """Return the standard deviation of the median of n independent standard normals (1.2533/√n for large n)."""
+    if n == 1:
+        return 1.0
+    # The lower middle order statistic; for even n the two middles average to slightly less, so this errs wide.
+    rank = (n + 1) // 2
+    weight = rank * math.comb(n, rank)
+    below = _below_grid()
+    density = weight * below ** (rank - 1) * (1 - below) ** (n - rank) * _density(_GRID)
+    mean = float(np.trapezoid(_GRID * density, _GRID))
+    return math.sqrt(float(np.trapezoid((_GRID - mean) ** 2 * density, _GRID)))
+
+
+# Huber's robust linear estimate for many unknowns, of which each measurement shows a few.
+
+
+# Huber's constant for 95 % efficiency under normal noise [Huber & Ronchetti, Robust Statistics, §4].
+_HUBER = 1.345
+# Of log bandwidth: the estimate is settled when nothing moves by a thousandth of a percent.
+_STEPS, _SETTLED = 50, 1e-5
+# Of log bandwidth: nothing repeats better than to 0.1 %, and weights would divide by nothing.
+_LEAST_SIGMA = 1e-3
+# Holds near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
+# deviation were 16 times the noise, 30 % for 2 %. Of an effect that eight measurements show it takes a two-thousandth.
+_RIDGE = 0.004
+_PRECISE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The unknowns, one measurement's noise `sigma` with its degrees of freedom, and the matrix of normal equations."""
+
+    values: _Array
+    sigma: float
+    freedom: int
+    normal: _Array
+
+    def errors(self) -> _Array:
+        """Return the unknowns' standard errors."""
+        return self.sigma * np.sqrt(np.diag(_inverse(self.normal)))
+
+
+def estimate(dense: _Array, held: _Array, measured: _Array) -> Estimate:
+    """Return the unknowns (columns of `dense`) that explain `measured`, under `held` @ unknowns = 0.
+
+    The first one is common to all measurements. Solved by conjugate gradients from the last step's result, without the
+    zeros: each measurement shows few unknowns.
+    """
+    design: Any = csr_array(dense)
+    ridge = np.where(np.arange(dense.shape[1]) > 0, _RIDGE, 0.0)
+    values, weights = np.zeros(dense.shape[1]), np.ones(len(measured))
+    freedom = max(1, len(measured) - dense.shape[1] + len(held))
+    sigma = _LEAST_SIGMA
+    for _ in range(_STEPS):
+        before = values
+        system = _System(design, weights, held, ridge)
+        values = system.solved(design.T @ (weights * measured), before)
+        rest = np.abs(measured - design @ values)
+        sigma = max(_LEAST_SIGMA, _MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / freedom))
+        weights = np.minimum(1.0, _HUBER * sigma / np.maximum(rest, _LEAST_SIGMA))
+        if float(np.max(np.abs(values - before))) < _SETTLED:
+            break
+    return Estimate(values, sigma, freedom, system.dense())
+
+
+class _System:
+    """The normal equations of weighted least squares: designᵀ W design + heldᵀ held + ridge."""
+
+    def __init__(self, design: Any, weights: _Array, held: _Array, ridge: _Array) -> None:
+        self._normal: Any = csr_array(design.T @ design.multiply(weights[:, None]))
+        self._held, self._ridge = held, ridge
+
+    def dense(self) -> _Array:
+        found: _Array = self._normal.toarray() + self._held.T @ self._held + np.diag(self._ridge)
+        return found
+
+    def solved(self, right: _Array, begin: _Array) -> _Array:
+        diagonal = self._normal.diagonal() + (self._held**2).sum(axis=0) + self._ridge
+        shape = 2 * (len(begin),)
+        system: Any = LinearOperator(shape, matvec=self._times, dtype=np.float64)
+        scaling: Any = LinearOperator(shape, matvec=lambda values: values / diagonal, dtype=np.float64)
+        solution, _ = cg(system, right, begin, rtol=_PRECISE, M=scaling, maxiter=20 * len(begin))
+        return np.asarray(solution, dtype=np.float64)
+
+    def _times(self, values: _Array) -> _Array:
+        found: _Array = self._normal @ values + self._held.T @ (self._held @ values) + self._ridge * values
+        return found
+
+
+def _inverse(matrix: _Array) -> _Array:
+    """Return the inverse of a positive definite matrix, by sweeping one row after another.
+
+    Not by LAPACK: beside other work its threads wait for each other for seconds, over what one does in milliseconds.
+    """
+    swept = matrix.copy()
+    for k in range(len(swept)):
+        pivot, row, column = swept[k, k], swept[k].copy(), swept[:, k].copy()
+        swept -= np.multiply.outer(column, row / pivot)
+        swept[k], swept[:, k], swept[k, k] = row / pivot, -column / pivot, 1 / pivot
+    return swept

@@ -1,0 +1,119 @@
+"""Everything that a run says of the order of links and pairs: `rank`'s page, its JSON and its Python answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collbench.analysis.fits import Fit, Unfitted, fit_links
+from collbench.analysis.outcome import Absences
+from collbench.analysis.tiers import FEWEST_VISITS, Members, Ranking, cells_of, kind_of, places_of, rank_links
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
+
+# Up to here a message's time is mostly latency: at 400 GB/s 64 KiB take 0.16 µs of some 3.
+_SMALL = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A place that a ranking lacks, and why."""
+
+    work: Work
+    size_bytes: int
+    members: Members
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankedWork:
+    """What one work says: `bandwidth` at a large size, `latency` at a small one, α–β fits over all sizes.
+
+    `incomplete` are larger (smaller) sizes that were passed over, as fewer places have them: (size in bytes, places).
+    """
+
+    work: Work
+    bandwidth: Ranking | None
+    latency: Ranking | None
+    fits: tuple[Fit | Unfitted, ...]
+    missing: tuple[Missing, ...]
+    incomplete: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def rankings(self) -> tuple[Ranking, ...]:
+        """The rankings there are."""
+        return tuple(ranking for ranking in (self.bandwidth, self.latency) if ranking is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """All works of a run that was measured on links, pairs or devices, in the model's order. `fabric` is sim's."""
+
+    backend: str
+    fabric: str
+    hostname: str
+    devices: tuple[str, ...]
+    works: tuple[RankedWork, ...]
+
+    @property
+    def judged(self) -> bool:
+        """True where any ranking has the visits that tell noise."""
+        return any(ranking.visits >= FEWEST_VISITS for ranked in self.works for ranking in ranked.rankings)
+
+
+def rank_summary(run: Run, operation: Operation | None = None, size_bytes: int | None = None) -> RankSummary:
+    """Return the tiers and fits of every work, or of one operation; at one size, or at the largest and the smallest.
+
+    A work that lacks the size asked for has no ranking there.
+    """
+    works = tuple(
+        _ranked(run, work, counts, size_bytes)
+        for work, counts in _measured(run).items()
+        if operation in (None, work.operation)
+    )
+    tags = tuple(device.tag for device in run.devices)
+    return RankSummary(run.backend, run.machine.fabric, run.machine.hostname, tags, works)
+
+
+def _measured(run: Run) -> dict[Work, Counter[int]]:
+    """Return each work that ran on links, pairs or devices, with how many of them each size has."""
+    works = sorted({found.cell.work for found in run.measurements if found.samples}, key=_order)
+    sizes = {work: sorted({found.cell.size_bytes for found in run.measured(work.variant)}) for work in works}
+    counts = {work: Counter({size: len(cells_of(run, work, size)) for size in sizes[work]}) for work in works}
+    return {work: +counted for work, counted in counts.items() if +counted}
+
+
+def _order(work: Work) -> tuple[int, int, int]:
+    node = -1 if work.numa_node is None else work.numa_node
+    return list(Variant).index(work.variant), list(Operation).index(work.operation), node
+
+
+def _ranked(run: Run, work: Work, counts: Counter[int], asked: int | None) -> RankedWork:
+    most = max(counts.values())
+    full = [size for size, count in counts.items() if count == most]
+    large, small = max(full), min(full)
+    sizes = [asked] if asked is not None else [large] + [small] * (small < large and small <= _SMALL)
+    rankings = [rank_links(run, work, size) for size in sizes]
+    passed = [size for size in counts if asked is None and (size > large or (size < small and len(sizes) == 2))]
+    return RankedWork(
+        work=work,
+        bandwidth=rankings[0],
+        latency=rankings[1] if len(rankings) == 2 else None,
+        fits=fit_links(run, work),
+        missing=tuple(lack for size in sizes if counts[size] for lack in _missing(run, work, size)),
+        incomplete=tuple((size, counts[size]) for size in sorted(passed)),
+    )
+
+
+def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
+    """Yield the links, pairs or devices that have no sample."""
+    there = {tuple(sorted(members)) if _unordered(work) else members for members in cells_of(run, work, size_bytes)}
+    absences = Absences(run)
+    for members in places_of(work, range(len(run.devices))):
+        if members not in there:
+            yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes).reason)
+
+
+def _unordered(work: Work) -> bool:
+    return kind_of(work) == "pair"

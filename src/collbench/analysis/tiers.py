@@ -1,0 +1,409 @@
+"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method.md has the rule)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations, permutations
+from statistics import median
+
+from collbench.analysis.outcome import Absences, outcome
+from collbench.analysis.stats import median_deviation, range_quantile, summarize, visit_noise
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Measurement, Run
+
+# What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md has the rule).
+#
+# Everything is in log bandwidth, so that differences are ratios.
+
+
+Members = tuple[int, ...]
+
+_MIB = 2**20
+# METHOD.md §4: a smaller difference changes nobody's decision. Below 1 MiB three times that, as §2.7 asks three times
+# less of a small cell: 6 % of the 5 µs of a small message is what its launch alone may vary by.
+_DELTA, _SMALL_DELTA = 0.02, 0.06
+FEWEST_VISITS = 3  # METHOD.md §4: three visits screen
+_PUBLISHING_VISITS = 5  # at least five publish a tier, so fewer have to be surer
+_LEVEL, _SCREENING_LEVEL = 0.95, 0.99
+_TIE_LEVEL = 0.90
+# σ̂ from differences of visits is as sure as a standard deviation of about half as many (benchmarks/ties.py).
+_FREEDOM_SHARE = 0.5
+# Of seven equally noisy visits σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its kind.
+_NOISIER = 2.5
+# From this many on one wild visit may be passed over on either side: 1 − 2 · 8/2^7 = 87 % still cover the median.
+_VISITS_WITH_AN_OUTLIER = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One link's log bandwidth: the median of its visits (ascending), its standard error with degrees of freedom.
+
+    `error` is by the noise of the link's label, `wary` by its own where that is much larger.
+    """
+
+    members: Members
+    label: str
+    visits: tuple[float, ...]
+    middle: float
+    error: float
+    wary: float
+    freedom: float
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The order statistics that hold the median: all visits, from seven on all but the outermost."""
+        drop = int(len(self.visits) >= _VISITS_WITH_AN_OUTLIER)
+        return self.visits[drop], self.visits[-1 - drop]
+
+
+def tolerance(size_bytes: int) -> float:
+    """Return δ, the ratio up to which a difference changes nobody's decision: 2 %, below 1 MiB 6 %."""
+    return _DELTA if size_bytes >= _MIB else _SMALL_DELTA
+
+
+def cells_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
+    """Return the run's measurements of a work at a size, by members: links and pairs, of host copies single devices."""
+    wanted = 1 if work.variant is Variant.HOST else 2
+    cells = (found for found in run.measured(work.variant) if found.cell.work == work)
+    return {
+        found.cell.members: found
+        for found in cells
+        if found.cell.size_bytes == size_bytes and len(found.cell.members) == wanted
+    }
+
+
+def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
+    """Return the label of each link or pair, "host" for a single device, "?" where the run has none."""
+    labels = {frozenset(path.devices): path.label for path in run.paths}
+    return {some: "host" if len(some) == 1 else labels.get(frozenset(some), "?") for some in members}
+
+
+def estimates(cells: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
+    """Return the estimate of each cell's link, from busbw in GB/s."""
+    return estimates_of(
+        {members: [*map(math.log, summarize(found).visits)] for members, found in cells.items()}, labels
+    )
+
+
+def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
+    """Return each link's estimate from the logs of its visits; σ̂ of a visit is pooled within a label."""
+    pools: dict[str, list[Members]] = defaultdict(list)
+    for members in logs:
+        pools[labels[members]].append(members)
+    made = {}
+    for label, pool in pools.items():
+        together = visit_noise(logs[members] for members in pool)
+        freedom = _FREEDOM_SHARE * sum(len(logs[members]) - 1 for members in pool)
+        for members in pool:
+            visits, own = tuple(sorted(logs[members])), visit_noise([logs[members]])
+            share = median_deviation(len(visits))
+            wary = (own if own > _NOISIER * together else together) * share
+            middle = median(visits)
+            made[members] = Estimate(members, label, visits, middle, together * share, wary, freedom)
+    return made
+
+
+def margin(a: Estimate, b: Estimate, count: int) -> float:
+    """Return how far apart two of `count` equal links may look, a ratio: the simultaneous interval of their difference.
+
+    Tukey's and Kramer's: the studentized range's quantile over √2, times the difference's standard error.
+    """
+    few = min(len(a.visits), len(b.visits)) < _PUBLISHING_VISITS
+    return _quantile(a, b, count, _SCREENING_LEVEL if few else _LEVEL) * math.hypot(a.error, b.error)
+
+
+def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
+    """Return whether one of `count` links is slower than another by more than δ, for certain.
+
+    Two conditions beside the simultaneous interval guard against a link that is noisier than its pool, or hit by a
+    few wild visits: nearly all of its visits are slower than the other's median, and the other's faster than its own.
+    """
+    if min(len(top.visits), len(other.visits)) < FEWEST_VISITS:
+        return False  # a visit or two show no noise, so everything would look certain
+    wary = replace(other, error=other.wary)
+    far = top.middle - other.middle > delta + margin(top, wary, count)
+    return far and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
+
+
+def ties(a: Estimate, b: Estimate, delta: float) -> bool:
+    """Return whether two links are equal up to δ: the 90 % interval of their difference lies within ±δ."""
+    if a is b:
+        return True
+    if min(len(a.visits), len(b.visits)) < FEWEST_VISITS:
+        return False
+    error = _quantile(a, b, 2, _TIE_LEVEL) * math.hypot(a.error, b.error)
+    return abs(a.middle - b.middle) + error <= delta
+
+
+def _quantile(a: Estimate, b: Estimate, count: int, level: float) -> float:
+    """Return by how many standard errors two of `count` equal links may differ: for two, Student's quantile."""
+    return range_quantile(count, level, _freedom(a, b)) / math.sqrt(2)
+
+
+def _freedom(a: Estimate, b: Estimate) -> float:
+    """Return the degrees of freedom of a difference (Welch–Satterthwaite), rounded down so that few differ."""
+    if a.label == b.label:
+        exact = a.freedom
+    else:
+        parts = sum(part.error**4 / part.freedom for part in (a, b) if part.freedom)
+        exact = (a.error**2 + b.error**2) ** 2 / parts if parts else 0.0
+    if exact < 1:
+        return 0.5
+    digit = 10.0 ** (math.floor(math.log10(exact)) - 1)
+    return math.floor(exact / digit) * digit
+
+
+# Which links and pairs differ and which tie: order, tiers and words (METHOD.md §4; docs/method.md has the rule).
+
+
+# Where equals may look further apart than this many δ, their looking alike says nothing.
+_WIDEST_NOISE = 3
+
+
+class Relation(StrEnum):
+    """How a link stands to the best of all; FAILED: something on it failed or moved wrong data, whatever its rate."""
+
+    TIED = "tied"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One link, pair or device: bandwidth in GB/s with its 95 % interval, seconds, tier (1 is best), and relation."""
+
+    members: Members
+    label: str
+    gbs: float
+    interval: tuple[float, float] | None
+    seconds: float
+    tier: int
+    relation: Relation
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The two members. Raises ValueError for a single device."""
+        first, second = self.members
+        return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """All links, pairs or devices (`kind`) of one work and size, best first.
+
+    Ratios: `spread` is (best − worst) / best; `delta` the difference that changes nobody's decision; `noise` how far
+    apart equals may look. `visits` are the fewest that any got. `failed` are the places where something failed or moved
+    wrong data, `lacking` those without a figure though there should be one, and `excused` counts those that never have
+    one here (no peer access).
+    """
+
+    work: Work
+    size_bytes: int
+    kind: str
+    standings: tuple[Standing, ...]
+    delta: float
+    noise: float
+    spread: float
+    visits: int
+    failed: tuple[Members, ...] = ()
+    lacking: tuple[Members, ...] = ()
+    excused: int = 0
+
+    @property
+    def places(self) -> int:
+        """How many places there are, with a figure or without."""
+        return len(self.standings) + len(self.lacking) + self.excused
+
+    @property
+    def operation(self) -> Operation:
+        """What was timed."""
+        return self.work.operation
+
+    @property
+    def tiers(self) -> int:
+        """How many tiers there are."""
+        return self.standings[-1].tier
+
+    @property
+    def one_tier(self) -> bool:
+        """True where none is distinguishable from the best; that may also mean that too little was measured."""
+        return self.tiers == 1
+
+    @property
+    def all_tied(self) -> bool:
+        """True where enough visits put all within δ, or within what noise makes of equals: the choice does not matter.
+
+        It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
+        for being the highest of many noisy figures. Noise that would hide three times δ proves nothing; nor does a
+        ranking that lacks places, or one with a place that failed.
+        """
+        if self.failed or self.lacking:
+            return False
+        proves = self.visits >= FEWEST_VISITS and self.noise <= _WIDEST_NOISE * self.delta
+        return self.one_tier and proves and self.spread <= max(self.delta, self.noise)
+
+    @property
+    def verdict(self) -> str:
+        """Return in half a sentence whether they differ."""
+        if self.places == 1 and not self.failed:
+            return f"there is one {self.kind}, so there is nothing to choose"
+        if self.all_tied:
+            what = "bandwidth" if self.size_bytes >= _MIB else "latency"
+            noise = ", which is noise" if self.spread > self.delta else ""
+            some = f"{len(self.standings)} of {self.places} " if self.excused else ""
+            return f"all {some}{self.kind}s tie within {self.spread:.1%}{noise}: the choice does not affect {what}"
+        if self.one_tier:
+            other = "other " if self.failed else ""
+            slower = f"the worst looks {self.spread:.1%} slower than the best"
+            return f"{self._doubts}no {other}{self.kind} differs for certain: {slower}"
+        return f"{self._doubts}{self.tiers} tiers: the worst {self.kind} is {self.spread:.0%} slower than the best"
+
+    @property
+    def _doubts(self) -> str:
+        """Return what a ranking of some of the places begins with."""
+        if self.failed:
+            return f"{len(self.failed)} of {self.places} {self.kind}s failed; "
+        return f"{len(self.standings)} of {self.places} {self.kind}s were measured; " if self.lacking else ""
+
+
+# The same statistics; a name for those whose members are directed links where the work has a direction.
+LinkRanking = Ranking
+
+
+def rank_links(run: Run, work: Work, size_bytes: int) -> LinkRanking | None:
+    """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices."""
+    cells = cells_of(run, work, size_bytes)
+    field = _Field(run, work, size_bytes, kind_of(work), tuple(places_of(work, range(len(run.devices)))))
+    return _ranking(field, cells, estimates(cells, labels_of(run, cells)))
+
+
+def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
+    """Return the unordered pairs of a run in tiers, None without any. A copy counts by its slower direction.
+
+    A ring needs both directions: a pair of which one was left untried has no figure. `among` are the positions whose
+    pairs there should be, all by default.
+    """
+    work = Work(operation)
+    cells = cells_of(run, work, size_bytes)
+    found = estimates(cells, labels_of(run, cells))
+    asked = (m for m in run.measurements if (m.cell.work, m.cell.size_bytes) == (work, size_bytes))
+    untried = {frozenset(measurement.cell.members) for measurement in asked if measurement.untried}
+    slower: dict[Members, Members] = {}
+    for members in found:
+        pair = (min(members), max(members))
+        if frozenset(pair) in untried:
+            continue
+        other = slower.get(pair)
+        if other is None or (found[members].middle, members) < (found[other].middle, other):
+            slower[pair] = members
+    positions = range(len(run.devices)) if among is None else sorted(among)
+    return _ranking(
+        _Field(run, work, size_bytes, "pair", tuple(combinations(positions, 2))),
+        {pair: cells[members] for pair, members in slower.items()},
+        {pair: found[members] for pair, members in slower.items()},
+    )
+
+
+def kind_of(work: Work) -> str:
+    """Return what one standing of a work is: "device", "pair" or "link"."""
+    if work.variant is Variant.HOST:
+        return "device"
+    return "pair" if work.operation.is_collective or work.variant is Variant.BOTH_WAYS else "link"
+
+
+def places_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
+    """Return the links, pairs or devices among ascending positions that a work may run on."""
+    kind = kind_of(work)
+    if kind == "device":
+        return ((position,) for position in positions)
+    return (combinations if kind == "pair" else permutations)(positions, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What a ranking is about: a work of a run at a size, what one place of it is, and the places there should be."""
+
+    run: Run
+    work: Work
+    size_bytes: int
+    kind: str
+    places: tuple[Members, ...]
+
+
+def _ranking(
+    field: _Field,
+    cells: Mapping[Members, Measurement],
+    found: Mapping[Members, Estimate],
+) -> Ranking | None:
+    if not found:
+        return None
+    order = sorted(found, key=lambda members: _rank(found[members]))
+    delta = tolerance(field.size_bytes)
+    troubles = outcome(field.run)
+    ordered = [found[members] for members in order]
+    tiers = tiers_of(ordered, delta)
+    best, worst = ordered[0], ordered[-1]
+    standings = []
+    for members, estimate, tier in zip(order, ordered, tiers, strict=True):
+        summary = summarize(cells[members])
+        broken = troubles.failed(members)
+        relation = Relation.FAILED if broken else _relation(best, estimate, len(ordered), delta)
+        standings.append(
+            Standing(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
+        )
+    there = {frozenset(members) if field.kind == "pair" else members for members in found}
+    absent = [p for p in field.places if (frozenset(p) if field.kind == "pair" else p) not in there]
+    absences = Absences(field.run)
+    excused = [place for place in absent if absences.of(field.work, place, field.size_bytes).by_design]
+    return Ranking(
+        work=field.work,
+        size_bytes=field.size_bytes,
+        kind=field.kind,
+        standings=tuple(standings),
+        delta=delta,
+        noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
+        spread=1 - math.exp(worst.middle - best.middle),
+        visits=min(len(estimate.visits) for estimate in ordered),
+        failed=tuple(place for place in field.places if troubles.failed(place)),
+        lacking=tuple(place for place in absent if place not in excused),
+        excused=len(excused),
+    )
+
+
+def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Members]:
+    """Return what sorts the best first; of equals the one that most is known of, for the others are held against it.
+
+    Numbers decide between places last: under other numbers the machine is the same.
+    """
+    return -estimate.middle, -len(estimate.visits), estimate.wary, estimate.visits, estimate.members
+
+
+def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
+    """Return each link's tier; one opens where a link differs from its tier's *top*, so that steps do not chain.
+
+    It begins below the widest gap between the two: links of one kind whose rate is near the limit stay together, though
+    only some of them differ for certain.
+    """
+    starts = [0]
+    for place, estimate in enumerate(ordered):
+        while differs(ordered[starts[-1]], estimate, len(ordered), delta):
+            starts.append(_below_widest_gap(ordered, starts[-1], place))
+    return [bisect_right(starts, place) for place in range(len(ordered))]
+
+
+def _below_widest_gap(ordered: Sequence[Estimate], top: int, place: int) -> int:
+    """Return where the widest gap between neighbours ends, from a top to a place below; of equal ones the last."""
+    gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, place + 1)}
+    return max(gaps, key=lambda p: (gaps[p], p))
+
+
+def _relation(best: Estimate, other: Estimate, count: int, delta: float) -> Relation:
+    if differs(best, other, count, delta):
+        return Relation.DIFFERENT
+    return Relation.TIED if ties(best, other, delta) else Relation.UNDECIDED

@@ -1,0 +1,102 @@
+"""Many runs over time: each operation at its largest size, its worst place and its median, against the first run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from collbench.analysis.compare import (
+    Comparison,
+    Difference,
+    Key,
+    Named,
+    Verdict,
+    cells,
+    compare,
+    differences,
+    match_devices,
+)
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run's figures of a work at a size, GB/s. `worst` are positions of the first run; `change` is of the median.
+
+    `worse` counts the cells of this work and size that are worse than in the first run for certain, `cells` all.
+    """
+
+    run: int
+    worst: tuple[int, ...]
+    worst_gbs: float
+    median_gbs: float
+    change: float
+    worse: int
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One work at the largest size that all runs have of it, with a point for each run, by date."""
+
+    work: str
+    size_bytes: int
+    places: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Runs by date, their lines, and the last one cell by cell against the first.
+
+    `steps` are of each run what else differs from the run before it: NCCL, driver, host, ….
+    """
+
+    runs: tuple[Run, ...]
+    steps: tuple[tuple[Difference, ...], ...]
+    lines: tuple[Line, ...]
+    last: Comparison
+
+
+def by_date(runs: Sequence[Run]) -> list[int]:
+    """Return the runs' places, oldest first; those of one second as given."""
+    return sorted(range(len(runs)), key=lambda place: runs[place].started)
+
+
+def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = None) -> Trend:
+    """Return what became of the first run; `runs` are sorted by date, two at least."""
+    first, *later = runs
+    all_cells = [cells(first), *(cells(run, match_devices(first, run).positions) for run in later)]
+    compared = [compare(first, run, fail_below, operation) for run in later]
+    common = set.intersection(*(set(found) for found in all_cells))
+    works = {key.work for key in common if operation in (None, all_cells[0][key].work.operation)}
+    lines = []
+    for work in sorted(works):
+        size = max(key.size_bytes for key in common if key.work == work)
+        keys = sorted(key for key in common if key.work == work and key.size_bytes == size)
+        lines.append(_line(work, keys, all_cells, compared))
+    return Trend(tuple(runs), ((), *map(_step, runs, later)), tuple(lines), compared[-1])
+
+
+def _step(before: Run, run: Run) -> tuple[Difference, ...]:
+    """Return what differs beside the date, which each run has beside its name."""
+    found = differences(before, run, match_devices(before, run).positions)
+    return tuple(difference for difference in found if difference.what != "started")
+
+
+def _line(work: str, keys: list[Key], runs: list[dict[Key, Named]], compared: list[Comparison]) -> Line:
+    wanted = set(keys)
+    found_worse = [{change.key for change in one.changes if change.verdict is Verdict.WORSE} for one in compared]
+    worse = [0, *(len(found & wanted) for found in found_worse)]
+    points: list[Point] = []
+    for place, found in enumerate(runs):
+        rates = {key: found[key].gbs for key in keys}
+        slowest = min(keys, key=lambda key: (rates[key], key))
+        middle = median(rates.values())
+        start = points[0].median_gbs if points else middle
+        points.append(
+            Point(place, slowest.members, rates[slowest], middle, middle / start - 1, worse[place], len(keys))
+        )
+    return Line(work, keys[0].size_bytes, len(keys), tuple(points))

@@ -1,0 +1,439 @@
+"""How devices are wired, as far as labels and measured rates tell: NVLinks, switches, PCIe, with capacities in GB/s."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.analysis.physics import HIDDEN
+from collbench.analysis.rings import Sets
+from collbench.machine import theory
+from collbench.machine.labels import is_nvlink, nvlinks
+from collbench.model.run import Audit, Device, Path
+
+# What pairs and ports carry in one direction at most, GB/s, by labels and the GPUs' names; ∞ where not known.
+
+
+Rates = NDArray[np.float64]
+Pair = tuple[int, int]
+
+
+def pair_capacities(devices: Sequence[Device], paths: Mapping[Pair, Path], links: Rates) -> Rates:
+    """Return what each pair carries at most over what it uses: its NVLinks where `links` > 0, else the slots."""
+    capacity = np.full((len(devices), len(devices)), math.inf)
+    for pair, path in paths.items():
+        ends = devices[pair[0]], devices[pair[1]]
+        if links[pair] > 0:
+            port = min(theory.most_nvlink_gbs(end.name) for end in ends)
+            carried = (path.theory_gbs or port) if nvlinks(path) else port
+        else:
+            carried = min(path.theory_gbs or math.inf, *map(_slot, ends))
+        capacity[pair] = capacity[pair[::-1]] = carried
+    return capacity
+
+
+def port_capacities(
+    devices: Sequence[Device], paths: Mapping[Pair, Path], links: Rates, plane: NDArray[np.intp], capacity: Rates
+) -> Rates:
+    """Return what each device sends at most over all its NVLinks, shape (n,); ∞ for those without any.
+
+    Through a switch every pair has the whole port; direct links add up, to no more than the GPU has where labels hide
+    some of them.
+    """
+    ports = np.full(len(devices), math.inf)
+    hidden = {place for pair, path in paths.items() if links[pair] > 0 and not nvlinks(path) for place in pair}
+    for place, device in enumerate(devices):
+        there = capacity[place, links[place] > 0]
+        if len(there):
+            total = float(there.max() if plane[place] >= 0 else there.sum())
+            ports[place] = min(total, theory.most_nvlink_gbs(device.name)) if place in hidden else total
+    return ports
+
+
+def _slot(device: Device) -> float:
+    limit = theory.slot(device)
+    return limit.gbs if limit else math.inf
+
+
+# What labels alone promise in GB/s, where nothing was measured.
+
+
+# One way of an NVLink, where nobody says which: a V100's as achieved [METHOD.md §5]. Only the count matters for order.
+_NVLINK_GBS = 24.2
+# Of what NVML says its links can: 0.97 is achieved on a V100, 0.88 on an H200 [METHOD.md §5].
+_NVLINK_SHARE = 0.9
+# PCIe, one way: NODE as achieved on a V100 machine [METHOD.md §5], the others in the order of the labels alone.
+_PCIE_GBS = {"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.5, "SYS": 9.0}
+_UNKNOWN_GBS = 8.0
+
+
+def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.float64]:
+    """Return what each pair of n devices is expected to carry in each direction, GB/s; 0 for pairs without a label."""
+    rates = np.zeros((n, n))
+    for pair, path in paths.items():
+        rates[pair] = rates[pair[::-1]] = _guess(path)
+    return rates
+
+
+def _guess(path: Path) -> float:
+    links = nvlinks(path)
+    if not links:
+        return _PCIE_GBS.get(path.label, _UNKNOWN_GBS)
+    return _NVLINK_SHARE * path.theory_gbs if path.theory_gbs else _NVLINK_GBS * links
+
+
+# The one ring that a set runs where NVLinks do not close one: over PCIe, which its hops share (METHOD.md §6).
+#
+# A ring crosses the uplink of a PCIe switch once each way, however many members sit below. But where its GPUs cannot
+# reach each other directly, every hop goes up to the host and down again, and the uplink is shared by all of them.
+# Then two GPUs below one switch are slower than two of different switches, and half of what the uplink carries.
+
+
+Values = NDArray[np.float64]
+
+_LABELS = ("PIX", "PXB")
+# Two hops through an uplink that one fills get half each; an uplink that is not full leaves both their rate.
+_SHARED = 0.75
+# A device whose best path across is below this share of the others' is slow itself.
+_SLOW = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Uplinks:
+    """The PCIe switches of one level, by device, shape (n,): `group` numbers the switch that a device is below.
+
+    `staged` tells whether hops inside that group go through the host; `capacity` is what its uplink carries one way,
+    GB/s, infinite where no pair filled it.
+    """
+
+    group: NDArray[np.intp]
+    staged: NDArray[np.bool_]
+    capacity: Values
+
+    def of(self, place: Sequence[int]) -> Uplinks:
+        """Return the same for some of the devices."""
+        some = list(place)
+        return Uplinks(self.group[some], self.staged[some], self.capacity[some])
+
+
+def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values, capacity: Values) -> tuple[Uplinks, ...]:
+    """Return the switches below which labels say that devices sit, level by level, and what pairs show of each.
+
+    `capacity` is what each pair carries at most, GB/s. A pair without a rate is taken for what makes a switch carry
+    least: 0 below it, its limit across.
+    """
+    slower = np.minimum(rates, rates.T)
+    over_pcie = (links == 0) & ~np.eye(n, dtype=bool)
+    within = np.where(over_pcie, slower, np.nan)
+    across = np.where(over_pcie, np.where(slower > 0, slower, capacity), np.nan)
+    denied = np.zeros((n, n), dtype=bool)
+    for pair, path in paths.items():
+        denied[pair] = denied[pair[::-1]] = path.peer_access not in (None, "OK") and not links[pair]
+    found = []
+    for depth in range(len(_LABELS)):
+        below = [pair for pair, path in paths.items() if (path.ancestor or path.label) in _LABELS[: depth + 1]]
+        found.append(_level(joined(below, n), within, across, denied))
+    return tuple(found)
+
+
+def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDArray[np.bool_]) -> Uplinks:
+    staged, capacity = np.zeros(len(group), dtype=bool), np.full(len(group), np.inf)
+    numbers, sizes = np.unique(group, return_counts=True)
+    for number in numbers[sizes > 1].tolist():
+        inside = group == number
+        below, beyond = _median(within, inside, inside), _median(across, inside, ~inside)
+        full = below is not None and beyond is not None and below < _SHARED * beyond
+        staged[inside] = full or denied[np.ix_(inside, inside)].any()
+        capacity[inside] = 2 * below if full and below is not None else np.inf
+    return Uplinks(group, staged, capacity)
+
+
+def _median(values: Values, here: NDArray[np.bool_], there: NDArray[np.bool_]) -> float | None:
+    """Return the median over the pairs from here to there, None without any."""
+    found = values[np.outer(here, there)]
+    found = found[~np.isnan(found)]
+    return float(np.median(found)) if len(found) else None
+
+
+def joined(pairs: Sequence[Pair], n: int) -> NDArray[np.intp]:
+    """Return for each of n devices the lowest one that it is joined to, by any chain of the pairs."""
+    group = np.arange(n, dtype=np.intp)
+    for a, b in pairs:
+        low, high = sorted((group[a], group[b]))
+        group[group == high] = low
+    return group
+
+
+def uplink_limits(sets: Sets, levels: Sequence[Uplinks], links: Values) -> tuple[Values, Values]:
+    """Return for each set what the fullest uplink leaves each hop, GB/s, and how many hops go through the host."""
+    out = _ways_out(sets, links)
+    limits, hops = np.full(len(sets), np.inf), np.zeros(len(sets))
+    for level in levels:
+        hops[:] = 0.0
+        for number in set(level.group.tolist()):
+            inside = level.group[sets] == number
+            leaving = inside.any(axis=1) & ~inside.all(axis=1)
+            member = int(np.flatnonzero(level.group == number)[0])
+            alone = (level.group == number).sum() == 1
+            load = (inside * out).sum(axis=1) if level.staged[member] or alone else leaving.astype(float)
+            carried = np.where(load > 0, level.capacity[member] / np.maximum(load, 1e-9), np.inf)
+            limits = np.minimum(limits, carried)
+            hops += load
+    return limits, hops
+
+
+def single_hops(rates: Values, links: Values, levels: Sequence[Uplinks], capacity: Values) -> Values:
+    """Return what each pair's path gives a hop that has it to itself, GB/s: both ways of a pair share a full uplink.
+
+    A device that is slow across switches, too, has no more to give than it shows there. What others would show across
+    is taken for their limit, `capacity`, where nobody measured it.
+    """
+    alone, slower = rates.copy(), np.minimum(rates, rates.T)
+    for level in levels:
+        together = np.equal.outer(level.group, level.group) & (links == 0)
+        apart = ~np.equal.outer(level.group, level.group) & (links == 0)
+        best = np.where(apart, slower, 0.0).max(axis=1)
+        able = np.where(apart, np.where(slower > 0, slower, capacity), 0.0).max(axis=1)
+        own = np.where(best < _SLOW * np.median(able), best, np.inf)
+        doubled = np.minimum(2 * rates, np.minimum.outer(own, own))
+        filled = together & np.isfinite(level.capacity)[:, None]
+        alone = np.where(filled, np.maximum(rates, doubled), alone)
+    return alone
+
+
+def _ways_out(sets: Sets, links: Values) -> Values:
+    """Return each member's part of a hop over PCIe: those that NVLinks chain together leave their chain by one."""
+    size = sets.shape[1]
+    if not links.any():
+        return np.ones(sets.shape)
+    near = links[sets[:, :, None], sets[:, None, :]] > 0
+    reach = near | np.eye(size, dtype=bool)
+    for _ in range(int(np.ceil(np.log2(size)))):  # paths of 1, 2, 4, … links
+        reach = (reach.astype(np.float32) @ reach.astype(np.float32)) > 0
+    return np.asarray(1.0 / reach.sum(axis=2))
+
+
+# How devices are wired, as far as labels and measured rates tell: NVLinks, switches, PCIe, in matrices.
+#
+# Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 where nothing is
+# known.
+
+
+# NV_DEGRADED begins below 0.7 of what its links promise [METHOD.md §5]; an NVLink label at PCIe's rate is not in use.
+_DEGRADED, _NO_FASTER = 0.7, 1.1
+# A pair this near to its whole number of links has them all: visits are no surer than that.
+_WHOLE = 0.04
+_BELOW_A_HOST = ("PIX", "PXB", "PHB")
+# What is left of a PCIe hop's bandwidth in a ring of many [METHOD.md §6: 5.6 of 9.5 GB/s were measured on a DGX-1V].
+CROWDED = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """The matrices that predictions rest on, of shape (n, n); `plane`, `host` and `port` are (n,).
+
+    `rates` are each pair's own, `nvlink` those over NVLinks, `links` counts those, `alone` is what a hop has that
+    shares its way with none; none exceeds what its links or its slots carry. `share` is what a hop over PCIe keeps of
+    its rate in a ring. `plane` numbers the NVSwitch that a device is on, −1 without. `capacity` is what each pair
+    carries at most, `port` what a device sends over all its NVLinks; ∞ where that is not known, or there are none.
+    `uplinks` are the PCIe switches, level by level, `host` numbers the host bridge. `broken` pairs corrupt or hang.
+
+    `missing` pairs were not measured: their rates are 0 here, and what they might hide is taken for the worst.
+    `filled` is the same machine with each of them as slow as the slowest pair like it, None where none is missing.
+    """
+
+    rates: Rates
+    nvlink: Rates
+    links: Rates
+    alone: Rates
+    share: Rates
+    plane: NDArray[np.intp]
+    capacity: Rates
+    port: Rates
+    uplinks: tuple[Uplinks, ...]
+    host: NDArray[np.intp]
+    broken: NDArray[np.bool_]
+    missing: NDArray[np.bool_]
+    filled: Wiring | None = None
+
+    def __len__(self) -> int:
+        """Return the number of devices."""
+        return len(self.rates)
+
+    def of(self, members: Sequence[int]) -> Wiring:
+        """Return the wiring of some of the devices, in the order given."""
+        place = list(members)
+        some = np.ix_(place, place)
+        return Wiring(
+            rates=self.rates[some],
+            nvlink=self.nvlink[some],
+            links=self.links[some],
+            alone=self.alone[some],
+            share=self.share[some],
+            plane=self.plane[place],
+            capacity=self.capacity[some],
+            port=self.port[place],
+            uplinks=tuple(level.of(place) for level in self.uplinks),
+            host=self.host[place],
+            broken=self.broken[some],
+            missing=self.missing[some],
+            filled=self.filled and self.filled.of(place),
+        )
+
+
+def wiring(
+    devices: Sequence[Device],
+    paths: Mapping[Pair, Path],
+    rates: Rates,
+    audits: Sequence[Audit] = (),
+    broken: NDArray[np.bool_] | None = None,
+) -> Wiring:
+    """Return the wiring that labels and measured rates show together; where they contradict, the rate decides.
+
+    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 where a pair has none: such
+    a pair never changes what kind of machine it is, for its label and the pairs like it tell that.
+    """
+    broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken
+    missing = (np.minimum(rates, rates.T) <= 0) & ~np.eye(len(rates), dtype=bool)
+    if not missing.any():
+        return _wired(devices, paths, rates, audits, broken)
+    filled = _wired(devices, paths, _filled(devices, paths, rates, missing), audits, broken)
+    found = _wired(devices, paths, np.where(missing, 0.0, rates), audits, broken, filled)
+    return replace(found, missing=missing & ~broken, filled=filled)
+
+
+def _wired(
+    devices: Sequence[Device],
+    paths: Mapping[Pair, Path],
+    rates: Rates,
+    audits: Sequence[Audit],
+    broken: NDArray[np.bool_],
+    filled: Wiring | None = None,
+) -> Wiring:
+    """Return the wiring of these rates; the kind of machine is that of `filled` where there is one."""
+    n = len(devices)
+    pairs = {pair: path for pair, path in paths.items() if _slower(rates, pair) > 0}
+    links = _links(n, pairs, rates)
+    joins = links if filled is None else filled.links
+    plane = _planes(devices, np.where(links > 0, rates, 0.0), links) if filled is None else filled.plane
+    capacity = pair_capacities(devices, paths, joins)
+    rates = np.minimum(rates, capacity)
+    nvlink = np.where(links > 0, rates, 0.0)
+    below = uplinks(n, paths, rates, links, capacity)
+    return Wiring(
+        rates=rates,
+        nvlink=np.minimum(_snapped(nvlink, links), capacity),
+        links=links,
+        alone=np.minimum(single_hops(rates, links, below, capacity), capacity),
+        share=np.where(links > 0, 1.0, _shares(n, paths, audits)),
+        plane=plane,
+        capacity=capacity,
+        port=port_capacities(devices, paths, joins, plane, capacity),
+        uplinks=below,
+        host=joined([pair for pair, path in paths.items() if (path.ancestor or path.label) in _BELOW_A_HOST], n),
+        broken=broken,
+        missing=np.zeros(rates.shape, dtype=bool),
+    )
+
+
+def _filled(devices: Sequence[Device], paths: Mapping[Pair, Path], rates: Rates, missing: NDArray[np.bool_]) -> Rates:
+    """Return the rates with each missing pair at the slowest of its label, or at its limit where none was measured."""
+    slowest: dict[tuple[str, int], float] = {}
+    for pair, path in paths.items():
+        if not missing[pair]:
+            kind = path.label, nvlinks(path)
+            slowest[kind] = min(slowest.get(kind, np.inf), _slower(rates, pair))
+    known = np.minimum(rates, rates.T)[~missing & ~np.eye(len(rates), dtype=bool)]
+    filled = np.where(missing, known.min(initial=np.inf) if len(known) else 0.0, rates)
+    for pair, path in paths.items():
+        if missing[pair]:
+            port = min(theory.most_nvlink_gbs(devices[end].name) for end in pair)
+            limit = path.theory_gbs or (port if nvlinks(path) else theory.FASTEST_SLOT_GBS)
+            filled[pair] = filled[pair[::-1]] = slowest.get((path.label, nvlinks(path)), limit)
+    return filled
+
+
+def _slower(rates: Rates, pair: Pair) -> float:
+    return float(min(rates[pair], rates[pair[::-1]]))
+
+
+def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
+    """Return how many NVLinks each pair uses: the label's, unless the rate says that it uses none or hides some."""
+    best = _best_over_pcie(n, pairs, rates)
+    each = _each_link(pairs, rates)
+    found = np.zeros((n, n))
+    for pair, path in pairs.items():
+        rate, labelled = _slower(rates, pair), nvlinks(path)
+        if labelled:
+            # What is no faster than its two devices are over PCIe, and far below its links, does not use them.
+            instead, whole = _NO_FASTER * min(best[place] for place in pair), labelled * each
+            used = rate > instead or (rate >= _DEGRADED * whole and whole > instead)
+            found[pair] = found[pair[::-1]] = labelled if used else 0
+        elif rate > HIDDEN * (path.theory_gbs or theory.FASTEST_SLOT_GBS):
+            found[pair] = found[pair[::-1]] = max(1, round(rate / each)) if each else 1
+    return found
+
+
+def _best_over_pcie(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> list[float]:
+    """Return each device's fastest pair without an NVLink label, GB/s; 0 without any."""
+    best = [0.0] * n
+    for pair, path in pairs.items():
+        for place in pair if not nvlinks(path) else ():
+            best[place] = max(best[place], _slower(rates, pair))
+    return best
+
+
+def _each_link(pairs: Mapping[Pair, Path], rates: Rates) -> float:
+    """Return what one NVLink carries, GB/s: the median over labelled pairs; 0 without any."""
+    labelled = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
+    return float(np.median(labelled)) if labelled else 0.0
+
+
+def _snapped(nvlink: Rates, links: Rates) -> Rates:
+    """Return NVLink rates with those at a whole number of links set to it: equal links must look equal to a packing."""
+    used = links > 0
+    if not used.any():
+        return nvlink
+    each = float(np.median(nvlink[used] / links[used]))
+    whole = links * each
+    near = used & (np.abs(nvlink - whole) <= _WHOLE * whole)
+    return np.where(near, whole, nvlink)
+
+
+def _shares(n: int, paths: Mapping[Pair, Path], audits: Sequence[Audit]) -> Rates:
+    """Return what a hop keeps beside others: METHOD.md's 0.6, or more where the audit of its label found more.
+
+    Less is left to `pcie`: an audit loads all switches at once, a ring of few devices does not.
+    """
+    found: dict[str, float] = {}
+    for audit in audits:
+        if not is_nvlink(audit.label):
+            found[audit.label] = min(found.get(audit.label, 1.0), max(audit.ratio, CROWDED))
+    shares = np.full((n, n), CROWDED)
+    for pair, path in paths.items():
+        shares[pair] = shares[pair[::-1]] = found.get(path.label, CROWDED)
+    return shares
+
+
+def _planes(devices: Sequence[Device], nvlink: Rates, links: Rates) -> NDArray[np.intp]:
+    """Return the NVSwitch plane of each device: a switch gives more links or GB/s than a GPU has, counted pair by pair.
+
+    Nothing but a switch can, so a pair of it that is slow or hangs takes none of its devices away.
+    """
+    n = len(devices)
+    group = joined([(int(i), int(j)) for i, j in np.argwhere(links)], n)
+    planes = np.full(n, -1, dtype=np.intp)
+    numbers, sizes = np.unique(group, return_counts=True)
+    for number in numbers[sizes > 1]:
+        inside = np.flatnonzero(group == number)
+        block = np.ix_(inside, inside)
+        counted, carried = links[block].sum(axis=1), nvlink[block].sum(axis=1)
+        names = [devices[place].name for place in inside.tolist()]
+        ports = [theory.most_nvlink_gbs(name) for name in names]
+        if any(counted > [theory.most_nvlinks(name) for name in names]) or any(carried > ports):
+            planes[inside] = number
+    return planes

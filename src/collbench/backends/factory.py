@@ -1,0 +1,322 @@
+"""From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from collbench.backends.protocol import Backend
+from collbench.backends.worker_messages import Facts
+from collbench.machine import numa, visible_devices
+from collbench.machine.nvidia_smi import LiveTools
+from collbench.machine.nvml import Nvml
+from collbench.machine.visible_devices import NAME, ORDER, visible
+from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.run import Device, Flag, Health, Machine, Path
+
+if TYPE_CHECKING:
+    from collbench.backends.isolated import IsolatedBackend
+    from collbench.sim.fabrics import Fabric
+
+
+# One look at the machine before anything is chosen on it: one start of NVML (0.1 s), and none of CUDA (0.5 s).
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The devices that this process may use, in nvidia-smi's order, and what NVML says of them now.
+
+    `hidden` are GPUs that CUDA_VISIBLE_DEVICES keeps from this process, and `mig` those in MIG mode, which are not
+    among `devices`: their instances have no P2P. `states` are by UUID, of all of them, as nothing of ours is on them.
+    """
+
+    backend: str
+    devices: tuple[Device, ...]
+    hidden: tuple[Device, ...] = ()
+    mig: tuple[Device, ...] = ()
+    driver: str = ""
+    states: Mapping[str, Health] = field(default_factory=dict)
+
+    @property
+    def every(self) -> tuple[Device, ...]:
+        """All that CUDA shows, those in MIG mode, too, in nvidia-smi's order."""
+        return tuple(sorted(self.devices + self.mig, key=lambda device: device.index))
+
+    @property
+    def among(self) -> str:
+        """What limits the choice, as a clause: "among the 2 that CUDA_VISIBLE_DEVICES shows"; "" for nothing."""
+        return f"among the {len(self.devices) + len(self.mig)} that {NAME} shows" if self.hidden else ""
+
+
+def look(name: str) -> Present:
+    """Return what the backend finds here: "auto" takes GPUs alone. Raises MachineError, and UsageError for MIG."""
+    if name == "host":
+        return Present("host", numa.devices())
+    setting = os.environ.get(NAME)
+    try:
+        found = _look(setting)
+    except MachineError as error:
+        if name == "cuda":
+            raise
+        raise _no_gpu(str(error).split(";")[0]) from error
+    if not found.devices and not found.mig:
+        hides = f"{NAME}='{setting}' hides every GPU from this process"
+        raise _no_gpu(hides if setting is not None else "the NVIDIA driver shows no GPU to this process")
+    return found
+
+
+def may_use(nvml: Nvml) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA shows to this process, in nvidia-smi's order. Starts CUDA only where it must be asked.
+
+    Raises UsageError for MIG devices, MachineError.
+    """
+    every = nvml.devices()
+    found = visible(every, os.environ.get(NAME), os.environ.get(ORDER))
+    if found is not None:
+        return found
+    from collbench.backends.cuda import list_gpus  # late: the extension
+
+    shown = {gpu.uuid for gpu in list_gpus()}
+    return tuple(device for device in every if device.uuid in shown)
+
+
+def _look(setting: str | None) -> Present:
+    with Nvml() as nvml:
+        every = nvml.devices()
+        seen = every if setting is None else may_use(nvml)
+        mig = tuple(device for device in seen if nvml.in_mig_mode(device))
+        states = {device.uuid: nvml.health(device) for device in every}
+        return Present(
+            backend="cuda",
+            devices=tuple(device for device in seen if device not in mig),
+            hidden=tuple(device for device in every if device not in seen),
+            mig=mig,
+            driver=nvml.driver_version(),
+            states={uuid: replace(state, others_memory=state.memory_used) for uuid, state in states.items()},
+        )
+
+
+def _no_gpu(why: str) -> MachineError:
+    return MachineError(f"no GPU to train on: {why}; write --backend host to train on CPU cores with gloo")
+
+
+# From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
+
+
+NAMES = ("auto", "cuda", "host", "sim")  # auto never takes sim
+# A worker on its way; None where there is nothing to begin.
+Begun: TypeAlias = "IsolatedBackend | None"
+
+
+class Watch(Protocol):
+    """Sees what goes wrong on devices: here through NVML, on other hosts by what their ranks report."""
+
+    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
+        """Return what is wrong on these positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open backend and what is known of its machine. `health` reads the devices' state now, by position.
+
+    `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until
+    the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` tells the seconds
+    that budgets are about.
+    """
+
+    backend: Backend
+    machine: Machine
+    paths: tuple[Path, ...]
+    health: Callable[[], tuple[Health, ...]]
+    close: Callable[[], None]
+    watch: Watch = field(default_factory=nothing_to_watch)
+    vacate: Callable[[], None] = lambda: None
+    environment: Mapping[str, str] = field(default_factory=lambda: nccl_settings(os.environ))
+    clock: Callable[[], float] = time.monotonic
+
+
+def resolve(name: str) -> tuple[str, str | None]:
+    """Return the backend that `name` stands for, and where auto finds no GPU the reason to tell the user."""
+    if name != "auto":
+        return name, None
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return "host", "CUDA_VISIBLE_DEVICES hides every GPU from this process"
+    try:
+        with Nvml() as nvml:
+            if nvml.devices():
+                return "cuda", None
+            reason = "the NVIDIA driver shows no GPU to this process"
+    except MachineError as error:
+        reason = str(error).split(";")[0]
+    return "host", reason
+
+
+def present_devices(name: str) -> tuple[Device, ...]:
+    """Return the devices that the backend may use here, in nvidia-smi's order; CUDA_VISIBLE_DEVICES is obeyed.
+
+    A simulated machine is not here: see `simulated_devices`.
+    """
+    if name == "host":
+        return numa.devices()
+    with Nvml() as nvml:
+        return may_use(nvml)
+
+
+def begin(name: str) -> Begun:
+    """Start what the backend takes long to start, and return at once: the worker, in which the driver starts."""
+    if name in ("host", "sim"):
+        return None
+    from collbench.backends.isolated import IsolatedBackend
+
+    backend = IsolatedBackend()
+    backend.start()
+    return backend
+
+
+def open_backend(
+    name: str, wanted: str | None, nccl_path: str | None, *, collectives: bool, begun: Begun = None
+) -> Opened:
+    """Open the cuda or host backend on the devices that `wanted` names, and go on with what was begun, if anything.
+
+    Raises UsageError, MachineError.
+    """
+    if name == "host":
+        return _open_host(wanted)
+    return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives)
+
+
+def simulated(fabric: str | None) -> Fabric:
+    """Return the machine to simulate, by name or file. Raises UsageError, without a name too."""
+    from collbench.sim import fabrics  # late: simulations are rare
+
+    if fabric is None:
+        raise UsageError(f"--backend sim needs a machine to simulate: --fabric FILE, or {', '.join(fabrics.names())}")
+    return fabrics.load(fabric)
+
+
+def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
+    """Return the GPUs of a machine to simulate. Raises UsageError."""
+    from collbench.sim.labels import devices
+
+    return devices(simulated(fabric))
+
+
+def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
+    """Open the sim backend on the devices of a fabric that `wanted` names. A seed draws the same samples again."""
+    from collbench.backends.sim import SimBackend
+    from collbench.sim.labels import devices
+
+    every = devices(fabric)
+    chosen = _chosen(every, wanted)
+    backend = SimBackend(fabric, seed, tuple(every.index(device) for device in chosen))
+    return Opened(
+        backend,
+        backend.machine(),
+        backend.paths(),
+        health=backend.health,
+        close=backend.close,
+        watch=backend,
+        environment=backend.environment(),
+        clock=backend.clock,
+    )
+
+
+def driver_version() -> str:
+    """Return the NVIDIA driver's version. Raises MachineError without one."""
+    with Nvml() as nvml:
+        return nvml.driver_version()
+
+
+def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the NCCL_* variables that are set, and no others: they decide what NCCL does, the rest is private."""
+    return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
+
+
+def here() -> Machine:
+    """Return what this host says of itself, without any GPU."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
+
+
+def _chosen(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
+    devices = visible_devices.select(present, wanted)
+    visible_devices.at_least_two(devices)
+    return devices
+
+
+def _open_host(wanted: str | None) -> Opened:
+    from collbench.backends.host import HostBackend
+
+    devices = _chosen(numa.devices(), wanted)
+    backend = HostBackend(devices)
+    return Opened(backend, here(), numa.paths(devices), health=tuple, close=backend.close)
+
+
+def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool) -> Opened:
+    """Let the worker start CUDA and NCCL while this process asks NVML; it never loads CUDA itself."""
+    with ExitStack() as stack:
+        backend = cast("IsolatedBackend", begun)
+        # Waits: else the next command, `pairs && train` say, may take the worker that is ending for somebody else's.
+        stack.callback(backend.reap)
+        tools = LiveTools()
+        stack.callback(tools.close)
+        nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
+        present = nvml.devices()
+        visible = backend.list_gpus()
+        devices = _chosen(tuple(device for device in present if device.uuid in visible), wanted)
+        occupants = Occupants([nvml.processes(device) for device in devices], lambda: backend.process_ids)
+        held = [nvml.memory_used(device) for device in devices]  # before ours holds any
+        backend.open(devices, nccl_path, collectives=collectives)
+        machine = replace(
+            here(), driver=nvml.driver_version(), cuda=nvml.cuda_version(), virtualization=nvml.virtualization()
+        )
+        paths = nvml.paths(devices)
+        facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
+        return Opened(
+            backend,
+            _with_facts(machine, facts),
+            tools.told(devices, _with_peers(paths, facts)),
+            health=lambda: _health(nvml, devices, occupants, held),
+            close=stack.pop_all().close,
+            vacate=backend.reap,
+            watch=HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants),
+        )
+
+
+def _with_peers(paths: tuple[Path, ...], facts: Facts) -> tuple[Path, ...]:
+    """Return the paths with whether CUDA lets both devices reach each other's memory."""
+    if not facts.peers:
+        return paths
+    pairs = ((path, *path.devices) for path in paths)
+    return tuple(replace(path, cuda_peers=facts.peers[a][b] and facts.peers[b][a]) for path, a, b in pairs)
+
+
+def _with_facts(machine: Machine, facts: Facts) -> Machine:
+    return replace(
+        machine,
+        nccl=facts.nccl,
+        nccl_path=facts.nccl_path,
+        kernel_image=facts.kernel_image,
+        multicast=facts.multicast,
+    )
+
+
+def _health(
+    nvml: Nvml, devices: tuple[Device, ...], occupants: Occupants, held: Sequence[int | None]
+) -> tuple[Health, ...]:
+    """Return the devices' state now; of the processes on them, and the memory `held`, nothing is our workers'."""
+    return tuple(
+        replace(
+            nvml.health(device),
+            processes=occupants.others(position, nvml.processes(device)),
+            others_memory=held[position],
+        )
+        for position, device in enumerate(devices)
+    )

@@ -1,0 +1,130 @@
+"""What the gloo parent and its workers say to each other, and which elements each rank sends. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypedDict
+
+# Which elements a gloo rank puts into a collective and gets out of it, by nccl-tests' definitions. Free of torch.
+
+
+REDUCING = ("allreduce", "reduce", "reducescatter")
+# torch gives these no second buffer: gloo works in the one that holds the input.
+ONE_BUFFER = ("allreduce", "broadcast", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Received elements [start, start + length): the reduction of what `senders` put in from element `offset` on."""
+
+    senders: Sequence[int]
+    offset: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One rank's buffers in elements: it sends `sent` and receives `received`, of which `segments` are verified.
+
+    With `shared` both lie in one buffer, the shorter at element `place` of the longer.
+    """
+
+    sent: int
+    received: int
+    segments: tuple[Segment, ...]
+    shared: bool
+    place: int
+
+    @property
+    def length(self) -> int:
+        """Elements of all buffers together."""
+        return max(self.sent, self.received) if self.shared else self.sent + self.received
+
+
+def layout(task: Task, position: int, members: int) -> Layout:
+    """Return the buffers of the rank at `position` of so many members."""
+    count, operation = task["count"], task["operation"]
+    block, at_root = count // members, position == task["root"]
+    whole = {
+        "gather": (block, count if at_root else 0),
+        "scatter": (count if at_root else 0, block),
+        "allgather": (block, count),
+        "reducescatter": (count, block),
+    }
+    sent, received = whole.get(operation, (count, count))
+    shared = task["in_place"] or operation in ONE_BUFFER
+    place = position * block if 0 < min(sent, received) < max(sent, received) else 0
+    return Layout(sent, received, tuple(_segments(task, position, members)), shared, place)
+
+
+def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:
+    """Yield where each stretch of what this rank receives must come from; nothing where the result is undefined."""
+    count, root = task["count"], task["root"]
+    block, everyone = count // members, range(members)
+    match task["operation"]:
+        case "allreduce":
+            yield Segment(everyone, 0, 0, count)
+        case "reduce":
+            yield Segment(everyone, 0, 0, count if position == root else 0)
+        case "broadcast":
+            yield Segment((root,), 0, 0, count)
+        case "reducescatter":
+            yield Segment(everyone, position * block, 0, block)
+        case "scatter":
+            yield Segment((root,), position * block, 0, block)
+        case "sendrecv":
+            yield Segment(((position - 1) % members,), 0, 0, count)
+        case "alltoall":
+            yield from (Segment((sender,), position * block, sender * block, block) for sender in everyone)
+        case "allgather":
+            yield from (Segment((sender,), 0, sender * block, block) for sender in everyone)
+        case "gather" if position == root:
+            yield from (Segment((sender,), 0, sender * block, block) for sender in everyone)
+
+
+# What the gloo parent and its workers say to each other, and what gloo can reduce. Free of torch.
+
+
+# Bytes per element of what gloo carries [torch 2.13 ProcessGroupGloo.cpp, GENERATE_ALL_TYPES]; not int16, not float8.
+DTYPE_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "int64": 8,
+    "int8": 1,
+    "uint8": 1,
+}
+
+# Ours → torch.distributed.ReduceOp. No avg: gloo has none, torch divides a sum afterwards on the caller's thread.
+REDOPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
+
+
+# The first wrong element: its byte offset in the message, the expected and the found value.
+Wrong: TypeAlias = tuple[int, float, float]
+
+
+class Task(TypedDict):
+    """One step. `groups` hold ranks; `root` is a position within its group; `count` is the size in elements."""
+
+    operation: str
+    groups: tuple[tuple[int, ...], ...]
+    count: int
+    iterations: int
+    blocks: int
+    warmup: int
+    dtype: str
+    redop: str
+    root: int
+    in_place: bool
+    verify: bool
+
+
+class Reply(TypedDict):
+    """One rank's seconds per iteration of each block (none for a bystander), and its first wrong element, if any."""
+
+    seconds: list[float]
+    wrong: Wrong | None

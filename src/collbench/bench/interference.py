@@ -1,0 +1,160 @@
+"""May disjoint pairs be measured at the same time? Compare some isolated and together first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from collbench.analysis.stats import deviations, sigma, tie_threshold
+from collbench.backends.protocol import Backend, time_step
+from collbench.bench.plan import Members, Plan, runs_alone
+from collbench.machine.labels import is_pcie, rank_key
+from collbench.model.errors import StepFailed
+from collbench.model.operations import Work
+from collbench.model.run import Audit, Path
+from collbench.model.units import algbw
+
+# Pairs that meet on the wires that their PCIe label names: what an audit of running them together has to try.
+
+
+def crossings(
+    groups: Sequence[Members], paths: Mapping[frozenset[int], Path], rng: random.Random
+) -> Iterator[list[Members]]:
+    """Yield for each PCIe label disjoint pairs of it, all from the same side to the same other side while any are left.
+
+    Sides are the devices that better labels join: of SYS the sockets, of PHB what lies below one PCIe switch. So many
+    pairs as can cross the wire between two of them, which a label promises to no one alone.
+    """
+    for label in sorted({path.label for path in paths.values() if is_pcie(path.label)}):
+        side = _sides(paths, label)
+        alike = [pair for pair in groups if len(pair) == 2 and _has(paths, pair, label)]
+        rng.shuffle(alike)
+        alike.sort(key=lambda pair: (side[pair[0]], side[pair[1]]))
+        together = _disjoint(alike)
+        if len(together) > 1:
+            yield together
+
+
+def _has(paths: Mapping[frozenset[int], Path], pair: Members, label: str) -> bool:
+    path = paths.get(frozenset(pair))
+    return path is not None and path.label == label
+
+
+def _sides(paths: Mapping[frozenset[int], Path], label: str) -> dict[int, int]:
+    """Return for each device the lowest one that better PCIe labels join it to; NVLinks have wires of their own."""
+    side = {device: device for pair in paths for device in pair}
+    for pair, path in paths.items():
+        word = path.ancestor or path.label
+        if is_pcie(word) and rank_key(word) < rank_key(label):
+            joined = [side[device] for device in pair]
+            side = {device: min(joined) if found in joined else found for device, found in side.items()}
+    return side
+
+
+def _disjoint(pairs: Sequence[Members]) -> list[Members]:
+    """Return the pairs in their order, but those that share a device with an earlier one."""
+    taken: set[int] = set()
+    found = []
+    for pair in pairs:
+        if not taken & set(pair):
+            taken |= set(pair)
+            found.append(pair)
+    return found
+
+
+# May disjoint pairs be measured at the same time? Compare some alone and together first (METHOD.md §3).
+
+
+_VISITS = 3
+_PAIRS_A_LABEL = 2
+# Large enough that a shared wire would show; larger sizes only take longer.
+_LARGEST = 64 * 2**20
+
+
+def audit(
+    backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random
+) -> tuple[list[Audit], float]:
+    """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed.
+
+    Where labels tell of shared wires, pairs are taken that meet on them: in a random round they may happen not to.
+    """
+    findings, timed = [], 0.0
+    for work in plan.groups:
+        seen: dict[str, int] = {}
+        for together in (*_crossings(plan, work, paths, rng), *plan.rounds(work, rng)):
+            if len(together) < 2 or plan.together:
+                continue
+            for members in together:
+                label = _label(paths, members)
+                if seen.get(label, 0) < _PAIRS_A_LABEL:
+                    seen[label] = seen.get(label, 0) + 1
+                    with suppress(StepFailed):  # the cell's own visit will record why
+                        finding, seconds = _compare(backend, plan, work, together, members, label)
+                        findings.append(finding)
+                        timed += seconds
+    return findings, timed
+
+
+def _crossings(
+    plan: Plan, work: Work, paths: Mapping[frozenset[int], Path], rng: random.Random
+) -> Iterator[list[Members]]:
+    """Yield the crossings of those of a work's groups that may run beside others."""
+    if not runs_alone(work):
+        yield from crossings([m for m in plan.groups[work] if (work, m) not in plan.isolated], paths, rng)
+
+
+def distrusted(plan: Plan, findings: list[Audit], paths: Mapping[frozenset[int], Path]) -> Plan:
+    """Return the plan with every label class that failed its audit measured alone, too.
+
+    PCIe paths share wires across labels, and chance decides which of them meet in an audit: where one class fails for
+    one work, all of them are measured alone, for all works.
+    """
+    failed = {(Work(found.operation, found.variant), found.label) for found in findings if not found.trusted}
+    sharing = any(is_pcie(label) for _, label in failed)
+
+    def suspect(work: Work, label: str) -> bool:
+        return (work, label) in failed or (sharing and is_pcie(label))
+
+    isolated = {
+        (work, members)
+        for work, groups in plan.groups.items()
+        for members in groups
+        if suspect(work, _label(paths, members))
+    }
+    return replace(plan, isolated=plan.isolated | isolated)
+
+
+def _label(paths: Mapping[frozenset[int], Path], members: Members) -> str:
+    path = paths.get(frozenset(members))
+    return path.label if path else "?"
+
+
+def _compare(
+    backend: Backend, plan: Plan, work: Work, together: list[Members], members: Members, label: str
+) -> tuple[Audit, float]:
+    size = max((s for s in plan.sizes[work] if s <= _LARGEST), default=plan.sizes[work][0])
+    place = together.index(members)
+    steps = plan.step(work, together, size), plan.step(work, [members], size)
+    timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(_VISITS)]  # in turn
+    beside = [float(np.median(both.seconds[place])) for both, _ in timings]
+    alone = [float(np.median(one.seconds[0])) for _, one in timings]
+    delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (alone, beside)))
+    ratio = float(np.median(alone) / np.median(beside))
+    timed = sum(timing.region_seconds(step) for both in timings for step, timing in zip(steps, both, strict=True))
+    finding = Audit(
+        operation=work.operation,
+        variant=work.variant,
+        members=members,
+        label=label,
+        isolated_gbs=algbw(size, float(np.median(alone))),
+        concurrent_gbs=algbw(size, float(np.median(beside))),
+        ratio=ratio,
+        delta=delta,
+        trusted=abs(1 - ratio) <= delta,
+        size_bytes=size,
+    )
+    return finding, timed

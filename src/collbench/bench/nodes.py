@@ -1,0 +1,351 @@
+"""Pairs of nodes measured in rounds: at first at random, then where it is suspicious; and what that will take."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collbench.analysis.nodes import Judgement, Observation, Switches, judge
+from collbench.backends.protocol import Backend, Step, Timing, time_step
+from collbench.bench.plan import Pair, pair_rounds, relabelled
+from collbench.model.errors import BackendError, StepFailed, UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import Cell, Device, Measurement, Run, Sample, StopReason
+from collbench.model.units import algbw, busbw_factor, format_size
+from collbench.sim.cluster import Cluster, measured
+
+# How long a survey of nodes takes, before it is made: an estimate, whose assumptions each have a name here.
+
+
+# Measured: NCCL's world and its splits took 0.65 s on 4 GPUs of one host [benchmarks/README.md]. Assumed between hosts:
+# a round's communicators, which all start at once, take about twice that, and the world 10 ms more for each rank.
+_ROUND_START_S = 1.5
+_WORLD_START_S, _RANK_START_S = 0.65, 0.01
+# Assumed: rank 0 writes each step to every rank's connection, and reads the answer.
+_MESSAGE_S = 50e-6
+VISITS, BLOCKS, WARMUP = 3, 2, 1  # of a round: as of every cell that is screened (METHOD.md §4)
+_BLOCK_BYTES = 4 * 2**30  # as the longest blocks of copies: 20 ms on 8 cards of 400 Gb/s
+_MOST_ITERATIONS = 20  # METHOD.md §2.2
+# What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].
+TARGETED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One line of the estimate: so many times so many seconds."""
+
+    what: str
+    times: int
+    seconds: float
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return self.times * self.seconds
+
+
+def iterations(size_bytes: int) -> int:
+    """Return how many all-reduces of a size make one timed block."""
+    return max(1, min(_MOST_ITERATIONS, _BLOCK_BYTES // size_bytes))
+
+
+def start_seconds(nodes: int, gpus: int) -> float:
+    """Return the seconds until all ranks have met."""
+    return _WORLD_START_S + _RANK_START_S * nodes * gpus
+
+
+def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
+    """Return the seconds of one round: communicators, then visits of `size_bytes` at `gbs` GB/s of busbw."""
+    calls = WARMUP * iterations(size_bytes) + VISITS * BLOCKS * iterations(size_bytes)
+    call = size_bytes * busbw_factor(Operation.ALLREDUCE, 2 * gpus) / (gbs * 1e9)
+    return _ROUND_START_S + calls * call + VISITS * _MESSAGE_S * nodes * gpus
+
+
+def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase, ...]:
+    """Return what a survey of `nodes` × `gpus` does, with times. `gbs` is what a healthy pair of nodes carries."""
+    each = round_seconds(nodes, gpus, size_bytes, gbs)
+    return (
+        Phase("ranks meet, NCCL's world starts", 1, start_seconds(nodes, gpus)),
+        Phase("rounds at random, or within and between leaves", SCREENING, each),
+        Phase("rounds where it looks suspicious, about", TARGETED, each),
+    )
+
+
+# Rounds in which all nodes of a cluster are measured at once, in pairs: first at random, then where it is suspicious.
+#
+# N nodes have N(N-1)/2 pairs. A round measures N/2 of them, so r rounds give each node r measurements, and r is
+# small.
+
+
+Group = tuple[int, ...]
+
+# The kind of round whose pairs were chosen because both nodes look slow.
+AMONG = "among suspects"
+# At 2 % noise the mean of eight measurements is known to 0.8 %: a node that is 10 % slow stands out among 128 (the
+# simultaneous 95 % quantile is 3.4), and a few slow partners do not matter.
+SCREENING = 8
+# How often a pair is parted that should not be one: random swaps rarely need more than a few.
+_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Disjoint pairs that are measured at the same time; a node without a partner rests. `kind` is for people."""
+
+    kind: str
+    pairs: tuple[Pair, ...]
+
+
+def survey(
+    nodes: int,
+    leaves: Sequence[Group],
+    measure: Callable[[Round], object],
+    suspects: Callable[[], Sequence[Group] | None],
+    more: Callable[[int], bool],
+    rng: random.Random,
+) -> tuple[Round, ...]:
+    """Measure rounds until nothing is suspicious, or `more(rounds made)` says no; return what was measured.
+
+    The screening is made in any case. `leaves` are the switches where they are known: pairs then lie under one leaf and
+    apart in turn, which tells a node from its uplink. `suspects()` returns the groups to measure among themselves, none
+    of them for pairs at random, or None when all is decided.
+    """
+    made: list[Round] = []
+    for planned in screening(nodes, leaves, rng):
+        measure(planned)
+        made.append(planned)
+    while more(len(made)) and (groups := suspects()) is not None:
+        inside = bool(groups) and len(made) % 3 != 2  # every third goes on between them and the others
+        pairs = matching(nodes, groups, rng) if inside else apart(nodes, leaves or groups, rng)
+        made.append(Round(AMONG if inside else "suspects and others", pairs))
+        measure(made[-1])
+    return tuple(made)
+
+
+def screening(nodes: int, leaves: Sequence[Group], rng: random.Random) -> list[Round]:
+    """Return the rounds that every node gets."""
+    if leaves:
+        kinds = [("within leaves", matching), ("between leaves", apart)] * (SCREENING // 2)
+        return [Round(kind, make(nodes, leaves, rng)) for kind, make in kinds]
+    # No pair twice before all were measured once; small clusters go round again.
+    rounds: list[list[Pair]] = []
+    while nodes > 1 and len(rounds) < SCREENING:
+        turn = relabelled(pair_rounds(nodes), nodes, rng)
+        rng.shuffle(turn)
+        rounds += turn
+    return [Round("at random", tuple(pairs)) for pairs in rounds[:SCREENING]]
+
+
+def matching(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[Pair, ...]:
+    """Return random pairs within each group; whoever is left over, and all others, meet at random."""
+    pairs: list[Pair] = []
+    rest = set(range(nodes))
+    for group in groups:
+        members = rng.sample(group, len(group))
+        pairs += zip(members[::2], members[1::2], strict=False)
+        rest -= set(members[: len(members) // 2 * 2])
+    left = rng.sample(sorted(rest), len(rest))
+    return tuple(pairs + list(zip(left[::2], left[1::2], strict=False)))
+
+
+def apart(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[Pair, ...]:
+    """Return random pairs of which, as far as possible, none lies within a group."""
+    place = {member: number for number, group in enumerate(groups) for member in group}
+    pairs = list(matching(nodes, (), rng))
+
+    def together(pair: Pair) -> bool:
+        return pair[0] in place and place[pair[0]] == place.get(pair[1])
+
+    for _ in range(_TRIES):
+        wrong = [number for number, pair in enumerate(pairs) if together(pair)]
+        if not wrong:
+            break
+        for number in wrong:
+            other = rng.randrange(len(pairs))
+            (a, b), (c, d) = pairs[number], pairs[other]
+            if other != number and not together((a, d)) and not together((c, b)):
+                pairs[number], pairs[other] = (a, d), (c, b)
+    return tuple(pairs)
+
+
+# Pairs of nodes on a backend whose devices name their hosts: each pair one communicator of all its ranks.
+
+
+Members = tuple[int, ...]
+
+
+class NodePairs:
+    """Measures pairs of the nodes `names`, by place, into `run`; `ranks` are each node's. `lost` says what failed."""
+
+    def __init__(self, backend: Backend, run: Run, size_bytes: int) -> None:
+        """Make room for the messages. Raises UsageError where they do not fit, or where there is one host only."""
+        self._backend, self._run, self._size_bytes = backend, run, size_bytes
+        nodes = by_node(backend.devices())
+        self.names, self.ranks = tuple(nodes), tuple(nodes.values())
+        self.lost: list[str] = []
+        self._found: dict[Cell, Measurement] = {}
+        room = backend.capacity_bytes()
+        if size_bytes > room:
+            raise UsageError(
+                f"--size {format_size(size_bytes)} does not fit: the fullest device has room for {format_size(room)}"
+            )
+        backend.reserve(size_bytes)
+
+    def measure(self, pairs: Sequence[Pair], one_way: bool) -> list[float | None]:
+        """Return the busbw in GB/s of each pair of nodes, all at once; None where one failed.
+
+        Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
+        """
+        groups = tuple(self.ranks[a] + self.ranks[b] for a, b in pairs)
+        operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
+        return self._visit(Step(operation, groups, self._size_bytes, iterations(self._size_bytes), BLOCKS, WARMUP))
+
+    def measure_inside(self) -> None:
+        """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
+        for turn in zip(*(_rounds_of(len(ranks), max(map(len, self.ranks))) for ranks in self.ranks), strict=True):
+            groups = tuple((own[a], own[b]) for own, pairs in zip(self.ranks, turn, strict=True) for a, b in pairs)
+            if groups:
+                self._visit(
+                    Step(Operation.ALLREDUCE, groups, self._size_bytes, iterations(self._size_bytes), BLOCKS, WARMUP)
+                )
+
+    def _visit(self, step: Step) -> list[float | None]:
+        """Visit the step's groups together; where that fails each alone, to find out which one it is."""
+        try:
+            timings = self._timed(step)
+        except StepFailed as error:
+            if len(step.groups) > 1:
+                return [rate for group in step.groups for rate in self._visit(replace(step, groups=(group,)))]
+            devices = self._backend.devices()
+            hosts = dict.fromkeys(devices[rank].host for rank in step.groups[0])
+            self.lost.append(f"{' and '.join(hosts)}: {error}")
+            found = self._measurement(Cell(step.operation, step.groups[0], step.size_bytes))
+            found.stop, found.failure, found.failure_kind = StopReason.FAILED, str(error), error.kind
+            return [None]
+        return [
+            self._record(step, group, [t.seconds[place] for t in timings]) for place, group in enumerate(step.groups)
+        ]
+
+    def _timed(self, step: Step) -> list[Timing]:
+        return [time_step(self._backend, replace(step, warmup=0 if visit else WARMUP)) for visit in range(VISITS)]
+
+    def _record(self, step: Step, group: Members, visits: Sequence[tuple[float, ...]]) -> float:
+        """Keep the samples, and return busbw of the median visit."""
+        found = self._measurement(Cell(step.operation, group, step.size_bytes))
+        concurrent = len(step.groups) > 1
+        found.samples += [Sample(seconds, step.iterations, concurrent) for seconds in visits]
+        middle = float(np.median([np.median(seconds) for seconds in visits]))
+        return algbw(step.size_bytes, middle) * busbw_factor(step.operation, len(group))
+
+    def _measurement(self, cell: Cell) -> Measurement:
+        if cell not in self._found:
+            self._found[cell] = Measurement(cell)
+            self._run.measurements.append(self._found[cell])
+        return self._found[cell]
+
+
+def by_node(devices: Sequence[Device]) -> dict[str, Members]:
+    """Return each host's positions, hosts in the order of the ranks. Raises UsageError where there is only one."""
+    nodes: dict[str, list[int]] = defaultdict(list)
+    for position, device in enumerate(devices):
+        nodes[device.host].append(position)
+    if len(nodes) < 2:
+        raise UsageError("all ranks are on one host, which 'collbench pairs' measures: start ranks on several nodes")
+    return {host: tuple(positions) for host, positions in nodes.items()}
+
+
+def _rounds_of(count: int, most: int) -> list[list[Pair]]:
+    """Return a node's rounds, empty ones in the end where other nodes have more ranks."""
+    rounds = pair_rounds(count) if count > 1 else []
+    return rounds + [[] for _ in range(most - 1 + most % 2 - len(rounds))]
+
+
+# From a way of measuring pairs of nodes to judged nodes: rounds, what they show, and where to look next.
+
+
+# Busbw in GB/s of each pair, all measured at once; None where a pair failed. One way: from first to second only.
+MeasurePairs = Callable[[tuple[Pair, ...], bool], Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What a survey has measured and what it means. `seconds` is estimated where nothing was really measured."""
+
+    rounds: tuple[Round, ...]
+    seen: tuple[Observation, ...]
+    judgement: Judgement
+    seconds: float
+
+
+def survey_nodes(
+    nodes: int,
+    told: Sequence[Switches],
+    measure: MeasurePairs,
+    more: Callable[[int], bool],
+    seed: int,
+    *,
+    one_way: bool,
+) -> Surveyed:
+    """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` says no. Raises BackendError.
+
+    `told` are the levels of switches that are known, leaves first. `one_way` measures each pair in each direction by
+    itself, so that a cable that is bad one way is told from a node that is slow.
+    """
+    begin, seen = time.monotonic(), list[Observation]()
+
+    def take(planned: Round) -> None:
+        turns = (planned.pairs, tuple((b, a) for a, b in planned.pairs)) if one_way else (planned.pairs,)
+        for pairs in turns:
+            rates = measure(pairs, one_way)
+            seen.extend(
+                Observation(a, b, gbs, one_way, among=planned.kind == AMONG)
+                for (a, b), gbs in zip(pairs, rates, strict=True)
+                if gbs
+            )
+
+    def looked_at() -> Judgement:
+        if not seen:
+            raise BackendError("no pair of nodes could be measured: time one with 'collbench allreduce' to see why")
+        return judge(seen, nodes, told)
+
+    leaves = told[0].members if told else ()
+    rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
+    rounds = survey(nodes, leaves, take, lambda: looked_at().suspects, more, rng)
+    return Surveyed(rounds, tuple(seen), looked_at(), time.monotonic() - begin)
+
+
+def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int, *, one_way: bool) -> Surveyed:
+    """Survey a simulated cluster; rounds end when by the estimate a real one would have taken the budget."""
+    noise = np.random.default_rng(seed)
+    start = start_seconds(cluster.nodes, cluster.gpus)
+    each = round_seconds(cluster.nodes, cluster.gpus, size_bytes, cluster.nic_gbs)
+
+    def measure(pairs: tuple[Pair, ...], only_one_way: bool) -> Sequence[float]:
+        return measured(cluster, pairs, noise, one_way=only_one_way)
+
+    done = survey_nodes(
+        cluster.nodes,
+        switches(cluster),
+        measure,
+        lambda made: start + (made + 1) * each <= budget_seconds,
+        seed,
+        one_way=one_way,
+    )
+    return Surveyed(done.rounds, done.seen, done.judgement, start + len(done.rounds) * each)
+
+
+def switches(cluster: Cluster) -> tuple[Switches, ...]:
+    """Return the levels of switches that a simulated cluster tells, leaves first."""
+    told = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.told else ()
+    levels = []
+    for kind, places in told:
+        found = sorted(set(places))
+        if len(found) > 1:  # one switch for all tells nothing
+            members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in found)
+            levels.append(Switches(tuple(f"{kind}{place}" for place in found), members))
+    return tuple(levels)

@@ -1,0 +1,550 @@
+"""From a request to a plan: what a backend measures, in which rounds, with how many messages a block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from collbench.backends.protocol import Backend, Step
+from collbench.model.dtypes import DTYPE_BYTES, whole_blocks, whole_elements
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Cell, Device, SkipKind, Skipped
+from collbench.model.units import format_approximate_size, format_size
+
+# How long to measure.
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Visits for every cell, more for those that decide, and seconds for all of it.
+
+    A cell that is unsettled after its visits gets more until the time is up; `screening` visits are always made.
+    `block_bytes` is how much one timed block of copies moves at least, and up to `longest_block_bytes` where few cells
+    leave time for it, at about `rate` in B/s. `precision` replaces METHOD.md's ±1 % or ±3 %.
+    """
+
+    screening: int
+    deciding: int
+    budget_seconds: float
+    block_bytes: int
+    longest_block_bytes: int
+    rate: float
+    precision: float | None = None
+
+
+# METHOD.md §4: three visits screen, at least five publish a tier; with seven the medians of six pairs on
+# 4 × H200 stay within the 2 % of a tie. Blocks: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against
+# the event clock's 0.5 µs; cores are fifty times slower. Each block has a start and an end that are no copying: of
+# 128 MiB they are 1 % (copy engine) to 3 % (kernels), of 1 GiB 0.3 %. nvbandwidth moves 16 messages: with
+# as many, 8 GiB at 512 MiB, kernels' reads agree with it within 0.05 %, with four they are 0.2 % slower [2 × H200].
+# A simulated machine is measured as a real one would be, by its own clock.
+EFFORTS = {
+    "cuda": Effort(
+        screening=3, deciding=7, budget_seconds=2.3, block_bytes=128 * 2**20, longest_block_bytes=16 * 2**30, rate=3e11
+    ),
+    "sim": Effort(
+        screening=3, deciding=7, budget_seconds=2.3, block_bytes=128 * 2**20, longest_block_bytes=16 * 2**30, rate=3e11
+    ),
+    "host": Effort(
+        screening=3, deciding=7, budget_seconds=8.0, block_bytes=4 * 2**20, longest_block_bytes=4 * 2**20, rate=5e9
+    ),
+}
+
+
+# How many messages a timed block holds: enough for the clock, few enough for many blocks.
+
+
+# METHOD.md §2.2: the gated queue stays shallow. 20 is also what nccl-tests takes by default (-n).
+_MOST = 20
+# Copies that last microseconds: their launches cost more than the copies, so a block holds a few less.
+_MOST_SMALL, _SMALL_BELOW = 16, 2**20
+# Accesses of a pointer chase: 248 on each of an H200's 132 multiprocessors, 28 ms. From one multiprocessor to the next
+# takes the time of about one access.
+_CHASE_ACCESSES = 32768
+# A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
+# 4 × H200 that drain was 15 % of the time. So chains are longer than blocks of copies, and those of many ranks, whose
+# pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
+_CHAIN_BLOCKS = 2
+_FEWEST_OF_MANY_RANKS = 4
+_LONGEST_CHAIN = 32  # what the engine captures (collective_round.cpp); a longer one tells no more
+_SINGLE_FROM = 512 * 2**20
+
+
+def iterations(work: Work, members: int, size_bytes: int, block_bytes: int) -> int:
+    """Return the messages of one timed block that should move about `block_bytes`; accesses for a pointer chase."""
+    if work.operation is Operation.CHASE:
+        return _CHASE_ACCESSES
+    if not work.operation.is_collective:
+        most = _MOST_SMALL if size_bytes < _SMALL_BELOW else _MOST
+        return max(1, min(most, -(-block_bytes // size_bytes)))
+    fewest = _FEWEST_OF_MANY_RANKS if members > 2 else 1 if size_bytes >= _SINGLE_FROM else 2
+    return max(fewest, min(_MOST, -(-block_bytes * _CHAIN_BLOCKS // size_bytes)))
+
+
+def asked_iterations(asked: int) -> int:
+    """Return the messages of a block where the user asked for so many (-n): the launch loop makes them all."""
+    return min(asked, _LONGEST_CHAIN)
+
+
+# How much a timed block moves: the longer, the less of it is its start and end; as long as the time allows.
+
+
+# Verification, launches and extra visits need their share of the time too.
+_SHARE = 0.45
+_BLOCKS_A_VISIT = 2
+
+
+def block_bytes(
+    groups: Mapping[Work, Sequence[tuple[int, ...]]], sizes: Mapping[Work, Sequence[int]], devices: int, effort: Effort
+) -> int:
+    """Return the longest block, from the effort's shortest by doubling, with which the plan's visits fit its time."""
+    length = effort.block_bytes
+    while length * 2 <= effort.longest_block_bytes:
+        seconds = sum(
+            _seconds(work, found, sizes[work], devices, length * 2, effort.rate) for work, found in groups.items()
+        )
+        if seconds * effort.screening * _BLOCKS_A_VISIT > _SHARE * effort.budget_seconds:
+            break
+        length *= 2
+    return length
+
+
+def _seconds(
+    work: Work, groups: Sequence[tuple[int, ...]], sizes: Sequence[int], devices: int, length: int, rate: float
+) -> float:
+    """Return about how long one block of every cell takes, disjoint pairs at once."""
+    if work.operation is Operation.CHASE:
+        return 0.0
+    members = len(groups[0])
+    at_once = max(1, devices // members) if members == 2 else 1
+    moved = sum(size * iterations(work, members, size, length) for size in sizes)
+    return moved / rate * len(groups) / at_once
+
+
+# Pairs in rounds: every pair of devices once, disjoint pairs together.
+
+
+Pair = tuple[int, int]
+
+
+def pair_rounds(n: int) -> list[list[Pair]]:
+    """Return the circle method's rounds over devices 0 … n−1: n−1 rounds of n/2 pairs, or n rounds when n is odd.
+
+    Each pair is (low, high). In an odd round one device rests.
+    """
+    seats: list[int | None] = [*range(n), *([None] if n % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        meetings = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append([(min(a, b), max(a, b)) for a, b in meetings if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]  # the first sits still, the others move on
+    return rounds
+
+
+def relabelled(rounds: Sequence[Sequence[Pair]], n: int, rng: random.Random) -> list[list[Pair]]:
+    """Return the rounds with the devices renamed at random, so that a pair meets other neighbours in each pass."""
+    names = rng.sample(range(n), n)
+    return [[(min(names[a], names[b]), max(names[a], names[b])) for a, b in pairs] for pairs in rounds]
+
+
+# What to measure, as steps for a backend: every cell once a pass, disjoint groups together where that is trusted.
+
+
+Members = tuple[int, ...]
+
+# From this size on no untimed block comes before the timed ones: the backend wakes links and kernels for less time.
+_SELF_WARMING = 16 * 2**20
+# METHOD.md §2.6: replicate by visits; two blocks in each of three visits give the six that an interval needs.
+BLOCKS_A_VISIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cells of a sweep. `groups` are what each work runs on: directed links, pairs, single devices, or sets.
+
+    `block_bytes` is how much a timed block moves: enough for the clock, little enough for many blocks. `launches` is
+    how many ungraphed launches are timed beside a collective. `together` runs all groups of a collective at once, as
+    the user asked. `iterations` and `warmup`, where given, replace what a step would choose. `isolated` lists
+    (work, members) that must never run beside others.
+    """
+
+    devices: int
+    groups: dict[Work, tuple[Members, ...]]
+    sizes: dict[Work, tuple[int, ...]]
+    dtype: str
+    redop: str
+    block_bytes: int
+    launches: int = 0
+    root: int = 0
+    together: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    isolated: frozenset[tuple[Work, Members]] = frozenset()
+
+    def cells(self) -> Iterable[Cell]:
+        """Return every cell, in a stable order."""
+        for work, groups in self.groups.items():
+            for members in groups:
+                for size in self.sizes[work]:
+                    yield cell_of(work, members, size)
+
+    def largest_bytes(self) -> int:
+        """Return the room in bytes that a buffer needs: all to one puts a message of each sender side by side."""
+        return max(side_by_side(work, self.devices) * sizes[-1] for work, sizes in self.sizes.items())
+
+    def step(self, work: Work, groups: Sequence[Members], size: int) -> Step:
+        """Return the step that visits these cells together."""
+        warmup = int(size < _SELF_WARMING) if self.warmup is None else self.warmup
+        return Step(
+            work.operation,
+            tuple(groups),
+            size,
+            asked_iterations(self.iterations)
+            if self.iterations
+            else iterations(work, len(groups[0]), size, self.block_bytes),
+            BLOCKS_A_VISIT,
+            warmup=warmup,
+            dtype=self.dtype,
+            redop=self.redop,
+            root=self.root,
+            variant=work.variant,
+            verify=self.verify,
+            numa_node=work.numa_node,
+        )
+
+    def decides(self, cell: Cell) -> bool:
+        """Return whether the choice of devices rests on it: the largest all-reduce, or without any the largest copy."""
+        allreduce = Work(Operation.ALLREDUCE)
+        deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
+        return cell.work == deciding and cell.size_bytes == self.sizes[deciding][-1]
+
+    def passes(self, rng: random.Random, wanted: set[Cell]) -> list[Step]:
+        """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan.
+
+        What the user wants together stays so, though one group alone may need another visit.
+        """
+        steps = []
+        for work in self.groups:
+            launches = self.launches if work.operation.is_collective else 0
+            inseparable = self.together and work.operation.is_collective
+            for together in self.rounds(work, rng):
+                for size in self.sizes[work]:
+                    groups = [m for m in together if cell_of(work, m, size) in wanted]
+                    if groups:
+                        groups = together if inseparable else groups
+                        steps.append(replace(self.step(work, groups, size), launches=launches))
+        rng.shuffle(steps)
+        return steps
+
+    def rounds(self, work: Work, rng: random.Random) -> list[list[Members]]:
+        """Return the work's groups, disjoint ones together; isolated ones alone."""
+        groups = self.groups[work]
+        if self.together and work.operation.is_collective:
+            return [list(groups)]
+        if runs_alone(work):
+            return [[members] for members in groups]
+        planned = set(groups)
+        rounds: list[list[Members]] = []
+        for pairs in relabelled(pair_rounds(self.devices), self.devices, rng):
+            rounds.append([pair for pair in pairs if pair in planned])
+            rounds.append([(b, a) for a, b in pairs if (b, a) in planned])
+        rounds.extend([members] for members in groups if len(members) != 2)
+        return [part for together in rounds for part in self._split(work, together)]
+
+    def _split(self, work: Work, together: list[Members]) -> list[list[Members]]:
+        alone = [members for members in together if (work, members) in self.isolated]
+        rest = [members for members in together if (work, members) not in self.isolated]
+        return [[members] for members in alone] + ([rest] if rest else [])
+
+
+def cell_of(work: Work, members: Members, size_bytes: int) -> Cell:
+    """Return the cell of a work on these members."""
+    return Cell(work.operation, members, size_bytes, work.variant, work.numa_node)
+
+
+def runs_alone(work: Work) -> bool:
+    """Return whether a work's groups share what they use, so that no two of them may run at once."""
+    return work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.HOST, Variant.STAGED)
+
+
+def side_by_side(work: Work, devices: int) -> int:
+    """Return how many messages one buffer holds at a time, where a work runs on all of the devices."""
+    return devices - 1 if work.variant is Variant.ALL_TO_ONE else 1
+
+
+def directed_links(devices: int) -> tuple[Members, ...]:
+    """Return every (src, dst) of `devices` positions."""
+    return tuple((a, b) for a in range(devices) for b in range(devices) if a != b)
+
+
+def unordered_pairs(devices: int) -> tuple[Members, ...]:
+    """Return every (low, high) of `devices` positions."""
+    return tuple((a, b) for a in range(devices) for b in range(a + 1, devices))
+
+
+# What was asked for, and the plan that this machine can do of it; the rest is skipped by name and reason.
+
+
+# As nccl-tests: -n 20.
+_LAUNCHES = 20
+_SHORTEST_BUDGET = 1.0
+# A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger
+# ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which everybody then lacks.
+_LARGEST_ON_A_NODE = 64 * 2**20
+# METHOD.md §6: finalists are compared by at least six visits each.
+_VISITS_OF_SETS = 6
+QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure. `sizes` None takes the backend's default; `backend` is "cuda", "host" or "sim".
+
+    `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
+    each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
+    overlap: each alone, all in turn, at least six visits. `alone`: no link or pair beside another one. `launches`
+    times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
+    the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
+    of the sim backend, or its file. `resume` goes on with the run that is saved, `force` replaces another file.
+    """
+
+    backend: str
+    devices: str | None
+    sizes: tuple[int, ...] | None
+    copies: tuple[Variant, ...]
+    collectives: tuple[Work, ...]
+    pairs: bool
+    dtype: str
+    redop: str
+    nccl: str | None
+    seed: int
+    command: tuple[str, ...]
+    chase: bool = False
+    split: int = 1
+    root: int = 0
+    launches: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    precision: float | None = None
+    budget_seconds: float | None = None
+    quick: bool = False
+    resume: bool = False
+    force: bool = False
+    algorithms: bool = False
+    sets: tuple[Members, ...] | None = None
+    alone: bool = False
+    fabric: str | None = None
+
+    def effort(self) -> Effort:
+        """Return how long to measure: the backend's own effort, and what was asked for instead."""
+        own = EFFORTS[self.backend]
+        budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
+        screening = max(own.screening, _VISITS_OF_SETS) if self.sets else own.screening
+        return Effort(
+            screening=screening,
+            deciding=screening if self.quick else max(screening, own.deciding),
+            budget_seconds=budget,
+            block_bytes=own.block_bytes,
+            longest_block_bytes=own.longest_block_bytes,
+            rate=own.rate,
+            precision=self.precision,
+        )
+
+
+def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
+    """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
+    devices = backend.devices()
+    sizes, skipped = _fitting(_wanted_sizes(request), backend)
+    groups: dict[Work, tuple[Members, ...]] = {}
+    works: dict[Work, tuple[int, ...]] = {}
+    nodes, refused = _nodes(request, backend)
+    skipped += refused
+    for work in _copies(request, backend, nodes):
+        refusals = {members: backend.can_run(work, members) for members in _places(work.variant, len(devices))}
+        groups[work] = tuple(members for members, refusal in refusals.items() if refusal is None)
+        works[work], large = _copy_sizes(work, sizes, backend)
+        skipped += large
+        skipped += [
+            Skipped(f"{work} {_name(devices, members)}", refusal.reason, refusal.kind, work, members)
+            for members, refusal in refusals.items()
+            if refusal
+        ]
+    for work in request.collectives:
+        groups[work] = _sets(request, len(devices))
+        works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
+        skipped += small
+    kept = {work: found for work, found in groups.items() if found and works[work]}
+    if not kept:
+        raise UsageError(f"nothing can be measured: {skipped[0].what}: {skipped[0].reason}" if skipped else "no work")
+    return Plan(
+        devices=len(devices),
+        groups=kept,
+        sizes={work: works[work] for work in kept},
+        dtype=request.dtype,
+        redop=request.redop,
+        block_bytes=block_bytes(kept, works, len(devices), request.effort()),
+        launches=(request.iterations or _LAUNCHES) if request.launches else 0,
+        root=request.root,
+        together=request.split > 1,
+        isolated=frozenset((work, members) for work in kept for members in _isolated(request, groups[work])),
+        iterations=request.iterations,
+        warmup=request.warmup,
+        verify=request.verify,
+    ), list(dict.fromkeys(skipped))
+
+
+def default_sizes(backend: str) -> tuple[int, ...]:
+    """Return powers of two from 8 B to 1 GiB; to 64 MiB on the host backend, whose cores would take minutes."""
+    return tuple(2**exponent for exponent in range(3, 27 if backend == "host" else 31))
+
+
+def survey_sizes(backend: str) -> tuple[int, ...]:
+    """Return the default sizes for every link of a machine: 8 B, and every second power of two from 64 B."""
+    return (8, *(4**exponent for exponent in range(3, 14 if backend == "host" else 16)))
+
+
+def _wanted_sizes(request: Request) -> tuple[int, ...]:
+    if request.sizes is not None:
+        return request.sizes
+    sizes = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
+    return tuple(size for size in sizes if not request.quick or size in QUICK_SIZES)
+
+
+def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], list[Skipped]]:
+    """Return the NUMA nodes whose memory host copies are timed with, (None,) where there is nothing to compare.
+
+    So, too, where this process may not say where its memory lies; that is skipped by its reason.
+    """
+    nodes = backend.numa_nodes() if Variant.HOST in request.copies else ()
+    if len(nodes) < 2:
+        return (None,), []
+    refusals = (backend.can_run(Work(Operation.H2D_CE, Variant.HOST, node), (0,)) for node in nodes)
+    refusal = next(filter(None, refusals), None)
+    if refusal is None:
+        return nodes, []
+    return (None,), [Skipped("host copies by NUMA node", refusal.reason, refusal.kind)]
+
+
+def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -> Iterator[Work]:
+    for variant in request.copies:
+        operations = [operation for operation in backend.operations(variant) if operation.is_copy]
+        places = nodes if variant is Variant.HOST else (None,)
+        yield from (Work(operation, variant, node) for operation in operations for node in places)
+    if request.chase:
+        yield from (
+            Work(Operation.CHASE, variant)
+            for variant in (Variant.PLAIN, Variant.HOST)
+            if Operation.CHASE in backend.operations(variant)
+        )
+
+
+def _places(variant: Variant, n: int) -> tuple[Members, ...]:
+    """Return the members that a copy of this variant runs on, among n devices."""
+    if variant is Variant.HOST:
+        return tuple((device,) for device in range(n))
+    if variant is Variant.BOTH_WAYS:
+        return unordered_pairs(n)
+    if variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
+    return directed_links(n)
+
+
+def _sets(request: Request, n: int) -> tuple[Members, ...]:
+    """Return the communicators' members: named sets, every pair, neighbours, or all devices. Raises UsageError."""
+    if request.sets is not None:
+        return _checked_sets(request.sets, n)
+    if request.pairs:
+        return unordered_pairs(n)
+    size, rest = divmod(n, request.split)
+    if rest or size < 2:
+        raise UsageError(f"--split {request.split} of {n} devices: each set needs as many, and at least two")
+    sets = tuple(tuple(range(first, first + size)) for first in range(0, n, size))
+    if request.root >= size:
+        raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
+    return sets
+
+
+def _isolated(request: Request, groups: tuple[Members, ...]) -> tuple[Members, ...]:
+    """Return what never runs beside others: finalists, which share GPUs and stand for jobs that run alone."""
+    return groups if request.alone else request.sets or ()
+
+
+def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
+    """Return the sets. Raises UsageError where one has no two distinct devices, or another size than the first."""
+    for members in sets:
+        if not 2 <= len(set(members)) == len(members) == len(sets[0]) or not set(members) <= set(range(n)):
+            raise UsageError(f"cannot compare the sets {sets}: each needs as many of the {n} devices, and at least two")
+    return sets
+
+
+def _collective_sizes(
+    work: Work, sizes: tuple[int, ...], dtype: str, world_size: int
+) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes in whole elements and blocks, distinct and ascending, and those too small for any."""
+    if work.operation.shares:
+        rounded = {size: whole_blocks(size, world_size) for size in sizes}
+        reason = f"smaller than 16 bytes for each of {world_size} ranks, as nccl-tests cuts blocks"
+    else:
+        rounded = {size: whole_elements(size, dtype) for size in sizes}
+        reason = f"smaller than one {dtype}, which takes {DTYPE_BYTES[dtype]} bytes"
+    small = ", ".join(format_size(size) for size, fit in rounded.items() if fit == 0)
+    return tuple(sorted(set(rounded.values()) - {0})), [
+        Skipped(f"{work} of {small}", reason, SkipKind.SIZE)
+    ] if small else []
+
+
+def _copy_sizes(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes that a copy or pointer chase is timed with, and those that it is not."""
+    if work.operation is Operation.CHASE:
+        return (8,), []
+    if work.numa_node is None:
+        return _side_by_side(work, sizes, backend)
+    large = ", ".join(format_size(size) for size in sizes if size > _LARGEST_ON_A_NODE)
+    if not large:
+        return sizes, []
+    most = format_size(_LARGEST_ON_A_NODE)
+    fitting = tuple(size for size in sizes if size <= _LARGEST_ON_A_NODE) or (_LARGEST_ON_A_NODE,)
+    reason = f"{most} is the most with the memory of each NUMA node, which larger messages would take too much of"
+    return fitting, [Skipped(f"host copies of {large}", reason, SkipKind.SIZE)]
+
+
+def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes of which as many messages fit as lie in one buffer at a time."""
+    messages = side_by_side(work, len(backend.devices()))
+    fitting = tuple(size for size in sizes if size * messages <= backend.capacity_bytes())
+    if fitting == sizes:
+        return sizes, []
+    large = ", ".join(format_size(size) for size in sizes if size not in fitting)
+    room = format_approximate_size(backend.capacity_bytes())
+    reason = f"{messages} messages at once do not fit the {room} of a buffer"
+    return fitting, [Skipped(f"{work} of {large}", reason, SkipKind.ROOM)]
+
+
+def _name(devices: tuple[Device, ...], members: Members) -> str:
+    return " → ".join(devices[member].tag for member in members)
+
+
+def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes that every device has room for; the others are skipped by name. Raises UsageError."""
+    capacity = backend.capacity_bytes()
+    fitting = tuple(size for size in sizes if size <= capacity)
+    room = f"the fullest device has room for messages of {format_approximate_size(capacity)}"
+    if not fitting:
+        raise UsageError(f"size {format_size(sizes[0])} does not fit: {room}; {_free(backend)}")
+    too_large = ", ".join(format_size(size) for size in sizes if size > capacity)
+    reason = f"{room}; {_free(backend)}"
+    return fitting, [Skipped(f"sizes {too_large}", reason, SkipKind.ROOM)] if too_large else []
+
+
+def _free(backend: Backend) -> str:
+    free = backend.free_bytes()
+    if not free:
+        return "half of the free memory is shared among source, target and gloo's buffers"
+    names = (device.tag for device in backend.devices())
+    amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in zip(names, free, strict=True))
+    return f"free now: {amounts}, shared by three buffers beside NCCL's own"

@@ -1,0 +1,266 @@
+"""One measurement from the request to the finished run: open, plan, sweep, and keep what was measured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from collbench.analysis.freshness import Here, mismatch
+from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
+from collbench.backends.nccl_choices import ask, probe, questions
+from collbench.bench.plan import Members, Plan, Request, make_plan
+from collbench.bench.run_writer import Keeper
+from collbench.bench.sweep import Watcher, sweep
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind, RunFileError
+from collbench.model.run import Run, Settings, SkipKind, Skipped
+from collbench.runfile import atomic_write, run_file
+from collbench.runfile.journal import Journal
+from collbench.sim.fabrics import Fabric
+
+# One measurement from the request to the finished run: open, plan, sweep, and keep what was measured on the way.
+
+
+def wrong_data(error: DataCorruption) -> Skipped:
+    """Return what a run says that it skipped when wrong data has ended it."""
+    return Skipped("all that was left", str(error), SkipKind.WRONG_DATA, members=error.members)
+
+
+class Ranks(Protocol):
+    """One process per device, which measure together: a launcher started them, and this process leads them."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+
+    @property
+    def launcher(self) -> str:
+        """What started them: torchrun, srun, …"""
+
+    def open(self) -> Opened:
+        """Return the backend that is all of them."""
+
+
+class Session:
+    """One request on an open backend. `run` holds every finished visit at any moment, and so does the file `path`.
+
+    A save that fails on the way is told once through `warn` and stays in `failure`; measuring goes on. Without a path
+    (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError, MachineError,
+    and RunFileError if `path` cannot be written or taken up here, all before the first visit.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        path: Path | None,
+        warn: Callable[[str], None],
+        ranks: Ranks | None = None,
+        begun: Begun = None,
+    ) -> None:
+        """Open the request's devices, of `ranks` each one's; `begun` is what `opening.begin` returned."""
+        if path is not None:
+            run_file.check_writable(path, replace=request.force or request.resume)
+        self._request, self._warn = request, warn
+        with ExitStack() as undo:
+            previous = _Previous.locked(path, undo) if path is not None and request.resume else None
+            self._opened = _opened(request, ranks, begun)
+            undo.callback(self._opened.close)
+            self._plan, skipped = make_plan(request, self._opened.backend)
+            # First: the backend makes its communicators while this process reads the devices' health.
+            self._opened.backend.reserve(self._plan.largest_bytes())
+            self._opened.backend.prepare(_collective_groups(self._plan))
+            if previous is None:
+                self.run = empty_run(request, self._opened, self._plan, skipped)
+                self.run.settings = _launched(self.run.settings, ranks)
+                self._keeper = Keeper(self.run, path, warn, replace=request.force)
+            else:
+                self.run = _taken_up(previous, self._opened, skipped)
+                self._keeper = Keeper(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
+            undo.pop_all()
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved; None where nothing is."""
+        return self._keeper.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file, None where it is."""
+        return self._keeper.failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+        self._keeper.close()
+
+    def measure(self, progress: Callable[[int, int], None]) -> None:
+        """Sweep the plan. However this ends, what was measured is saved. Raises BackendError, DataCorruption."""
+        backend, corrupt = self._opened.backend, False
+        try:
+            watcher = Watcher(progress, self._keeper.finished, self._opened.watch.flags, self._opened.clock)
+            sweep(backend, self._plan, self.run, self._request.effort(), self._rng(), watcher)
+        except DataCorruption as error:
+            self.run.skipped.append(wrong_data(error))  # whoever reads the file must know
+            corrupt = True
+            raise
+        finally:
+            if self.run.measurements or corrupt:
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
+                    self.run.health_after = self._opened.health()
+                backend.close()  # what it holds is released while the run is saved and shown
+                self._keeper.end()
+        _check_success(self.run)
+        if self._request.algorithms:
+            self._ask_nccl()
+
+    def _ask_nccl(self) -> None:
+        """Note what NCCL chose, as another process tells; ours makes room for it on the GPUs."""
+        self._opened.vacate()
+        planned = (
+            self._plan.step(work, (members,), size)
+            for work, groups in self._plan.groups.items()
+            for members in groups
+            for size in self._plan.sizes[work]
+        )
+        steps, reason = questions(planned) if self.run.machine.nccl else [], "nothing here tells of these operations"
+        try:
+            self.run.chosen = ask(partial(probe, self.run.devices, self._request.nccl), steps)
+        except CollbenchError as error:
+            reason = str(error)
+        if not self.run.chosen:
+            self.run.skipped.append(Skipped("algorithms, protocols and channels", reason, SkipKind.ALGORITHMS))
+        self._keeper.end()
+
+    def _rng(self) -> random.Random:
+        return random.Random(self._request.seed)  # noqa: S311  # an order of visits, no secret
+
+
+def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
+    if ranks is not None:
+        return ranks.open()
+    if request.backend == "sim":
+        return open_simulated(simulated(request.fabric), request.devices, request.seed)
+    collectives = bool(request.collectives)
+    return open_backend(request.backend, request.devices, request.nccl, collectives=collectives, begun=begun)
+
+
+def _launched(settings: Settings, ranks: Ranks | None) -> Settings:
+    """Return the settings with how many processes measure, and what started them."""
+    if ranks is None:
+        return settings
+    return replace(settings, processes=ranks.processes, launcher=ranks.launcher)
+
+
+def _collective_groups(plan: Plan) -> tuple[Members, ...]:
+    groups = (found for work, found in plan.groups.items() if work.operation.is_collective)
+    return tuple(dict.fromkeys(members for found in groups for members in found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Previous:
+    """A saved run that is to be finished, what its file was when it was read, and its journal, which is ours now."""
+
+    run: Run
+    path: Path
+    stood: atomic_write.Identity | None
+    journal: Journal
+
+    @classmethod
+    def locked(cls, path: Path, undo: ExitStack) -> _Previous:
+        """Read the run in a file that no other process measures. Raises RunFileError."""
+        try:
+            journal = Journal(path)
+        except OSError as error:
+            raise run_file.cannot_save(path, error) from error
+        undo.callback(journal.close)
+        stood = atomic_write.identity(path)
+        return cls(run_file.load(path), path, stood, journal)
+
+
+def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Run:
+    """Return the saved run, to go on with. Raises RunFileError where it is another machine's."""
+    backend, run = opened.backend, previous.run
+    devices = backend.devices()
+    reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
+    if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
+        reason = "its devices have another order"
+    if reason is not None:
+        # A file names no library to be loaded: whoever measured with --nccl says so again.
+        other = backend.name == "cuda" and run.machine.nccl != opened.machine.nccl
+        advice = "add --nccl PATH to name the one that it was measured with, or " if other else ""
+        raise RunFileError(f"{previous.path} cannot be resumed here: {reason}; {advice}measure anew, without --resume")
+    run.skipped, run.complete = skipped, False
+    return run
+
+
+def _check_success(run: Run) -> None:
+    """Raise BackendError where every cell failed, for a hang if there was one."""
+    if run.measurements and not any(found.samples for found in run.measurements):
+        hung = (found for found in run.measurements if found.failure_kind is FailureKind.HANG)
+        told = next(hung, run.measurements[-1])
+        raise BackendError(f"nothing could be measured: {told.failure}", told.failure_kind or FailureKind.ERROR)
+
+
+def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
+    """Return the run that a request begins: where it is measured and what was asked, and no visit yet."""
+    settings = Settings(
+        operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
+        sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
+        dtype=request.dtype,
+        redop=request.redop,
+        visits=request.effort().screening,
+        seed=request.seed,
+        command=request.command,
+        environment=dict(opened.environment),
+        root=request.root,
+        precision=request.precision,
+        budget_seconds=request.budget_seconds,
+    )
+    return replace(begun_run(opened, settings), skipped=skipped)
+
+
+def begun_run(opened: Opened, settings: Settings) -> Run:
+    """Return a run that begins now on what was opened, with nothing measured."""
+    return Run(
+        backend=opened.backend.name,
+        version=version("collbench"),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=opened.machine,
+        devices=opened.backend.devices(),
+        paths=opened.paths,
+        settings=settings,
+        health_before=opened.health(),
+    )
+
+
+# One simulated measurement in memory, from a fabric to the finished run: the same plan and sweep, and no file.
+
+
+def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
+    """Return the run that the request would give on the fabric; of its settings only `devices` names GPUs of it.
+
+    The same seed gives the same run. Wrong data ends it, and is told in `skipped`, as a session does it. Raises
+    UsageError, and BackendError where nothing works any more.
+    """
+    opened = open_simulated(fabric, request.devices, seed)
+    plan, skipped = make_plan(request, opened.backend)
+    run = empty_run(request, opened, plan, skipped)
+    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.watch.flags, opened.clock)
+    order = random.Random(seed)  # noqa: S311  # no secret
+    try:
+        sweep(opened.backend, plan, run, request.effort(), order, watcher)
+    except DataCorruption as error:
+        run.skipped.append(wrong_data(error))
+    run.health_after = opened.health()
+    return run

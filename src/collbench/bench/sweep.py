@@ -1,0 +1,332 @@
+"""Visits every data point of a plan in random order until it is settled or the time is up."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collbench.analysis.physics import Check, marked
+from collbench.analysis.stats import half_width, trial_seconds, visit_noise
+from collbench.backends.protocol import Backend, Step, Timing, sound, time_step
+from collbench.bench.interference import audit, distrusted
+from collbench.bench.plan import Effort, Members, Plan, cell_of
+from collbench.model.errors import BackendError, FailureKind, StepFailed
+from collbench.model.operations import Work
+from collbench.model.run import NCCL_START, Cell, Flag, Measurement, Path, Run, Sample, StopReason
+
+# When a data point has been measured enough.
+
+
+_MIB = 2**20
+# ±1 % for messages that keep a link busy, ±3 % where launch jitter is part of the time.
+_LARGE, _SMALL = 0.01, 0.03
+# Noise has stabilised when two more trials change its estimate by less than a tenth: more will not narrow it soon.
+_STABLE_CHANGE = 0.10
+_STABLE_TRIALS = 8
+
+
+def stop_reason(measurement: Measurement, precision: float | None = None) -> StopReason | None:
+    """Return PRECISION or NOISE when the cell needs no further visit, None while it does.
+
+    `precision` is the half interval over the median to reach; None takes ±1 % or ±3 %, by the size. Fewer than three
+    trials have no interval.
+    """
+    trials = trial_seconds(measurement)
+    if half_width(trials) <= (precision or (_LARGE if measurement.cell.size_bytes >= _MIB else _SMALL)):
+        return StopReason.PRECISION
+    return StopReason.NOISE if _noise_is_stable(trials) else None
+
+
+def _noise_is_stable(trials: Sequence[float]) -> bool:
+    if len(trials) < _STABLE_TRIALS:
+        return False
+    before, now = (float(np.std(np.log(part), ddof=1)) for part in (trials[:-2], trials))
+    return abs(now - before) <= _STABLE_CHANGE * before
+
+
+# Whether the cells that decide were visited often enough to tell a slow pair from a noisy one (METHOD.md §4).
+
+
+# The error of a cell's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100 (benchmarks/ties.py).
+_ERROR = 0.008
+_MEDIAN_TO_MEAN = 1.2533  # a median's standard error, in σ/√visits
+# At σ = 2 % ten visits reach it and at 2.4 % fifteen. Up to 4 % fifteen still help; beyond, a first look cannot.
+_MOST_NOISE = 0.04
+_MOST_VISITS = 15
+
+
+def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[Cell]:
+    """Return which of these cells, of one work and size, need another visit to be compared; none where nothing can be.
+
+    Noise is pooled within a label, as when pairs are ranked.
+    """
+    if len(found) < 2:
+        return []  # there is nothing to compare it with
+    labels = {frozenset(path.devices): path.label for path in paths}
+    pools: dict[str, list[Measurement]] = defaultdict(list)
+    for measurement in found:
+        pools[labels.get(frozenset(measurement.cell.members), "?")].append(measurement)
+    cells = []
+    for pool in pools.values():
+        visits = visits_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
+        cells += [measurement.cell for measurement in pool if len(measurement.samples) < visits]
+    return cells
+
+
+def visits_wanted(logs: Sequence[Sequence[float]]) -> int:
+    """Return how many visits each cell of a label should have, from the log times of those it has; 0 for no more."""
+    noise = visit_noise(logs)
+    if noise > _MOST_NOISE:
+        return 0
+    return min(_MOST_VISITS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
+
+
+# The visits of a sweep: who is still owed one, what each brought, and what a failed one costs.
+
+
+_SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
+# One stuck link costs its cell. When all copies that are tried fail, or all collectives, trying on is no use for them;
+# an NCCL that does not start says nothing of copies.
+_FAILURES_IN_A_ROW = 4
+# What noisy deciding cells may take beyond the budget, as a share of it: 0.25 s on GPUs.
+_FOR_DECIDING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Whom to tell. `progress(done, total)` counts steps of the present plan; `finished(measurement)` may journal it.
+
+    `flags(members)` returns what is wrong with these devices right now, for the samples just taken. `clock` tells the
+    seconds that budgets are about; a simulated machine has its own.
+    """
+
+    progress: Callable[[int, int], None]
+    finished: Callable[[Measurement], None]
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
+    clock: Callable[[], float] = time.monotonic
+
+
+class Visits:
+    """The state of a sweep between steps. `wanted` are the cells that need more; `timed_seconds` lay in timed regions.
+
+    `plan` may be replaced by one that isolates more before `make` is called.
+    """
+
+    def __init__(self, plan: Plan, run: Run, effort: Effort, watcher: Watcher) -> None:
+        """Take up where `run` stands: settled cells are left alone, failed and interrupted ones get another chance."""
+        self.plan = plan
+        self._run, self._effort, self._watcher = run, effort, watcher
+        self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
+        self._results = {found.cell: found for found in run.measurements}
+        self._owed: dict[Cell, int] = {}
+        for cell in plan.cells():
+            found = self._results.get(cell)
+            if found is None or found.stop not in _SETTLED:
+                visits = effort.deciding if plan.decides(cell) else effort.screening
+                self._owed[cell] = max(0, visits - (len(found.samples) if found else 0))
+        for found in run.measurements:
+            if found.stop not in _SETTLED:
+                found.stop, found.failure, found.failure_kind = None, "", None
+        self.wanted = set(self._owed)
+        self.timed_seconds = 0.0
+        self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
+        self._hopeless: set[bool] = set()
+        self._last: float | None = None  # by the clock: when the deciding cells get no more visits than they are owed
+
+    def make(self, backend: Backend, rng: random.Random, deadline: float) -> None:
+        """Give every cell the visits that it is owed, and until the deadline (by the clock) the unsettled ones more."""
+        first, done, total = True, 0, 0
+        while self.wanted:
+            steps = self.plan.passes(rng, self.wanted)
+            total = max(total, done + len(steps) * (self._effort.screening if first else 1))
+            for step, outcome in backend.time_steps(self._due(steps, deadline)):
+                self._take(backend, step, outcome)
+                done += 1
+                self._watcher.progress(done, max(done, total))
+            first = False
+            self._dismiss(late=self._watcher.clock() > deadline)
+            self._owe_deciding(deadline)
+        for found in self._results.values():
+            found.stop = found.stop or stop_reason(found, self._effort.precision) or StopReason.BUDGET
+
+    def _due(self, steps: list[Step], deadline: float) -> Iterator[Step]:
+        """Yield the steps that are owed or that time allows; asked for shortly before each is sent."""
+        for step in steps:
+            if step.operation.is_collective in self._hopeless:
+                continue
+            if self._watcher.clock() <= deadline or any(self._owed[cell] > 0 for cell in cells_of(step)):
+                yield step
+
+    def _dismiss(self, *, late: bool) -> None:
+        """Keep only the cells that are owed visits, or unsettled while there is time."""
+        self.wanted = {
+            cell
+            for cell in self.wanted
+            if not (self._results[cell].failure or cell.operation.is_collective in self._hopeless)
+            and (self._owed[cell] > 0 or not (late or stop_reason(self._results[cell], self._effort.precision)))
+        }
+
+    def _owe_deciding(self, deadline: float) -> None:
+        """Owe the cells that decide one more visit where noise would hide a slow pair; soon after the deadline none."""
+        if self._effort.deciding == self._effort.screening or any(self._owed[cell] > 0 for cell in self.wanted):
+            return
+        now = self._watcher.clock()
+        self._last = self._last or max(deadline, now) + _FOR_DECIDING * self._effort.budget_seconds
+        deciding = [self._results[cell] for cell in self._owed if self.plan.decides(cell) and cell in self._results]
+        hopeful = [m for m in deciding if not m.failure and m.cell.operation.is_collective not in self._hopeless]
+        for cell in undecided(hopeful, self._run.paths) if now < self._last else ():
+            self._owed[cell] = 1
+            self.wanted.add(cell)
+
+    def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
+        """Record what a step brought. A failed step of several groups is tried again, each alone, to find the cause."""
+        outcome = sound(outcome)
+        if isinstance(outcome, Timing):
+            self._failures[step.operation.is_collective] = 0
+            self._record(step, outcome, concurrent=len(step.groups) > 1)
+        elif len(step.groups) > 1 and not self.plan.together:
+            for members in step.groups:
+                alone = replace(step, groups=(members,))
+                try:
+                    self._take(backend, alone, time_step(backend, alone))
+                except StepFailed as error:
+                    self._take(backend, alone, error)
+        else:
+            self._give_up(step, outcome)
+
+    def _give_up(self, step: Step, error: StepFailed) -> None:
+        for cell in cells_of(step):
+            self._fail(cell, str(error), error.kind)
+        kind = step.operation.is_collective
+        self._failures[kind] += 1
+        if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._hopeless:
+            self._give_up_all(kind, f"{_FAILURES_IN_A_ROW} cells in a row failed; the last: {error}", error.kind)
+
+    def _give_up_all(self, kind: bool, reason: str, how: FailureKind) -> None:
+        """Leave collectives (True), or all others, as they are. Raises BackendError where nothing else is wanted."""
+        self._hopeless.add(kind)
+        if all(cell.operation.is_collective in self._hopeless for cell in self.wanted):
+            raise BackendError(f"measuring stops, as {reason}", how)
+        for cell in self.plan.cells():
+            if cell.operation.is_collective is kind and self._owed.get(cell, 0) > 0:
+                self._fail(cell, f"not tried, as {reason}", FailureKind.UNTRIED)
+
+    def _fail(self, cell: Cell, reason: str, kind: FailureKind) -> None:
+        found = self._found(cell)
+        if not found.failure:
+            found.stop, found.failure, found.failure_kind = StopReason.FAILED, reason, kind
+            self._watcher.finished(found)
+
+    def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
+        """Add the visit's samples; a cell enters the run with its first one."""
+        flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
+        self.timed_seconds += timing.region_seconds(step)
+        for place, cell in enumerate(cells_of(step)):
+            found = self._found(cell)
+            coverage = timing.coverage[place] if timing.coverage else None
+            found.wrong = 0 if step.verify and step.work.verifiable else None
+            sample = Sample(
+                seconds=tuple(map(_readable, timing.seconds[place])),
+                iterations=step.iterations,
+                concurrent=concurrent,
+                launch_seconds=_readable(timing.launch_seconds[place]) if timing.launch_seconds else None,
+                flags=flags,
+                moved_bytes=coverage.moved if coverage else None,
+                verified_bytes=coverage.verified if coverage else None,
+            )
+            found.samples.append(self._check.marked(cell, sample))
+            self._owed[cell] -= 1
+            self._watcher.finished(found)
+
+    def _found(self, cell: Cell) -> Measurement:
+        if cell not in self._results:
+            self._results[cell] = Measurement(cell)
+            self._run.measurements.append(self._results[cell])
+        return self._results[cell]
+
+
+def cells_of(step: Step) -> list[Cell]:
+    """Return the cells that a step visits, in the order of its groups."""
+    return [cell_of(step.work, members, step.size_bytes) for members in step.groups]
+
+
+def _readable(seconds: float) -> float:
+    """Return the time in seven digits: more than any of the clocks has, and short in the file."""
+    return float(f"{seconds:.7g}")
+
+
+# One sweep: warm up, audit, then visit every cell in random order until it is settled or the time is up.
+
+
+# METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.
+_DRIFT, _WARM_TRIES = 0.01, 8
+_WARM_BYTES = 16 * 2**20
+
+
+def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher) -> None:
+    """Measure the plan into `run`, which holds all finished visits at any moment, also when this is interrupted.
+
+    Cells that `run` has settled already are not measured again. Raises BackendError once nothing works any more.
+    """
+    clock, before = watcher.clock, run.seconds
+    with _phase(run, NCCL_START, clock):
+        backend.ready()
+    begin = clock()
+    paths = {frozenset(path.devices): path for path in run.paths}
+    visits = Visits(plan, run, effort, watcher)
+    try:
+        if visits.wanted:
+            with _phase(run, "warm-up", clock):
+                warm_up(backend, plan, rng)
+            with _phase(run, "audit", clock):
+                run.audits[:], visits.timed_seconds = audit(backend, plan, paths, rng)
+            visits.plan = distrusted(plan, run.audits, paths)
+            with _phase(run, "visits", clock):
+                visits.make(backend, rng, deadline=begin + effort.budget_seconds)
+        run.complete = True
+    finally:
+        place = {cell: number for number, cell in enumerate(plan.cells())}
+        run.measurements.sort(key=lambda found: place.get(found.cell, len(place)))
+        for found in run.measurements:
+            found.stop = found.stop or stop_reason(found, effort.precision) or StopReason.INTERRUPTED
+        marked(run)
+        run.phases["timed"] = round(run.phases.get("timed", 0.0) + visits.timed_seconds, 6)
+        run.seconds = round(before + clock() - begin, 3)
+
+
+def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
+    """Repeat each operation in each of its rounds until three visits in a row agree within 1 %.
+
+    A step that fails ends its work's warm-up, for each may take a watchdog's time; the cell's own visit records why.
+    """
+    for work in plan.groups:
+        size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])
+        with suppress(StepFailed):
+            for together in plan.rounds(work, rng):
+                _warm_up(backend, plan, work, together, size)
+
+
+def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], size: int) -> None:
+    recent: list[float] = []
+    for _ in range(_WARM_TRIES):
+        timing = time_step(backend, plan.step(work, together, size))
+        recent = [*recent[-2:], float(np.median(timing.seconds))]
+        if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
+            return
+
+
+@contextmanager
+def _phase(run: Run, name: str, clock: Callable[[], float]) -> Iterator[None]:
+    """Add the seconds inside to the run's phase `name`."""
+    begin = clock()
+    try:
+        yield
+    finally:
+        run.phases[name] = round(run.phases.get(name, 0.0) + clock() - begin, 3)

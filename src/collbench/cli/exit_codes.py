@@ -1,0 +1,127 @@
+"""How the program ends other than well: at most one line on stderr, and an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import select
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from collbench.model.errors import CollbenchError, ExitStatus
+from collbench.model.printable import one_line
+
+# What writing to a full disk, quota or file-size limit gives.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words for 'two'
+
+
+class Interrupted(CollbenchError):
+    """Ctrl-C. The text says what became of what was measured."""
+
+    exit_code = ExitStatus.INTERRUPTED  # 128 + SIGINT, as shells have it
+
+
+class Terminated(KeyboardInterrupt):
+    """Another signal than Ctrl-C's. It ends a measurement as Ctrl-C does; the status tells them apart."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+# A scheduler's or a service manager's; a terminal's that is closed, or whose connection is lost; and Ctrl-\.
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def open_closed_streams() -> None:
+    """Take /dev/null for stdin, stdout or stderr that was closed (`>&-`), for which Python has no stream at all."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number: the closed one's own, which no other file may get now.
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def heed_signals() -> None:
+    """Let SIGTERM, SIGHUP and SIGQUIT save what was measured. The job that `train` becomes does not inherit this.
+
+    One that whoever started us ignores stays ignored: nohup's SIGHUP.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        _forget_lost_streams()
+        raise Terminated(number)
+
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+
+
+def _forget_lost_streams() -> None:
+    """Send to /dev/null what a lost terminal would answer with an error, before anything is saved."""
+    for descriptor in _lost(1, 2):
+        send_nowhere(descriptor)
+
+
+def _lost(*descriptors: int) -> list[int]:
+    """Return those of these descriptors that nobody reads any more."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, 0)
+    return [descriptor for descriptor, _event in poll.poll(0)]
+
+
+def send_nowhere(descriptor: int) -> None:
+    """Send to /dev/null what is still buffered for a descriptor and all that will be written to it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+def failed(error: CollbenchError | KeyboardInterrupt) -> int:
+    """Print the error's line, and return its status."""
+    told = error if isinstance(error, CollbenchError) else Interrupted("interrupted before it was done")
+    if isinstance(told, Interrupted) and sys.stderr.isatty():
+        click.echo(err=True)  # the terminal has just shown "^C"
+    terminated = next((cause for cause in (error, error.__cause__) if isinstance(cause, Terminated)), None)
+    return _say(str(told), (terminated or told).exit_code)
+
+
+def misused(error: click.UsageError) -> int:
+    """Print click's complaint, with its suggestion, as one line that names the help; return the status."""
+    message = _NO_NUMBER.sub("is not a whole number", error.format_message())
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(message, err=True)  # it is the whole help: no word was wrong, there was none
+        return error.exit_code
+    command = error.ctx.command_path if error.ctx else "collbench"
+    separator = " See" if "?" in message else "; see"
+    return _say(f"{message[:1].lower()}{message[1:].rstrip('.')}{separator} '{command} --help'", error.exit_code)
+
+
+def unwritten(error: OSError) -> int:
+    """Return the status after stdout failed: quiet for a closed pipe, a line for a full disk. Raises any other error.
+
+    What is still buffered goes nowhere, else Python would fail on it again at exit. A closed pipe comes here from help
+    and its like alone: what earns a status is printed by `terminal`, and a reader that goes away does not change it.
+    """
+    closed = isinstance(error, BrokenPipeError) and bool(_lost(sys.stdout.fileno()))
+    if not closed and error.errno not in _FULL:
+        raise error
+    send_nowhere(sys.stdout.fileno())
+    if closed:
+        return ExitStatus.DONE  # `head` has read enough
+    advice = next(iter(getattr(error, "__notes__", ())), "send it to another place")
+    return _say(f"cannot write the output: {error.strerror}: {advice}", ExitStatus.FAILED)
+
+
+def _say(message: str, status: int) -> int:
+    with contextlib.suppress(OSError):  # on a full disk, say: the status tells what stderr cannot
+        click.echo(f"collbench: {one_line(' '.join(message.split()))}", err=True)
+    return status

@@ -1,0 +1,103 @@
+"""One process per GPU: rank 0 is the program, and the other ranks follow it in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from collbench.cli.terminal import say
+from collbench.distributed.launchers import Place, find_place, join_seconds
+from collbench.model.errors import CollbenchError, UsageError
+
+if TYPE_CHECKING:
+    from collbench.bench.plan import Request
+
+_INSTEAD = {
+    "check": "one process judges: run 'collbench check' by itself, with the run file that the processes saved",
+    "select": "each would choose for itself: run 'collbench select' once, before they start",
+    "topo": "labels are told by one process: run 'collbench topo' on a host by itself",
+    "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
+}
+# Started once on each node, these are not ranks: each finds the other nodes by torchrun.
+_ONCE_A_NODE = ("train",)
+
+
+def processes() -> int:
+    """Return how many processes were started together: 1 where this one is alone. Raises UsageError."""
+    place = find_place(os.environ)
+    return place.world_size if place else 1
+
+
+def place_of(words: list[str]) -> Place | None:
+    """Return this process's place among those that run these words; None where it runs them for itself.
+
+    Raises UsageError for launchers' variables that contradict each other.
+    """
+    place = find_place(os.environ)
+    return None if place is not None and place.local_size == 1 and _command(words) in _ONCE_A_NODE else place
+
+
+class Followed(Exception):
+    """The end of a rank other than 0: its exit status, and what this rank alone has to tell, if anything."""
+
+    def __init__(self, status: int, told: str = "") -> None:
+        super().__init__(told)
+        self.status, self.told = status, told
+
+
+def check_command(words: list[str]) -> None:
+    """Raise UsageError for a command that means nothing to several processes at once."""
+    name = _command(words)
+    if name in _INSTEAD and not {"-h", "--help"} & set(words):
+        raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
+
+
+def _command(words: list[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+def follow(invoke: Callable[[], object]) -> int:
+    """Run the command as a rank other than 0; return the rank's exit status.
+
+    Nothing is printed, and what is wrong with the command line fails nobody here: rank 0 has the same one and says it.
+    """
+    try:
+        with (
+            Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            invoke()
+    except Followed as end:
+        if end.told:
+            say(end.told)
+        return end.status
+    except (CollbenchError, click.ClickException, click.exceptions.Exit):
+        return 0
+    return 0
+
+
+def _say_aside(text: str) -> None:
+    """Print a notice on the true stderr: a rank's own is kept silent."""
+    say(text, sys.__stderr__)
+
+
+def serve_rank_0(place: Place, request: Request) -> NoReturn:
+    """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
+    from collbench.distributed.factory import join, refuse  # late: a tenth of a second
+
+    refuse(request)
+    seconds = join_seconds(os.environ)
+    try:
+        released = join(place, request, seconds, _say_aside)
+    except CollbenchError as error:
+        raise Followed(error.exit_code, str(error)) from error
+    if not released:
+        raise Followed(1, f"rank {place.rank} stops: rank 0 is gone, and its output says why")
+    raise Followed(0)

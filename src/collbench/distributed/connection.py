@@ -1,0 +1,387 @@
+"""The connections between rank 0 and the ranks: one over TCP each; both ends prove that they know the launch's key."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from collbench.distributed.messages import BadMessage, Order, Word, decode_order, decode_word, encode
+
+# How a rank comes to its connection with rank 0: both prove that they know this launch's key, before anything else.
+
+
+KEY_BYTES = 32
+_NONCE_BYTES, _PROOF_BYTES, _RANK_BYTES = 32, 32, 4
+_SAID_BYTES = _RANK_BYTES + _NONCE_BYTES + _PROOF_BYTES
+# How long a guest may take to prove itself, and how many may be at it beside the ranks.
+_GREETING_S = 10.0
+_MOST_STRANGERS = 64
+_DIAL_S = 5.0
+
+
+@dataclass(slots=True)
+class _Guest:
+    """Somebody who has not proved yet to be a rank: what was asked of him, until when, and what he has said."""
+
+    nonce: bytes
+    deadline: float
+    said: bytearray = field(default_factory=bytearray)
+
+
+class Listener:
+    """Where ranks come in: each proves that it knows the key, and is shown that rank 0 does.
+
+    Strangers, and guests who begin and do not go on, hold up nobody: all are heard side by side.
+    """
+
+    def __init__(self, key: bytes, world_size: int, address: str = "") -> None:
+        """Listen on a free port of one address, "" for all; `key` has KEY_BYTES. Raises OSError."""
+        self._key, self._world_size = key, world_size
+        self._socket = _listening(address)
+        self._socket.setblocking(False)
+        self._guests: dict[socket.socket, _Guest] = {}
+        self._came: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self.address = address
+        self.port: int = self._socket.getsockname()[1]
+
+    def admit(self, timeout_s: float) -> list[int]:
+        """Let ranks in for so many seconds at most, until all are here. Return those from 1 on that are missing."""
+        deadline = time.monotonic() + timeout_s
+        while (missing := self._missing()) and (left := deadline - time.monotonic()) > 0:
+            for chosen, _ in self._selector.select(min(left, self._patience())):
+                if chosen.fileobj is self._socket:
+                    self._welcome()
+                elif chosen.fileobj in self._guests:
+                    self._hear(chosen.fileobj)
+            for guest in [one for one, state in self._guests.items() if state.deadline < time.monotonic()]:
+                self._refuse(guest)
+        return missing
+
+    def take(self) -> dict[int, socket.socket]:
+        """Return the sockets of the ranks that came, by rank. They are the caller's to close."""
+        came, self._came = self._came, {}
+        return came
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        for found in (*self._guests, *self._came.values(), self._socket):
+            found.close()
+        self._guests, self._came = {}, {}
+        self._selector.close()
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(1, self._world_size) if rank not in self._came]
+
+    def _patience(self) -> float:
+        """Return for how long nobody's time is up."""
+        now = time.monotonic()
+        return max(0.0, min((one.deadline - now for one in self._guests.values()), default=_GREETING_S))
+
+    def _welcome(self) -> None:
+        if len(self._guests) >= self._world_size + _MOST_STRANGERS:
+            self._refuse(next(iter(self._guests)))
+        try:
+            found, _ = self._socket.accept()
+        except OSError:  # gone again; or this process may have no more files, and one of them is a stranger's
+            if self._guests:
+                self._refuse(next(iter(self._guests)))
+            else:
+                time.sleep(0.1)
+            return
+        found.setblocking(False)
+        guest = _Guest(secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _GREETING_S)
+        self._guests[found] = guest
+        self._selector.register(found, selectors.EVENT_READ)
+        self._tell(found, guest.nonce)
+
+    def _hear(self, found: socket.socket) -> None:
+        guest = self._guests[found]
+        try:
+            part = found.recv(_SAID_BYTES - len(guest.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        guest.said += part
+        if not part:
+            self._refuse(found)
+        elif len(guest.said) == _SAID_BYTES:
+            self._judge(found, guest)
+
+    def _judge(self, found: socket.socket, guest: _Guest) -> None:
+        """Let in who has proved to be a rank that is missing."""
+        head, proof = bytes(guest.said[:-_PROOF_BYTES]), bytes(guest.said[-_PROOF_BYTES:])
+        rank = int.from_bytes(head[:_RANK_BYTES], "big")
+        if not hmac.compare_digest(proof, _proof(self._key, b"rank", guest.nonce, head)) or rank not in self._missing():
+            self._refuse(found)
+        elif self._tell(found, _proof(self._key, b"rank 0", guest.nonce, head)):
+            self._selector.unregister(found)
+            del self._guests[found]
+            self._came[rank] = found
+
+    def _tell(self, found: socket.socket, data: bytes) -> bool:
+        """Send what fits every socket's buffer; whoever is gone is forgotten."""
+        try:
+            sent = found.send(data) == len(data)
+        except OSError:
+            sent = False
+        if not sent:
+            self._refuse(found)
+        return sent
+
+    def _refuse(self, found: socket.socket) -> None:
+        self._selector.unregister(found)
+        del self._guests[found]
+        found.close()
+
+
+def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> socket.socket:
+    """Return a connection to rank 0, which listens on one of these addresses and knows the key. Raises OSError."""
+    failure = OSError("rank 0 told no address")
+    for address in addresses:
+        try:
+            found = socket.create_connection((address, port), timeout=_DIAL_S)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            _introduce(found, key, rank)
+        except OSError as error:
+            found.close()
+            failure = error
+        else:
+            return found
+    raise failure
+
+
+def _introduce(found: socket.socket, key: bytes, rank: int) -> None:
+    """Prove to know the key, and hear the other side's proof. Raises OSError."""
+    found.settimeout(_GREETING_S)
+    asked = _exactly(found, _NONCE_BYTES)
+    head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
+    found.sendall(head + _proof(key, b"rank", asked, head))
+    if not hmac.compare_digest(_exactly(found, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
+        raise PermissionError("whoever listens there does not know this launch's key")
+
+
+def _proof(key: bytes, who: bytes, asked: bytes, head: bytes) -> bytes:
+    """Return what only holders of the key can: who speaks, both sides' random numbers and the rank, signed."""
+    return hmac.digest(key, b"collbench %s\0%s%s" % (who, asked, head), "sha256")
+
+
+def _exactly(found: socket.socket, count: int) -> bytes:
+    """Return so many bytes. Raises OSError when fewer come, or too late."""
+    deadline, said = time.monotonic() + _GREETING_S, b""
+    while len(said) < count and time.monotonic() < deadline:
+        part = found.recv(count - len(said))
+        if not part:
+            raise ConnectionResetError("the other side hung up")
+        said += part
+    if len(said) < count:
+        raise TimeoutError(f"the other side said too little in {_GREETING_S:.0f} s")
+    return said
+
+
+def _listening(address: str) -> socket.socket:
+    """Return a socket that listens on a free port of this address; of every one, IPv6 too where there is any."""
+    if address:
+        family, *_, bound = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+        return socket.create_server(bound, family=family, backlog=128)
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+        except OSError:
+            pass  # compiled in, switched off
+    return socket.create_server(("", 0), backlog=128)
+
+
+# The connections between rank 0 and the other ranks: one over TCP each, so that a rank that dies is missed at once.
+#
+# Both sides have proved who they are (listener.py). A frame is its length, four bytes, and a message (codec.py).
+
+
+# A host that loses power sends no farewell: probe after 10 s of silence, every 5 s, give up after 3 without answer.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+# 300 bytes tell of a device: enough for a world of many thousand, and too little to exhaust a host's memory.
+MOST_BYTES = 16 * 2**20
+_LENGTH_BYTES = 4
+# A frame that is not taken for so long is for a process that is stopped: it gets no other.
+_SEND_S = 30.0
+
+_Sent = TypeVar("_Sent", bound="Order | Word")
+_Received = TypeVar("_Received", bound="Order | Word")
+
+
+class HasFile(Protocol):
+    """What the kernel can wait for."""
+
+    def fileno(self) -> int:
+        """Return its number."""
+
+
+_Ready = TypeVar("_Ready", bound=HasFile)
+
+
+def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
+    """Return those of which there is something to read, waiting so long for the first; None: for ever."""
+    with selectors.PollSelector() as selector:  # a thousand sockets cost it one call of the system
+        for one in heard:
+            selector.register(one, selectors.EVENT_READ, one)
+        return [key.data for key, _ in selector.select(seconds)]
+
+
+class Connection(Generic[_Sent, _Received]):
+    """One end of a socket that carries messages. `ready` waits for it."""
+
+    def __init__(self, found: socket.socket, decode: Callable[[bytes], _Received]) -> None:
+        """Take over the socket."""
+        found.setblocking(False)
+        self._socket, self._decode = found, decode
+        self._frame = bytearray()  # what has come of it, its length included
+
+    def fileno(self) -> int:
+        """Return the socket's number."""
+        return self._socket.fileno()
+
+    def send(self, message: _Sent) -> None:
+        """Send a message. Raises OSError when the other side is gone, or takes nothing any more."""
+        self.send_frame(framed(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what `framed` returned. Raises OSError; then nothing more arrives from here."""
+        deadline, left = time.monotonic() + _SEND_S, memoryview(frame)
+        try:
+            while left:
+                try:
+                    left = left[self._socket.send(left) :]
+                except BlockingIOError:
+                    if not _writable(self._socket, deadline - time.monotonic()):
+                        raise TimeoutError(f"nothing was taken for {_SEND_S:.0f} s") from None
+        except OSError:
+            self._hang_up()  # the rest of a frame would be taken for the start of another
+            raise
+
+    def receive(self) -> _Received | None:
+        """Return the message of which the last byte is there, None while some are not. Call it when there are bytes.
+
+        Raises EOFError or OSError when the other side is gone, BadMessage.
+        """
+        try:
+            part = self._socket.recv(self._missing())  # never a byte of the next frame: `ready` must see that one
+        except BlockingIOError:
+            return None
+        if not part:
+            raise EOFError
+        self._frame += part
+        if self._missing():
+            return None
+        frame, self._frame = bytes(self._frame[_LENGTH_BYTES:]), bytearray()
+        return self._decode(frame)
+
+    def recv(self) -> _Received:
+        """Return the next message, waiting for it. Raises what `receive` raises."""
+        while True:
+            ready([self])
+            message = self.receive()
+            if message is not None:
+                return message
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _missing(self) -> int:
+        """Return how many bytes are missing: of the length, or then of the frame. Raises BadMessage."""
+        here = len(self._frame)
+        if here < _LENGTH_BYTES:
+            return _LENGTH_BYTES - here
+        length = int.from_bytes(self._frame[:_LENGTH_BYTES], "big")
+        if not 0 < length <= MOST_BYTES:
+            raise BadMessage(f"it announced a message of {length} bytes: 1 to {MOST_BYTES} are possible")
+        return _LENGTH_BYTES + length - here
+
+    def _hang_up(self) -> None:
+        with suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+# Rank 0's end, and the other ranks'.
+Line: TypeAlias = Connection[Order, Word]
+FarEnd: TypeAlias = Connection[Word, Order]
+
+
+def framed(message: Order | Word) -> bytes:
+    """Return a message as it goes over the wire. Raises ValueError for what cannot."""
+    data = encode(message)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"a message of {len(data)} bytes is longer than {MOST_BYTES}")
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def line(found: socket.socket) -> Line:
+    """Return rank 0's end of an admitted socket."""
+    return Connection(_kept_alive(found), decode_word)
+
+
+def far_end(found: socket.socket) -> FarEnd:
+    """Return another rank's end."""
+    return Connection(_kept_alive(found), decode_order)
+
+
+def pair() -> tuple[Line, FarEnd]:
+    """Return both ends of a connection within this process, for rank 0's own device."""
+    ours, theirs = socket.socketpair()
+    return Connection(ours, decode_word), Connection(theirs, decode_order)
+
+
+def own_address(peer: str, port: int) -> str:
+    """Return this host's address towards `peer`, "" where that cannot be told."""
+    for family, kind, protocol, _, address in _resolved(peer, port):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(address)  # UDP: sends nothing, but chooses the interface
+            except OSError:
+                continue
+            return plain_address(probe.getsockname()[0])
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address means this very host."""
+    return address.startswith("127.") or address == "::1"
+
+
+def plain_address(address: str) -> str:
+    """Return an IPv4 address that an IPv6 socket shows as "::ffff:10.0.0.1" in its own form."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
+def _kept_alive(found: socket.socket) -> socket.socket:
+    """Return the socket, whose silence after a power cut is noticed."""
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        found.setsockopt(socket.IPPROTO_TCP, option, value)
+    return found
+
+
+def _writable(found: socket.socket, seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(found, selectors.EVENT_WRITE)
+        return seconds > 0 and bool(selector.select(seconds))
+
+
+def _resolved(peer: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    try:
+        return list(socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM))
+    except OSError:
+        return []

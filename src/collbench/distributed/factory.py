@@ -1,0 +1,243 @@
+"""From a place among several processes to an open backend on rank 0, and to a rank at work on the others."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from collbench.backends.factory import Opened
+from collbench.bench.plan import Request
+from collbench.distributed import connection
+from collbench.distributed import ranks as distributed_ranks
+from collbench.distributed.connection import KEY_BYTES, Listener, connect
+from collbench.distributed.launchers import JOIN_S, Place
+from collbench.distributed.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
+from collbench.distributed.rank_worker import Seat, serve
+from collbench.distributed.ranks import Coordinator, Ranks, checked
+from collbench.distributed.store import UNSAID_S, Store, still_waiting
+from collbench.machine import lifeline
+from collbench.model.errors import BackendError, UsageError
+from collbench.model.run import Machine
+from collbench.runfile.codec import build
+
+# Where the others find rank 0: the name of that value in the store.
+_LISTENER = "listener"
+
+
+def _in_silence(_text: str) -> None:
+    """Say nothing of a wait."""
+
+
+def refuse(request: Request) -> None:
+    """Raise UsageError for what is not for several processes. All ranks know it before they meet."""
+    if request.copies or request.chase:
+        raise UsageError(
+            "copies and latencies are timed by one process that sees all GPUs: start this without torchrun, srun or "
+            "mpirun, or time collectives: 'pairs --operations allreduce,broadcast', 'allreduce'"
+        )
+    if request.algorithms:
+        raise UsageError("--algorithms is for one process: leave it out, or start without torchrun, srun or mpirun")
+    if request.devices is not None:
+        raise UsageError(
+            "--devices is for one process, and here each of several has its own GPU: start fewer processes, or choose "
+            "by CUDA_VISIBLE_DEVICES"
+        )
+
+
+class World:
+    """All ranks, held by rank 0, which is one of them. Use as a context manager: in the end all ranks leave."""
+
+    def __init__(
+        self, place: Place, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
+    ) -> None:
+        """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
+
+        Raises UsageError for what is not for several processes.
+        """
+        refuse(request)
+        self.place = place
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self._store = Store(place, timeout_s, say)
+            seat = _seat(place, request, self._store)
+            ours, theirs = connection.pair()
+            own = threading.Thread(target=serve, args=(theirs, seat), name="rank 0", daemon=True)
+            own.start()
+            stack.callback(own.join)
+            stack.callback(ours.close)
+            came = self._admit(timeout_s, say)
+            self._ends = {rank: _ends(found) for rank, found in came.items()}
+            lines = {0: ours, **{rank: connection.line(found) for rank, found in came.items()}}
+            names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
+            self._ranks = Ranks(lines, {0: f"rank 0 on {socket.gethostname()}", **names}, on_loss=_end_in_peace)
+            stack.callback(self._ranks.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let all ranks leave. Safe to call twice."""
+        self._stack.close()
+
+    @property
+    def processes(self) -> int:
+        """How many ranks there are."""
+        return self.place.world_size
+
+    @property
+    def launcher(self) -> str:
+        """What started them."""
+        return self.place.launcher
+
+    def open(self) -> Opened:
+        """Return the ranks' devices as one backend. Raises UsageError, MachineError, BackendError."""
+        ranks = self._ranks
+        replies = ranks.ask(dict.fromkeys(ranks.everyone, Introduce()))
+        known = ranks.values(replies, Introduction)
+        ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(distributed_ranks.host_names(known))})
+        distributed_ranks.check(known)
+        devices = distributed_ranks.devices_of(known)
+        backend = Coordinator(
+            known[0].backend, ranks, self._store, devices, distributed_ranks.addresses(known, self._ends)
+        )
+        backend.open()
+        distributed_ranks.check_libraries(known, backend.facts)
+        guides = distributed_ranks.guides(known)
+        asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
+        told = ranks.ask(asked)
+        found = {members: checked(told[first], FoundPaths).paths for first, members in guides.items()}
+        return Opened(
+            backend,
+            _with_facts(known[0].machine, backend.facts),
+            distributed_ranks.all_paths(len(known), found),
+            health=backend.health,
+            close=self.close,
+            watch=backend,
+        )
+
+    def _admit(self, timeout_s: float, say: Callable[[str], object]) -> Mapping[int, socket.socket]:
+        """Say where rank 0 listens, and return the ranks' sockets. Raises BackendError, which names who is missing."""
+        key = secrets.token_bytes(KEY_BYTES)
+        listener = Listener(key, self.place.world_size, _own_address(self.place))
+        told = {"address": listener.address, "port": listener.port, "key": key.hex()}
+        begin = time.monotonic()
+        try:
+            self._store.publish(_LISTENER, json.dumps(told))
+            missing = listener.admit(min(UNSAID_S, timeout_s))
+            if missing and timeout_s > UNSAID_S:
+                say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
+                missing = listener.admit(begin + timeout_s - time.monotonic())
+            if missing:
+                raise BackendError(
+                    f"{self._count(missing)} did not come to {self.place.meeting_point} within {timeout_s:.0f} s: "
+                    f"check that {self.place.launcher} started all, and that they reach that address"
+                )
+            return listener.take()
+        finally:
+            listener.close()
+            self._store.forget(_LISTENER)
+
+    def _count(self, missing: Sequence[int]) -> str:
+        names = ", ".join(map(str, missing))
+        return f"rank{'s' if len(missing) > 1 else ''} {names} of {self.place.world_size}"
+
+
+def join(place: Place, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence) -> bool:
+    """Work for rank 0 as another rank; return whether it said in the end to leave, and did not just vanish.
+
+    `say` tells that the wait for rank 0 lasts. Raises BackendError when it cannot be found, MachineError, UsageError.
+    """
+    refuse(request)
+    store = Store(place, timeout_s, say)
+    seat = _seat(place, request, store)
+    try:
+        told = _told(store.read(_LISTENER))
+        candidates = tuple(dict.fromkeys(filter(None, (told.address, place.master_addr))))
+        try:
+            found = connect(candidates, told.port, bytes.fromhex(told.key), place.rank)
+        except OSError as error:
+            raise BackendError(
+                f"rank {place.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
+                f"port {told.port}: {error}; the hosts' firewalls must let ranks connect to each other"
+            ) from error
+    except BaseException:
+        seat.close()
+        raise
+    lifeline.leave_signals_to_parent()  # rank 0 stands for it from here on, and they reach it too
+    return serve(connection.far_end(found), seat)
+
+
+def _own_address(place: Place) -> str:
+    """Return the address to listen on: the one by which this host reaches the point where all meet.
+
+    All addresses ("") where a name means loopback on its own host, as Debian has it, and others know it by another one.
+    """
+    found = connection.own_address(place.master_addr, place.master_port)
+    return "" if connection.is_loopback(found) and place.local_size < place.world_size else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What rank 0 leaves in the store: where it listens, and the key in hexadecimal digits."""
+
+    address: str
+    port: int
+    key: str
+
+
+def _told(text: str) -> _Told:
+    """Return what rank 0 left. Raises BackendError for anything else."""
+    try:
+        found: _Told = build(_Told, json.loads(text), "the value")
+        bytes.fromhex(found.key)
+    except ValueError as error:
+        raise BackendError(f"what the store tells of rank 0 cannot be read: {error}; start all ranks again") from error
+    return found
+
+
+def _seat(place: Place, request: Request, store: Store) -> Seat:
+    if request.backend == "host":
+        from collbench.distributed.rank_worker import HostSeat
+
+        return HostSeat(place)
+    from collbench.distributed.rank_worker import CudaSeat
+
+    return CudaSeat(place, store, request.nccl)
+
+
+def _ends(found: socket.socket) -> tuple[str, str]:
+    """Return the other side's address and ours."""
+    return connection.plain_address(found.getpeername()[0]), connection.plain_address(found.getsockname()[0])
+
+
+def _end_in_peace() -> None:
+    """Save what was measured: torchrun, too, notices that a rank has died, and sends SIGTERM to the others."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _with_facts(machine: Machine, facts: tuple[RankFacts, ...]) -> Machine:
+    """Return rank 0's machine; multicast where all ranks' GPUs support it."""
+    told = [found.multicast for found in facts]
+    return replace(
+        machine,
+        nccl=facts[0].nccl,
+        nccl_path=facts[0].nccl_path,
+        kernel_image=facts[0].kernel_image,
+        multicast=None if None in told else all(told),
+    )

@@ -1,0 +1,244 @@
+"""From the variables that launchers set to this process's place among the others. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from collbench.model.errors import UsageError
+
+# Slurm's compressed words for nodes and tasks: "node[01-03,7]" and "2(x3),1". Pure.
+
+
+# A prefix, and perhaps a bracket whose first number (or range) is what we need; a suffix may follow the bracket.
+_FIRST = re.compile(r"(?P<prefix>[^\[\],\s]+)(?:\[(?P<number>\d+)[-\d,]*\](?P<suffix>[^\[\],\s]*))?(?:,|$)")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a node list: "node01" of "node[01-03,7],login". Raises UsageError."""
+    found = _FIRST.match(nodes.strip())
+    if found is None:
+        raise UsageError(f"Slurm's node list '{nodes}' cannot be read: set MASTER_ADDR to the host of rank 0")
+    return found["prefix"] + (found["number"] or "") + (found["suffix"] or "")
+
+
+def tasks_on_node(tasks: str, node: int) -> int | None:
+    """Return how many tasks a list gives the node at a place: 1 of "2(x3),1" for 3; None where it does not tell."""
+    counts: list[int] = []
+    for word in filter(None, tasks.split(",")):
+        found = _TASKS.fullmatch(word.strip())
+        if found is None:
+            return None
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts[node] if node < len(counts) else None
+
+
+# From the variables that launchers set to this process's place among the others. Pure.
+
+
+# torchrun's own default, so that what is open in a firewall for it is open for us.
+_DEFAULT_PORT = 29500
+# Slurm names no port. Jobs that share a node need different ones: below the kernel's ephemeral range (32768 on).
+_FIRST_PORT, _PORTS = 10_000, 20_000
+# Schedulers start ranks minutes apart where a container image must be fetched first.
+JOIN_S = 300.0
+JOIN_VARIABLE = "COLLBENCH_JOIN_SECONDS"
+_LONGEST_JOIN_S = 86_400
+# What `find_place` tells a launcher by.
+_TELLING = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One process among `world_size` that were started together; `local_*` count those on its host.
+
+    All meet at `master_addr`:`master_port`: rank 0 listens there, or the launcher where `agent_listens`. `generation`
+    counts the launcher's restarts. `launcher` is "torchrun", "Slurm" or "Open MPI".
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    master_addr: str
+    master_port: int
+    launcher: str
+    agent_listens: bool = False
+    generation: int = 0
+
+    @property
+    def meeting_point(self) -> str:
+        """Where all ranks meet, as people write it: "node0:29500"."""
+        return f"{self.master_addr}:{self.master_port}"
+
+
+def find_place(environment: Mapping[str, str]) -> Place | None:
+    """Return this process's place, or None where it was started alone. Raises UsageError for contradictions.
+
+    torchrun goes first, because srun and mpirun start it too; mpirun goes before srun, which it uses inside Slurm.
+    """
+    for launched in (_by_torchrun, _by_open_mpi, _by_slurm):
+        found, place = launched(environment)
+        if found:
+            return _checked(place) if place is not None else None
+    return None
+
+
+def join_seconds(environment: Mapping[str, str]) -> float:
+    """Return how long ranks wait for each other at the start, in seconds. Raises UsageError."""
+    value = environment.get(JOIN_VARIABLE, "").strip()
+    if not value:
+        return JOIN_S
+    if not value.isdecimal() or not 0 < int(value) <= _LONGEST_JOIN_S:
+        raise UsageError(f"{JOIN_VARIABLE}={value}: write whole seconds, 1 to {_LONGEST_JOIN_S}")
+    return float(value)
+
+
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that measures for itself, though this one was started with others."""
+    return {name: value for name, value in environment.items() if name not in _TELLING}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A Slurm step over several nodes with one task on each: this is node number `node`, from 0, of `nodes`.
+
+    All meet at `host`:`port`, the first node; `name` tells the step from others ("4711.0").
+    """
+
+    nodes: int
+    node: int
+    host: str
+    port: int
+    name: str
+
+
+def find_step(environment: Mapping[str, str]) -> Step | None:
+    """Return the Slurm step that this process is a task of, None outside one or on one node. Raises UsageError."""
+    found, place = _by_slurm(environment)
+    if not found or place is None:
+        return None
+    values = _Values(environment, "srun")
+    nodes = values.number("SLURM_STEP_NUM_NODES", values.number("SLURM_NNODES", 1))
+    if _checked(place).local_size > 1 or nodes != place.world_size:
+        raise UsageError(
+            f"srun starts {place.world_size} tasks on {nodes} nodes, and one starts all ranks of its node: "
+            "write srun --ntasks-per-node 1"
+        )
+    job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")
+    return Step(nodes, place.rank, place.master_addr, place.master_port, f"{job}.{step}")
+
+
+def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
+    if not ("RANK" in environment and "WORLD_SIZE" in environment):
+        return False, None
+    if "LOCAL_RANK" not in environment and "PET_NNODES" in environment:
+        return False, None  # a pod of a PyTorchJob, which torchrun is yet to be started in: RANK is the pod's
+    values = _Values(environment, "torchrun")
+    world_size = values.number("WORLD_SIZE")
+    if world_size == 1:
+        return True, None
+    return True, Place(
+        rank=values.number("RANK"),
+        world_size=world_size,
+        local_rank=values.number("LOCAL_RANK"),
+        local_size=values.number("LOCAL_WORLD_SIZE", world_size),
+        master_addr=values.text("MASTER_ADDR"),
+        master_port=values.number("MASTER_PORT"),
+        launcher="torchrun",
+        agent_listens=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",  # as torch itself reads it
+        generation=values.number("TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
+    if "OMPI_COMM_WORLD_SIZE" not in environment:
+        return False, None
+    values = _Values(environment, "mpirun")
+    world_size = values.number("OMPI_COMM_WORLD_SIZE")
+    if world_size == 1:
+        return True, None
+    local_size = values.number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    master = environment.get("MASTER_ADDR", "127.0.0.1" if local_size == world_size else "")
+    if not master:
+        raise UsageError(
+            "mpirun does not tell where rank 0 runs: add -x MASTER_ADDR=HOST, the host that mpirun starts first"
+        )
+    return True, Place(
+        rank=values.number("OMPI_COMM_WORLD_RANK"),
+        world_size=world_size,
+        local_rank=values.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_size=local_size,
+        master_addr=master,
+        master_port=values.number("MASTER_PORT", _DEFAULT_PORT),
+        launcher="Open MPI",
+    )
+
+
+def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
+    # In a batch script SLURM_PROCID is 0 too, and nobody else would ever come: only a step has these tasks.
+    values = _Values(environment, "srun")
+    world_size = values.number("SLURM_STEP_NUM_TASKS", 1)
+    if world_size == 1 or "SLURM_PROCID" not in environment:
+        return False, None
+    nodes = environment.get("SLURM_STEP_NODELIST") or values.text("SLURM_NODELIST")
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    job, step = values.number("SLURM_JOB_ID", 0), environment.get("SLURM_STEP_ID", "")
+    own_port = _FIRST_PORT + (job + (int(step) if step.isdecimal() else 0)) % _PORTS
+    return True, Place(
+        rank=values.number("SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=values.number("SLURM_LOCALID"),
+        local_size=tasks_on_node(tasks, values.number("SLURM_NODEID", 0)) or world_size,
+        master_addr=environment.get("MASTER_ADDR") or first_host(nodes),
+        master_port=values.number("MASTER_PORT", own_port),
+        launcher="Slurm",
+    )
+
+
+def _checked(place: Place) -> Place:
+    """Return the place. Raises UsageError where its numbers contradict each other."""
+    for what, number, size in (
+        ("rank", place.rank, place.world_size),
+        ("local rank", place.local_rank, place.local_size),
+    ):
+        if not 0 <= number < size:
+            raise UsageError(
+                f"{place.launcher}'s variables contradict each other: {what} {number} of {size}; unset them to "
+                "measure with one process"
+            )
+    if not (place.local_size <= place.world_size and 0 < place.master_port < 2**16):
+        raise UsageError(
+            f"{place.launcher}'s variables contradict each other: {place.local_size} of {place.world_size} ranks here, "
+            f"port {place.master_port}; unset them to measure with one process"
+        )
+    return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The environment as numbers and words that must be there."""
+
+    environment: Mapping[str, str]
+    launcher: str
+
+    def text(self, name: str) -> str:
+        """Return a variable that must be set. Raises UsageError."""
+        value = self.environment.get(name, "").strip()
+        if not value:
+            raise UsageError(
+                f"{name} is not set, though others of {self.launcher}'s variables are: start collbench by "
+                f"{self.launcher}, or unset them to measure with one process"
+            )
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a variable as a number ≥ 0; `default` where it is not set. Raises UsageError."""
+        if default is not None and not self.environment.get(name, "").strip():
+            return default
+        value = self.text(name)
+        if not value.isdecimal():
+            raise UsageError(f"{name}={value} is no number: {self.launcher} sets one; unset it or correct it")
+        return int(value)

@@ -1,0 +1,271 @@
+"""What rank 0 and the ranks say to each other, as typed JSON: nothing that arrives is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias, cast
+
+from collbench.backends.protocol import Step, Timing
+from collbench.backends.worker_messages import Prepare, Reserve
+from collbench.model.errors import (
+    BackendError,
+    CollbenchError,
+    DataCorruption,
+    FailureKind,
+    MachineError,
+    PeerLost,
+    RunFileError,
+    StepFailed,
+    UsageError,
+)
+from collbench.model.run import Device, Flag, Health, Machine, Path
+from collbench.runfile.codec import build
+
+# What rank 0 and the ranks say to each other. One answer to each request, except to Abandon and Leave.
+#
+# Each message is a type: they travel as its name and its fields (codec.py).
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """Asks who is there; the answer is an Introduction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """A rank's host, machine and device. `host_key` tells hosts apart that share a name."""
+
+    host: str
+    host_key: str
+    backend: str
+    version: str
+    device: Device
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class MakeId:
+    """Asks for what the ranks of a new world must share: the answer is a UniqueId."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueId:
+    """NCCL's id in hexadecimal digits; empty where the backend needs none."""
+
+    digits: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRank:
+    """Opens the rank's device for a world of `devices`, by rank; the answer is RankFacts.
+
+    `key` names what the ranks share in the store. `address` is the rank's own for reaching the other hosts, empty where
+    all ranks are on one.
+    """
+
+    devices: tuple[Device, ...]
+    key: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What opening found: bytes that fit, free bytes (None where devices share memory), and where it comes from."""
+
+    capacity_bytes: int
+    free_bytes: int | None = None
+    kernel_image: str = ""
+    nccl: str = ""
+    nccl_path: str = ""
+    multicast: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindPaths:
+    """Asks for the paths between devices of the rank's own host, by their places in `devices`: FoundPaths."""
+
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPaths:
+    """Those paths; none where nobody tells."""
+
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeHealth:
+    """Asks for the state of the rank's device: the answer is FoundHealth."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHealth:
+    """One state, or none where nobody tells."""
+
+    states: tuple[Health, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Ends the step that the rank is in: another rank has failed, and this one would wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Ends the rank: all is measured, or rank 0 has said why not."""
+
+
+Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | Timing | None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request's result. `flags` say what was wrong with the rank's device meanwhile, which is position 0 to it."""
+
+    value: Value
+    flags: tuple[Flag, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Not an answer: the rank still works on it."""
+
+
+Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | FindPaths | TakeHealth
+Order: TypeAlias = Request | Abandon | Leave
+# A failure travels as its class and text.
+Reply: TypeAlias = Done | CollbenchError
+Word: TypeAlias = Reply | Alive
+
+
+# Messages between ranks as JSON. Nothing that arrives is executed: it is data of the types below, or an error.
+
+
+_ORDERS: Mapping[str, type] = {
+    kind.__name__: kind
+    for kind in (Introduce, MakeId, OpenRank, Reserve, Prepare, Step, FindPaths, TakeHealth, Abandon, Leave)
+}
+_VALUES: Mapping[str, type] = {
+    kind.__name__: kind for kind in (Introduction, UniqueId, RankFacts, FoundPaths, FoundHealth, Timing)
+}
+# A failure of another class arrives as the first of its bases that stands here.
+_FAILURES: Mapping[str, type[CollbenchError]] = {
+    kind.__name__: kind
+    for kind in (
+        CollbenchError,
+        UsageError,
+        MachineError,
+        RunFileError,
+        BackendError,
+        StepFailed,
+        PeerLost,
+        DataCorruption,
+    )
+}
+
+
+class BadMessage(BackendError):
+    """What arrived is no message of this collbench."""
+
+
+def encode(message: Order | Word) -> bytes:
+    """Return a message as JSON: its type's name, and its fields. Raises ValueError for a number that JSON lacks."""
+    match message:
+        case Done(value, flags):
+            found: list[object] = ["Done", None if value is None else [type(value).__name__, value], flags]
+        case CollbenchError():
+            kind = next(base.__name__ for base in type(message).__mro__ if base.__name__ in _FAILURES)
+            found = ["Failed", kind, str(message), _facts(message)]
+        case _:
+            found = [type(message).__name__, message]
+    return _ENCODER.encode(found).encode("ascii")
+
+
+def decode_order(data: bytes) -> Order:
+    """Return what rank 0 wants. Raises BadMessage."""
+    try:
+        return cast("Order", _built(_ORDERS, _parsed(data)))
+    except ValueError as error:
+        raise _refused(error) from None
+
+
+def decode_word(data: bytes) -> Word:
+    """Return what a rank says. Raises BadMessage."""
+    try:
+        match _parsed(data):
+            case ["Alive", {}]:
+                return Alive()
+            case ["Failed", str(kind), str(text), fact] if kind in _FAILURES:
+                return cast("Word", _failure(_FAILURES[kind], text, fact))
+            case ["Done", value, flags]:
+                found = None if value is None else cast("Value", _built(_VALUES, value))
+                return Done(found, build(tuple[Flag, ...], flags, "flags"))
+            case _:
+                raise ValueError("neither an answer nor a sign of life")
+    except ValueError as error:
+        raise _refused(error) from None
+
+
+def _facts(error: CollbenchError) -> object:
+    """Return what an error knows beside its text: how a step failed, between whom data was wrong."""
+    match error:
+        case BackendError():
+            return error.kind
+        case DataCorruption():
+            return error.members
+    return None
+
+
+def _failure(kind: type[CollbenchError], text: str, fact: object) -> CollbenchError:
+    if issubclass(kind, BackendError):
+        return kind(text, build(FailureKind, fact, "a failure's kind"))
+    if issubclass(kind, DataCorruption):
+        return kind(text, build(tuple[int, ...], fact, "members"))
+    if fact is not None:
+        raise ValueError("a failure that has no facts")
+    return kind(text)
+
+
+def _built(kinds: Mapping[str, type], data: object) -> object:
+    """Return the dataclass that `data` names, with these fields and no others. Raises ValueError."""
+    match data:
+        case [str(name), {**fields}] if name in kinds:
+            unknown = [field for field in fields if field not in _names(kinds[name])]
+            if unknown:
+                raise ValueError(f"{name} has no '{unknown[0]}'")
+            return build(kinds[name], fields, name)
+    raise ValueError("of no known type")
+
+
+def _parsed(data: bytes) -> object:
+    try:
+        return json.loads(data, parse_constant=_no_number)
+    except RecursionError:  # brackets nested a thousand deep
+        raise ValueError("nested too deep") from None
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _refused(error: ValueError) -> BadMessage:
+    return BadMessage(f"it sent what this collbench does not understand ({error}): install one version on all hosts")
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _fields(value: Any) -> dict[str, object]:
+    kind: Any = type(value)
+    return {name: getattr(value, name) for name in _names(kind)}
+
+
+# Tuples and string enums are left to json, which is written in C: rank 0 answers a thousand ranks.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_fields)

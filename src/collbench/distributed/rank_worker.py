@@ -1,0 +1,431 @@
+"""A rank at work: it has one device (a GPU or a core) and answers rank 0's requests one by one."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Protocol
+
+from collbench.backends.factory import here
+from collbench.backends.gloo_process import PATIENCE_S, GlooProcess, expected_seconds, lost, silence, spawn, task_of
+from collbench.backends.gloo_tasks import Reply as GlooReply
+from collbench.backends.host import corruption
+from collbench.backends.isolated import IsolatedBackend
+from collbench.backends.protocol import Step, Timing
+from collbench.backends.worker_messages import Prepare, Reserve, World
+from collbench.distributed.connection import FarEnd, HasFile, ready
+from collbench.distributed.launchers import Place
+from collbench.distributed.messages import (
+    Abandon,
+    Alive,
+    BadMessage,
+    Done,
+    FindPaths,
+    FoundHealth,
+    FoundPaths,
+    Introduce,
+    Introduction,
+    Leave,
+    MakeId,
+    OpenRank,
+    Order,
+    RankFacts,
+    Reply,
+    Request,
+    TakeHealth,
+    UniqueId,
+    Value,
+)
+from collbench.distributed.store import Store, host_key, interface_of, prefix
+from collbench.machine import memory, numa
+from collbench.machine.nvml import Nvml
+from collbench.machine.watch import HealthWatch, Occupants
+from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
+from collbench.model.run import Device, Flag, Health, Machine, Path
+
+# What a rank does for rank 0: it has one device, and times its part of each step on it.
+
+
+class Seat(Protocol):
+    """One rank's device. Errors are CollbenchErrors; after any but DataCorruption it must be opened again."""
+
+    def introduce(self) -> Introduction:
+        """Return who is here. Raises MachineError, UsageError."""
+
+    def make_id(self) -> str:
+        """Return what the ranks of a new world must share to find each other; "" where they need nothing."""
+
+    def open(self, opening: OpenRank) -> RankFacts:
+        """Open the device for a new world, in the place of the one before."""
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Make room for messages of up to `largest_bytes`."""
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Expect collectives on these groups of ranks."""
+
+    def time(self, step: Step) -> Timing:
+        """Time the step; groups without this rank have no seconds."""
+
+    def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
+        """Return the paths between devices of this host, by their places here; none where nobody tells."""
+
+    def health(self) -> tuple[Health, ...]:
+        """Return the device's state now; none where nobody tells."""
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return what is wrong with the device."""
+
+    def interrupt(self) -> None:
+        """End the step that another thread waits for: that one fails."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+# A rank's seat on a GPU: NVML in this process, CUDA and NCCL in a worker that can be lost.
+
+
+class CudaSeat:
+    """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
+
+    def __init__(self, place: Place, store: Store, nccl_path: str | None) -> None:
+        """Start the worker, which takes a moment, and wait for nothing. Raises MachineError without a driver."""
+        self._place, self._store, self._nccl_path = place, store, nccl_path
+        self._stack = ExitStack()
+        self._backend = IsolatedBackend()
+        self._backend.start()
+        try:
+            self._nvml = self._stack.enter_context(Nvml())
+        except BaseException:
+            self._backend.reap()
+            raise
+        self._device: Device | None = None
+        self._occupants = Occupants((), tuple)
+        self._watch: HealthWatch | None = None
+        self._used = False  # the worker has opened a world; it cannot leave it
+
+    def introduce(self) -> Introduction:
+        """Return this host and the rank's GPU. Raises UsageError where there are more ranks than GPUs."""
+        self._device = self._own(self._backend.list_gpus())
+        self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
+        machine = here()
+        return Introduction(machine.hostname, host_key(), "cuda", version("collbench"), self._device, self._of(machine))
+
+    def make_id(self) -> str:
+        """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""
+        self._need_unused_worker()
+        return self._backend.unique_id(self._nccl_path).hex()
+
+    def open(self, opening: OpenRank) -> RankFacts:
+        """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
+        if self._watch is None:
+            self._start_watch(opening.devices[self._place.rank])
+        self._need_unused_worker()
+        self._used = True
+        unique_id = bytes.fromhex(self._store.read(opening.key))
+        world = World(self._place.rank, self._place.world_size, unique_id)
+        self._backend.open(opening.devices, self._nccl_path, collectives=True, world=world)
+        facts = self._backend.facts
+        return RankFacts(
+            capacity_bytes=facts.capacity_bytes,
+            free_bytes=min(facts.free_bytes),
+            kernel_image=facts.kernel_image,
+            nccl=facts.nccl,
+            nccl_path=facts.nccl_path,
+            multicast=facts.multicast,
+        )
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Allocate the buffers."""
+        self._backend.reserve(largest_bytes)
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Start making communicators; all ranks make the same ones in the same order."""
+        self._backend.prepare(groups)
+
+    def time(self, step: Step) -> Timing:
+        """Time the step in the worker, which is ended by any failure."""
+        return self._backend.time_collective(step)
+
+    def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
+        """Return what NVML says of the paths; nothing where this rank's container shows it fewer GPUs."""
+        with suppress(MachineError):
+            return self._nvml.paths(devices)
+        return ()
+
+    def health(self) -> tuple[Health, ...]:
+        """Return the GPU's state; of the processes on it, our worker is not counted."""
+        if self._device is None:
+            return ()
+        others = self._occupants.others(0, self._nvml.processes(self._device))
+        return (replace(self._nvml.health(self._device), processes=others),)
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return what is wrong with the GPU, as NVML told a moment ago."""
+        return self._watch.flags((0,)) if self._watch else ()
+
+    def interrupt(self) -> None:
+        """Kill the worker: whoever waits for its answer hears of it at once."""
+        for process_id in self._backend.process_ids:
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the worker and NVML."""
+        self._backend.reap()
+        self._stack.close()
+
+    def _need_unused_worker(self) -> None:
+        if self._used or not self._backend.process_ids:
+            self._backend.reap()  # else the new worker would find the GPU's memory still taken
+            self._backend, self._used = IsolatedBackend(), False
+            self._backend.start()
+
+    def _start_watch(self, named: Device) -> None:
+        device = self._device or named
+        self._watch = HealthWatch((named,), lambda: [self._nvml.glance(device)], self._occupants)
+
+    def _of(self, machine: Machine) -> Machine:
+        return replace(
+            machine,
+            driver=self._nvml.driver_version(),
+            cuda=self._nvml.cuda_version(),
+            virtualization=self._nvml.virtualization(),
+        )
+
+    def _own(self, visible: tuple[str, ...]) -> Device:
+        """Return the GPU of this rank among the UUIDs that CUDA shows, in its order. Raises UsageError."""
+        if len(visible) > 1 and self._place.local_rank >= len(visible):
+            raise UsageError(
+                f"{self._place.launcher} started {self._place.local_size} processes for {len(visible)} GPUs: start one "
+                "process for each GPU, or see what CUDA_VISIBLE_DEVICES hides"
+            )
+        uuid = visible[self._place.local_rank] if len(visible) > 1 else "".join(visible)
+        for device in self._nvml.devices():
+            if device.uuid == uuid:
+                return device
+        raise MachineError("CUDA shows no GPU that NVML knows to this process: check CUDA_VISIBLE_DEVICES and MIG mode")
+
+
+# A rank's seat on a CPU core: one gloo worker, which meets the others' through the store that all ranks share.
+
+
+# Buffers a rank may hold of the largest message: sent, received, random data, and gloo's own.
+_BUFFERS = 6
+
+
+class HostSeat:
+    """One core: the LOCAL_RANK-th that this process may use, counted round where there are more ranks."""
+
+    def __init__(self, place: Place, patience_s: float = PATIENCE_S) -> None:
+        """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
+        self._place, self._patience_s = place, patience_s
+        reach = sorted(os.sched_getaffinity(0))
+        self._core = reach[place.local_rank % len(reach)]
+        self._worker: GlooProcess | None = None
+        self._folder: pathlib.Path | None = None
+        self._devices: tuple[Device, ...] = ()
+
+    def introduce(self) -> Introduction:
+        """Return this host and the rank's core."""
+        machine = here()
+        device = numa.device(self._core)
+        return Introduction(machine.hostname, host_key(), "host", version("collbench"), device, machine)
+
+    def make_id(self) -> str:
+        """Return nothing: gloo ranks meet under the opening's key."""
+        return ""
+
+    def open(self, opening: OpenRank) -> RankFacts:
+        """Start the worker and wait until it has met all others."""
+        self._end()
+        self._devices = opening.devices
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
+        self._worker = spawn(
+            self._place.rank,
+            [self._core] * self._place.world_size,
+            self._folder,
+            (self._place.master_addr, str(self._place.master_port), f"{prefix(self._place)}/{opening.key}"),
+            (interface_of(opening.address) if opening.address else "") or "lo",
+        )
+        self._receive(self._worker, self._patience_s)
+        here_too = max(1, self._place.local_size)
+        return RankFacts(capacity_bytes=memory.available_bytes() // 2 // (_BUFFERS * here_too))
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Do nothing: buffers come with the sizes."""
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Do nothing: gloo's groups come with the first collective."""
+
+    def time(self, step: Step) -> Timing:
+        """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""
+        if self._worker is None:
+            raise BackendError(f"{step.work} before the gloo worker was started")
+        task = task_of(step)
+        with suppress(OSError):  # a worker that is gone shows when it should answer
+            self._worker.pipe.send(task)
+        reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
+        if reply["wrong"] is not None:
+            raise corruption(step, self._place.rank, reply["wrong"], [device.tag for device in self._devices])
+        seconds = tuple(reply["seconds"])
+        return Timing(tuple(seconds if self._place.rank in group else () for group in step.groups))
+
+    def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
+        """Return the paths between cores."""
+        return numa.paths(devices)
+
+    def health(self) -> tuple[Health, ...]:
+        """Return nothing: nobody tells of cores what NVML tells of GPUs."""
+        return ()
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return nothing, for the same reason."""
+        return ()
+
+    def interrupt(self) -> None:
+        """Kill the worker: whoever waits for its answer hears of it at once."""
+        worker = self._worker
+        if worker is not None:
+            worker.process.kill()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._end()
+
+    def _receive(self, worker: GlooProcess, patience_s: float) -> GlooReply:
+        try:
+            if worker.pipe.poll(patience_s):
+                return worker.pipe.recv()
+            failure = silence([worker], patience_s)
+        except (EOFError, OSError):
+            failure = lost(worker, [worker])
+        self._end()
+        raise failure
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+# A rank at work: it answers rank 0's requests one by one, and hears between them and meanwhile when to stop.
+
+
+# Rank 0 counts a rank as lost after several of these without a word.
+ALIVE_EVERY_S = 2.0
+
+
+def serve(line: FarEnd, seat: Seat, alive_every_s: float = ALIVE_EVERY_S) -> bool:
+    """Answer requests until rank 0 says to leave: True; or until it is gone: False. Closes the seat."""
+    with ThreadPoolExecutor(1) as worker:
+        server = _Server(line, seat, worker, alive_every_s)
+        try:
+            while True:
+                match server.next_order():
+                    case None:
+                        return False
+                    case Leave():
+                        return True
+                    case Abandon():
+                        pass  # it crossed our answer: there is nothing to abandon any more
+                    case request:
+                        server.work(request)
+        finally:
+            worker.submit(seat.close)
+
+
+class _Server:
+    def __init__(self, line: FarEnd, seat: Seat, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
+        self._line, self._seat, self._worker, self._alive_every_s = line, seat, worker, alive_every_s
+        self._next: Order | None = None  # it came while another was worked on
+        self._hung_up = False
+
+    def next_order(self) -> Order | None:
+        """Return what rank 0 wants next, None once it is gone."""
+        if self._next is not None:
+            order, self._next = self._next, None
+            return order
+        if self._hung_up:
+            return None
+        try:
+            return self._line.recv()
+        except (EOFError, OSError, BadMessage):  # who cannot be understood is not rank 0 any more
+            self._hung_up = True
+            return None
+
+    def work(self, request: Request) -> None:
+        """Answer one request, from another thread, while this one hears whether to abandon it."""
+        ended, ends = socket.socketpair()
+        with ended, ends:
+            answer = self._worker.submit(_answer, self._seat, request)
+            answer.add_done_callback(lambda _answer: ends.send(b"."))
+            self._accompany(ended)
+            ended.recv(1)
+        self._say(answer.result())
+
+    def _accompany(self, ended: socket.socket) -> None:
+        """Return when the request is answered; every order that comes before ends it."""
+        heard: list[HasFile] = [ended, self._line]
+        while ended not in (speaking := ready(heard, self._alive_every_s)):
+            if self._line in speaking:
+                order = self.next_order()
+                if not isinstance(order, Abandon):
+                    self._next, heard = order, [ended]
+                self._seat.interrupt()
+            elif self._line not in heard:
+                self._seat.interrupt()  # again: a worker may have been about to start when the last one came
+            else:
+                self._say(Alive())
+
+    def _say(self, word: Reply | Alive) -> None:
+        with suppress(OSError):  # rank 0 is gone, as the next order will tell
+            try:
+                self._line.send(word)
+            except ValueError as error:  # a time that is no number, say: rank 0 would wait for ever
+                self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
+
+
+def _answer(seat: Seat, request: Request) -> Reply:
+    """Return the answer, which is the failure itself where there is one."""
+    try:
+        value = _value(seat, request)
+        return Done(value, seat.flags() if isinstance(request, Step) else ())
+    except CollbenchError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  # rank 0 would wait for ever; it says which rank met what
+        return BackendError(f"{type(error).__name__}: {error}")
+
+
+def _value(seat: Seat, request: Request) -> Value:
+    value: Value = None
+    match request:
+        case Introduce():
+            value = seat.introduce()
+        case MakeId():
+            value = UniqueId(seat.make_id())
+        case OpenRank():
+            value = seat.open(request)
+        case Reserve(largest_bytes):
+            seat.reserve(largest_bytes)
+        case Prepare(groups):
+            seat.prepare(groups)
+        case FindPaths(devices):
+            value = FoundPaths(seat.paths(devices))
+        case TakeHealth():
+            value = FoundHealth(seat.health())
+        case Step():
+            value = seat.time(request)
+    return value

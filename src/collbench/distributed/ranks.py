@@ -1,0 +1,483 @@
+"""Rank 0's backend: each step goes to all ranks, and the slowest rank's times are the step's."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from statistics import fmean
+from typing import TypeVar
+
+from collbench.backends.protocol import Coverage, Step, Timing, time_each
+from collbench.backends.worker_messages import Prepare, Reserve
+from collbench.distributed.connection import Line, framed, is_loopback, ready
+from collbench.distributed.messages import (
+    Abandon,
+    Alive,
+    BadMessage,
+    Done,
+    FoundHealth,
+    Introduction,
+    Leave,
+    MakeId,
+    OpenRank,
+    RankFacts,
+    Reply,
+    Request,
+    TakeHealth,
+    UniqueId,
+)
+from collbench.distributed.store import Publisher
+from collbench.model.errors import (
+    BackendError,
+    CollbenchError,
+    DataCorruption,
+    FailureKind,
+    PeerLost,
+    StepFailed,
+    UsageError,
+    kind_of,
+)
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Device, Flag, Health, Path, Refusal, SkipKind
+
+# What the ranks' introductions mean together: hosts, devices, addresses, and what does not fit. Pure.
+
+
+# What tables call the path between two hosts. nvidia-smi has no word for it; it sorts behind SYS.
+NETWORK = "NET"
+
+
+def host_names(ranks: Sequence[Introduction]) -> tuple[str, ...]:
+    """Return each rank's host by name; hosts that share one are numbered, "localhost" and "localhost#2"."""
+    keys: dict[str, list[str]] = {}
+    for rank in ranks:
+        known = keys.setdefault(rank.host, [])
+        if rank.host_key not in known:
+            known.append(rank.host_key)
+    numbers = [keys[rank.host].index(rank.host_key) for rank in ranks]
+    return tuple(f"{rank.host}#{n + 1}" if n else rank.host for rank, n in zip(ranks, numbers, strict=True))
+
+
+def devices_of(ranks: Sequence[Introduction]) -> tuple[Device, ...]:
+    """Return the ranks' devices, with their hosts where there are several."""
+    hosts = host_names(ranks)
+    if len(set(hosts)) == 1:
+        return tuple(rank.device for rank in ranks)
+    return tuple(replace(rank.device, host=host) for rank, host in zip(ranks, hosts, strict=True))
+
+
+def check(ranks: Sequence[Introduction]) -> None:
+    """Raise UsageError where the ranks cannot measure together: another backend or version, or a GPU twice."""
+    hosts = host_names(ranks)
+    for rank, found in enumerate(ranks):
+        if found.backend != ranks[0].backend:
+            raise UsageError(
+                f"rank {rank} on {hosts[rank]} has the {found.backend} backend and rank 0 on {hosts[0]} the "
+                f"{ranks[0].backend} one: name one with --backend"
+            )
+        if found.version != ranks[0].version:
+            raise UsageError(
+                f"rank {rank} on {hosts[rank]} runs collbench {found.version} and rank 0 on {hosts[0]} "
+                f"{ranks[0].version}: install one version on all hosts"
+            )
+    if ranks[0].backend == "host":
+        return  # two ranks on one core are slow, and right
+    for uuid, count in Counter(found.device.uuid for found in ranks).items():
+        if count > 1:
+            sharing = [rank for rank, found in enumerate(ranks) if found.device.uuid == uuid]
+            raise UsageError(
+                f"ranks {' and '.join(map(str, sharing))} on {hosts[sharing[0]]} all have the same GPU, {uuid}: start "
+                "one process for each GPU, or see what CUDA_VISIBLE_DEVICES and --gpus-per-task give to each"
+            )
+
+
+def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -> None:
+    """Raise UsageError where the ranks have loaded different versions of NCCL: the times would be of neither."""
+    hosts = host_names(ranks)
+    for rank, found in enumerate(facts):
+        if found.nccl != facts[0].nccl:
+            raise UsageError(
+                f"rank {rank} on {hosts[rank]} has NCCL {found.nccl} ({found.nccl_path}) and rank 0 on {hosts[0]} "
+                f"{facts[0].nccl} ({facts[0].nccl_path}): name one with --nccl"
+            )
+
+
+def guides(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
+    """Return each host's first rank, which knows the paths there, and all ranks of that host."""
+    by_host: dict[str, list[int]] = {}
+    for rank, found in enumerate(ranks):
+        by_host.setdefault(found.host_key, []).append(rank)
+    return {members[0]: tuple(members) for members in by_host.values()}
+
+
+def all_paths(world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]]) -> tuple[Path, ...]:
+    """Return the path of each pair of ranks; `found` has, for the ranks of one host, the paths between their places."""
+    known: dict[tuple[int, int], Path] = {}
+    for members, paths in found.items():
+        for path in paths:
+            first, second = sorted(members[place] for place in path.devices)
+            known[first, second] = replace(path, devices=(first, second))
+    host_of = {rank: members for members in found for rank in members}
+    pairs = [(a, b) for a in range(world_size) for b in range(a + 1, world_size)]
+    between = {pair for pair in pairs if host_of[pair[0]] != host_of[pair[1]]}
+    network = {pair: Path(pair, NETWORK) for pair in between}
+    return tuple({**known, **network}[pair] for pair in pairs if pair in known or pair in network)
+
+
+def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
+    """Return each rank's address for reaching other hosts; empty ones where all are on one host.
+
+    `ends` are, of the connection between each other rank and rank 0, that rank's address and rank 0's own.
+    """
+    home = ranks[0].host_key
+    abroad = [rank for rank, found in enumerate(ranks) if found.host_key != home]
+    if not abroad:
+        return ("",) * len(ranks)
+    own = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
+    return tuple(ends[rank][0] if rank in abroad else own for rank in range(len(ranks)))
+
+
+# Rank 0's hold on all ranks, its own among them: one request at a time to each, and one answer from each.
+
+
+_Value = TypeVar("_Value")
+
+# Ranks send a sign of life every 2 s while they work. So much silence is a stopped process or a cut network.
+SILENCE_S = 30.0
+# Where ranks say that they have lost another one, that one has so long to say why before it is told to stop.
+CAUSE_S = 5.0
+# Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
+_SLICE_S = 0.25
+
+
+class RankLost(BackendError):
+    """A rank's process is gone or silent: without it there is nothing left to measure."""
+
+
+class Ranks:
+    """The lines to all ranks, by rank, and what to call each: "rank 2 on node1". Whoever loses one must close it."""
+
+    def __init__(
+        self,
+        lines: Mapping[int, Line],
+        names: Mapping[int, str],
+        on_loss: Callable[[], object] = lambda: None,
+        silence_s: float = SILENCE_S,
+        cause_s: float = CAUSE_S,
+    ) -> None:
+        """Take over the lines. `on_loss` is called when a rank is lost, as one is after `silence_s` without a word.
+
+        `cause_s` is how long the cause of another rank's failure may take to come.
+        """
+        self._lines = dict(lines)
+        self._names = dict(names)
+        self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
+        self._owing: set[int] = set()  # asked, and not answered yet
+        self._abandoning = False  # those who owe an answer were told that it is not wanted
+        self._abandoned: set[int] = set()  # those who were told so since the last request
+        self._lost: RankLost | None = None
+
+    @property
+    def everyone(self) -> range:
+        """All ranks."""
+        return range(len(self._names))
+
+    def by_itself(self, failed: Mapping[int, CollbenchError]) -> dict[int, CollbenchError]:
+        """Return the failures that were not asked for, as those of ranks that were told to abandon their step are."""
+        return {rank: failure for rank, failure in failed.items() if rank not in self._abandoned}
+
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Call ranks by names that tell more."""
+        self._names.update(names)
+
+    def ask(self, requests: Mapping[int, Request]) -> dict[int, Reply]:
+        """Return these ranks' answers; a failure is an answer. Raises RankLost.
+
+        Once one has failed, those that still work are told to abandon it: they might wait for that one.
+        """
+        if self._lost is not None:
+            raise self._lost
+        self.settle()
+        self._abandoned.clear()
+        frames: dict[int, bytes] = {}  # by request: a thousand ranks are asked the same
+        for rank, request in requests.items():
+            if id(request) not in frames:
+                frames[id(request)] = framed(request)
+            self._owing.add(rank)
+            with suppress(OSError):  # one that is gone shows when it should answer
+                self._lines[rank].send_frame(frames[id(request)])
+        return self._gather()
+
+    def values(self, replies: Mapping[int, Reply], kind: type[_Value]) -> tuple[_Value, ...]:
+        """Return the answers' values by rank. Raises the failure that came first, with its rank's name."""
+        for rank, reply in replies.items():
+            if not isinstance(reply, Done):
+                raise self.named(rank, reply)
+        return tuple(checked(replies[rank], kind) for rank in sorted(replies))
+
+    def named(self, rank: int, failure: CollbenchError) -> CollbenchError:
+        """Return the failure with its rank's name; what the user asked for is every rank's."""
+        return failure if isinstance(failure, UsageError) else failure.retold(f"{self._names[rank]}: {failure}")
+
+    def settle(self) -> bool:
+        """End what an interrupted `ask` has left the ranks at. Return whether there was anything."""
+        if not self._owing or self._lost is not None:
+            return False
+        self._tell(self._owing, Abandon())
+        self._abandoning = True
+        self._gather()
+        return True
+
+    def close(self) -> None:
+        """Let all ranks go. Safe to call twice."""
+        self._tell(self._lines, Leave())
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+        self._owing.clear()
+
+    def _gather(self) -> dict[int, Reply]:
+        """Return an answer of each rank that owes one, in the order in which they come."""
+        replies: dict[int, Reply] = {}
+        silent = dict.fromkeys(self._owing, 0.0)  # seconds
+        waited = 0.0  # for the cause of a failure
+        while self._owing:
+            begin = time.monotonic()
+            speaking = ready([self._lines[rank] for rank in self._owing], _SLICE_S)
+            passed = min(_SLICE_S, time.monotonic() - begin)
+            for rank in sorted(self._owing):
+                if self._lines[rank] not in speaking:
+                    silent[rank] = self._noted_silence(rank, silent[rank] + passed)
+                    continue
+                silent[rank] = 0.0
+                word = self._word(rank)
+                if word is not None and not isinstance(word, Alive):
+                    self._owing.discard(rank)
+                    replies[rank] = word
+            waited += passed if any(isinstance(reply, PeerLost) for reply in replies.values()) else 0.0
+            self._abandon_after(replies, late=waited > self._cause_s)
+        return replies
+
+    def _noted_silence(self, rank: int, seconds: float) -> float:
+        if seconds > self._silence_s:
+            raise self._lose(
+                rank, f"is silent for {self._silence_s:.0f} s: it is stopped, or the network is cut", FailureKind.HANG
+            )
+        return seconds
+
+    def _abandon_after(self, replies: Mapping[int, Reply], *, late: bool) -> None:
+        """Tell those who work on, once, when somebody has failed; of one who lost another only when it is late."""
+        failed = any(not isinstance(reply, Done if late else (Done, PeerLost)) for reply in replies.values())
+        if failed and not self._abandoning:
+            self._tell(self._owing, Abandon())
+            self._abandoned |= self._owing
+        self._abandoning = failed and bool(self._owing)
+
+    def _word(self, rank: int) -> Reply | Alive | None:
+        """Return what a rank says, None where the end of it is still to come."""
+        try:
+            return self._lines[rank].receive()
+        except BadMessage as error:
+            raise self._lose(rank, f"cannot be understood: {error}", FailureKind.ERROR) from error
+        except (EOFError, OSError) as error:
+            raise self._lose(rank, "is gone: its own output says why, or it was killed", FailureKind.CRASH) from error
+
+    def _tell(self, ranks: Collection[int], order: Abandon | Leave) -> None:
+        for rank in ranks:
+            with suppress(OSError):
+                self._lines[rank].send(order)
+
+    def _lose(self, rank: int, how: str, kind: FailureKind) -> RankLost:
+        self._lost = RankLost(
+            f"{self._names[rank]} {how}; without it no collective is complete: start all ranks again", kind
+        )
+        self._on_loss()
+        return self._lost
+
+
+def checked(reply: Reply, kind: type[_Value]) -> _Value:
+    """Return an answer's value. Raises BackendError for another kind, which ranks of one version never give."""
+    if not (isinstance(reply, Done) and isinstance(reply.value, kind)):
+        raise BackendError(f"a rank answered {reply} where {kind.__name__} was expected: install one collbench on all")
+    return reply.value
+
+
+# Rank 0's backend: every step goes to all ranks, and the slowest rank's times are the step's.
+
+
+class Coordinator:
+    """Times collectives on the ranks' devices; positions are ranks.
+
+    A step that fails on any rank costs its cells: all ranks end their workers, and join a new world before the next.
+    """
+
+    def __init__(
+        self, name: str, ranks: Ranks, store: Publisher, devices: tuple[Device, ...], addresses: tuple[str, ...]
+    ) -> None:
+        """Open nothing yet. `name` is the ranks' backend; `addresses` are for OpenRank, by rank."""
+        self.name = name
+        self._ranks, self._store = ranks, store
+        self._devices, self._addresses = devices, addresses
+        self._worlds = 0  # how many were opened
+        self._broken = False
+        self._setup: list[Request] = []
+        self._flags: dict[int, tuple[Flag, ...]] = {}
+        self._facts: tuple[RankFacts, ...] = ()
+
+    @property
+    def facts(self) -> tuple[RankFacts, ...]:
+        """What opening found, by rank."""
+        return self._facts
+
+    def open(self) -> None:
+        """Let all ranks join a new world. Raises the first failure, which names its rank."""
+        key = f"world{self._worlds}"
+        self._worlds += 1
+        self._broken = True  # until all is done
+        (unique_id,) = self._ranks.values(self._ranks.ask({0: MakeId()}), UniqueId)
+        self._store.publish(key, unique_id.digits)
+        try:
+            asked = {rank: OpenRank(self._devices, key, self._addresses[rank]) for rank in self._ranks.everyone}
+            self._facts = self._ranks.values(self._ranks.ask(asked), RankFacts)
+            for request in self._setup:
+                self._set_up(request)
+        finally:
+            self._store.forget(key)
+        self._broken = False
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the ranks' devices, by rank."""
+        return self._devices
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return nothing: copies are for one process that sees both devices."""
+        return ()
+
+    def capacity_bytes(self) -> int:
+        """Return the largest message in bytes that every rank has room for."""
+        return min(facts.capacity_bytes for facts in self._facts)
+
+    def free_bytes(self) -> tuple[int, ...]:
+        """Return each device's free memory in bytes, by rank; empty where devices share their host's."""
+        free = tuple(facts.free_bytes for facts in self._facts if facts.free_bytes is not None)
+        return free if len(free) == len(self._facts) else ()
+
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return nothing: ranks copy nothing, and each has its own host's nodes."""
+        return ()
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Make room on every rank."""
+        self._setup.append(Reserve(largest_bytes))
+        self._set_up(self._setup[-1])
+
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+        """Return why a copy cannot run here."""
+        if work.operation.is_collective:
+            return None
+        return Refusal(SkipKind.PROCESSES, "copies are timed by one process, not by one for each device")
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Start making the groups' communicators on every rank."""
+        self._setup.append(Prepare(groups))
+        self._set_up(self._setup[-1])
+
+    def ready(self) -> None:
+        """Return at once: the ranks' first step waits for its communicators."""
+
+    def time_copies(self, step: Step) -> Timing:
+        """Refuse: see `operations`. Raises UsageError."""
+        raise UsageError(f"{step.work} is timed by one process: start collbench without torchrun, srun or mpirun")
+
+    def time_collective(self, step: Step) -> Timing:
+        """Time the step on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError."""
+        if self._ranks.settle():
+            self._broken = True
+        if self._broken:
+            self._reopen(step)
+        replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, step))
+        failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, CollbenchError)}
+        if failed:
+            self._broken = True
+            raise self._failure(step, failed)
+        self._flags = {
+            rank: tuple(replace(flag, devices=(rank,)) for flag in reply.flags)
+            for rank, reply in replies.items()
+            if isinstance(reply, Done)
+        }
+        return slowest(step, self._ranks.values(replies, Timing))
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        """Time steps one after another."""
+        return time_each(self, steps)
+
+    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
+        """Return what was wrong with these ranks' devices in the last step."""
+        return tuple(dict.fromkeys(flag for rank in sorted(set(members)) for flag in self._flags.get(rank, ())))
+
+    def health(self) -> tuple[Health, ...]:
+        """Return the devices' state now, by rank; empty where nobody tells."""
+        if self._ranks.settle():
+            self._broken = True
+        found = self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth())), FoundHealth)
+        return tuple(health for one in found for health in one.states)
+
+    def close(self) -> None:
+        """Let all ranks go."""
+        self._ranks.close()
+
+    def _set_up(self, request: Request) -> None:
+        self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.everyone, request)), type(None))
+
+    def _reopen(self, step: Step) -> None:
+        """Join a new world after a failure. Raises StepFailed where that is not possible, RankLost."""
+        try:
+            self.open()
+        except RankLost:
+            raise
+        except CollbenchError as error:
+            raise StepFailed(f"{step.work}: the ranks could not join again: {error}", kind_of(error)) from error
+
+    def _failure(self, step: Step, failed: Mapping[int, CollbenchError]) -> CollbenchError:
+        """Return the first failure to be told: wrong data before all, then the one that came first.
+
+        A rank that only lost another one is told where nobody knows more.
+        """
+        for rank, reply in failed.items():
+            if isinstance(reply, DataCorruption):
+                return self._ranks.named(rank, reply)
+        own = self._ranks.by_itself(failed) or failed
+        causes = {rank: reply for rank, reply in own.items() if not isinstance(reply, PeerLost)}
+        rank, first = next(iter((causes or own).items()))
+        named = self._ranks.named(rank, first)
+        return StepFailed(str(named), first.kind) if isinstance(first, BackendError) else named
+
+
+def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:
+    """Return each group's times: of every block the maximum over its ranks, of the launch loop the mean.
+
+    What ranks received and compared adds up.
+    """
+    return Timing(
+        seconds=tuple(
+            tuple(max(times) for times in zip(*(timings[rank].seconds[place] for rank in group), strict=True))
+            for place, group in enumerate(step.groups)
+        ),
+        launch_seconds=tuple(
+            fmean(timings[rank].launch_seconds[place] for rank in group) for place, group in enumerate(step.groups)
+        )
+        if all(timings[rank].launch_seconds for group in step.groups for rank in group)
+        else (),
+        coverage=tuple(
+            Coverage(
+                sum(timings[rank].coverage[place].moved for rank in group),
+                sum(timings[rank].coverage[place].verified for rank in group),
+            )
+            for place, group in enumerate(step.groups)
+        )
+        if all(timings[rank].coverage for group in step.groups for rank in group)
+        else (),
+    )

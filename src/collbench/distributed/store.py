@@ -1,0 +1,235 @@
+"""torch's TCPStore: where processes that know only a host and a port find each other. Torch is loaded here, late."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pathlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from collbench.distributed.launchers import JOIN_VARIABLE, Place
+from collbench.model.errors import BackendError, MachineError
+
+if TYPE_CHECKING:
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from torch's __all__
+
+
+# What tells this host, and this process's way to the others, apart.
+
+
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+_NAME_BYTES, _ADDRESS_AT = 256, 20  # struct ifreq: a name of up to 16 bytes, then a sockaddr_in with the address
+
+
+def host_key() -> str:
+    """Return what two processes share when loopback joins them: the kernel's boot and the network namespace.
+
+    Host names do not tell: containers have their own on one machine, and cloned machines share one.
+    """
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{pathlib.Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address, or "" where it cannot be told."""
+    if ":" in address:
+        return _interface_of_ipv6(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_NAME_BYTES}s", name.encode())
+            try:
+                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[_ADDRESS_AT : _ADDRESS_AT + 4]
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(found) == address:
+                return name
+    return ""
+
+
+def _interface_of_ipv6(address: str) -> str:
+    wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+    try:
+        lines = pathlib.Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return ""
+    return next((line.split()[-1] for line in lines if line.startswith(wanted)), "")
+
+
+# torch's TCPStore: where processes that know only a host and a port find each other. Torch is loaded here, late.
+
+
+# A wait is no news for so long.
+UNSAID_S = 10.0
+# Whoever waits looks for a signal as often, and tries again: a store that is reached at all answers at once.
+_SLICE_S, _PAUSE_S, _DIAL_S, _ATTEMPT_S = 1.0, 0.25, 5.0, 10.0
+
+
+class Waiting:
+    """A wait with an end, that is said once when it has lasted some seconds."""
+
+    def __init__(self, timeout_s: float, text: str, say: Callable[[str], object] | None) -> None:
+        """Begin to wait. `text` is who waits for whom."""
+        self.text, self.say = text, say
+        self._timeout_s, self._begin, self._said = timeout_s, time.monotonic(), say is None
+
+    def left(self) -> float:
+        """Return how many seconds are left, at least 0."""
+        return max(0.0, self._begin + self._timeout_s - time.monotonic())
+
+    def over(self) -> bool:
+        """Return whether it has ended; say that it lasts, if it is time for that."""
+        left = self.left()
+        if not self._said and self._timeout_s - left > UNSAID_S:
+            self._said = True
+            if self.say is not None:
+                self.say(still_waiting(self.text, left, self._timeout_s))
+        return left == 0.0
+
+
+def still_waiting(what: str, left_s: float, timeout_s: float) -> str:
+    """Return the notice of a wait that lasts."""
+    return f"{what}: waiting {left_s:.0f} s more at the most (of {timeout_s:.0f}, which {JOIN_VARIABLE} sets)"
+
+
+class Publisher(Protocol):
+    """Where rank 0 leaves what the ranks share."""
+
+    def publish(self, name: str, value: str) -> None:
+        """Set a value."""
+
+    def forget(self, name: str) -> None:
+        """Delete it."""
+
+
+class Store:
+    """Small values by name, for all ranks of this launch. Who sets one deletes it after use: runs are long."""
+
+    def __init__(self, place: Place, timeout_s: float, say: Callable[[str], object] = lambda _text: None) -> None:
+        """Reach the store within `timeout_s` seconds; rank 0 opens it unless the launcher did. Raises MachineError.
+
+        `say` tells, once and after some seconds, whom this rank waits for.
+        """
+        # Its warnings on stderr (a host without a reverse name, a port not open yet) are nothing to act on; what is, is
+        # raised. Torch reads this once, when it is loaded.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        try:
+            from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from torch's __all__
+        except ImportError as error:
+            raise MachineError(
+                f"{place.launcher} started several ranks, which meet through torch: pip install torch"
+            ) from error
+        self._place, self._timeout_s = place, timeout_s
+        self._waiting = Waiting(
+            timeout_s,
+            f"{_self(place)} has not found rank 0 at {place.meeting_point} yet",
+            say if speaks(place) else None,
+        )
+        self._store: PrefixStore = PrefixStore(prefix(place), self._reached())
+
+    def _reached(self) -> TCPStore:
+        """Open the store, or connect to it. Raises BackendError."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as above
+
+        place = self._place
+        opens = place.rank == 0 and not place.agent_listens
+        while True:
+            if not opens:
+                self._await_listener()
+            try:
+                return TCPStore(
+                    place.master_addr,
+                    place.master_port,
+                    place.world_size,
+                    is_master=opens,
+                    timeout=timedelta(seconds=max(1.0, min(_ATTEMPT_S, self._waiting.left()))),
+                    wait_for_workers=False,  # rank 0 waits for them itself, and can then say who is missing
+                )
+            except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
+                if opens or self._waiting.over():
+                    raise BackendError(self._unreachable(error, opens=opens)) from error
+
+    def _await_listener(self) -> None:
+        """Return once somebody listens there. Torch would wait in C++, where no signal ends it. Raises BackendError."""
+        while True:
+            try:
+                with socket.create_connection(
+                    (self._place.master_addr, self._place.master_port), max(0.1, min(_DIAL_S, self._waiting.left()))
+                ):
+                    return
+            except OSError as error:
+                if self._waiting.over():
+                    raise BackendError(self._unreachable(error, opens=False)) from error
+            time.sleep(_PAUSE_S)
+
+    def publish(self, name: str, value: str) -> None:
+        """Set a value. Raises BackendError."""
+        try:
+            self._store.set(name, value)
+        except RuntimeError as error:
+            raise BackendError(f"{self._where()} does not answer any more: {_first_line(error)}") from error
+
+    def read(self, name: str) -> str:
+        """Return a value, waiting for it. Raises BackendError when nobody sets it in time, or the store is gone."""
+        from torch.distributed import DistStoreError
+
+        waiting = Waiting(self._timeout_s, self._waiting.text, self._waiting.say)
+        while True:
+            try:
+                self._store.wait([name], timedelta(seconds=_SLICE_S))  # in slices, between which signals end it
+                return bytes(self._store.get(name)).decode()
+            except DistStoreError as error:  # not yet
+                if waiting.over():
+                    raise BackendError(
+                        f"{_self(self._place)} waited {self._timeout_s:.0f} s in vain for rank 0, which should have "
+                        f"come to {self._place.meeting_point}: see what rank 0 says, and whether both run the same "
+                        "command"
+                    ) from error
+            except RuntimeError as error:
+                keeper = self._place.launcher if self._place.agent_listens else "rank 0"
+                where = self._place.meeting_point
+                raise BackendError(
+                    f"{_self(self._place)} stops: {keeper}, which kept the store at {where}, is gone"
+                ) from error
+
+    def forget(self, name: str) -> None:
+        """Delete a value, if the store still answers."""
+        with suppress(RuntimeError):  # whoever keeps the store is gone, and the value with it
+            self._store.delete_key(name)
+
+    def _where(self) -> str:
+        return f"the store at {self._place.meeting_point}"
+
+    def _unreachable(self, error: Exception, *, opens: bool) -> str:
+        if opens:
+            return (
+                f"rank 0 cannot listen at {self._place.meeting_point}: {_first_line(error)}; MASTER_ADDR must be this "
+                f"host ({socket.gethostname()}), and MASTER_PORT a free port"
+            )
+        return (
+            f"{_self(self._place)} reached nobody at {self._place.meeting_point} within {self._timeout_s:.0f} s: check "
+            "that rank 0 was started there, and that this host may connect to that port"
+        )
+
+
+def prefix(place: Place) -> str:
+    """Return what our names in the store begin with: the launcher's own, and an earlier start's, stay apart."""
+    return f"collbench/{place.generation}"
+
+
+def speaks(place: Place) -> bool:
+    """Return whether this rank tells for all of its host that it waits: a thousand lines would say no more."""
+    return place.local_rank == 0 or place.rank == 1
+
+
+def _self(place: Place) -> str:
+    return f"rank {place.rank} on {socket.gethostname()}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].removesuffix(".")

@@ -1,0 +1,443 @@
+"""What links are worth to a training job: two arms, the step times that they print, and what may be said of them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean, median, stdev
+
+from collbench.model.errors import UsageError
+
+# Times as people read them.
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in the unit that suits it, four digits: "22.41 ms", "101.2 s", "5.7 µs"."""
+    scale, unit = _unit(seconds)
+    return f"{_digits(seconds * scale)} {unit}"
+
+
+def format_range(low: float, high: float) -> str:
+    """Return two times in one unit, that of the first: "22.31–22.52 ms"."""
+    scale, unit = _unit(low)
+    return f"{_digits(low * scale)}–{_digits(high * scale)} {unit}"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    if seconds < 1e-3:
+        return 1e6, "µs"
+    return (1e3, "ms") if seconds < 1 else (1.0, "s")
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:#.4g}".removesuffix(".")
+
+
+# The nouns of an ablation: two arms, the runs of each, and what they came to. The file holds exactly these.
+#
+# docs/ablate.md and docs/ablation.schema.json describe the fields.
+
+
+class Measure(StrEnum):
+    """What a run's value is read from, the nearest to a training step first."""
+
+    STEP = "step"
+    TRAIN_RUNTIME = "train_runtime"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """The all-reduce of an arm at one message size: busbw in GB/s, and the time of one in seconds."""
+
+    size_bytes: int
+    busbw_gbs: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """One run of the script. `order` counts all runs of the ablation as they were made, from 0.
+
+    `step_seconds` are all step times that were printed, the warm-up's too; `train_runtime` Hugging Face's, in seconds;
+    `wall_seconds` from the start of `collbench train` to its end.
+    """
+
+    repeat: int
+    order: int
+    status: int
+    wall_seconds: float
+    step_seconds: tuple[float, ...] = ()
+    train_runtime: float | None = None
+
+
+@dataclass(slots=True)
+class Arm:
+    """One way to run the script: variables that differ from the inherited ones, and devices by index and identity.
+
+    `without` is what this arm alone lacks ("p2p", "shm"), where nothing else tells it from the other; else empty.
+    """
+
+    name: str
+    environment: dict[str, str]
+    devices: tuple[int, ...]
+    uuids: tuple[str, ...] = ()
+    allreduce: tuple[AllReduce, ...] = ()
+    runs: list[TrainingRun] = field(default_factory=list)
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """What an arm's runs took, in seconds: their geometric mean, and its 95 % interval."""
+
+    seconds: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The change's time over that of the arm as it is, and its 95 % interval."""
+
+    middle: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came out, of both arms in their order."""
+
+    arms: tuple[ArmResult, ArmResult]
+    ratio: Ratio
+
+
+@dataclass(slots=True)
+class Ablation:
+    """One comparison of two arms, the unchanged one first. `result` is None until every repeat of both is there.
+
+    `environment` holds the NCCL_* variables that both arms inherited; `skip` the steps dropped at the start of a run,
+    None for the default; `gpus` the devices' names in the first arm's order.
+    """
+
+    collbench: str
+    started: str
+    hostname: str
+    gpus: tuple[str, ...]
+    command: tuple[str, ...]
+    measure: Measure
+    arms: tuple[Arm, Arm]
+    backend: str = "cuda"
+    environment: dict[str, str] = field(default_factory=dict)
+    repeats: int = 3
+    seed: int = 0
+    skip: int | None = None
+    step_pattern: str | None = None
+    result: Result | None = None
+
+    @property
+    def made(self) -> list[TrainingRun]:
+        """All runs of both arms, in the order made."""
+        return sorted((run for arm in self.arms for run in arm.runs), key=lambda run: run.order)
+
+
+# The two arms: what --without changes, what they are called, and in which order they run.
+
+
+# The user asks for exactly these by name, and they reach the children of one arm alone. NCCL gives control over P2P as
+# a whole: over which wire it runs is CUDA's to say, so NVLink alone cannot be turned off [nccl-tests#250, nccl#1358].
+SWITCHES: dict[str, dict[str, str]] = {
+    "p2p": {"NCCL_P2P_DISABLE": "1"},
+    "nvlink": {"NCCL_P2P_DISABLE": "1"},
+    "shm": {"NCCL_SHM_DISABLE": "1"},
+    "ib": {"NCCL_IB_DISABLE": "1"},
+}
+NVLINK_NOTE = (
+    "NCCL has no switch for NVLink alone: without nvlink is NCCL_P2P_DISABLE=1, which turns P2P over PCIe off as well"
+)
+_GIVEN = re.compile(r"(NCCL_[A-Z0-9_]+)=(.*)", re.DOTALL)
+# NVLink multicast: on shared hosts a mistake with it stops every GPU, so its switches are the user's own to set.
+_NEVER = frozenset({"NCCL_NVLS_ENABLE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the second arm changes: switches by their words, and given variables; both as `environment`."""
+
+    words: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """What the second arm lacks, where that is all that it changes."""
+        return () if self.given else self.words
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the two arms are called."""
+        if not self.given:
+            what = " and ".join(self.words)
+            return f"with {what}", f"without {what}"
+        without = [f"without {word}" for word in self.words]
+        return "as is", " and ".join([*without, *(f"with {one}" for one in self.given)])
+
+
+def parse_change(texts: Sequence[str]) -> Change:
+    """Return what every --without asks for: words with commas between, and at the end NCCL_NAME=VALUE.
+
+    A value may hold commas, as NCCL_PROTO=LL,LL128 does: it reaches to the end of its --without. Raises UsageError.
+    """
+    words: dict[str, None] = {}
+    given: dict[str, str] = {}
+    for text in texts:
+        listed, variable = _divided(text)
+        words |= dict.fromkeys(listed)
+        given |= [variable] if variable else []
+    environment = {name: value for word in words for name, value in SWITCHES[word].items()}
+    for name, value in given.items():
+        if environment.get(name, value) != value:
+            raise UsageError(f"--without sets {name} twice, to {environment[name]} and to {value}: leave one out")
+    return Change(tuple(words), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
+
+
+def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
+    """Return the words of one --without, and its variable with its value."""
+    start = re.search(r"(?:^|,)\s*(?=NCCL_)", text)
+    listed = text[: start.start()] if start else text
+    words = [word.strip().lower() for word in listed.split(",")] if listed or not start else []
+    for word in words:
+        if word not in SWITCHES:
+            raise _unknown(word)
+    return words, _variable(text[start.end() :]) if start else None
+
+
+def _variable(text: str) -> tuple[str, str]:
+    found = _GIVEN.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--without '{text}' sets no variable to a value: write it like --without NCCL_ALGO=Ring")
+    name, value = found[1], found[2]
+    if name in _NEVER:
+        raise UsageError(
+            f"--without {name}={value}: collbench never sets what switches NVLink multicast; to compare, train once "
+            f"with {name} exported in your shell and once without"
+        )
+    if "\0" in value:
+        raise UsageError(f"--without {name}: its value holds a zero byte, which no variable can")
+    return name, value
+
+
+def _unknown(word: str) -> UsageError:
+    near = difflib.get_close_matches(word, SWITCHES, n=1, cutoff=0.5)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return UsageError(f"--without '{word}' is none of {', '.join(SWITCHES)}, and no variable NCCL_NAME=VALUE{meant}")
+
+
+def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
+    """Raise UsageError where a variable already has the second arm's value: both arms would train alike."""
+    for name, value in change.environment.items():
+        if inherited.get(name, "").strip() == value and name in inherited:
+            raise UsageError(
+                f"{name}={value} is set already, so that both arms would train alike: unset it, or leave it out of "
+                "--without"
+            )
+
+
+def sequence(repeats: int, seed: int) -> tuple[tuple[int, int], ...]:
+    """Return (repeat, arm) in the order of the runs: each repeat has both, and who begins alternates from the seed on.
+
+    So a drift of the machine, as it warms up say, reaches both arms alike.
+    """
+    order = []
+    for repeat in range(repeats):
+        first = (seed + repeat) % 2
+        order += [(repeat, first), (repeat, 1 - first)]
+    return tuple(order)
+
+
+# Step times in what a training script prints, whatever else it prints: pure, and safe on any bytes.
+
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_SCALE = SECONDS | {"µs": 1e-6, "μs": 1e-6}  # the micro sign and the Greek letter
+_NUMBER = r"(?P<number>[0-9]{1,18}(?:\.[0-9]{0,18})?(?:e[+-]?[0-9]{1,3})?)"
+_STEP = re.compile(rf"\bstep[ _]time\s{{0,8}}[=:]\s{{0,8}}{_NUMBER}\s{{0,8}}(?P<unit>ms|us|µs|μs|s)\b", re.IGNORECASE)
+# The dictionary that Hugging Face's Trainer prints at its end; its version 5 prints the numbers as strings.
+_TRAIN_RUNTIME = re.compile(rf"""(["'])train_runtime\1\s{{0,8}}:\s{{0,8}}["']?{_NUMBER}""")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# Progress bars end their lines with a carriage return.
+_LINE_END = re.compile(rb"[\r\n]")
+# A longer line is binary output, or a tensor: it is read in pieces.
+_LONGEST_LINE = 16 * 1024
+# Nothing outside is one training step, and inside no ratio of two overflows: a nanosecond to 115 days.
+_SHORTEST, _LONGEST = 1e-9, 1e7
+# A traceback of every rank of a node, and torchrun's own report below it.
+_TAIL = 400
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """Return --step-pattern, whose group named s, ms or us is the time of a step in that unit. Raises UsageError."""
+    try:
+        pattern = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--step-pattern '{text}' is no regular expression: {error}: see Python's re") from error
+    if not SECONDS.keys() & pattern.groupindex.keys():
+        raise UsageError(
+            f"--step-pattern '{text}' has no group named s, ms or us, which says what the number counts: "
+            r"write it like 'took (?P<ms>[0-9.]+)'"
+        )
+    return pattern
+
+
+def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | None:
+    """Return the first step time of a line in seconds; None without one. `pattern` replaces the documented words."""
+    if pattern is None:
+        found = _STEP.search(line)
+        return found and _time(found["number"], _SCALE[found["unit"].lower()])
+    found = pattern.search(line)
+    if found is None:
+        return None
+    units = (unit for unit in SECONDS if unit in pattern.groupindex and found[unit] is not None)
+    return next((_time(found[unit], SECONDS[unit]) for unit in units), None)
+
+
+def train_runtime(line: str) -> float | None:
+    """Return what Hugging Face's Trainer says that training took, in seconds; None where the line does not say."""
+    found = _TRAIN_RUNTIME.search(line)
+    return found and _time(found["number"], 1.0)
+
+
+def _time(text: str, scale: float) -> float | None:
+    try:
+        seconds = float(text) * scale
+    except ValueError:
+        return None
+    return seconds if _SHORTEST <= seconds <= _LONGEST else None
+
+
+class Reader:
+    """Reads the bytes of one run as they come: its step times, its train_runtime, and its last lines."""
+
+    def __init__(self, pattern: re.Pattern[str] | None = None) -> None:
+        self._pattern, self._rest = pattern, b""
+        self.steps: list[float] = []
+        self.train_runtime: float | None = None
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+
+    def feed(self, data: bytes) -> None:
+        """Read some more; where the bytes are cut makes no difference."""
+        *whole, self._rest = _LINE_END.split(self._rest + data)
+        for line in whole:
+            self._read_all(line)
+        while len(self._rest) >= _LONGEST_LINE:
+            self._read(self._rest[:_LONGEST_LINE])
+            self._rest = self._rest[_LONGEST_LINE:]
+
+    def close(self) -> None:
+        """Read what is left: a last line without its end."""
+        self._read_all(self._rest)
+        self._rest = b""
+
+    def _read_all(self, line: bytes) -> None:
+        for start in range(0, len(line), _LONGEST_LINE):
+            self._read(line[start : start + _LONGEST_LINE])
+
+    def _read(self, piece: bytes) -> None:
+        line = _COLOUR.sub("", piece.decode("utf-8", errors="replace"))
+        self.tail.append(line)
+        seconds = step_seconds(line, self._pattern)
+        if seconds is not None:
+            self.steps.append(seconds)
+        runtime = train_runtime(line)
+        if runtime is not None:
+            self.train_runtime = runtime  # the last: whoever trains twice means the whole script's end
+
+
+def last_words(tail: Iterable[str], most: int = 60) -> list[str]:
+    """Return the lines that say why a script ended: from the first traceback in its tail on, else the last ones.
+
+    Torchrun's report follows the script's traceback, and would push it out of the last lines.
+    """
+    lines = list(tail)
+    starts = (number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line)
+    first = next(starts, None)
+    return lines[-most // 2 :] if first is None else lines[first : first + most]
+
+
+# What the runs come to: one value a run, the ratio of the arms, and what may be said of it. Pure.
+
+
+# Of a run's steps the first tenth is warm-up, and three at least: allocator, lazy kernels, NCCL's connections.
+_WARM_UP_STEPS, _WARM_UP_PART = 3, 10
+
+
+def warm_up(steps: int, skip: int | None) -> int:
+    """Return how many of a run's first steps are dropped."""
+    return skip if skip is not None else max(_WARM_UP_STEPS, math.ceil(steps / _WARM_UP_PART))
+
+
+def step_value(run: TrainingRun, skip: int | None) -> float | None:
+    """Return a run's median step in seconds, after the warm-up; None where nothing is left."""
+    kept = run.step_seconds[warm_up(len(run.step_seconds), skip) :]
+    return median(kept) if kept else None
+
+
+def measure_of(runs: Sequence[TrainingRun], skip: int | None) -> Measure:
+    """Return the nearest to a step that every run gives, so that all are read the same way."""
+    if runs and all(step_value(run, skip) is not None for run in runs):
+        return Measure.STEP
+    if runs and all(run.train_runtime is not None for run in runs):
+        return Measure.TRAIN_RUNTIME
+    return Measure.PROCESS
+
+
+def value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
+    """Return what a run took, in seconds; the measure is one that it gives."""
+    if measure is Measure.STEP:
+        return step_value(run, skip) or math.nan
+    if measure is Measure.TRAIN_RUNTIME:
+        return run.train_runtime or math.nan
+    return run.wall_seconds
+
+
+def judge(ablation: Ablation) -> Result | None:
+    """Return the result once both arms have every repeat, of which there are two or more; None before.
+
+    Seconds are geometric means, so that their quotient is the ratio. The ratio's interval comes from the repeats' own
+    ratios: what changed between repeats reached both arms, and cancels.
+    """
+    logs = [_logs(ablation, arm) for arm in ablation.arms]
+    if any(len(found) != ablation.repeats for found in logs):
+        return None
+    first, second = logs
+    middle, low, high = _mean(second[repeat] - first[repeat] for repeat in sorted(first))
+    return Result((_arm(first), _arm(second)), Ratio(middle, low, high))
+
+
+def _logs(ablation: Ablation, arm: Arm) -> dict[int, float]:
+    """Return the logarithm of each good run's value by repeat."""
+    good = (run for run in arm.runs if run.status == 0)
+    return {run.repeat: math.log(value(run, ablation.measure, ablation.skip)) for run in good}
+
+
+def _arm(logs: dict[int, float]) -> ArmResult:
+    middle, low, high = _mean(logs.values())
+    return ArmResult(middle, (low, high))
+
+
+def _mean(values: Iterable[float]) -> tuple[float, float, float]:
+    """Return the mean of logarithms and its 95 % interval, as what they are logarithms of.
+
+    By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
+    """
+    from scipy.special import stdtrit  # late: 0.1 s
+
+    logs = list(values)
+    reach = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
+    middle = fmean(logs)
+    return math.exp(middle), math.exp(middle - reach), math.exp(middle + reach)

@@ -1,0 +1,417 @@
+"""Gathers the facts that `doctor` judges: at most a second, no CUDA context, nothing changed."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import pathlib
+import platform
+import re
+import resource
+import shutil
+import socket
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib import metadata
+from typing import Any
+
+from collbench.machine import nccl_library
+from collbench.machine import nvml as machine_nvml
+from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
+from collbench.machine.memory import available_bytes
+from collbench.machine.numa import read, usable_nodes
+from collbench.machine.nvml import Nvml, Query
+from collbench.model.errors import MachineError
+from collbench.model.run import Device
+
+# The PCIe way up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).
+
+
+_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# Extended capabilities begin at 0x100: id in 16 bits, version in 4, the next one's offset in 12 [PCIe 5.0, 7.6.3].
+_FIRST_EXTENDED, _ACS = 0x100, 0x000D
+# ACS control register, 6 bytes into it: P2P request redirect, P2P completion redirect, upstream forwarding
+# [PCIe 5.0, 7.7.11.3]. Source validation (bit 0) alone redirects nothing.
+_CONTROL, _REDIRECTS = 6, 0b0011100
+_MOST_CAPABILITIES = 64  # a broken list may run in circles
+
+
+def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
+    """Return the way up from one GPU, by its PCI bus id as NVML writes it ("00000000:00:06.0"); `root` holds sys/."""
+    domain, _, rest = pci_bus_id.partition(":")
+    try:
+        device = (root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest.lower()}").resolve()
+    except (ValueError, OSError, RuntimeError):
+        return Slot()
+    registers = {bridge.name: acs_control(bridge) for bridge in device.parents if _BUS_ID.fullmatch(bridge.name)}
+    return Slot(
+        iommu_type=read(device / "iommu_group/type").strip(),
+        redirecting=tuple(name for name, control in registers.items() if (control or 0) & _REDIRECTS),
+        unreadable=sum(control is None for control in registers.values()),
+    )
+
+
+def acs_control(bridge: pathlib.Path) -> int | None:
+    """Return a bridge's ACS control bits, 0 where it has none; None where only root may read them."""
+    try:
+        config = (bridge / "config").read_bytes()
+    except OSError:
+        return None
+    if len(config) <= _FIRST_EXTENDED:
+        return None  # the kernel gives other users the first 64 bytes
+    place = _FIRST_EXTENDED
+    for _ in range(_MOST_CAPABILITIES):
+        if place < _FIRST_EXTENDED or place + 8 > len(config):
+            return 0
+        (head,) = struct.unpack_from("<I", config, place)
+        if head & 0xFFFF == _ACS:
+            return int(struct.unpack_from("<H", config, place + _CONTROL)[0])
+        place = head >> 20
+    return 0
+
+
+# Facts about libraries: NCCL, the driver's CUDA library, torch. Torch is not imported: that takes seconds.
+
+
+_TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*= *['\"]([0-9.]+)['\"]", re.MULTILINE)
+_NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9.]+)\.dist-info")
+
+
+def software(nccl: str | None) -> Software:
+    """Return what is installed; `nccl` is the library that the user named, None where none was."""
+    version, path, error = _nccl(nccl)
+    wheel = nccl_library.wheel_library()
+    libcuda, libcuda_error = _libcuda(ctypes.CDLL)
+    torch, torch_cuda = torch_build()
+    return Software(
+        nccl=version,
+        nccl_path=path,
+        nccl_error=error,
+        wheel="" if wheel is None else str(wheel),
+        wheel_version=_wheel_version(wheel),
+        libcuda=libcuda,
+        libcuda_error=libcuda_error,
+        torch=torch,
+        torch_cuda=torch_cuda,
+    )
+
+
+def torch_build() -> tuple[str, str]:
+    """Return torch's version and the CUDA that it was built with, "" where there is none; from its files alone."""
+    try:
+        version = metadata.version("torch")
+        spec = importlib.util.find_spec("torch")
+    except (metadata.PackageNotFoundError, ImportError, ValueError):
+        return "", ""
+    folder = pathlib.Path(spec.origin).parent if spec and spec.origin else pathlib.Path()
+    found = _TORCH_CUDA.search(read(folder / "version.py"))
+    return version, found[1] if found else ""
+
+
+def _nccl(explicit: str | None) -> tuple[str, str, str]:
+    """Return NCCL's version, path and error. It is opened as a measurement opens it, and asked for its version only."""
+    try:
+        found = nccl_library.find_nccl(explicit)
+    except (MachineError, ImportError) as error:
+        return "", "", str(error)
+    return nccl_library.format_version(found.version), found.path, ""
+
+
+def _wheel_version(wheel: pathlib.Path | None) -> str:
+    """Return what pip calls the wheel that holds a library; "" where there is none, or several that would contradict.
+
+    The folder's name says it: asking importlib.metadata would read every installed package.
+    """
+    packages = wheel.parents[3] if wheel else pathlib.Path()  # …/nvidia/nccl/lib/libnccl.so.2
+    found = [match[1] for folder in packages.glob("*.dist-info") if (match := _NCCL_WHEEL.fullmatch(folder.name))]
+    return found[0] if wheel and len(found) == 1 else ""
+
+
+def _libcuda(opened: Callable[[str], ctypes.CDLL]) -> tuple[str, str]:
+    """Return the CUDA version of libcuda.so.1, or why it cannot be opened. Opening it starts nothing."""
+    version = ctypes.c_int()
+    try:
+        library = opened("libcuda.so.1")
+        failed = library.cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError) as error:
+        return "", str(error)
+    return ("", f"cuDriverGetVersion: error {failed}") if failed else (_cuda_version(version.value), "")
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+# Facts about the GPUs, from NVML alone: no CUDA context is made, nothing is changed.
+
+
+# Any display or 3D controller of NVIDIA's [PCI IDs: vendor 10de; class codes 0300, 0302].
+_VENDOR, _CLASSES = "0x10de", ("0x0300", "0x0302")
+_UNCORRECTED, _VOLATILE = 1, 0  # as machine/health.py has them [nvml.h, r580]
+
+
+def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
+    """Return what NVML says, or in `error` why it says nothing. `binding` gives the module pynvml; `root` holds sys/.
+
+    A GPU that was lost makes the whole of NVML's word an error: its fix comes first.
+    """
+    tool = shutil.which("nvidia-smi") or ""
+    on_the_bus = _count_on_the_bus(root)
+    try:
+        lib = binding()
+        with Nvml(lib, root / "sys/bus/pci/devices") as nvml:
+            devices = nvml.devices()
+            return Driver(
+                version=nvml.driver_version(),
+                cuda=nvml.cuda_version(),
+                gpus=tuple(_gpu(Query(lib), device) for device in devices),
+                paths=nvml.paths(devices),
+                virtualization=nvml.virtualization(),
+                on_the_bus=on_the_bus,
+                nvidia_smi=tool,
+            )
+    except MachineError as error:
+        return Driver(error=str(error), on_the_bus=on_the_bus, nvidia_smi=tool)
+
+
+def nvml_binding() -> Any:
+    """Return the module pynvml. Raises MachineError."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MachineError("cannot read GPU facts: nvidia-ml-py is missing; pip install nvidia-ml-py") from error
+    return pynvml
+
+
+def _gpu(query: Query, device: Device) -> Gpu:
+    handle = query.ask("nvmlDeviceGetHandleByUUID", device.uuid)
+    if handle is None:
+        return Gpu(device)
+    glance = machine_nvml.glance(query, handle)
+    rows = query.ask("nvmlDeviceGetRemappedRows", handle)  # Ampere and newer; before, pages are retired
+    pending = rows[2] if rows else query.integer("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+    mig = query.ask("nvmlDeviceGetMigMode", handle)
+    return Gpu(
+        device=device,
+        compute_mode=query.integer("nvmlDeviceGetComputeMode", handle),
+        persistence=_flag(query.integer("nvmlDeviceGetPersistenceMode", handle)),
+        mig=_flag(mig[0] if mig else None),
+        ecc_errors=query.integer("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
+        repair_pending=_flag(pending),
+        repair_failed=_flag(rows[3] if rows else None),
+        fabric_state=_fabric_state(query, handle),
+        links_up=len(machine_nvml.active_links(query, handle)),
+        processes=None if glance.processes is None else len(glance.processes),
+        memory_used=machine_nvml.memory_used(query, handle),
+        temperature=glance.temperature,
+        throttle=glance.throttle,
+    )
+
+
+def _flag(number: int | None) -> bool | None:
+    return None if number is None else bool(number)
+
+
+def _fabric_state(query: Query, handle: object) -> int | None:
+    """Return nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed [nvml.h, r580]."""
+    structure = getattr(query.lib, "c_nvmlGpuFabricInfo_t", None)
+    if structure is None:
+        return None
+    info = structure()
+    # byref: the binding hands on what it gets, and a structure by value ends the process [nvidia-ml-py 13, 4 × H200].
+    told = query.ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+    return None if told is None else int(info.state)
+
+
+def _count_on_the_bus(root: pathlib.Path) -> int | None:
+    """Return how many NVIDIA GPUs the kernel has on PCI; None where it shows no PCI bus."""
+    folder = root / "sys/bus/pci/devices"
+    if not folder.is_dir():
+        return None
+    return sum(
+        read(device / "vendor").strip() == _VENDOR and read(device / "class").startswith(_CLASSES)
+        for device in folder.iterdir()
+    )
+
+
+# Facts about the operating system around the process. Every function is given the root that holds proc/, sys/, …
+
+
+# File or variable that a container runtime leaves, and its name; the first that fits counts.
+_MARKS = {".dockerenv": "docker", "run/.containerenv": "podman"}
+_VARIABLES = {
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "APPTAINER_CONTAINER": "apptainer",
+    "SINGULARITY_CONTAINER": "singularity",
+    "SLURM_CONTAINER": "slurm --container",
+    "ENROOT_ROOTFS": "enroot",
+}
+_CGROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc", "containerd": "containerd"}
+# Read by CUDA and torch and worth a word; NCCL's own begin with NCCL_.
+READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "COLLBENCH_NCCL")
+
+
+def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device]) -> Host:
+    """Return the facts about this process's host; a file that cannot be read leaves its fact unknown."""
+    allowed = os.sched_getaffinity(0)
+    return Host(
+        name=socket.gethostname(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        shm=space(root / "dev/shm"),
+        memlock=limit(resource.RLIMIT_MEMLOCK),
+        open_files=limit(resource.RLIMIT_NOFILE),
+        cpus=tuple(sorted(allowed)),
+        cpu_quota=cpu_quota(root),
+        memory_nodes=usable_nodes(root, allowed),
+        memory_available=available_bytes(root),
+        container=container(root, environment),
+        hypervisor=hypervisor(root),
+        iommu=_any(root / "sys/class/iommu"),
+        slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
+        network_cards=tuple(sorted(_names(root / "sys/class/infiniband"))),
+        peermem=any((root / f"sys/module/{name}").is_dir() for name in ("nvidia_peermem", "nv_peer_mem")),
+        open_modules="Open Kernel Module" in read(root / "proc/driver/nvidia/version"),
+    )
+
+
+def limit(which: int) -> int | None:
+    """Return a soft limit of this process, -1 for none."""
+    try:
+        soft, _ = resource.getrlimit(which)
+    except (OSError, ValueError):
+        return None
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def space(folder: pathlib.Path) -> Space | None:
+    """Return the size of the file system that holds a folder; None where there is none."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return Space(usage.total, usage.free)
+
+
+def runs_folder(path: pathlib.Path) -> Folder:
+    """Return the room where runs are saved: that of the nearest folder that exists already."""
+    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), None)
+    if existing is None or not existing.is_dir():
+        return Folder(str(path), error=f"{path} cannot be made: {existing} is not a folder")
+    return Folder(str(path), space(existing), os.access(existing, os.W_OK | os.X_OK))
+
+
+def cpu_quota(root: pathlib.Path) -> float | None:
+    """Return the CPUs' worth of time that the tightest cgroup allows this process; None where none limits it."""
+    quotas = []
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, controllers, name = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            quotas += [_quota(read(folder / "cpu.max").split()) for folder in _up(root / "sys/fs/cgroup", name)]
+        elif "cpu" in controllers.split(","):
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            folders = _up(root / "sys/fs/cgroup/cpu", name)
+            quotas += [_quota([read(folder / file).strip() for file in names]) for folder in folders]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def container(root: pathlib.Path, environment: Mapping[str, str]) -> str:
+    """Return what kind of container this process is in, "" for none that left a mark."""
+    for name, kind in _VARIABLES.items():
+        if name in environment:
+            return kind
+    for mark, kind in _MARKS.items():
+        if (root / mark).exists():
+            return kind
+    groups = read(root / "proc/1/cgroup") + read(root / "proc/self/cgroup")
+    found = next((kind for word, kind in _CGROUPS.items() if word in groups), "")
+    return found or environment.get("container", "")  # systemd's and podman's own variable
+
+
+def hypervisor(root: pathlib.Path) -> str:
+    """Return the virtual machine's maker or kind, "" on bare metal."""
+    if (root / "sys/hypervisor/type").exists():
+        return read(root / "sys/hypervisor/type").strip()
+    flags = next((line for line in read(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
+    if "hypervisor" not in flags.split():
+        return ""
+    words = [read(root / f"sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
+    return " ".join(filter(None, words)) or "unknown hypervisor"
+
+
+def configured(root: pathlib.Path, environment: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """Return (file, name, value) that NCCL takes from its files where the environment does not set the name.
+
+    In NCCL's order: the first that sets a name wins [src/misc/param.cc, initEnvFunc; setenv without overwriting].
+    """
+    own = environment.get("NCCL_CONF_FILE") or (f"{environment['HOME']}/.nccl.conf" if "HOME" in environment else "")
+    found: dict[str, tuple[str, str, str]] = {}
+    for file in filter(None, (own, "/etc/nccl.conf")):
+        path = root / file[1:] if file.startswith("/") else pathlib.Path(file)
+        for line in read(path).splitlines() if path.is_file() else ():  # not of a device, which may never end
+            name, equals, value = line.partition("=")
+            if equals and not line.startswith("#") and name not in environment:
+                found.setdefault(name, (file, name, value))
+    return tuple(found.values())
+
+
+def _quota(words: Collection[str]) -> float | None:
+    """Return quota / period of two numbers in µs; None for "max", -1 and what is no number."""
+    try:
+        quota, period = (int(word) for word in words)
+    except ValueError:
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _up(mount: pathlib.Path, name: str) -> list[pathlib.Path]:
+    leaf = mount / name.strip("/")
+    return [folder for folder in (leaf, *leaf.parents) if folder == mount or mount in folder.parents]
+
+
+def _names(folder: pathlib.Path) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _any(folder: pathlib.Path) -> bool | None:
+    """Return whether a folder has entries; None where there is no such folder."""
+    try:
+        return any(True for _ in folder.iterdir())
+    except OSError:
+        return None
+
+
+# Gathers all facts about this machine: at most a second, no CUDA context, nothing changed.
+
+
+def examine(
+    backend: str,
+    runs: Folder,
+    environment: Mapping[str, str],
+    nccl: str | None = None,
+    root: pathlib.Path = pathlib.Path("/"),
+    binding: Callable[[], Any] = nvml_binding,
+) -> Facts:
+    """Return the facts for the cuda or the host backend; `root` and `binding` (the module pynvml) are for tests."""
+    driver = read_driver(root, binding) if backend == "cuda" else Driver()
+    if backend == "cuda":
+        libraries = software(nccl)
+    else:
+        version, cuda = torch_build()
+        libraries = Software(torch=version, torch_cuda=cuda)
+    return Facts(
+        backend=backend,
+        host=host(root, environment, [gpu.device for gpu in driver.gpus]),
+        runs=runs,
+        driver=driver,
+        software=libraries,
+        environment={name: environment[name] for name in environment if _counts(name)},
+        configured=configured(root, environment) if backend == "cuda" else (),
+    )
+
+
+def _counts(name: str) -> bool:
+    return name.startswith("NCCL_") or name in READ_BY_CUDA

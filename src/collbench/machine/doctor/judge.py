@@ -1,0 +1,681 @@
+"""From facts about a machine to findings (ok, warn, fail or unknown) with their fixes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collbench.machine import labels
+from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Software
+from collbench.machine.doctor.nccl_variables import meaning
+from collbench.machine.limits import HOT_C, holds_back
+from collbench.machine.numa import format_cpus, parse_cpus
+from collbench.machine.visible_devices import NAME, ORDER, read
+from collbench.model.run import Path
+from collbench.model.units import fixed, format_approximate_size
+
+# What the doctor says of one thing: ok, warn, fail or unknown, and the fix. Pure.
+
+
+class Level(StrEnum):
+    """How a fact bears on a run: it is fine, it costs speed or certainty, it prevents the run, nothing told it."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+
+class Group(StrEnum):
+    """What a finding is about; the report's sections, in its order."""
+
+    GPUS = "GPUs"
+    LINKS = "links"
+    LIBRARIES = "libraries"
+    HOST = "host"
+    VARIABLES = "variables"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `fix` is one command or sentence, "" where nothing is to be done."""
+
+    group: Group
+    name: str
+    level: Level
+    told: str
+    fix: str = ""
+
+
+def tags(gpus: Collection[Gpu], among: Collection[Gpu] = ()) -> str:
+    """Return the GPUs' names as "GPU0, GPU2", or "all 8 GPUs" where these are all of many."""
+    if len(gpus) == len(among) > 2:
+        return f"all {len(gpus)} GPUs"
+    return ", ".join(gpu.device.tag for gpu in gpus)
+
+
+def indices(gpus: Collection[Gpu]) -> str:
+    """Return the GPUs' numbers as `nvidia-smi -i` takes them: "0,2"."""
+    return ",".join(str(gpu.device.index) for gpu in gpus)
+
+
+# What the driver's facts mean: its version, which GPUs are in sight, their modes and health. Pure.
+
+
+# Reads the shipped PTX, ISA 7.8 [CONTRIBUTING.md, "The PTX"].
+OLDEST_DRIVER = 520
+# nvmlComputeMode_t and nvmlGpuFabricState_t [nvml.h, r580]
+_PROHIBITED = 2  # 0 is the default, 1 and 3 let one process in
+_FABRIC_WORDS = {1: "not started", 2: "in progress"}
+_GPUS_FOR_CONTAINERS = {
+    "docker": "start the container with its GPUs: docker run --gpus all …",
+    "podman": "start the container with its GPUs: podman run --device nvidia.com/gpu=all …",
+    "apptainer": "start the container with its GPUs: apptainer exec --nv …",
+    "singularity": "start the container with its GPUs: singularity exec --nv …",
+    "kubernetes": "ask for GPUs in the pod: resources.limits nvidia.com/gpu",
+}
+_INSTALL = "install the NVIDIA driver"
+_WITHOUT = "or do without a GPU: collbench doctor --backend host"
+
+
+def driver(facts: Facts) -> list[Finding]:
+    """Judge the driver, its version, and how many GPUs it shows."""
+    found = facts.driver
+    if found.error:
+        told, _, advice = found.error.partition("; ")
+        missing = "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened" in told
+        fix = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}" if missing else advice
+        return [Finding(Group.GPUS, "driver", Level.FAIL, told, fix)]
+    return [_version(found), *_tool(found), _count(facts)]
+
+
+def visibility(facts: Facts) -> list[Finding]:
+    """Judge what CUDA_VISIBLE_DEVICES leaves; no finding where it is not set and there are GPUs enough."""
+    devices = [gpu.device for gpu in facts.driver.gpus]
+    given = facts.environment.get(NAME)
+    seen = read(devices, given, facts.environment.get(ORDER))
+    name, unset = NAME, f"unset {NAME}, or write indices or UUIDs of nvidia-smi -L"
+    left = ", ".join(device.tag for device in seen.devices) or "no GPU"
+    why = f": {seen.problem}" if seen.problem else ""
+    found = []
+    if seen.problem and not seen.certain:
+        found.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA can tell what it leaves{why}", unset))
+    elif not seen.devices:
+        found.append(Finding(Group.GPUS, name, Level.FAIL, f"leaves no GPU{why}", unset))
+    elif seen.problem:
+        found.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
+    elif len(seen.devices) < 2:
+        told = f"leaves {left} alone: no pair to measure" if given is not None else "one GPU: no pair to measure"
+        found.append(Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, told, "use two or more"))
+    elif given is not None:
+        found.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
+    return [*found, *_order(facts)]
+
+
+def health(gpus: Sequence[Gpu]) -> list[Finding]:
+    """Judge the modes and the state of the GPUs in sight, each thing in one line."""
+    return [*_modes(gpus), *_gpu_memory(gpus), *_fabric(gpus), *_now(gpus)]
+
+
+def _version(found: Driver) -> Finding:
+    told = f"{found.version}, CUDA {found.cuda or 'unknown'}"
+    branch = found.version.partition(".")[0]
+    if not branch.isdigit():
+        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{found.version}' cannot be read")
+    if int(branch) < OLDEST_DRIVER:
+        fix = f"install driver r{OLDEST_DRIVER} or newer"
+        return Finding(Group.GPUS, "driver", Level.FAIL, f"{told}: older than r{OLDEST_DRIVER}", fix)
+    return Finding(Group.GPUS, "driver", Level.OK, told)
+
+
+def _tool(found: Driver) -> list[Finding]:
+    if found.nvidia_smi:
+        return []
+    told = "not on PATH: its words on links are not compared with NVML's; NVML has all else"
+    return [Finding(Group.GPUS, "nvidia-smi", Level.OK, told)]
+
+
+def _count(facts: Facts) -> Finding:
+    found = facts.driver
+    kinds = Counter(gpu.device.name for gpu in found.gpus)
+    told = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
+    hidden = (found.on_the_bus or 0) - len(found.gpus)
+    if not found.gpus:
+        fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "see nvidia-smi -L, and who may open /dev/nvidia*")
+        return Finding(Group.GPUS, "GPUs", Level.FAIL, "the driver shows no GPU to this process", fix)
+    if hidden <= 0:
+        return Finding(Group.GPUS, "GPUs", Level.OK, told)
+    if facts.host.container:
+        return Finding(Group.GPUS, "GPUs", Level.OK, f"{told}; {hidden} more on PCI, not given to this container")
+    fix = "see dmesg | grep -i xid for a GPU that fell off the bus, and /dev/nvidia* for one that is not given to you"
+    return Finding(Group.GPUS, "GPUs", Level.WARN, f"{told}; {hidden} more on PCI that the driver does not show", fix)
+
+
+def _order(facts: Facts) -> list[Finding]:
+    """Warn where indices mean other GPUs to CUDA than to nvidia-smi: it puts the fastest first unless told."""
+    given = facts.environment.get(NAME, "")
+    by_bus = facts.environment.get(ORDER) == "PCI_BUS_ID"
+    names = {gpu.device.name for gpu in facts.driver.gpus}
+    if by_bus or len(names) < 2 or not any(word.strip().isdigit() for word in given.split(",")):
+        return []
+    told = "unset, and the GPUs differ: CUDA's indices may not be nvidia-smi's"
+    return [Finding(Group.GPUS, ORDER, Level.WARN, told, f"export {ORDER}=PCI_BUS_ID")]
+
+
+def _modes(gpus: Sequence[Gpu]) -> Iterable[Finding]:
+    yield _all_or(gpus, "MIG", lambda gpu: gpu.mig, "off", _mig)
+    yield _all_or(
+        gpus,
+        "compute mode",
+        lambda gpu: None if gpu.compute_mode is None else gpu.compute_mode != 0,
+        "default",
+        _compute_mode,
+    )
+    yield _all_or(
+        gpus, "persistence", lambda gpu: None if gpu.persistence is None else not gpu.persistence, "on", _cold
+    )
+
+
+def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
+    failed = [gpu for gpu in gpus if gpu.repair_failed]
+    pending = [gpu for gpu in gpus if gpu.repair_pending]
+    wrong = [gpu for gpu in gpus if gpu.ecc_errors]
+    if failed:
+        told = f"{tags(failed, gpus)} could not replace a bad memory row"
+        yield Finding(Group.GPUS, "memory", Level.FAIL, told, "leave the GPU out and have it replaced")
+    elif pending:
+        told = f"{tags(pending, gpus)} will replace a bad memory row at the next reset"
+        fix = f"sudo nvidia-smi -i {indices(pending)} --gpu-reset, when nothing runs there; or reboot"
+        yield Finding(Group.GPUS, "memory", Level.WARN, told, fix)
+    elif wrong:
+        each = ", ".join(f"{gpu.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
+        fix = f"sudo nvidia-smi -i {indices(wrong)} --gpu-reset, when nothing runs there; replace it if they return"
+        yield Finding(Group.GPUS, "memory", Level.WARN, f"uncorrected ECC errors since the driver started: {each}", fix)
+    elif any(gpu.ecc_errors is None for gpu in gpus):
+        yield Finding(Group.GPUS, "memory", Level.UNKNOWN, "errors are not counted: ECC is off, or NVML does not tell")
+    else:
+        yield Finding(Group.GPUS, "memory", Level.OK, "no uncorrected ECC error, no repair pending")
+
+
+def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
+    waiting = [gpu for gpu in gpus if gpu.fabric_state in _FABRIC_WORDS]
+    if waiting:
+        words = _FABRIC_WORDS[waiting[0].fabric_state or 1]
+        told = f"NVSwitch fabric {words} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
+        fix = "sudo systemctl start nvidia-fabricmanager (its version must be the driver's)"
+        yield Finding(Group.GPUS, "fabric", Level.FAIL, told, fix)
+    elif any(gpu.fabric_state for gpu in gpus):
+        yield Finding(Group.GPUS, "fabric", Level.OK, "NVSwitch fabric ready")
+
+
+def _now(gpus: Sequence[Gpu]) -> Iterable[Finding]:
+    held = [gpu for gpu in gpus if any(holds_back(reason) for reason in gpu.throttle)]
+    hot = [gpu for gpu in gpus if (gpu.temperature or 0) > HOT_C]
+    busy = [gpu for gpu in gpus if gpu.processes]
+    if held:
+        each = ", ".join(f"{gpu.device.tag}: {', '.join(gpu.throttle)}" for gpu in held)
+        fix = "see nvidia-smi -q -d PERFORMANCE, and the cooling"
+        yield Finding(Group.GPUS, "clocks", Level.WARN, f"held back on {each}", fix)
+    if hot:
+        each = ", ".join(f"{gpu.device.tag} {gpu.temperature} °C" for gpu in hot)
+        fix = "see the fans and the air flow"
+        yield Finding(Group.GPUS, "temperature", Level.WARN, f"over {HOT_C} °C: {each}", fix)
+    if busy:
+        each = ", ".join(
+            f"{gpu.device.tag} ({gpu.processes}, {format_approximate_size(gpu.memory_used or 0)})" for gpu in busy
+        )
+        told = f"processes on {each}: what is measured beside them is theirs, too"
+        yield Finding(Group.GPUS, "in use", Level.WARN, told, "nvidia-smi names them; wait, or leave these GPUs out")
+    elif all(gpu.processes is not None for gpu in gpus):
+        yield Finding(Group.GPUS, "in use", Level.OK, "no compute process on any of them")
+
+
+def _all_or(
+    gpus: Sequence[Gpu],
+    name: str,
+    bad: Callable[[Gpu], bool | None],
+    good: str,
+    told: Callable[[Collection[Gpu], Sequence[Gpu]], Finding],
+) -> Finding:
+    """Return `told` of the GPUs for which `bad` holds, else that all is good, or that NVML does not tell."""
+    answers = [bad(gpu) for gpu in gpus]
+    if any(answers):
+        return told([gpu for gpu, answer in zip(gpus, answers, strict=True) if answer], gpus)
+    if name == "MIG" and all(answer is None for answer in answers):
+        return Finding(Group.GPUS, name, Level.OK, "not supported by these GPUs")
+    if any(answer is None for answer in answers):
+        return Finding(Group.GPUS, name, Level.UNKNOWN, "NVML does not tell")
+    return Finding(Group.GPUS, name, Level.OK, good)
+
+
+def _mig(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
+    told = f"on for {tags(bad, gpus)}: CUDA shows parts of a GPU, and NCCL has no peer access between them"
+    return Finding(Group.GPUS, "MIG", Level.FAIL, told, f"sudo nvidia-smi -i {indices(bad)} -mig 0")
+
+
+def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
+    fix = f"sudo nvidia-smi -i {indices(bad)} -c DEFAULT"
+    prohibited = [gpu for gpu in bad if gpu.compute_mode == _PROHIBITED]
+    if prohibited:
+        told = f"prohibited on {tags(prohibited, gpus)}: CUDA cannot start there"
+        return Finding(Group.GPUS, "compute mode", Level.FAIL, told, fix)
+    told = f"exclusive on {tags(bad, gpus)}: a second process is refused, and torch may open all GPUs in each rank"
+    return Finding(Group.GPUS, "compute mode", Level.WARN, told, fix)
+
+
+def _cold(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
+    told = f"off on {tags(bad, gpus)}: each first start waits for the driver, up to seconds a GPU"
+    return Finding(Group.GPUS, "persistence", Level.WARN, told, f"sudo nvidia-smi -i {indices(bad)} -pm 1")
+
+
+# What the operating system's limits mean for processes that share memory, pin it and spin on cores. Pure.
+
+
+_MIB = 2**20
+# What NVIDIA starts containers with [NCCL user guide, troubleshooting, "Shared memory"]; docker's default is 64 MiB.
+_ENOUGH_SHM = 1024 * _MIB
+# NCCL's segments are 4 to 10 MiB each, and a rank has two at least [the same page: 4194660 bytes; NCCL_BUFFSIZE].
+_LEAST_SHM_A_GPU = 8 * _MIB
+# From here on NCCL shares host memory by CUDA's calls, and /dev/shm holds little [NCCL 2.30.7, src/misc/cudawrap.cc].
+_CUMEM_CUDA = (12, 6)
+# The usual default. A rank opens sockets to its neighbours, files of shared memory, libraries, data.
+_FEW_FILES = 1024
+# A run of all sizes on 8 GPUs is a file of 10 MB; several, and the journal beside them.
+_LITTLE_ROOM = 100 * _MIB
+# Two messages of 64 MiB a core and what torch takes in each of eight processes.
+_LITTLE_MEMORY = 4096 * _MIB
+_TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; "identity" passes addresses through
+
+
+def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
+    """Judge the host around the process; `gpus` are those in sight, none on the host backend."""
+    host = facts.host
+    found = [_place(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
+    if gpus:
+        found += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host)]
+    return [*found, _runs(facts.runs)]
+
+
+def _place(facts: Facts) -> Finding:
+    host = facts.host
+    passed = facts.driver.virtualization
+    virtual = host.hypervisor or passed not in ("", "none")
+    maker = f" ({host.hypervisor})" if host.hypervisor else ""
+    words = [host.system, f"{host.container} container" if host.container else ""]
+    words.append(f"virtual machine{maker}" if virtual else "")
+    words.append(f"GPU {passed}" if passed not in ("", "none") else "")
+    return Finding(Group.HOST, "system", Level.OK, ", ".join(filter(None, words)))
+
+
+def _shm(facts: Facts, gpus: int) -> Finding:
+    name, found = "shared memory", facts.host.shm
+    fix = "docker run --shm-size=1g (or --ipc=host); elsewhere: sudo mount -o remount,size=8G /dev/shm"
+    if found is None:
+        told = "no /dev/shm that can be read: processes on one host share memory there"
+        return Finding(Group.HOST, name, Level.FAIL, told, "mount a tmpfs on /dev/shm")
+    told = f"{format_approximate_size(found.free)} free of {format_approximate_size(found.total)} in /dev/shm"
+    if found.free < _LEAST_SHM_A_GPU * max(gpus, 1):
+        return Finding(Group.HOST, name, Level.FAIL, f"{told}: NCCL and torch's data loaders cannot start", fix)
+    if found.free < _ENOUGH_SHM:
+        since = _by_cuda(facts)
+        why = "NCCL needs little there with this driver, torch's data loaders more" if since else "NCCL may need 1 GiB"
+        return Finding(Group.HOST, name, Level.WARN, f"{told}: {why}", fix)
+    return Finding(Group.HOST, name, Level.OK, told)
+
+
+def _by_cuda(facts: Facts) -> bool:
+    """Return whether NCCL shares host memory through CUDA rather than through /dev/shm."""
+    version = tuple(int(part) for part in facts.driver.cuda.split(".") if part.isdigit())
+    return version >= _CUMEM_CUDA and facts.environment.get("NCCL_CUMEM_HOST_ENABLE") != "0"
+
+
+def _limits(host: Host) -> Iterable[Finding]:
+    name, cards = "locked memory", ", ".join(host.network_cards)
+    if host.memlock is None:
+        yield Finding(Group.HOST, name, Level.UNKNOWN, "the limit cannot be read")
+    elif host.memlock < 0 or not cards:
+        told = "unlimited" if host.memlock < 0 else format_approximate_size(host.memlock)
+        more = "" if host.memlock < 0 else "; it binds InfiniBand and RoCE only, and there is no such card"
+        yield Finding(Group.HOST, name, Level.OK, f"{told}{more}")
+    else:
+        told = f"{format_approximate_size(host.memlock)}: {cards} cannot register NCCL's buffers"
+        fix = "docker run --ulimit memlock=-1; elsewhere: memlock unlimited in /etc/security/limits.conf"
+        yield Finding(Group.HOST, name, Level.WARN, told, fix)
+    if host.open_files is None:
+        yield Finding(Group.HOST, "open files", Level.UNKNOWN, "the limit cannot be read")
+    elif 0 <= host.open_files < _FEW_FILES:
+        told = f"{host.open_files} a process: sockets, shared memory and data may need more"
+        yield Finding(Group.HOST, "open files", Level.WARN, told, f"ulimit -n {_FEW_FILES * 64}")
+    else:
+        told = "unlimited" if host.open_files < 0 else f"{host.open_files} a process"
+        yield Finding(Group.HOST, "open files", Level.OK, told)
+
+
+def _cores(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
+    host = facts.host
+    count = len(host.cpus)
+    told = f"{count} in reach: {format_cpus(host.cpus)}"
+    fix = "widen the cgroup's cpuset, taskset's mask, or the CPUs that the job asks for (srun --cpus-per-task)"
+    needed = len(gpus) if facts.backend == "cuda" else 2
+    if count < needed and facts.backend == "host":
+        yield Finding(Group.HOST, "CPUs", Level.FAIL, f"{told}; the host backend needs two", fix)
+    elif count < needed:
+        yield Finding(
+            Group.HOST, "CPUs", Level.WARN, f"{told}, for {needed} GPUs: ranks wait for each other's core", fix
+        )
+    else:
+        yield Finding(Group.HOST, "CPUs", Level.OK, told)
+    if host.cpu_quota is not None:
+        level = Level.WARN if host.cpu_quota < max(needed, 1) else Level.OK
+        told = (
+            f"a cgroup allows {fixed(host.cpu_quota)} CPUs' worth of time: a rank that spins on it is stopped at times"
+        )
+        quota_fix = "docker run without --cpus; Kubernetes: raise or drop the CPU limit" if level is Level.WARN else ""
+        yield Finding(Group.HOST, "CPU quota", level, told, quota_fix)
+
+
+def _memory(facts: Facts) -> Iterable[Finding]:
+    if facts.backend != "host":
+        return
+    available = facts.host.memory_available
+    told = f"{format_approximate_size(available)} available" if available else "available memory is unknown"
+    if 0 < available < _LITTLE_MEMORY:
+        yield Finding(Group.HOST, "memory", Level.WARN, f"{told}: large messages may not fit", "--sizes 8:16M")
+    else:
+        yield Finding(Group.HOST, "memory", Level.OK if available else Level.UNKNOWN, told)
+
+
+def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
+    """Judge whether this process may use the CPUs and the memory beside its GPUs."""
+    known = [gpu for gpu in gpus if gpu.device.cpu_affinity]
+    far = [gpu for gpu in known if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
+    nodes = [gpu for gpu in gpus if gpu.device.numa_node is not None]
+    without = [gpu for gpu in nodes if host.memory_nodes and gpu.device.numa_node not in host.memory_nodes]
+    if far:
+        each = ", ".join(f"{gpu.device.tag} ({gpu.device.cpu_affinity})" for gpu in far)
+        fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gpu-bind=closest"
+        yield Finding(Group.HOST, "NUMA", Level.WARN, f"no CPU in reach is near {each}", fix)
+    elif without:
+        told = f"no memory in reach of the node beside {tags(without, gpus)}"
+        yield Finding(Group.HOST, "NUMA", Level.WARN, told, "widen the cgroup's cpuset.mems")
+    elif known:
+        told = "CPUs near every GPU are in reach"
+        yield Finding(Group.HOST, "NUMA", Level.OK, told)
+    else:
+        yield Finding(Group.HOST, "NUMA", Level.UNKNOWN, "neither driver nor kernel says which CPUs are near the GPUs")
+
+
+def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
+    """Judge what may turn peer copies over PCIe: translation by the IOMMU, and bridges that redirect (ACS)."""
+    slots = {gpu.device.index: facts.host.slots.get(gpu.device.index) for gpu in gpus}
+    known = {index: slot for index, slot in slots.items() if slot is not None}
+    over_pcie = any(labels.is_pcie(path.label) for path in facts.driver.paths)
+    level = Level.WARN if over_pcie or facts.host.network_cards else Level.OK
+    whom = "" if level is Level.WARN else "; no pair talks over PCIe and there is no network card that could"
+    translated = [gpu for gpu in gpus if (slot := known.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
+    if translated:
+        told = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
+        fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware" if level is Level.WARN else ""
+        yield Finding(Group.HOST, "IOMMU", level, told, fix)
+    else:
+        words = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
+        yield Finding(Group.HOST, "IOMMU", Level.OK, words[facts.host.iommu])
+    turning = sorted({bridge for slot in known.values() for bridge in slot.redirecting})
+    if turning:
+        told = f"bridges send peer traffic up to the CPU: {', '.join(turning)}{whom}"
+        fix = f"sudo setpci -s {turning[0]} ECAP_ACS+0x6.w=0000, for each, on bare metal; or off in the firmware"
+        yield Finding(Group.HOST, "ACS", level, told, fix if level is Level.WARN else "")
+    elif any(slot.unreadable for slot in known.values()):
+        yield Finding(Group.HOST, "ACS", Level.UNKNOWN, "only root may read it", "sudo $(which collbench) doctor")
+    else:
+        yield Finding(Group.HOST, "ACS", Level.OK, "no bridge above the GPUs redirects peer traffic")
+
+
+def _network(host: Host) -> Iterable[Finding]:
+    """Judge GPU direct transfers of network cards; without a card there is nothing to say."""
+    if not host.network_cards:
+        return
+    cards = ", ".join(host.network_cards)
+    if host.peermem or host.open_modules:
+        way = "nvidia_peermem" if host.peermem else "dma-buf of the open kernel modules"
+        yield Finding(Group.HOST, "GPU direct", Level.OK, f"{cards} by {way}")
+    else:
+        told = f"{cards} cannot reach GPU memory: neither nvidia_peermem nor the driver's open modules are loaded"
+        yield Finding(Group.HOST, "GPU direct", Level.WARN, told, "sudo modprobe nvidia-peermem")
+
+
+def _runs(folder: Folder) -> Finding:
+    name, fix = "saved runs", "name a file with --output, or another folder with XDG_STATE_HOME"
+    if folder.error:
+        return Finding(Group.HOST, name, Level.WARN, folder.error, fix)
+    if not folder.writable:
+        return Finding(Group.HOST, name, Level.WARN, f"{folder.path} cannot be written", fix)
+    if folder.space is None:
+        return Finding(Group.HOST, name, Level.UNKNOWN, f"{folder.path}: its room is unknown")
+    told = f"{format_approximate_size(folder.space.free)} free for {folder.path}"
+    level = Level.WARN if folder.space.free < _LITTLE_ROOM else Level.OK
+    return Finding(Group.HOST, name, level, told, fix if level is Level.WARN else "")
+
+
+# What the libraries' versions and places mean: NCCL, the driver's CUDA library, torch. Pure.
+
+
+_UTILITY_ONLY = (
+    "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility when it is started; else install the driver's libraries"
+)
+_TORCH = "pip install torch, as its site says for your CUDA"
+
+
+def judge_libraries(facts: Facts) -> list[Finding]:
+    """Judge the libraries that a run on GPUs opens, and whether they fit each other and the driver."""
+    found = facts.software
+    return [*_libcuda(facts), *_nccl(found), *_same_nccl(found), *_preload(facts), _torch(facts)]
+
+
+def torch_for_cores(found: Software) -> list[Finding]:
+    """Judge what the host backend needs: torch, for gloo."""
+    if not found.torch:
+        return [Finding(Group.LIBRARIES, "torch", Level.FAIL, "not installed: gloo's collectives come with it", _TORCH)]
+    return [Finding(Group.LIBRARIES, "torch", Level.OK, f"{found.torch}: brings gloo for collectives between cores")]
+
+
+def _libcuda(facts: Facts) -> Iterable[Finding]:
+    found = facts.software
+    if found.libcuda_error:
+        if facts.driver.gpus:  # without a driver its line has said so
+            told = f"libcuda.so.1 cannot be opened: {found.libcuda_error}"
+            yield Finding(Group.LIBRARIES, "libcuda", Level.FAIL, told, _UTILITY_ONLY)
+        return
+    compatible = facts.driver.cuda and facts.driver.cuda != found.libcuda
+    more = f", by a compatibility library: the driver's own is {facts.driver.cuda}" if compatible else ""
+    yield Finding(Group.LIBRARIES, "libcuda", Level.OK, f"CUDA {found.libcuda}{more}")
+
+
+def _nccl(found: Software) -> Iterable[Finding]:
+    if found.nccl_error:
+        told, _, advice = found.nccl_error.partition("; ")
+        fix = advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
+        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, told, fix)
+    else:
+        yield Finding(Group.LIBRARIES, "NCCL", Level.OK, f"{found.nccl}, {found.nccl_path}")
+
+
+def _same_nccl(found: Software) -> Iterable[Finding]:
+    """Judge whether what is timed is what torch will load: the wheel beside it, where it came as one."""
+    name = "torch's NCCL"
+    if not found.wheel:
+        if found.torch_cuda:
+            told = "no nvidia-nccl wheel beside torch: it was built with NCCL inside, or takes the system's"
+            fix = "compare with python -c 'import torch; print(torch.cuda.nccl.version())'"
+            yield Finding(Group.LIBRARIES, name, Level.UNKNOWN, told, fix)
+        return
+    version = found.wheel_version or "of unknown version"
+    if found.nccl_error or found.wheel == found.nccl_path:
+        yield Finding(Group.LIBRARIES, name, Level.OK, f"{version}: what collbench times")
+    elif found.wheel_version == found.nccl:
+        yield Finding(Group.LIBRARIES, name, Level.OK, f"{version} at {found.wheel}: the same version")
+    else:
+        told = f"{version} at {found.wheel}: training loads that one, and collbench times {found.nccl}"
+        fix = "unset COLLBENCH_NCCL and leave out --nccl to time torch's"
+        yield Finding(Group.LIBRARIES, name, Level.WARN, told, fix)
+
+
+def _preload(facts: Facts) -> Iterable[Finding]:
+    preloaded = facts.environment.get("LD_PRELOAD", "")
+    if "nccl" in preloaded.lower():
+        told = f"LD_PRELOAD={preloaded}: every process takes this NCCL first"
+        yield Finding(Group.LIBRARIES, "LD_PRELOAD", Level.WARN, told, "unset LD_PRELOAD, unless it is meant")
+
+
+def _torch(facts: Facts) -> Finding:
+    found = facts.software
+    if not found.torch:
+        return Finding(Group.LIBRARIES, "torch", Level.WARN, "not installed: collbench train needs it", _TORCH)
+    if not found.torch_cuda:
+        told = f"{found.torch} has no CUDA: collbench measures, and training would run on CPU cores"
+        return Finding(Group.LIBRARIES, "torch", Level.WARN, told, _TORCH)
+    told = f"{found.torch}, built for CUDA {found.torch_cuda}"
+    ours, theirs = _major(found.libcuda or facts.driver.cuda), _major(found.torch_cuda)
+    if ours is not None and theirs is not None and ours < theirs:
+        # Within one major version any driver will do [CUDA compatibility guide, "minor version compatibility"].
+        fix = f"install a driver for CUDA {theirs}, or torch built for CUDA {ours}"
+        return Finding(Group.LIBRARIES, "torch", Level.FAIL, f"{told}; the driver has {ours}", fix)
+    return Finding(Group.LIBRARIES, "torch", Level.OK, told)
+
+
+def _major(version: str) -> int | None:
+    number = version.partition(".")[0]
+    return int(number) if number.isdigit() else None
+
+
+# What NVML says of the paths between GPUs, and what that means for data on its way. Pure.
+
+
+def judge_links(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
+    """Judge peer access and NVLinks between the GPUs in sight."""
+    devices = [gpu.device for gpu in facts.driver.gpus]
+    seen = {devices.index(gpu.device) for gpu in gpus}
+    paths = [path for path in facts.driver.paths if set(path.devices) <= seen]
+    if not paths:
+        return []
+    kinds = Counter(path.label for path in paths)
+    ordered = sorted(kinds, key=labels.rank_key)
+    told = ", ".join(f"{kinds[label]} × {label}" for label in ordered)
+    return [
+        Finding(Group.LINKS, "labels", Level.OK, f"{len(paths)} pair{'s' if len(paths) > 1 else ''}: {told}"),
+        _peers(paths, [device.tag for device in devices]),
+        *_links_down(gpus),
+    ]
+
+
+def _peers(paths: Sequence[Path], names: Sequence[str]) -> Finding:
+    refused = [path for path in paths if path.peer_access not in ("OK", None)]
+    if refused:
+        pairs = ", ".join("-".join(names[end] for end in path.devices) for path in refused[:4])
+        more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
+        words = refused[0].peer_access or ""
+        meaning = labels.PEER_STATES.get(words, "the directions differ")
+        told = f"refused ({words}: {meaning}) for {pairs}{more}: data goes through host memory"
+        fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
+        return Finding(Group.LINKS, "peer access", Level.WARN, told, fix)
+    if any(path.peer_access is None for path in paths):
+        return Finding(Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not tell; collbench pairs measures it")
+    return Finding(Group.LINKS, "peer access", Level.OK, "OK for every pair")
+
+
+def _links_down(gpus: Sequence[Gpu]) -> list[Finding]:
+    """Warn of GPUs with fewer NVLinks than others of their kind: cards without a bridge have none, and all alike."""
+    most = {gpu.device.name: 0 for gpu in gpus}
+    for gpu in gpus:
+        most[gpu.device.name] = max(most[gpu.device.name], gpu.links_up)
+    fewer = [gpu for gpu in gpus if gpu.links_up < most[gpu.device.name]]
+    if fewer:
+        each = ", ".join(f"{gpu.device.tag} {gpu.links_up} of {most[gpu.device.name]}" for gpu in fewer)
+        fix = "nvidia-smi nvlink --status; reset the GPUs or have the machine looked at"
+        return [Finding(Group.LINKS, "NVLinks", Level.WARN, f"some are down: {each}", fix)]
+    if not any(most.values()):
+        return []
+    counts = ", ".join(f"{count} up on each {name}" for name, count in most.items() if count)
+    return [Finding(Group.LINKS, "NVLinks", Level.OK, counts)]
+
+
+# What the variables that are set do here: NCCL's, in the environment and in nccl.conf, and CUDA's. Pure.
+
+
+_LONGEST = 60  # characters of a value; what is longer is a list or a path that nobody reads here
+
+
+def judge_variables(facts: Facts) -> list[Finding]:
+    """Judge each NCCL_* variable, whoever sets it, in the order of names; collbench itself sets none."""
+    ours = sorted((name, value) for name, value in facts.environment.items() if name.startswith("NCCL_"))
+    found = [_nccl_variable(name, value) for name, value in ours]
+    found += [
+        _nccl_variable(name, value, source=f" (set in {file})")
+        for file, name, value in sorted(facts.configured, key=lambda row: row[1])
+    ]
+    if not found and facts.backend == "cuda":
+        found.append(Finding(Group.VARIABLES, "NCCL_*", Level.OK, "none is set: NCCL decides by itself"))
+    return [*found, *_cuda(facts)]
+
+
+def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
+    given = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    known = meaning(name, value)
+    shown = f"{given or '(empty)'}{source}"
+    if not known.does:
+        told = f"{shown}: no NCCL from 2.18 to 2.30 reads such a name"
+        if known.near:
+            return Finding(Group.VARIABLES, name, Level.WARN, told, f"did you mean {known.near}?")
+        return Finding(Group.VARIABLES, name, Level.UNKNOWN, f"{told}; a plugin may")
+    if known.cost:
+        fix = f"unset {name}, unless it is meant" if not source else "take it out of that file, unless it is meant"
+        return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {known.does}; {known.cost}", fix)
+    return Finding(Group.VARIABLES, name, Level.OK, f"{shown}: {known.does}")
+
+
+def _cuda(facts: Facts) -> Iterable[Finding]:
+    if facts.environment.get("CUDA_LAUNCH_BLOCKING") == "1":
+        told = "1: every launch waits for its kernel, so nothing overlaps"
+        fix = "unset CUDA_LAUNCH_BLOCKING"
+        yield Finding(Group.VARIABLES, "CUDA_LAUNCH_BLOCKING", Level.WARN, told, fix)
+
+
+# From facts about a machine to what they mean for a run on it. Pure.
+
+
+# The exit status where any line fails; warnings leave it at 0.
+FAILED = 1
+
+
+def judge(facts: Facts) -> tuple[Finding, ...]:
+    """Return all findings, in the order of the report."""
+    found: list[Finding] = []
+    if facts.backend == "cuda":
+        gpus = visible_gpus(facts)
+        found += driver(facts)
+        if facts.driver.gpus:
+            found += visibility(facts)
+            found += health(gpus)
+            found += judge_links(facts, gpus)
+        found += judge_libraries(facts)
+    else:
+        gpus = ()
+        found += torch_for_cores(facts.software)
+    found += judge_host(facts, gpus)
+    found += judge_variables(facts)
+    return tuple(found)
+
+
+def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it leaves none, for the list may be wrong."""
+    gpus = facts.driver.gpus
+    environment = facts.environment
+    left = read([gpu.device for gpu in gpus], environment.get(NAME), environment.get(ORDER)).devices
+    return tuple(gpu for gpu in gpus if gpu.device in left) or gpus
+
+
+def status(findings: Sequence[Finding]) -> int:
+    """Return the exit status: 0 where nothing fails, else FAILED."""
+    return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0

@@ -1,0 +1,155 @@
+"""Which GPUs this process sees (CUDA_VISIBLE_DEVICES), and which of them the user means by --devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collbench.model.errors import UsageError
+from collbench.model.run import Device
+
+# Which GPUs CUDA_VISIBLE_DEVICES leaves to a process, by CUDA's documented rules: starting CUDA to ask takes 0.5 s.
+#
+# [CUDA C++ Programming Guide, "CUDA Environment Variables"]
+
+
+NAME = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+_BY_BUS = "PCI_BUS_ID"  # nvidia-smi's order, too
+_UUID = re.compile(r"GPU-[0-9a-f-]*")
+_INDEX = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The GPUs that a list leaves, in its own order, and what is wrong with the list ("" where nothing is).
+
+    `certain` is False where the guide does not say, so that only CUDA can tell: then `devices` are nvidia-smi's
+    reading of the words before that.
+    """
+
+    devices: tuple[Device, ...]
+    problem: str = ""
+    certain: bool = True
+
+
+def visible(devices: Sequence[Device], setting: str | None, order: str | None) -> tuple[Device, ...] | None:
+    """Return those of all `devices` that CUDA shows, in the order of `devices`; None where only CUDA can tell.
+
+    Arguments as `read`'s. Raises UsageError for MIG devices.
+    """
+    mig = next((word for word in _words(setting or "") if word.startswith("MIG-")), None)
+    if mig is not None:
+        raise UsageError(
+            f"{NAME} names the MIG device {mig}: MIG devices cannot talk P2P, and collbench chooses whole GPUs: "
+            "name those, or unset it"
+        )
+    seen = read(devices, setting, order)
+    return tuple(device for device in devices if device in seen.devices) if seen.certain else None
+
+
+def read(devices: Sequence[Device], setting: str | None, order: str | None) -> Seen:
+    """Return what the variable leaves of all `devices`, which are in nvidia-smi's order.
+
+    `setting` and `order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where unset. What the guide does not say
+    is not certain: indices among unlike GPUs, which CUDA numbers by its own guess of their speed, and words that mix
+    forms.
+    """
+    if setting is None:
+        return Seen(tuple(devices))
+    words = _words(setting)
+    if words in ([""], ["-1"]):
+        return Seen(())
+    by_uuid = words[0].startswith("GPU-")
+    alike = by_uuid or order == _BY_BUS or len({device.name for device in devices}) < 2
+    return _read(devices, words, by_uuid=by_uuid, alike=alike)
+
+
+def _read(devices: Sequence[Device], words: Sequence[str], *, by_uuid: bool, alike: bool) -> Seen:
+    found: list[Device] = []
+    for word in words:
+        if word.startswith("MIG-"):
+            return Seen(tuple(found), f"'{word}' is a part of a GPU (MIG), and collbench measures whole ones")
+        if not (_UUID if by_uuid else _INDEX).fullmatch(word) and (by_uuid or _may_mean_one(word)):
+            return Seen(tuple(found), f"'{word}' is {'no UUID' if by_uuid else 'no index'}", certain=False)
+        named = _named(devices, word)
+        if len(named) != 1:
+            why = f"'{word}' {'fits several GPUs' if named else 'names no GPU here'}, and CUDA reads no further"
+            return Seen(tuple(found), why, certain=alike or not found)
+        if named[0] in found:  # torch.cuda counts so, too
+            return Seen((), f"'{word}' names {named[0].tag} again, and CUDA then shows no GPU at all")
+        found += named
+    return Seen(tuple(found), certain=alike)
+
+
+def _words(setting: str) -> list[str]:
+    return [word.strip() for word in setting.split(",")]
+
+
+def _may_mean_one(word: str) -> bool:
+    """True for what may be an index after all, or a UUID behind one; "", "-1" and "NoDevFiles" end the list."""
+    return word[:1].isdigit() or word.startswith("GPU-")
+
+
+def _named(devices: Sequence[Device], word: str) -> list[Device]:
+    """Return the devices that an index means, or a UUID or its beginning."""
+    if _INDEX.fullmatch(word):
+        return list(devices[int(word) : int(word) + 1])
+    return [device for device in devices if _UUID.fullmatch(word) and device.uuid.startswith(word)]
+
+
+# Which of the machine's devices the user means by --devices.
+
+
+def select(devices: Sequence[Device], text: str | None) -> tuple[Device, ...]:
+    """Return the devices that a comma list of indices or UUIDs names, in its order; all of them for None.
+
+    A UUID may be shortened as in CUDA_VISIBLE_DEVICES. Raises UsageError.
+    """
+    if text is None:
+        return tuple(devices)
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        where = f"'{text}' has an empty place beside a comma" if any(words) else f"'{text}' names no device"
+        raise UsageError(f"{where}: write {_ways_to_name(devices)}, as in 0,2")
+    chosen: list[Device] = []
+    for word in words:
+        device = _find(devices, word)
+        if device in chosen:
+            raise UsageError(f"'{text}' names {device.tag} twice: name each device once")
+        chosen.append(device)
+    return tuple(chosen)
+
+
+def at_least_two(devices: Sequence[Device]) -> None:
+    """Raise UsageError where there is no pair to measure."""
+    if len(devices) < 2:
+        names = ", ".join(device.tag for device in devices) or "none"
+        raise UsageError(
+            f"measuring needs two devices or more, and this would be {len(devices)} ({names}): name more with "
+            "--devices, see what CUDA_VISIBLE_DEVICES hides, or measure CPU cores with --backend host"
+        )
+
+
+def _find(devices: Sequence[Device], word: str) -> Device:
+    if word.isdecimal():
+        found = [device for device in devices if str(device.index) == (word.lstrip("0") or "0")]
+        if not found:
+            raise UsageError(f"device {word} is not here: this process may use {_indices(devices)}")
+        return found[0]
+    found = [device for device in devices if device.uuid.lower().startswith(word.lower())]
+    if len(found) != 1:
+        why = "is no device index, and no device has such a UUID" if not found else "fits more than one UUID"
+        raise UsageError(f"device '{word}' {why}: write {_ways_to_name(devices)}")
+    return found[0]
+
+
+def _indices(devices: Sequence[Device]) -> str:
+    return ", ".join(str(device.index) for device in devices) or "none"
+
+
+def _ways_to_name(devices: Sequence[Device]) -> str:
+    if devices and devices[0].is_core:
+        return f"core numbers ({_indices(devices)})"
+    return f"indices ({_indices(devices)}) or UUIDs from 'nvidia-smi -L'"

@@ -1,0 +1,379 @@
+"""The nouns that every stage shares: devices, paths, cells, samples and the run that holds them.
+
+Devices are referred to by *position*: the place in `Run.devices`, never an nvidia-smi or CUDA index.
+Matrices are row = source, column = destination, diagonal NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from collbench.model.errors import FailureKind
+from collbench.model.operations import Operation, Variant, Work
+
+# The phase before a sweep, outside its seconds: communicators being made.
+NCCL_START = "NCCL start"
+
+
+class StopReason(StrEnum):
+    """Why a cell was not measured further (METHOD.md §2.7)."""
+
+    PRECISION = "precision"
+    NOISE = "noise-stable"
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU, or on the host backend one CPU core. Identity is `uuid` and `pci_bus_id`; `index` is for display.
+
+    `index` is nvidia-smi's (the core number on the host backend); `cpu_affinity` is a list such as "0-63"; `host` is
+    set where a run spans several machines. `pcie_generation` and `pcie_width` are the most that its slot and it can do.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str = ""
+    memory_bytes: int = 0
+    numa_node: int | None = None
+    cpu_affinity: str = ""
+    host: str = ""
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+
+    @property
+    def is_core(self) -> bool:
+        """True for a CPU core of the host backend, which names its devices so."""
+        return self.uuid.startswith("CPU-")
+
+    @property
+    def tag(self) -> str:
+        """What tables call it: "GPU0", "CPU0" for a core of the host backend, "node1:GPU0" in a run of many hosts."""
+        name = f"{'CPU' if self.is_core else 'GPU'}{self.index}"
+        return f"{self.host}:{name}" if self.host else name
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What the machine's own tools say of the path between two devices (an unordered pair of positions).
+
+    `label` is nvidia-smi's word (NV18, PIX, …); `ancestor` the PCIe label alone, as if there were no NVLink;
+    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P. These are
+    NVML's words. `tool_label` and `tool_peer_access` are those of `nvidia-smi topo -m` and `-p2p r`, and `cuda_peers`
+    whether CUDA lets both devices reach each other's memory; None where nobody asked.
+    """
+
+    devices: tuple[int, int]
+    label: str
+    ancestor: str | None = None
+    nvlinks: int = 0
+    theory_gbs: float | None = None
+    theory_source: str = ""
+    peer_access: str | None = None
+    tool_label: str | None = None
+    tool_peer_access: str | None = None
+    cuda_peers: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One thing to measure: an operation on some devices at one message size.
+
+    `members` are positions, as `Variant` says. The pointer chase has (reader, owner of the memory) or with the host
+    variant (reader,), and its message is one access of 8 bytes. `numa_node` as in `operations.Work`.
+    """
+
+    operation: Operation
+    members: tuple[int, ...]
+    size_bytes: int
+    variant: Variant = Variant.PLAIN
+    numa_node: int | None = None
+
+    @property
+    def work(self) -> Work:
+        """The operation and how it runs."""
+        return Work(self.operation, self.variant, self.numa_node)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that one iteration moves in all: the message, times the copies that run at once."""
+        if self.variant is Variant.BOTH_WAYS:
+            return 2 * self.size_bytes
+        many = self.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
+        return self.size_bytes * (len(self.members) - 1 if many else 1)
+
+
+class FlagKind(StrEnum):
+    """What may be wrong with a device while it is measured."""
+
+    THROTTLED = "throttled"
+    HOT = "hot"
+    SHARED = "shared"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One thing that was wrong with devices, by position, during a visit.
+
+    `figure` is in °C of a hot device, and counts the other processes on a shared one. `reason` is why a device was
+    throttled, as in `machine.limits`; of OTHER it is the words of an older file that no kind has.
+    """
+
+    kind: FlagKind
+    devices: tuple[int, ...]
+    figure: int | None = None
+    reason: str = ""
+
+    def words(self, devices: Sequence[Device]) -> str:
+        """Return "throttled: SW thermal slowdown on GPU1", "hot: GPU1 at 86 °C", "shared: 1 other process on GPU0"."""
+        tags = ", ".join(devices[position].tag for position in self.devices)
+        match self.kind:
+            case FlagKind.THROTTLED:
+                return f"throttled: {self.reason} on {tags}"
+            case FlagKind.HOT:
+                return f"hot: {tags} at {self.figure} °C"
+            case FlagKind.SHARED:
+                return f"shared: {self.figure} other process{'' if self.figure == 1 else 'es'} on {tags}"
+            case FlagKind.OTHER:
+                return self.reason
+
+
+class MarkKind(StrEnum):
+    """What a mark says of a timed block: `impossible`, it beats what the hardware can carry."""
+
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is wrong with a sample, by its fastest block: the positions whose port, link or slot cannot carry it.
+
+    `rate_gbs` is the block's (algbw of copies, busbw of collectives) and `limit_gbs` what it cannot exceed, in GB/s.
+    """
+
+    kind: MarkKind
+    devices: tuple[int, ...]
+    rate_gbs: float
+    limit_gbs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One visit of a cell: raw seconds per iteration of each timed block, shape (blocks,).
+
+    `concurrent` is True when other disjoint pairs were busy at the same time. `launch_seconds`, for collectives,
+    is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
+    the machine meanwhile. `marks` say what is wrong with the sample itself (machine/impossible.py). The visit's blocks,
+    untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: nobody counted).
+    """
+
+    seconds: tuple[float, ...]
+    iterations: int
+    concurrent: bool
+    launch_seconds: float | None = None
+    flags: tuple[Flag, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    moved_bytes: int | None = None
+    verified_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Measurement:
+    """All samples of one cell, none where it failed before the first was finished.
+
+    `failure` says why a cell was given up, and `failure_kind` how; None where it was not, and in files that older
+    versions saved. `wrong` counts elements that failed verification: 0, or the run has failed; None where nothing was
+    verified.
+    """
+
+    cell: Cell
+    samples: list[Sample] = field(default_factory=list)
+    stop: StopReason | None = None
+    wrong: int | None = 0
+    failure: str = ""
+    failure_kind: FailureKind | None = None
+
+    @property
+    def untried(self) -> bool:
+        """True where it was not even started, as others before it had failed."""
+        return self.failure_kind is FailureKind.UNTRIED
+
+
+class SkipKind(StrEnum):
+    """Why something that was asked for is not measured."""
+
+    NO_PEERS = "no peer access"
+    SIZE = "size"
+    ROOM = "room"
+    CACHE = "cache"
+    NUMA = "numa"
+    PROCESSES = "processes"
+    ALGORITHMS = "algorithms"
+    WRONG_DATA = "wrong data"
+
+    @property
+    def by_design(self) -> bool:
+        """True where nothing is amiss: this machine, or such a launch, never measures it."""
+        return self in (SkipKind.NO_PEERS, SkipKind.SIZE, SkipKind.PROCESSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a backend cannot do something, and the same as a clause."""
+
+    kind: SkipKind
+    reason: str
+
+
+# Of a kernel's copy. The copy engine and NCCL have other ways.
+NO_PEERS = Refusal(SkipKind.NO_PEERS, "no peer access, so a kernel cannot address the other GPU's memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A cell or family of cells that was not measured, by name and reason.
+
+    `kind` is the reason's; `work` and `members` are set where it is one place of one work. None and () in files that
+    older versions saved.
+    """
+
+    what: str
+    reason: str
+    kind: SkipKind | None = None
+    work: Work | None = None
+    members: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One comparison of a pair measured alone and among others, at a large size (docs/method.md); None: not recorded.
+
+    `ratio` is concurrent over isolated bandwidth; `trusted` is False where it leaves 1 ± `delta`.
+    """
+
+    operation: Operation
+    members: tuple[int, ...]
+    label: str
+    isolated_gbs: float
+    concurrent_gbs: float
+    ratio: float
+    delta: float
+    trusted: bool
+    variant: Variant = Variant.PLAIN
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a run was measured. Versions are the vendors' own strings; empty where there is none.
+
+    `fabric` names the simulated machine of the sim backend, "" for a real one.
+    """
+
+    hostname: str
+    system: str
+    cpu: str
+    driver: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    nccl_path: str = ""
+    kernel_image: str = ""
+    virtualization: str = ""
+    multicast: bool | None = None
+    fabric: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for. `environment` holds the NCCL_* variables (and the like) that were set, no others.
+
+    `precision` is half the 95 % interval over the median at which a cell is settled, None for METHOD.md's own;
+    `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of a launch by `launcher`.
+    """
+
+    operations: tuple[Operation, ...]
+    sizes: tuple[int, ...]
+    dtype: str
+    redop: str
+    visits: int
+    seed: int
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    root: int = 0
+    precision: float | None = None
+    budget_seconds: float | None = None
+    processes: int = 1
+    launcher: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used."""
+
+    operation: Operation
+    ranks: int
+    size_bytes: int
+    algorithm: str
+    protocol: str
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One device's state at one moment, as NVML gives it; None where NVML does not.
+
+    Clocks in MHz, temperature in °C, power in W, `throttle` a list of active reasons, errors since driver load.
+    `processes` counts other processes with memory on the device. PCIe as it is now: an idle GPU lowers its generation.
+    `others_memory` are the bytes that they, and whatever else is not ours, held before ours came.
+    """
+
+    sm_clock: int | None = None
+    memory_clock: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+    throttle: tuple[str, ...] = ()
+    utilization: int | None = None
+    memory_used: int | None = None
+    nvlink_replays: int | None = None
+    nvlink_errors: int | None = None
+    ecc_errors: int | None = None
+    processes: int | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    others_memory: int | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
+
+    `phases` are seconds: of warm-up, audit and visits, the most of `seconds`; of NCCL_START, which came before; and
+    "timed", those inside timed regions.
+    """
+
+    backend: str
+    version: str
+    started: str
+    machine: Machine
+    devices: tuple[Device, ...]
+    paths: tuple[Path, ...]
+    settings: Settings
+    measurements: list[Measurement] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    audits: list[Audit] = field(default_factory=list)
+    chosen: list[Chosen] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    health_before: tuple[Health, ...] = ()
+    health_after: tuple[Health, ...] = ()
+    seconds: float = 0.0
+    complete: bool = False
+
+    def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:
+        """Return the measurements that hold at least one sample of the variant, in the file's order."""
+        return [found for found in self.measurements if found.samples and found.cell.variant is variant]

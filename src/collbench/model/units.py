@@ -1,0 +1,122 @@
+"""Message sizes and figures: parsing, printing in fixed notation, and the one place where seconds become GB/s.
+
+Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tests has them.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from collbench.model.errors import UsageError
+
+_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# 18 digits: no larger number is a size or a factor, and int() stays fast and allowed.
+_SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_HUNDREDTHS = 0.1  # from where two decimals tell enough
+_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+
+# busbw = algbw × factor(world_size) [nccl-tests doc/PERFORMANCE.md]
+_ALLREDUCE, _EACH_OTHER, _ONE_WAY = "allreduce", "each other", "one way"
+_TRAFFIC = {
+    "allreduce": _ALLREDUCE,
+    "allgather": _EACH_OTHER,
+    "reducescatter": _EACH_OTHER,
+    "alltoall": _EACH_OTHER,
+    "gather": _EACH_OTHER,
+    "scatter": _EACH_OTHER,
+}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `text` names: "8", "64K", "1M", "2GiB". Raises UsageError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"size '{text}' is not a number of bytes: write 8, 64K, 1M or 1G")
+    size = int(match[1]) * _SUFFIXES[match[2].upper()]
+    if size == 0:
+        raise UsageError(f"size '{text}' is zero: the smallest message is 1 byte")
+    return size
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return message sizes in bytes, ascending and distinct, from a size, a list or MIN:MAX[:FACTOR].
+
+    A range multiplies MIN by FACTOR (default 2) until MAX is passed. Raises UsageError.
+    """
+    if not text.strip():
+        raise UsageError("--sizes is empty: write one size (1M), a list (1K,1M) or a range (8:1G)")
+    sizes: set[int] = set()
+    for part in text.split(","):
+        sizes.update(_parse_range(part) if ":" in part else (parse_size(part),))
+    return tuple(sorted(sizes))
+
+
+def _parse_range(text: str) -> tuple[int, ...]:
+    fields = text.split(":")
+    if len(fields) not in (2, 3):
+        raise UsageError(f"size range '{text}' has {len(fields)} parts: write MIN:MAX or MIN:MAX:FACTOR")
+    low, high = parse_size(fields[0]), parse_size(fields[1])
+    factor = _parse_factor(fields[2]) if len(fields) == 3 else 2
+    if low > high:
+        raise UsageError(f"size range '{text}' starts above its end: write {fields[1]}:{fields[0]}")
+    sizes = [low]
+    while sizes[-1] * factor <= high:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+def _parse_factor(text: str) -> int:
+    if not _WHOLE.fullmatch(text.strip()):
+        raise UsageError(f"factor '{text[:20]}' is not a whole number: write 2, 4, …")
+    factor = int(text)
+    if factor <= 1:
+        raise UsageError(f"factor {factor} never reaches the end of the range: it must be 2 or more")
+    return factor
+
+
+def format_size(size_bytes: int) -> str:
+    """Return bytes in the largest binary unit that loses nothing: 1048576 → "1M", 1000 → "1000 B"."""
+    for suffix in ("T", "G", "M", "K"):
+        if size_bytes >= _SUFFIXES[suffix] and size_bytes % _SUFFIXES[suffix] == 0:
+            return f"{size_bytes // _SUFFIXES[suffix]}{suffix}"
+    return f"{size_bytes} B"
+
+
+def format_approximate_size(size_bytes: int) -> str:
+    """Return bytes as a person reads free memory: "139.2 GiB", "512 MiB"."""
+    for suffix in ("T", "G", "M", "K"):
+        if size_bytes >= _SUFFIXES[suffix]:
+            return f"{fixed(size_bytes / _SUFFIXES[suffix])} {suffix}iB"
+    return f"{size_bytes} B"
+
+
+def fixed(value: float, digits: int = 4) -> str:
+    """Return a figure in a sentence: so many digits that matter, all whole ones, no exponent: 1088, 44.6, 0.0000123."""
+    if abs(value) >= 10.0**digits:
+        return f"{value:.0f}"
+    text = f"{value:.{digits}g}"
+    return f"{Decimal(text):f}" if "e" in text else text
+
+
+def figure(value: float, decimals: int = 1) -> str:
+    """Return a figure in a table: 44.6; one below 10 gets a decimal more, 8.53, and below 0.1 two digits that matter.
+
+    Without `decimals` columns are too narrow for that, and 0.0036 prints as 0.0.
+    """
+    if decimals and 0 < value < _HUNDREDTHS:
+        return fixed(value, 2)
+    return f"{value:.{decimals if value >= 9.95 else decimals + 1}f}"  # 9.96 rounds up to a number without it
+
+
+def algbw(size_bytes: int, seconds: float) -> float:
+    """Return S / t in GB/s (1e9 B/s)."""
+    return size_bytes / seconds / 1e9
+
+
+def busbw_factor(operation: str, world_size: int) -> float:
+    """Return what turns algbw into busbw for `world_size` ranks; 1 for copies, broadcast and send/recv."""
+    traffic = _TRAFFIC.get(operation, _ONE_WAY)
+    if traffic == _ALLREDUCE:
+        return 2 * (world_size - 1) / world_size
+    return (world_size - 1) / world_size if traffic == _EACH_OTHER else 1.0

@@ -1,0 +1,115 @@
+"""Rows as the text of other tools: CSV, JSON records, a Markdown table; and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+from collbench.model.errors import UsageError
+from collbench.model.run import Run
+from collbench.model.units import fixed
+from collbench.output.rows import COLUMNS, Row, Type, Value
+
+# Rows as the text of other tools: CSV, JSON records, a Markdown table.
+#
+# In CSV and JSON every number keeps all its digits. Markdown is for readers: five digits, of which none is noise
+# alone.
+
+
+_DIGITS = 5
+_SMALL = 1e-4  # seconds of small messages are shorter in scientific notation: 2.1934e-06
+_NAMES = [column.name for column in COLUMNS]
+# CommonMark lets a backslash stand before any of these; before letters it would be one. Inside a word _ means nothing.
+_MARKS = re.compile(r"([\\`*{}\[\]<>()#+!|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
+_LINES = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+
+
+def as_csv(found: Sequence[Row]) -> str:
+    """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, unknown fields empty."""
+    file = io.StringIO()
+    lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    lines.writerow(_NAMES)
+    lines.writerows(row.values() for row in found)
+    return file.getvalue()
+
+
+def as_json(found: Sequence[Row]) -> str:
+    """Return a JSON list of records, one a line; unknown fields are null."""
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in found) + "\n]\n"
+
+
+def as_markdown(run: Run, found: Sequence[Row]) -> str:
+    """Return a head of what all rows share, the backend first, and a table of what they differ in."""
+    shared = [name for name in _NAMES if len({row[name] for row in found}) == 1]
+    kept = [name for name in _NAMES if name not in shared]
+    origin = "sim: SIMULATED, nothing below was measured on a GPU" if run.backend == "sim" else run.backend
+    head = [f"- backend: {_escaped(origin)}"]
+    head += [f"- {_escaped(name)}: {_shown(found[0][name])}" for name in shared if _told(name, found[0][name])]
+    if not kept:  # one cell: the head is all of it
+        return "\n".join(head) + "\n"
+    table = [_line(map(_escaped, kept)), _line("---" for _ in kept)]
+    table += [_line(_shown(row[name]) for name in kept) for row in found]
+    return "\n".join([*head, "", *table]) + "\n"
+
+
+def _told(name: str, value: Value) -> bool:
+    return name != "backend" and value is not None
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _shown(value: Value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return fixed(value, _DIGITS) if abs(value) >= _SMALL or value == 0 else f"{value:.{_DIGITS - 1}e}"
+    return _escaped(value) if isinstance(value, str) else str(value)
+
+
+def _escaped(text: str) -> str:
+    """Return text that Markdown shows as it is: on one line, and nothing of it read as markup."""
+    marked = _LINES.sub(lambda found: f"&#{ord(found[0])};", _MARKS.sub(r"\\\1", text))
+    # A cell loses blanks at its ends.
+    return re.sub(r"^ | $", "&#32;", marked)
+
+
+# Rows as a Parquet file, by pyarrow, which the extra collbench[parquet] brings.
+
+
+def as_parquet(found: Sequence[Row]) -> bytes:
+    """Return the file's bytes; each column has its type even where all its fields are unknown, and its meaning.
+
+    Raises UsageError without pyarrow.
+    """
+    arrow, parquet = _pyarrow()
+    types = {
+        Type.TEXT: arrow.string(),
+        Type.WHOLE: arrow.int64(),
+        Type.REAL: arrow.float64(),
+        Type.YES_NO: arrow.bool_(),
+    }
+    fields = [arrow.field(one.name, types[one.type], metadata={"meaning": one.meaning}) for one in COLUMNS]
+    table = arrow.Table.from_pylist(list(found), schema=arrow.schema(fields))
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
+    except ImportError as error:
+        raise UsageError(
+            "--format parquet needs pyarrow, which is not installed: pip install 'collbench[parquet]', "
+            "or write --format csv"
+        ) from error
+    return arrow, parquet

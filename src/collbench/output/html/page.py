@@ -1,0 +1,121 @@
+"""What `content` says → one HTML page that needs nothing else: script, style and data are in it.
+
+Text is escaped by jinja2; data is JSON in a block that the browser does not run. A Content-Security-Policy allows this
+one script and this one style, by hash, and no request at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from collbench.model.units import figure
+
+# In the order that they are read in.
+_STYLES = ("base.css", "parts.css", "map.css", "print.css")
+_SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
+# Maps that are written out for readers without script; of more devices only the first one is.
+_MOST_DEVICES = 16
+_PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def render(told: Mapping[str, Any]) -> str:
+    """Return the page as text, from what `content.content` returns."""
+    environment = Environment(
+        loader=PackageLoader("collbench.output.html", "pieces"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    style = _joined(environment, _STYLES)
+    # One scope, so that nothing becomes a global name.
+    script = f'(() => {{\n"use strict";\n{_joined(environment, _SCRIPTS)}}})();\n'
+    return environment.get_template("page.html").render(
+        told,
+        policy=_policy(script, style),
+        style=Markup(style),  # noqa: S704  # our own file, not a machine's words
+        script=Markup(script),  # noqa: S704  # likewise
+        as_data=_as_data,
+        written_maps=_written_maps,
+    )
+
+
+def _joined(environment: Environment, names: Sequence[str]) -> str:
+    assert environment.loader is not None  # noqa: S101  # it was given
+    return "".join(environment.loader.get_source(environment, name)[0] for name in names)
+
+
+def _policy(script: str, style: str) -> str:
+    """Return the Content-Security-Policy. The hash is of what stands between the tags, byte by byte."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hash(script)}",
+            f"style-src {_hash(style)}",
+            "img-src data:",  # an empty icon, so that no browser asks a server for one
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",  # innerHTML and its like throw
+        )
+    )
+
+
+def _hash(text: str) -> str:
+    # As it stands in the page: HTML reads a line's end as \n, and the files have no other.
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _as_data(value: Any) -> Markup:
+    """Return JSON that cannot end its block, whatever the machine is called."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for problem, escaped in _PROBLEMS.items():
+        text = text.replace(problem, escaped)
+    return Markup(text)  # noqa: S704  # no '<' is left
+
+
+def _written_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each series at its largest size as rows of (text, shade), for a table that needs no script."""
+    found = data["series"] if len(data["tags"]) <= _MOST_DEVICES else data["series"][:1]
+    return [_written(data["tags"], series) for series in found]
+
+
+def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
+    first = series["figures"][0]
+    flat = series["kind"] not in ("link", "pair")
+    title = f"{series['name']}{'' if flat else ' at ' + series['size_names'][-1]}, {first['unit']} ({series['about']})"
+    if flat:
+        sizes = range(len(series["sizes"]))
+        rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in _names(series)]
+        return {"title": title, "heads": series["size_names"], "rows": rows}
+    places = {tuple(members): at for at, members in enumerate(series["places"])}
+    if series["kind"] == "pair":
+        places |= {members[::-1]: at for members, at in places.items()}
+    n = len(tags)
+    cells = [
+        [("", "-") if source == target else _cell(series, -1, places.get((source, target))) for target in range(n)]
+        for source in range(n)
+    ]
+    return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}
+
+
+def _names(series: Mapping[str, Any]) -> list[tuple[int, str]]:
+    return list(enumerate(series["names"]))
+
+
+def _cell(series: Mapping[str, Any], row: int, place: int | None) -> tuple[str, str]:
+    """Return a cell's text and shade: "–" where nothing was measured, "✕" where it was given up."""
+    if place is None:
+        return "–", "-"
+    first = series["figures"][0]
+    value = first["value"][row][place]
+    if value is None:
+        return ("✕", "0") if place in series["failed"][row] else ("–", "-")
+    return f"{value:.3f}" if first["unit"] == "×" else figure(value), first["shades"][row][place]

@@ -1,0 +1,439 @@
+"""The figures of a run as the page's maps and curves have them, with intervals and shades; two runs as ratios."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from collbench.analysis.compare import Change, Comparison, Verdict, unordered
+from collbench.analysis.fits import Fit, Unfitted
+from collbench.analysis.physics import Impossible, by_cell
+from collbench.analysis.stats import Summary, median_interval, summarize, trial_seconds
+from collbench.analysis.summary import RankedWork
+from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_links
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Cell, Device, Measurement, Run, StopReason
+from collbench.model.units import format_size
+from collbench.output.text.comparison import group_name
+from collbench.output.text.curves import limits_of, work_order
+from collbench.output.text.frame import place
+
+# The cells of a run, sorted for the page: a family for each work and kind of place.
+
+
+Table = list[list[float | None]]
+Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95 % interval, the median, the high end
+
+NOTHING: Bounds = (None, None, None)
+_MANY = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The cells of one work on places of one kind: `kind` is link, pair, device, or group (a larger communicator).
+
+    `ranked` says whether `affinity` puts its places in tiers.
+    """
+
+    run: Run
+    work: Work
+    kind: str
+    cells: dict[tuple[int, Members], Measurement]
+    ranked: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes in bytes, ascending."""
+        return sorted({size for size, _ in self.cells})
+
+    @property
+    def places(self) -> list[Members]:
+        """The members of each place, ascending."""
+        return sorted({members for _, members in self.cells})
+
+    @property
+    def name(self) -> str:
+        """What the choosers call it: "ce-write", "allreduce over 4 ranks"."""
+        ranks = len(self.places[0])
+        return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
+
+    def tables(self, bounds: Callable[[Measurement], Bounds]) -> tuple[Table, Table, Table]:
+        """Return three values of each cell, by size and place; None where nothing was measured."""
+        places = self.places
+        rows = [[self._bounds(size, members, bounds) for members in places] for size in self.sizes]
+        low, value, high = ([[short(cell[end]) for cell in row] for row in rows] for end in range(3))
+        return low, value, high
+
+    def _bounds(self, size: int, members: Members, bounds: Callable[[Measurement], Bounds]) -> Bounds:
+        found = self.cells.get((size, members))
+        return bounds(found) if found is not None and found.samples else NOTHING
+
+
+def families(run: Run) -> list[Family]:
+    """Return the run's cells by work and kind of place, in the order of the model; larger sets after pairs."""
+    groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
+    for found in run.measurements:
+        many = len(found.cell.members) if found.cell.work.operation.is_collective else 0
+        groups[found.cell.work, many][found.cell.size_bytes, found.cell.members] = found
+    ordered = sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1]))
+    return [_family(run, work, cells) for (work, _), cells in ordered]
+
+
+def _family(run: Run, work: Work, cells: dict[tuple[int, Members], Measurement]) -> Family:
+    members = next(iter(cells))[1]
+    if work.operation.is_collective and len(members) > 2:
+        kind = "group"
+    else:
+        kind = "device" if work.variant in (*_MANY, Variant.HOST) else kind_of(work)
+    wanted = 1 if work.variant is Variant.HOST else 2
+    return Family(run, work, kind, cells, kind != "group" and len(members) == wanted and work.variant not in _MANY)
+
+
+def short(value: float | None) -> float | None:
+    """Return a figure with five digits: no measurement has more, and the page stays small enough for a mail."""
+    if value is None:
+        return None
+    short = float(f"{value:.5g}")
+    return int(short) if short == int(short) else short
+
+
+# The figures of a family's cells as the page shows them, each with its 95 % interval and shade.
+#
+# All of them are computed here, by `stats` and `affinity`; the page's script only looks them up.
+
+
+# How bright a share of the best is: steeper at the top, where a slow link shows. It has no steps, so that figures that
+# are nearly the same look nearly the same.
+_BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
+
+_COVERS = "95 % interval"  # of the median
+
+
+def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
+    """Return bandwidth, time, share of theory and launch time, as far as the work has them; `limits` in GB/s."""
+    if family.work.operation is Operation.CHASE:
+        return [_bounded(family, "time", "ns an access", lambda found: _times(found, 1e9), least=True)]
+    quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
+    figures = [
+        _bounded(family, quantity, "GB/s", _rates),
+        _bounded(family, "time", "µs", lambda found: _times(found, 1e6), least=True),
+    ]
+    if family.work.operation.is_copy and limits:
+        figures.append(_bounded(family, "share of theory", "%", lambda found: _share(limits, found)))
+    if any(sample.launch_seconds is not None for found in family.cells.values() for sample in found.samples):
+        figures.append(_bounded(family, "time of an ungraphed launch", "µs", _launch, least=True))
+    return figures
+
+
+def _bounded(
+    family: Family, title: str, unit: str, bounds: Callable[[Measurement], Bounds], *, least: bool = False
+) -> dict[str, Any]:
+    """Return a figure with the ends of its interval; `least`: the smallest is the best."""
+    low, value, high = family.tables(bounds)
+    shape = {"title": title, "unit": unit, "least": least, "by_size": True, "covers": _COVERS}
+    return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(row, least=least) for row in value]}
+
+
+def _shades(row: Sequence[float | None], *, least: bool) -> str:
+    """Return a letter for each place, Y for the best shade to A for the worst, "-" where there is no figure."""
+    known = [value for value in row if value]
+    best = min(known, default=0.0) if least else max(known, default=0.0)
+    shares = ((best / value if least else value / best) if value else None for value in row)
+    return "".join("-" if share is None else _letter(share) for share in shares)
+
+
+def _letter(share: float) -> str:
+    return chr(ord("A") + round(float(np.interp(share, *_BRIGHT))))
+
+
+def _rates(found: Measurement) -> Bounds:
+    summary: Summary = summarize(found)
+    low, high = summary.interval or (None, None)
+    return low, summary.busbw, high
+
+
+def _times(found: Measurement, scale: float) -> Bounds:
+    low, high = median_interval(trial_seconds(found)) or (None, None)
+    return _scaled((low, summarize(found).seconds, high), scale)
+
+
+def _share(limits: Mapping[Members, float], found: Measurement) -> Bounds:
+    limit = limits.get(found.cell.members)
+    return _scaled(_rates(found), 100 / limit) if limit else NOTHING
+
+
+def _launch(found: Measurement) -> Bounds:
+    seconds = summarize(found).launch_seconds
+    return NOTHING if seconds is None else (None, seconds * 1e6, None)
+
+
+def _scaled(bounds: Bounds, scale: float) -> Bounds:
+    low, middle, high = (None if value is None else value * scale for value in bounds)
+    return low, middle, high
+
+
+def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
+    """Return α, β and n½ of each place, which hold over all sizes; nothing where no place has them."""
+    known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
+    if not known or family.work.operation is Operation.CHASE:
+        return []
+    found = [known.get(members) for members in family.places]
+    alphas = [fit.latency_us if fit else NOTHING for fit in found]
+    betas = [fit.gbs if fit else NOTHING for fit in found]
+    halves = [fit.half_bytes if fit else NOTHING for fit in found]
+    return [
+        _over_sizes("α: latency, fitted over all sizes", "µs", alphas, least=True),
+        _over_sizes("β: bandwidth, fitted over all sizes", "GB/s", betas),
+        _over_sizes("n½: size that reaches half of β", "bytes", halves, least=True),
+    ]
+
+
+def _over_sizes(title: str, unit: str, bounds: Sequence[Bounds], *, least: bool = False) -> dict[str, Any]:
+    low, value, high = ([[short(some[end]) for some in bounds]] for end in range(3))
+    shape = {"title": title, "unit": unit, "least": least, "by_size": False, "covers": _COVERS}
+    return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(value[0], least=least)]}
+
+
+# The cells of a run as the page's maps and curves have them: one series for each work and kind of place.
+#
+# A series is a table of sizes × places for each of its figures, and what is to be said of each cell.
+
+
+_DIRECTED = {
+    "link": "row sends to column",
+    "pair": "one figure for both directions",
+    "device": "each device",
+    "group": "each set of devices",
+}
+_STOPS = {
+    StopReason.BUDGET: "not yet precise when the time was up",
+    StopReason.INTERRUPTED: "interrupted",
+    StopReason.FAILED: "given up",
+}
+
+
+def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
+    """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
+    fits = {ranked.work: ranked.fits for ranked in works}
+    there = (family for family in families(run) if any(found.samples for found in family.cells.values()))
+    return [_series(family, fits.get(family.work, ()) if family.ranked else ()) for family in there]
+
+
+def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
+    labels = labels_of(family.run, family.places) if family.kind in ("link", "pair") else {}
+    limits = limits_of(family.run, family.work, family.places)
+    rankings = [_ranking(family, size) for size in family.sizes]
+    notes, beaten = _Words(), by_cell(family.run)
+    return {
+        "name": family.name,
+        "kind": family.kind,
+        "about": _DIRECTED[family.kind],
+        "collective": family.work.operation.is_collective,
+        "sizes": family.sizes,
+        "size_names": [format_size(size) for size in family.sizes],
+        "places": [list(members) for members in family.places],
+        "names": [place(family.run.devices, family.work, members) for members in family.places],
+        "labels": [labels.get(members, "") for members in family.places],
+        "theory": [short(limits.get(members)) for members in family.places],
+        "ways": "both ways together" if family.work.variant is Variant.BOTH_WAYS else "one way",
+        "figures": [*figures(family, limits), *fitted(family, fits)],
+        "tiers": [_tiers(family, ranking) for ranking in rankings],
+        "verdicts": ["" if ranking is None else ranking.verdict for ranking in rankings],
+        "notes": [
+            [notes.place(_note(family, beaten, size, members)) for members in family.places] for size in family.sizes
+        ],
+        "words": notes.words,
+        "failed": [
+            [at for at, members in enumerate(family.places) if _given_up(family, size, members)]
+            for size in family.sizes
+        ],
+        "chosen": [_chosen(family, size) for size in family.sizes],
+    }
+
+
+def _ranking(family: Family, size: int) -> Ranking | None:
+    """Return the tiers of a family's places at one size; `affinity` is given these cells alone, as it looks at all."""
+    if not family.ranked:
+        return None
+    cells = [found for (at, _), found in family.cells.items() if at == size]
+    return rank_links(replace(family.run, measurements=[*cells, *broken(family.run, cells)]), family.work, size)
+
+
+def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
+    """Return the other cells in which something failed or was wrong, without their samples: whoever ranks must know."""
+    bad = [found for found in run.measurements if found.failure or found.wrong]
+    known = {found.cell for found in besides} if bad else set()
+    return [replace(found, samples=[]) for found in bad if found.cell not in known]
+
+
+def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
+    """Return [tier, relation to the best] of each place at one size; nothing where there are no tiers."""
+    if ranking is None:
+        return []
+    standings = {standing.members: standing for standing in ranking.standings}
+    found = (standings.get(members) for members in family.places)
+    return [[one.tier, one.relation.value[0]] if one else [] for one in found]
+
+
+class _Words:
+    """Texts that many cells share, each kept once; the first is "", for a cell with nothing to say."""
+
+    def __init__(self) -> None:
+        self.words = [""]
+
+    def place(self, text: str) -> int:
+        """Return the text's place in `words`."""
+        if text not in self.words:
+            self.words.append(text)
+        return self.words.index(text)
+
+
+def _note(family: Family, beaten: Mapping[Cell, Impossible], size: int, members: Members) -> str:
+    """Return what a reader should know of one cell beside its figures; `beaten` are the impossible ones."""
+    found = family.cells.get((size, members))
+    if found is None:
+        return ""
+    one = beaten.get(found.cell)
+    told = f"impossible: {one.rate_gbs:.1f} GB/s where at most {one.capacity.gbs:.1f} can be" if one else ""
+    return "; ".join(dict.fromkeys([told] * bool(told) + list(_remarks(found, family.run.devices))))
+
+
+def _given_up(family: Family, size: int, members: Members) -> bool:
+    found = family.cells.get((size, members))
+    return found is not None and bool(found.failure) and not found.samples
+
+
+def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
+    if found.failure:
+        yield f"failed: {found.failure}"
+    if found.wrong:
+        yield f"{found.wrong} wrong elements"
+    if found.stop in _STOPS:
+        yield _STOPS[found.stop]
+    if any(sample.concurrent for sample in found.samples):
+        yield "timed while others were busy, too"
+    yield from sorted({flag.words(devices) for sample in found.samples for flag in sample.flags})
+
+
+def _chosen(family: Family, size: int) -> str:
+    """Return what NCCL said that it chose for this message, "" where it was not asked."""
+    if not family.work.operation.is_collective:
+        return ""
+    wanted = (family.work.operation, len(family.places[0]), size)
+    told = (found for found in family.run.chosen if (found.operation, found.ranks, found.size_bytes) == wanted)
+    return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in told)
+
+
+# One run against another, cell by cell, for the page's ratio maps: what `collbench compare` says, by its own rule.
+
+
+# A shade begins at a ratio that is this far from 1, either way.
+_STEPS = (0.02, 0.05, 0.10, 0.25)
+_LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
+_SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
+# What is said of each cell; the first is for a cell that only one run has.
+_WORDS = {
+    Verdict.SAME: "the same",
+    Verdict.BETTER: "faster for certain",
+    Verdict.WORSE: "slower for certain",
+    Verdict.UNDECIDED: "undecided",
+}
+_PLACES = ["", *_WORDS]
+
+Cells = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and of places
+
+
+def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a series of ratios for each of the base's series that shares a cell with the new run."""
+    found = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
+    told = {one["name"]: one for one in base}
+    made = []
+    for family in families(comparison.base):
+        keys = [(str(family.work), unordered(family.work, one)) for one in family.places]
+        cells = {
+            (row, column): found[work, members, size]
+            for row, size in enumerate(family.sizes)
+            for column, (work, members) in enumerate(keys)
+            if (work, members, size) in found
+        }
+        made += [_ratios(told[family.name], cells)] if cells else []
+    return made
+
+
+def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
+    rows, columns = (sorted({at[axis] for at in cells}) for axis in (0, 1))
+    changes = [[cells.get((row, column)) for column in columns] for row in rows]
+    return {
+        **{same: base[same] for same in ("name", "kind", "about", "collective")},
+        **{each: [base[each][row] for row in rows] for each in ("sizes", "size_names")},
+        **{each: [base[each][column] for column in columns] for each in ("places", "names", "labels")},
+        "theory": [None] * len(columns),
+        "ways": "",
+        "figures": [_figure(base["figures"][0]["title"], changes)],
+        "tiers": [[] for _ in rows],
+        "verdicts": ["" for _ in rows],
+        "notes": [[0 if change is None else _PLACES.index(change.verdict) for change in row] for row in changes],
+        "words": ["", *_WORDS.values()],
+        "failed": [[] for _ in rows],
+        "chosen": ["" for _ in rows],
+    }
+
+
+def _figure(title: str, changes: Sequence[Sequence[Change | None]]) -> dict[str, Any]:
+    """Return speed over speed. Its intervals hold for all cells of both runs at once, so they are wide."""
+
+    def table(end: int) -> Table:
+        return [[None if change is None else short(_bounds(change)[end]) for change in row] for row in changes]
+
+    shape = {
+        "title": f"{title}: ratio",
+        "unit": "×",
+        "least": False,
+        "by_size": True,
+        "covers": "99 % interval of all at once",
+    }
+    shades = ["".join("-" if change is None else _LETTERS[_step(change)] for change in row) for row in changes]
+    return {**shape, "value": table(1), "low": table(0), "high": table(2), "shades": shades}
+
+
+def _bounds(change: Change) -> tuple[float | None, float, float | None]:
+    low, high = change.interval or (None, None)
+    return low, change.ratio, high
+
+
+def _step(change: Change) -> int:
+    """Return the shade: 0 where nothing is certain, else −4 … 4 by how far the ratio is from 1."""
+    far = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
+    return _SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))
+
+
+def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each series at its largest size the median and the ends of its ratios, and what all cells came to."""
+    return [_row(found) for found in series]
+
+
+def _row(found: Mapping[str, Any]) -> dict[str, Any]:
+    known = [value for value in found["figures"][0]["value"][-1] if value is not None]
+    counts = Counter(_PLACES[place] for row in found["notes"] for place in row if place)
+    return {
+        "name": found["name"],
+        "size": found["size_names"][-1],
+        "middle": f"{median(known):.3f}" if known else "–",
+        "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
+        "counts": [counts[verdict] for verdict in Verdict],
+    }
+
+
+def as_a_whole(comparison: Comparison) -> list[str]:
+    """Return a line for each place and each work that is faster or slower for certain over all its cells."""
+    groups = [group for group in comparison.groups if group.verdict in _SIGNS]
+    return [
+        f"{group_name(comparison, group)}: {_WORDS[group.verdict]}, × {group.ratio:.3f} "
+        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.cells} cells)"
+        for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
+    ]

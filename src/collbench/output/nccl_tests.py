@@ -1,0 +1,512 @@
+"""A run as nccl-tests prints it, text and JSON: same lines, widths and number formats."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from collbench.analysis.physics import Impossible, by_cell
+from collbench.analysis.stats import summarize
+from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Device, Measurement, Run, Sample
+from collbench.output.text.frame import places
+
+# A run of collectives in nccl-tests' terms: its words, its rows, and the settings that its headers name.
+#
+# Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
+
+
+PROGRAMS = {
+    Operation.ALLREDUCE: "all_reduce_perf",
+    Operation.BROADCAST: "broadcast_perf",
+    Operation.REDUCE: "reduce_perf",
+    Operation.ALLGATHER: "all_gather_perf",
+    Operation.REDUCESCATTER: "reduce_scatter_perf",
+    Operation.ALLTOALL: "alltoall_perf",
+    Operation.SENDRECV: "sendrecv_perf",
+    Operation.GATHER: "gather_perf",
+    Operation.SCATTER: "scatter_perf",
+}
+# The types that it names otherwise than we do [src/common.cu, test_typenames].
+_TYPES = {
+    "float16": "half",
+    "float32": "float",
+    "float64": "double",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+}
+# In place their ranks overwrite what others still read, so neither tool checks it [src/alltoall.cu:44, sendrecv.cu:34].
+_UNCHECKED_IN_PLACE = (Operation.ALLTOALL, Operation.SENDRECV)
+# Its defaults, and ours where the command did not say otherwise: -n 20, -w 1 [src/common.cu].
+_ITERATIONS, _WARMUP = 20, 1
+_ONE_SIZE_STEP = 2**20  # what it prints as the step where there is one size
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One half of a row, out of place or in place: microseconds, GB/s, and wrong elements (None: unchecked).
+
+    `loop` is True where the time is that of the ungraphed launch loop.
+    """
+
+    microseconds: float
+    algbw: float
+    busbw: float
+    wrong: int | None
+    loop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. A half is None where it was not measured; `iterations` were timed as blocks, in all."""
+
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    out_of_place: Half | None
+    in_place: Half | None
+    iterations: int
+
+    @property
+    def halves(self) -> tuple[Half, ...]:
+        """The halves that were measured."""
+        return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One communicator's rows, as one run of an nccl-tests program prints them. `group` counts communicators.
+
+    `impossible` has a line for each cell with figures that beat what the hardware carries.
+    """
+
+    operation: Operation
+    members: tuple[int, ...]
+    group: int
+    rows: tuple[Row, ...]
+    failures: tuple[str, ...]
+    flags: tuple[str, ...]
+    impossible: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> str:
+        """The name of the program that measures this operation."""
+        return PROGRAMS[self.operation]
+
+    @property
+    def errors(self) -> int:
+        """How many halves held wrong elements: what it counts as values out of bounds [src/common.cu:478]."""
+        return sum(bool(half.wrong) for row in self.rows for half in row.halves)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What its header says of a run; `step` is (2, "factor"), or (bytes, "bytes"), 0 bytes where sizes are a list."""
+
+    threads: int
+    smallest: int
+    largest: int
+    step: tuple[int, str]
+    warmup: int
+    iterations: int
+    validation: int
+    graph: int
+
+
+def tables(run: Run) -> tuple[Table, ...]:
+    """Return the run's communicators, in the file's order. Times are the launch loop's, microseconds.
+
+    Where the run's command has -G they are those of the graph replay. Raises UsageError for a run without collectives.
+    """
+    found: dict[tuple[Operation, tuple[int, ...]], list[Measurement]] = {}
+    for measurement in run.measurements:
+        if measurement.cell.operation.is_collective:
+            found.setdefault((measurement.cell.operation, measurement.cell.members), []).append(measurement)
+    if not found:
+        raise UsageError(
+            "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
+        )
+    beaten = by_cell(run)
+    return tuple(_table(run, group, found[key], beaten) for group, key in enumerate(found))
+
+
+def settings(run: Run, table: Table) -> Settings:
+    """Return what nccl-tests' header says: sizes from the table, -n, -w and -G from the command that measured."""
+    sizes = [row.size_bytes for row in table.rows]
+    return Settings(
+        threads=1 if run.settings.processes > 1 else len(table.members),
+        smallest=sizes[0],
+        largest=sizes[-1],
+        step=_step(sizes),
+        warmup=_asked(run, "-w", "--warmup_iters", _WARMUP),
+        iterations=_asked(run, "-n", "--iters", _ITERATIONS),
+        validation=int(any(half.wrong is not None for row in table.rows for half in row.halves)),
+        graph=_graph(run),
+    )
+
+
+def healthy(run: Run, found: tuple[Table, ...]) -> bool:
+    """Return whether every value is right, no cell failed, no figure is impossible, and no row is missing."""
+    return run.complete and not any(table.errors or table.failures or table.impossible for table in found)
+
+
+def average_busbw(found: tuple[Table, ...]) -> float:
+    """Return the mean busbw over all sizes and both halves, GB/s, 0 without any: the figure that parsers look for."""
+    rates = [half.busbw for table in found for row in table.rows for half in row.halves]
+    return sum(rates) / len(rates) if rates else 0.0
+
+
+def hostname(run: Run, device: Device) -> str:
+    """Return the short name of the device's host: nccl-tests cuts it at the first dot."""
+    return (device.host or run.machine.hostname).partition(".")[0]
+
+
+def pci_address(device: Device) -> str:
+    """Return "0000:1b:00" of "00000000:1B:00.0", "none" for a device that is not on the PCI bus."""
+    match = re.fullmatch(r"0*([0-9a-f]{4,}):([0-9a-f]{2}):([0-9a-f]{2})\.[0-9a-f]", device.pci_bus_id.lower())
+    return f"{match[1]}:{match[2]}:{match[3]}" if match else "none"
+
+
+def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[Cell, Impossible]) -> Table:
+    sizes: dict[int, dict[Variant, Measurement]] = {}
+    for measurement in sorted(found, key=lambda m: m.cell.size_bytes):
+        sizes.setdefault(measurement.cell.size_bytes, {})[measurement.cell.variant] = measurement
+    return Table(
+        operation=found[0].cell.operation,
+        members=found[0].cell.members,
+        group=group,
+        rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
+        failures=tuple(f"{_place(m)}: {' '.join(m.failure.split())}" for m in found if m.failure),
+        flags=tuple(_flags(run, found)),
+        impossible=tuple(_beyond(m, beaten[m.cell]) for m in found if m.cell in beaten),
+    )
+
+
+def _row(run: Run, found: list[Measurement]) -> Row:
+    cell, wanted = found[0].cell, run.settings
+    halves = {measurement.cell.variant: _half(run, measurement) for measurement in found}
+    # sendrecv prints the reduction that was asked for, though it has none [src/sendrecv.cu:120].
+    reduces = cell.operation.reduces or cell.operation is Operation.SENDRECV
+    ranks = len(cell.members) if cell.operation.shares else 1
+    return Row(
+        size_bytes=cell.size_bytes,
+        count=cell.size_bytes // DTYPE_BYTES[wanted.dtype] // ranks,
+        dtype=_TYPES.get(wanted.dtype, wanted.dtype),
+        redop=wanted.redop if reduces else "none",
+        root=wanted.root if cell.operation.rooted else -1,
+        out_of_place=halves.get(Variant.PLAIN),
+        in_place=halves.get(Variant.IN_PLACE),
+        iterations=sum(sample.iterations * len(sample.seconds) for m in found for sample in m.samples),
+    )
+
+
+def _half(run: Run, measurement: Measurement) -> Half | None:
+    if not measurement.samples:
+        return None
+    looped = [_as_looped(sample) for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
+    summary = summarize(replace(measurement, samples=looped or measurement.samples))
+    in_place = measurement.cell.variant is Variant.IN_PLACE
+    unchecked = measurement.failure or (in_place and measurement.cell.operation in _UNCHECKED_IN_PLACE)
+    return Half(
+        microseconds=summary.seconds * 1e6,
+        algbw=summary.algbw,
+        busbw=summary.busbw,
+        wrong=None if unchecked else measurement.wrong,
+        loop=bool(looped),
+    )
+
+
+def _as_looped(sample: Sample) -> Sample:
+    """Return the sample with the launch loop's time as its only block."""
+    return replace(sample, seconds=(sample.launch_seconds or 0.0,))
+
+
+def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
+    """Yield each thing that was wrong with the machine, and the cells that were measured meanwhile."""
+    places: dict[str, dict[str, None]] = {}
+    for measurement in found:
+        for flag in (flag for sample in measurement.samples for flag in sample.flags):
+            places.setdefault(flag.words(run.devices), {})[_place(measurement)] = None
+    yield from (f"{flag}: {', '.join(cells)}" for flag, cells in places.items())
+
+
+def _beyond(measurement: Measurement, one: Impossible) -> str:
+    told = f"{one.rate_gbs:.2f} GB/s where the {one.capacity.part} carries {one.capacity.gbs:.2f}"
+    return f"{_place(measurement)}: {told}, {one.blocks} of {one.of} times"
+
+
+def _place(measurement: Measurement) -> str:
+    return f"{measurement.cell.size_bytes} {'in' if measurement.cell.variant is Variant.IN_PLACE else 'out of'} place"
+
+
+def _step(sizes: list[int]) -> tuple[int, str]:
+    if len(sizes) < 2:
+        return _ONE_SIZE_STEP, "bytes"
+    factors = {large // small if large % small == 0 else 0 for small, large in pairwise(sizes)}
+    if len(factors) == 1 and min(factors) > 1:
+        return factors.pop(), "factor"
+    steps = {large - small for small, large in pairwise(sizes)}
+    return (steps.pop() if len(steps) == 1 else 0), "bytes"
+
+
+def _graph(run: Run) -> int:
+    return _asked(run, "-G", "--cudagraph", 0)
+
+
+def _asked(run: Run, short: str, long: str, default: int) -> int:
+    """Return the number that the command gave for an option, as "-n 20", "-n20", "--iters 20" or "--iters=20"."""
+    words = run.settings.command
+    for place, word in enumerate(words):
+        if word in (short, long) and place + 1 < len(words):
+            value = words[place + 1]
+        elif word.startswith(f"{long}="):
+            value = word.partition("=")[2]
+        elif word.startswith(short):
+            value = word.removeprefix(short)
+        else:
+            continue
+        default = int(value) if value.isdecimal() else default
+    return default
+
+
+# A run as nccl-tests prints it, for the scripts that read its text: same lines, same widths, same number formats.
+#
+# Comment lines say what is ours. They avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
+# (Azure's health checks take the first line with the first of these, SuperBench the last line with the second).
+
+
+_COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
+_HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
+_NOT_CHECKED = "    N/A"  # one column less than a number takes, as theirs
+_NOT_MEASURED = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}{_NOT_CHECKED}"
+_LOOP = "the ungraphed launch loop's; nccl-tests averages one loop over ranks"
+_BLOCKS = "the timed blocks' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
+
+
+def lines(run: Run) -> list[str]:
+    """Return the lines of nccl-tests' output, a whole report for each communicator. Times in µs, rates in GB/s.
+
+    The time is the launch loop's, where the run's command has -G the graph replay's. Raises UsageError for a run
+    without collectives.
+    """
+    failed = places(run)
+    first = [f"# not to be trusted: {failed}"] if failed else []
+    return first + [line for table in tables(run) for line in _report(run, table)]
+
+
+def _report(run: Run, table: Table) -> Iterator[str]:
+    yield from _origin(run, table)
+    yield "# Using devices"
+    for rank, member in enumerate(table.members):
+        device = run.devices[member]
+        yield (
+            f"#  Rank {rank:2d} Group {table.group:2d} Pid {0:6d} on {hostname(run, device):>10} "
+            f"device {device.index:2d} [{pci_address(device)}] {device.name}"
+        )
+    yield "#"
+    yield from _heads()
+    yield from map(_line, table.rows)
+    yield from _footer(run, table)
+
+
+def _origin(run: Run, table: Table) -> Iterator[str]:
+    """Yield the lines above the devices: where the numbers come from and what they mean here."""
+    library = f", NCCL {run.machine.nccl} {run.machine.nccl_path}" if run.machine.nccl else ""
+    yield f"# collbench {run.version} in the layout of nccl-tests 2.19.6, backend {run.backend}{library}"
+    yield f"# Collective test starting: {table.program}"
+    asked = settings(run, table)
+    step, kind = asked.step
+    yield (
+        f"# nThread {asked.threads} nGpus 1 minBytes {asked.smallest} maxBytes {asked.largest} step: {step}({kind}) "
+        f"warmup iters: {asked.warmup} iters: {asked.iterations} agg iters: 1 validation: {asked.validation} "
+        f"graph: {asked.graph} unalign: 0"
+    )
+    yield f"# measured {run.started}, seed {run.settings.seed}; Pid is not recorded"
+    loops = {half.loop for row in table.rows for half in row.halves}
+    for loop, meaning in ((True, _LOOP), (False, _BLOCKS)):
+        if loop in loops:
+            yield f"# time: the slowest rank's, median of the visits, {meaning}"
+    if asked.validation:
+        yield "# #wrong: in every timed block out of place, in one call in place; nccl-tests checks one call each"
+    yield "#"
+
+
+def _heads() -> Iterator[str]:
+    yield f"{_COLUMNS.format('', '', '', '', '')}           out-of-place                       in-place          "
+    half = _HALF_COLUMNS.format("time", "algbw", "busbw", "#wrong")
+    yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
+    half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
+    yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
+
+
+def _line(row: Row) -> str:
+    first = f"{row.size_bytes:12d}  {row.count:12d}  {row.dtype:>8}  {row.redop:>6}  {row.root:6d}"
+    return f"{first}{_half_text(row.out_of_place)}{_half_text(row.in_place)}"
+
+
+def _half_text(half: Half | None) -> str:
+    if half is None:
+        return _NOT_MEASURED
+    wrong = _NOT_CHECKED if half.wrong is None else f"  {half.wrong:6g}"
+    return f"  {_fit(half.microseconds, 7)}  {_fit(half.algbw, 6)}  {_fit(half.busbw, 6)}{wrong}"
+
+
+def _fit(value: float, width: int) -> str:
+    """Return the number with as many decimals, at most two, as its column has room for [src/util.cu, getFloatStr]."""
+    for decimals in (2, 1, 0):
+        text = f"{value:{width}.{decimals}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:{width}.{1 if width >= 7 else 0}e}"[:width]
+
+
+def _footer(run: Run, table: Table) -> Iterator[str]:
+    """Yield the summary. Its verdict is OK only where nothing is wrong, failed or missing: scripts take it for passed.
+
+    Notes follow the figures, because what a machine says of its failure may hold the words that scripts search for.
+    """
+    verdict = "OK" if healthy(run, (table,)) else "FAILED"
+    yield f"# {'Out of bounds values':<20} : {table.errors} {verdict}"
+    yield f"# {'Avg bus bandwidth':<20} : {average_busbw((table,)):g} "
+    yield from _notes(run, table)
+    yield "#"
+    yield f"# Collective test concluded: {table.program}"
+    yield "#"
+    yield ""
+
+
+def _notes(run: Run, table: Table) -> Iterator[str]:
+    """Yield what a reader must know of the rows: cells that failed, were measured on a troubled device, or are none."""
+    yield from (f"# failed: {failure}" for failure in table.failures)
+    yield from (f"# IMPOSSIBLE: {beaten}" for beaten in table.impossible)
+    yield from (f"# flagged: {flag}" for flag in table.flags)
+    if table.group == 0:  # what was skipped is skipped in all of them
+        yield from (f"# skipped: {skipped.what}: {' '.join(skipped.reason.split())}" for skipped in run.skipped)
+    if not run.complete:
+        yield "# interrupted: rows are missing"
+
+
+# A run as nccl-tests' JSON, version 3 (its -J), without the environment, which is the user's own business.
+#
+# Keys, nesting and types are its: flags and verdicts are strings ("true"), so is `root`, six characters wide. Source:
+# nccl-tests 2.19.6, src/util.cu.
+
+
+_VERSION = 3
+_Json = dict[str, Any]
+
+
+def dumps(run: Run) -> str:
+    """Return the JSON text: times in µs, rates in GB/s, times of day in UTC. Of several communicators all rows follow.
+
+    `experiment_name` then says whose a row is. Raises UsageError without collectives.
+    """
+    found = tables(run)
+    started = datetime.fromisoformat(run.started)
+    document = {
+        "version": _VERSION,
+        "start_time": _clock(started),
+        "args": ["collbench", *run.settings.command],
+        "nccl_version": _version_code(run.machine.nccl),
+        "config": _config(run, found),
+        "results": [_result(run, table, row, many=len(found) > 1) for table in found for row in table.rows],
+        "out_of_bounds": {
+            "count": sum(table.errors for table in found),
+            "okay": _flag(healthy(run, found)),
+        },
+        "average_bus_bandwidth": {"bandwidth": round(average_busbw(found), 6), "okay": "unchecked"},
+        "errors": [*(failure for table in found for failure in table.failures), *_beyond_json(found)],
+        "end_time": _clock(started + timedelta(seconds=run.seconds)),
+    }
+    return json.dumps(document) + "\n"
+
+
+def _beyond_json(found: tuple[Table, ...]) -> Iterator[str]:
+    yield from (f"IMPOSSIBLE: {beaten}" for table in found for beaten in table.impossible)
+
+
+def _config(run: Run, found: tuple[Table, ...]) -> _Json:
+    asked = settings(run, found[0])
+    step, kind = asked.step
+    return {
+        "nthreads": asked.threads,
+        "ngpus": 1,
+        "minimum_bytes": asked.smallest,
+        "maximum_bytes": asked.largest,
+        f"step_{kind}": step,
+        "warmup_iters": asked.warmup,
+        "iterations": asked.iterations,
+        "aggregated_iterations": 1,
+        "validation": asked.validation,
+        "graph": asked.graph,
+        "blocking_collectives": _flag(False),
+        "per_iter_timing": _flag(False),
+        "per_iter_skip": 0,
+        "parallel_init": _flag(False),
+        "devices": [_device(run, table, rank) for table in found for rank in range(len(table.members))],
+    }
+
+
+def _device(run: Run, table: Table, rank: int) -> _Json:
+    device = run.devices[table.members[rank]]
+    return {
+        "rank": rank,
+        "group": table.group,
+        "pid": 0,
+        "hostname": hostname(run, device),
+        "device": device.index,
+        "device_hex": pci_address(device),
+        "device_info": device.name,
+    }
+
+
+def _result(run: Run, table: Table, row: Row, *, many: bool) -> _Json:
+    tags = " ".join(run.devices[member].tag for member in table.members)
+    return {
+        "size": row.size_bytes,
+        "count": row.count,
+        "type": row.dtype,
+        "redop": row.redop,
+        "root": f"{row.root:6d}",
+        "out_of_place": _half_json(row.out_of_place),
+        "in_place": _half_json(row.in_place),
+        "actual_iterations": row.iterations,
+        "experiment_name": f"{table.program} {tags}" if many else "",
+    }
+
+
+def _half_json(half: Half | None) -> _Json | None:
+    if half is None:
+        return None
+    return {
+        "time": round(half.microseconds, 6),
+        "alg_bw": round(half.algbw, 6),
+        "bus_bw": round(half.busbw, 6),
+        "nwrong": None if half.wrong is None else float(half.wrong),
+    }
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _clock(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _version_code(version: str) -> int:
+    """Return NCCL's own number of its version, 22809 for "2.28.9", 0 where there is none [nccl.h, NCCL_VERSION]."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        return 0
+    major, minor, patch = (int(part) for part in match.groups())
+    return (major * 1000 + minor * 100 if (major, minor) <= (2, 8) else major * 10000 + minor * 100) + patch

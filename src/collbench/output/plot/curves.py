@@ -1,0 +1,163 @@
+"""Bandwidth over message size: a line with its interval for each link, pair or set; of many the median by tier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from collbench.analysis.tiers import labels_of
+from collbench.model.operations import Work
+from collbench.model.units import fixed, format_size
+from collbench.output.plot.figure import (
+    COLOURS,
+    MARKERS,
+    THEORY,
+    Named,
+    Picture,
+    clean,
+    origins,
+    quantity,
+    small_print,
+    subject,
+)
+from collbench.output.text.curves import Curves, curves_of, limits_of, lines_of, place_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_LINES = 8  # more than a reader tells apart
+_MOST_LIMITS = 3
+_MOST_TICKS = 12
+_WIDTH, _HEIGHT = 7.2, 4.4  # inches
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """One line: GB/s over bytes, with a band (None where there is no interval), and what the legend says."""
+
+    name: str
+    rates: dict[int, float]
+    band: dict[int, tuple[float, float]]
+    group: int
+
+
+Shown = tuple[Named, Work]
+
+
+def draw(shown: Sequence[Shown]) -> Picture:
+    """Return the picture of one or several works of one or several runs, overlaid."""
+    from matplotlib.figure import Figure
+
+    found = [(named, work, curves_of(named.run, work)) for named, work in shown]
+    single = sum(len(curves) for _, _, curves in found) <= _MOST_LINES
+    strokes = list(_strokes(found, single=single))
+    works, runs = [work for _, work in shown], list(dict.fromkeys(named.name for named, _ in shown))
+    names = [next(named for named, _ in shown if named.name == name) for name in runs]
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    axes = figure.add_subplot()
+    for number, stroke in enumerate(strokes):
+        _stroke(axes, stroke, number)
+    limits = _limits(found)
+    for gbs, name in limits.items():
+        axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{fixed(gbs, 6)}")
+        axes.annotate(
+            f"{fixed(gbs, 6)} GB/s in theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
+            color=THEORY, fontsize=7.5, xytext=(0, 1.5), textcoords="offset points",
+        )  # fmt: skip
+    _frame(axes, sorted({size for stroke in strokes for size in stroke.rates}), quantity(works))
+    axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'lowest to highest'})")
+    title = f"{subject(works, names)} over message size"
+    figure.suptitle(title)
+    figure.supxlabel(small_print(names, _WIDTH), fontsize=6.5, x=0.01, ha="left")
+    return Picture(figure, title, " ".join([*map(_about, strokes), *_theory(limits), origins(names)]))
+
+
+def _strokes(found: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
+    """Yield a line for each place where a reader can follow them all, else for each tier or number of ranks."""
+    for group, (named, work, curves) in enumerate(found):
+        front = _front(found, named, work)
+        yield from _places(named, work, curves, front, group) if single else _tiers(named, work, curves, front, group)
+
+
+def _front(found: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work) -> str:
+    """Return what tells a line's run and work from the others'."""
+    several_runs = len({one.name for one, _, _ in found}) > 1
+    several_works = len({one for _, one, _ in found}) > 1
+    sim = "sim " if named.run.backend == "sim" else ""
+    words = [f"{sim}{clean(named.name, 30)}"] * several_runs + [str(work)] * several_works
+    return f"{': '.join(words)}: " if words else ""
+
+
+def _places(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
+    labels = labels_of(named.run, curves)
+    for members, curve in curves.items():
+        label = f" ({clean(labels[members], 20)})" if len(members) == 2 and labels[members] != "?" else ""
+        yield Stroke(
+            f"{front}{clean(place_name(named.run, work, members), 60)}{label}",
+            {size: summary.busbw for size, summary in curve.items()},
+            {size: summary.interval for size, summary in curve.items() if summary.interval is not None},
+            group,
+        )
+
+
+def _tiers(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
+    for line in lines_of(named.run, work, curves):
+        many = f", median of {line.places}" if line.places > 1 else ""
+        yield Stroke(
+            f"{front}{line.name}{many}",
+            {size: spread.middle for size, spread in line.points.items()},
+            {size: (spread.low, spread.high) for size, spread in line.points.items()},
+            group,
+        )
+
+
+def _stroke(axes: Axes, stroke: Stroke, number: int) -> None:
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    dashes = "-" if number < len(COLOURS) else "-."
+    sizes, rates = [*stroke.rates], [*stroke.rates.values()]
+    axes.plot(
+        sizes, rates, color=colour, marker=marker, markersize=3.5, linewidth=1.3, linestyle=dashes, label=stroke.name,
+        gid=f"line-{number}",
+    )  # fmt: skip
+    if len(stroke.band) > 1:
+        low, high = zip(*stroke.band.values(), strict=True)
+        axes.fill_between([*stroke.band], low, high, color=colour, alpha=0.2, linewidth=0, gid=f"band-{number}")
+
+
+def _limits(found: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
+    """Return the highest theories in GB/s, each with the labels of the paths that have it."""
+    names: dict[float, dict[str, None]] = {}
+    for named, work, curves in found:
+        limits = limits_of(named.run, work, curves)
+        labels = labels_of(named.run, limits)
+        for members, gbs in limits.items():
+            names.setdefault(gbs, {})[clean(labels[members], 20)] = None
+    return {gbs: "/".join(names[gbs]) for gbs in sorted(names, reverse=True)[:_MOST_LIMITS]}
+
+
+def _frame(axes: Axes, sizes: Sequence[int], label: str) -> None:
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)
+    low, high = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
+    step = max(1, math.ceil((high - low) / _MOST_TICKS))
+    powers = range(low, high + 1, step)
+    axes.set_xticks([2**power for power in powers], [format_size(2**power) for power in powers])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(bottom=0)
+    axes.margins(y=0.06)
+    axes.set_ylabel(label)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=7.5, loc="best")
+
+
+def _about(stroke: Stroke) -> str:
+    ends = dict.fromkeys((min(stroke.rates), max(stroke.rates)))
+    return f"{stroke.name}: {', '.join(f'{fixed(stroke.rates[size])} GB/s at {format_size(size)}' for size in ends)}."
+
+
+def _theory(limits: dict[float, str]) -> Iterator[str]:
+    return (f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items())

@@ -1,0 +1,170 @@
+"""A matplotlib figure that is the same bytes everywhere, and the words around it; `sim` where simulated."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from collbench.analysis.physics import impossible
+from collbench.model.errors import UsageError
+from collbench.model.operations import Work
+from collbench.model.run import Run
+from collbench.output.text.frame import nvls
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# The words around a picture: what is shown, on which machine, when and by which versions; `sim` where simulated.
+
+
+_LONGEST = 100  # characters of a text that came from a machine
+_MOST_ORIGINS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A run, and what a picture of several calls it: its file's name."""
+
+    name: str
+    run: Run
+
+
+def clean(text: str, most: int = _LONGEST) -> str:
+    """Return a machine's words as a picture may hold them: no control characters, which no XML can, and not endless."""
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def subject(works: Iterable[Work], runs: Iterable[Named]) -> str:
+    """Return what is shown: "allreduce, ce-write"; of simulated machines never without "sim"."""
+    names = ", ".join(dict.fromkeys(map(str, works)))
+    backends = {named.run.backend for named in runs}
+    if backends == {"sim"}:
+        return f"sim {names}"
+    return f"{names} (some sim)" if "sim" in backends else names
+
+
+def quantity(works: Iterable[Work]) -> str:
+    """Return what the bandwidth axis shows, with its unit."""
+    collectives = {work.operation.is_collective for work in works}
+    if collectives == {True}:
+        return "busbw, GB/s"
+    return "GB/s (collectives: busbw)" if True in collectives else "GB/s"
+
+
+def origins(runs: Sequence[Named]) -> str:
+    """Return a line for each run: its machine, devices, versions and date."""
+    lines = [f"{clean(named.name)}: {_origin(named.run)}" if len(runs) > 1 else _origin(named.run) for named in runs]
+    more = len(lines) - _MOST_ORIGINS
+    return "\n".join([*lines[:_MOST_ORIGINS], *([f"and {more} more runs"] if more > 0 else [])])
+
+
+def small_print(runs: Sequence[Named], inches: float) -> str:
+    """Return the origins in lines that fit below a picture of this width: 17 characters of 6.5 points an inch."""
+    return "\n".join(textwrap.fill(line, int(inches * 17)) for line in origins(runs).split("\n"))
+
+
+def _origin(run: Run) -> str:
+    kinds = Counter(device.name for device in run.devices)
+    devices = ", ".join(f"{count} × {clean(name, 40)}" for name, count in kinds.items())
+    machine = run.machine
+    if run.backend == "sim":
+        return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {_made(run)}"
+    backend = {"host": ", CPU cores (host backend)"}.get(run.backend, "")
+    versions = [f"driver {machine.driver}"] * bool(machine.driver) + [f"NCCL {machine.nccl}"] * bool(machine.nccl)
+    told = [f"{clean(machine.hostname, 40)}, {devices}{backend}", *versions, *([nvls(run)] if nvls(run) else [])]
+    return f"{clean('; '.join(told), 200)}; {_made(run)}"
+
+
+def _made(run: Run) -> str:
+    unfinished = "" if run.complete else ", interrupted"
+    beaten = impossible(run)
+    unfinished += f"; IMPOSSIBLE figures in {len(beaten)} cells" if beaten else ""
+    return f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{unfinished}"
+
+
+# A matplotlib figure that is the same bytes everywhere: settings, colours, the three file formats, accessible SVG.
+
+
+SUFFIXES = ("svg", "png", "pdf")
+# Okabe and Ito's colours, told apart by the colour-blind; without their yellow, which white paper swallows.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # and without colour
+THEORY = "#595959"
+_RC = {
+    "font.family": ["DejaVu Sans"],  # matplotlib brings it: the layout is the same on every machine
+    "font.size": 9.0,
+    "text.parse_math": False,  # a GPU named "$x" is no formula
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",  # text stays text: it can be found, read aloud and compared
+    "svg.hashsalt": "collbench",  # else every file has other ids
+    "pdf.fonttype": 42,
+    "savefig.facecolor": "white",
+    "savefig.dpi": 150.0,
+}
+# What says when and by what a file was made: the run's own date and version stand in the picture.
+_UNDATED: dict[str, dict[str, str | None]] = {
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawn figure and what it says in words; `tips` are the words of single parts by their id (gid) in the SVG."""
+
+    figure: Figure
+    title: str
+    description: str
+    tips: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Give matplotlib our settings while a figure is drawn and saved. Raises UsageError where it is not installed."""
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise UsageError("plot needs matplotlib, which is missing: pip install 'collbench[plot]'") from error
+    settings: Any = ["default", _RC]  # "default": not what the user's own matplotlibrc says
+    with style.context(settings), warnings.catch_warnings():
+        # A name in letters that the font lacks: SVG leaves them to the viewer, PNG and PDF show boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def encode(picture: Picture, suffix: str) -> bytes:
+    """Return a picture as the bytes of a file: "svg", "png" or "pdf"; the same bytes for the same run."""
+    file = io.BytesIO()
+    metadata = _UNDATED[suffix] | ({} if suffix == "svg" else {"Title": picture.title})
+    picture.figure.savefig(file, format=suffix, metadata=metadata)
+    data = file.getvalue()
+    return _accessible(data.decode("utf-8"), picture).encode("utf-8") if suffix == "svg" else data
+
+
+def _accessible(svg: str, picture: Picture) -> str:
+    """Add title and description for who cannot see, and a tip to each named part."""
+    head = f'<title id="title">{_text(picture.title)}</title>\n <desc id="desc">{_text(picture.description)}</desc>'
+    opened = re.compile(r"<svg\b([^>]*)>").sub(
+        lambda found: f'<svg{found[1]} role="img" aria-labelledby="title desc">\n {head}', svg, count=1
+    )
+    parts = re.compile(r'<g id="([\w-]+)">')
+    tips = picture.tips
+    return parts.sub(
+        lambda found: f"{found[0]}\n<title>{_text(tips[found[1]])}</title>" if found[1] in tips else found[0], opened
+    )
+
+
+def _text(words: str) -> str:
+    return html.escape(clean(words, most=10_000), quote=False)

@@ -1,0 +1,145 @@
+"""Bandwidth over the number of GPUs: what larger communicators still reach, from one run or several."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from collbench.analysis.stats import Summary
+from collbench.model.errors import UsageError
+from collbench.model.operations import Work
+from collbench.model.units import fixed, format_size
+from collbench.output.plot.figure import (
+    COLOURS,
+    MARKERS,
+    Named,
+    Picture,
+    clean,
+    origins,
+    quantity,
+    small_print,
+    subject,
+)
+from collbench.output.text.curves import curves_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDTH, _HEIGHT = 6.4, 4.2  # inches
+
+Shown = tuple[Named, Work]
+Sets = dict[int, list[Summary]]  # by number of GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One machine's work: busbw in GB/s by number of GPUs, as (lowest, median, highest) of the sets measured."""
+
+    name: str
+    points: dict[int, tuple[float, float, float]]
+
+
+def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
+    """Return the picture at a size, or at the largest that every number of GPUs has.
+
+    Raises UsageError where there are fewer than two numbers of GPUs, or no size that all have.
+    """
+    from matplotlib.figure import Figure
+
+    size = _common_size(shown) if size_bytes is None else size_bytes
+    lines = _lines(shown, size)
+    if max((len(line.points) for line in lines), default=0) < 2:
+        counts = sorted({count for line in lines for count in line.points})
+        has = f"over {counts[0]} GPUs only" if counts else "nowhere"
+        raise UsageError(
+            f"no scaling to draw: {shown[0][1]} at {format_size(size)} was measured {has}; "
+            f"add a run of another number: collbench {shown[0][1].operation} --split 2, or --devices 0,1"
+        )
+    works = [work for _, work in shown]
+    runs = list({named.name: named for named, _ in shown}.values())
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    axes = figure.add_subplot()
+    for number, line in enumerate(lines):
+        _draw(axes, line, number)
+    _frame(axes, sorted({count for line in lines for count in line.points}), quantity(works))
+    title = f"{subject(works, runs)} at {format_size(size)} over the number of GPUs"
+    figure.suptitle(title)
+    figure.supxlabel(small_print(runs, _WIDTH), fontsize=6.5, x=0.01, ha="left")
+    return Picture(figure, title, " ".join([*map(_about, lines), origins(runs)]))
+
+
+def _common_size(shown: Iterable[Shown]) -> int:
+    """Return the largest size in bytes that each number of GPUs of each work was measured at."""
+    sizes: dict[tuple[Work, int], set[int]] = defaultdict(set)
+    for named, work in shown:
+        for members, curve in curves_of(named.run, work).items():
+            sizes[work, len(members)] |= curve.keys()
+    common = set.intersection(*sizes.values())
+    if not common:
+        raise UsageError("no size was measured on every number of GPUs: choose one with --size")
+    return max(common)
+
+
+def _lines(shown: Iterable[Shown], size: int) -> list[_Line]:
+    """Return a line for each machine, NCCL and work: runs of the same are one line."""
+    groups: dict[tuple[str, Work], Sets] = defaultdict(lambda: defaultdict(list))
+    for named, work in shown:
+        for members, curve in curves_of(named.run, work).items():
+            if size in curve:
+                groups[_machine(named), work][len(members)].append(curve[size])
+    several = len({machine for machine, _ in groups}) > 1
+    return [
+        _Line(f"{work}, {machine}" if several else str(work), {n: _bounds(sets[n]) for n in sorted(sets)})
+        for (machine, work), sets in groups.items()
+    ]
+
+
+def _machine(named: Named) -> str:
+    run = named.run
+    if run.backend == "sim":
+        return f"sim {clean(run.machine.fabric, 30)}"
+    nccl = f", NCCL {clean(run.machine.nccl, 20)}" if run.machine.nccl else ""
+    return f"{clean(run.machine.hostname, 30)} ({run.backend}{nccl})"
+
+
+def _bounds(sets: Sequence[Summary]) -> tuple[float, float, float]:
+    """Return lowest, median, highest GB/s of several sets; of a single one its interval's ends around the median."""
+    rates = [found.busbw for found in sets]
+    if len(sets) == 1:
+        low, high = sets[0].interval or (rates[0], rates[0])
+        return min(low, rates[0]), rates[0], max(high, rates[0])
+    return min(rates), median(rates), max(rates)
+
+
+def _draw(axes: Axes, line: _Line, number: int) -> None:
+    counts = [*line.points]
+    low, middle, high = zip(*line.points.values(), strict=True)
+    below = [m - lowest for m, lowest in zip(middle, low, strict=True)]
+    above = [highest - m for m, highest in zip(middle, high, strict=True)]
+    axes.errorbar(
+        counts, middle, yerr=(below, above), color=COLOURS[number % len(COLOURS)], capsize=3, linewidth=1.3,
+        marker=MARKERS[number % len(MARKERS)], markersize=4.5, label=line.name, gid=f"line-{number}",
+    )  # fmt: skip
+    for count, rate in zip(counts, middle, strict=True):
+        axes.annotate(
+            f"{rate:.1f}", (count, rate), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7.5
+        )
+
+
+def _frame(axes: Axes, counts: Sequence[int], label: str) -> None:
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.margins(y=0.12)
+    axes.set_ylim(bottom=0)  # after the margins, which it would keep from the top
+    axes.set_xlabel("GPUs in the communicator (bars: lowest to highest set, of a single one the 95 % interval)")
+    axes.set_ylabel(label)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=7.5, loc="best")
+
+
+def _about(line: _Line) -> str:
+    told = ", ".join(f"{fixed(middle)} GB/s on {count}" for count, (_, middle, _) in line.points.items())
+    return f"{line.name}: {told}."

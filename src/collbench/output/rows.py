@@ -1,0 +1,200 @@
+"""A run as rows, one for each data point: columns with types, units and meaning."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collbench.analysis.physics import Check, nvls
+from collbench.analysis.stats import summarize
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Device, Measurement, Run
+
+# The tidy long form of a run: its columns, with their types, units and meaning. docs/exchange.md shows this table.
+
+
+class Type(StrEnum):
+    """What a column holds, where it holds anything: an empty field is unknown, or does not apply."""
+
+    TEXT = "text"
+    WHOLE = "whole number"
+    REAL = "number"
+    YES_NO = "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, which ends in its unit where it has one, its type, and what it means."""
+
+    name: str
+    type: Type
+    meaning: str
+
+
+COLUMNS = (
+    Column("run", Type.TEXT, "which run: when it began, the host, and the seed"),
+    Column("started", Type.TEXT, "when the run began, ISO 8601, UTC"),
+    Column("collbench", Type.TEXT, "the version that measured"),
+    Column("backend", Type.TEXT, "cuda, host, or sim: a machine that was only simulated"),
+    Column("fabric", Type.TEXT, "the simulated machine's name; empty for a real one"),
+    Column("hostname", Type.TEXT, "the machine"),
+    Column("driver", Type.TEXT, "NVIDIA driver"),
+    Column("cuda", Type.TEXT, "the newest CUDA that the driver supports"),
+    Column("nccl", Type.TEXT, "version of the NCCL that was timed"),
+    Column("nvls", Type.TEXT, "NVLink SHARP: on, off, possible or unknown"),
+    Column("environment", Type.TEXT, "the NCCL variables that were set, as a shell writes them"),
+    Column("command", Type.TEXT, "the command line after collbench"),
+    Column("complete", Type.YES_NO, "the run was finished"),
+    Column("operation", Type.TEXT, "what was timed (run-file.md)"),
+    Column("variant", Type.TEXT, "how it ran: plain, in-place, both-ways, one-to-all, all-to-one, staged, host"),
+    Column("numa_node", Type.WHOLE, "of a host copy the NUMA node of the host memory"),
+    Column("world_size", Type.WHOLE, "of a collective its ranks"),
+    Column("members", Type.TEXT, "the devices in the cell's order, with commas: GPU0,GPU1"),
+    Column("source", Type.TEXT, "of a copy between two devices, or to or from the host, where the bytes come from"),
+    Column("destination", Type.TEXT, "and where they go"),
+    Column("gpu_names", Type.TEXT, "the members' product names, each once, with commas"),
+    Column("gpu_uuids", Type.TEXT, "the members' UUIDs, with commas"),
+    Column("label", Type.TEXT, "nvidia-smi's label of the path between two members"),
+    Column("theory_gbs", Type.REAL, "GB/s; the limit of that path in one direction"),
+    Column("dtype", Type.TEXT, "of a collective its element type"),
+    Column("redop", Type.TEXT, "of a reduction its operation"),
+    Column("root", Type.WHOLE, "of a rooted collective its root's rank"),
+    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
+    Column("seconds", Type.REAL, "s; one iteration, median of the visits"),
+    Column("launch_seconds", Type.REAL, "s; one call of the ungraphed launch loop, median of the visits"),
+    Column("algbw_gbs", Type.REAL, "GB/s; bytes of all messages over the time"),
+    Column("busbw_gbs", Type.REAL, "GB/s; algbw by the operation's factor"),
+    Column("busbw_low_gbs", Type.REAL, "GB/s; the 95 % interval of busbw, from"),
+    Column("busbw_high_gbs", Type.REAL, "GB/s; to"),
+    Column("visits", Type.WHOLE, "how often the cell was measured"),
+    Column("blocks", Type.WHOLE, "timed blocks of all visits"),
+    Column("concurrent", Type.YES_NO, "other, disjoint devices were busy at the same time"),
+    Column("stop", Type.TEXT, "why it was not measured further"),
+    Column("flags", Type.TEXT, "what was wrong with the devices meanwhile, each once, with semicolons"),
+    Column("limit_gbs", Type.REAL, "GB/s; what the hardware carries of this cell at most; empty where not known"),
+    Column("impossible", Type.WHOLE, "timed blocks beyond 1.02 × that limit: their figures are wrong"),
+    Column("failure", Type.TEXT, "why the cell was given up; such a row may have no figures"),
+    Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
+)
+
+
+# A run as rows, one for each cell, in the order of the run file; `columns` says what each field means.
+
+
+Value = str | int | float | bool | None
+Row = dict[str, Value]
+
+_INWARD = (Operation.H2D_CE, Operation.H2D_SM)
+_HOST_MEMORY = "host"
+
+
+def rows(run: Run) -> list[Row]:
+    """Return a row for each cell that was measured or failed; what is unknown or does not apply is None."""
+    origin = _origin(run)
+    paths = {frozenset(path.devices): path for path in run.paths}
+    check, made = Check(run), []
+    for found in run.measurements:
+        path = paths.get(frozenset(found.cell.members))
+        between = {"label": path.label if path else None, "theory_gbs": path.theory_gbs if path else None}
+        row = {
+            **origin,
+            **_cell(run, found.cell),
+            **between,
+            **_figures(found),
+            **_judged(check, found),
+            **_ending(run, found),
+        }
+        made.append({column.name: row[column.name] for column in COLUMNS})
+    return made
+
+
+def run_id(run: Run) -> str:
+    """Return a name that no two runs share: "20261121T065941Z-vm-978211"."""
+    return f"{re.sub(r'[^0-9TZ]', '', run.started)}-{run.machine.hostname}-{run.settings.seed}"
+
+
+def _origin(run: Run) -> Row:
+    machine = run.machine
+    return {
+        "run": run_id(run),
+        "started": run.started,
+        "collbench": run.version,
+        "backend": run.backend,
+        "fabric": machine.fabric or None,
+        "hostname": machine.hostname,
+        "driver": machine.driver or None,
+        "cuda": machine.cuda or None,
+        "nccl": machine.nccl or None,
+        "nvls": nvls(run).value if machine.nccl else None,
+        "environment": " ".join(f"{k}={shlex.quote(v)}" for k, v in sorted(run.settings.environment.items())) or None,
+        "command": shlex.join(run.settings.command) or None,
+        "complete": run.complete,
+    }
+
+
+def _cell(run: Run, cell: Cell) -> Row:
+    devices = [run.devices[member] for member in cell.members]
+    collective = cell.operation.is_collective
+    source, destination = _ends(cell, devices)
+    return {
+        "operation": cell.operation.value,
+        "variant": cell.variant.value,
+        "numa_node": cell.numa_node,
+        "world_size": len(devices) if collective else None,
+        "members": ",".join(device.tag for device in devices),
+        "source": source,
+        "destination": destination,
+        "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
+        "gpu_uuids": ",".join(device.uuid for device in devices),
+        "dtype": run.settings.dtype if collective else None,
+        "redop": run.settings.redop if cell.operation.reduces else None,
+        "root": run.settings.root if cell.operation.rooted else None,
+        "size_bytes": cell.size_bytes,
+    }
+
+
+def _ends(cell: Cell, devices: list[Device]) -> tuple[str | None, str | None]:
+    """Return where a copy's bytes come from and go, None where they go both ways or to many."""
+    if not cell.operation.is_copy:
+        return None, None
+    if cell.variant is Variant.HOST:
+        device = devices[0].tag
+        return (_HOST_MEMORY, device) if cell.operation in _INWARD else (device, _HOST_MEMORY)
+    if cell.variant in (Variant.PLAIN, Variant.STAGED):
+        return devices[0].tag, devices[1].tag
+    return None, None
+
+
+def _figures(found: Measurement) -> Row:
+    names = ("seconds", "launch_seconds", "algbw_gbs", "busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "concurrent")
+    if not found.samples:
+        return dict.fromkeys(names)
+    summary = summarize(found)
+    low, high = summary.interval or (None, None)
+    values = (summary.seconds, summary.launch_seconds, summary.algbw, summary.busbw, low, high, summary.concurrent)
+    return dict(zip(names, values, strict=True))
+
+
+def _judged(check: Check, found: Measurement) -> Row:
+    """Return what the figures are limited by, and how many blocks are beyond it."""
+    beaten = check.cell(found)
+    limit = beaten.capacity if beaten else check.limit(found.cell, 0.0)
+    return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.blocks if beaten else 0}
+
+
+def _ending(run: Run, found: Measurement) -> Row:
+    return {
+        "visits": len(found.samples),
+        "blocks": sum(len(sample.seconds) for sample in found.samples),
+        "stop": found.stop.value if found.stop else None,
+        "flags": "; ".join(_flags(run, found)) or None,
+        "failure": found.failure or None,
+        "wrong": found.wrong,
+    }
+
+
+def _flags(run: Run, found: Measurement) -> Iterator[str]:
+    yield from dict.fromkeys(flag.words(run.devices) for sample in found.samples for flag in sample.flags)

@@ -1,0 +1,134 @@
+"""What the wires are worth to one training job: the page of `collbench ablate`."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, format_range, format_seconds
+from collbench.model.units import figure, fixed, format_size
+from collbench.output.text.frame import settings
+
+# A smaller difference changes nobody's decision (METHOD.md §4).
+_DELTA = 0.02
+# What "a run's value" is the time of, as the subject of a sentence.
+_WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
+# Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (METHOD.md §2.7).
+_TELLING_BYTES = 2**20
+
+
+def page(ablation: Ablation) -> Iterator[RenderableType]:
+    """Yield the page's blocks: where the numbers come from, both arms, and what may be said of them."""
+    yield Text(_header(ablation) + "\n")
+    yield _table(ablation)
+    if any(arm.allreduce for arm in ablation.arms):
+        yield Text("all-reduce: of these devices in the arm's environment, busbw in GB/s, below 1M its time")
+    yield Text(f"\n{verdict(ablation)}")
+
+
+def verdict(ablation: Ablation) -> str:
+    """Return what came out in one sentence; for an unfinished ablation, how far it came."""
+    if ablation.result is None:
+        good = sum(run.status == 0 for run in ablation.made)
+        return f"unfinished: {good} of {2 * ablation.repeats} runs, too few to compare"
+    ratio, what = ablation.result.ratio, _WHAT[ablation.measure]
+    if ratio.low <= 1 <= ratio.high:
+        return _tied(ratio, ablation.arms[1].name, what)
+    base, change = (arm.name for arm in ablation.arms)
+    share = _share(ratio)
+    without = ablation.arms[1].without
+    if not without:
+        than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
+        return f"{change} {what} of this job takes {share} {than}"
+    wires, several = " and ".join(without), len(without) > 1
+    worth = ("are worth" if several else "is worth") if ratio.low > 1 else ("cost" if several else "costs")
+    it = "them" if several else "it"
+    return (
+        f"{wires} {worth} {share} of {what} to this job: without {it} {what} takes {fixed(ratio.middle)} times as long"
+    )
+
+
+def _tied(ratio: Ratio, change: str, what: str) -> str:
+    beyond = max(1 - ratio.low, ratio.high - 1)
+    if beyond <= _DELTA:
+        return f"no difference beyond ±{_percent(beyond)} %: {change} {what} of this job takes as long"
+    return (
+        f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)} % less and "
+        f"{_percent(ratio.high - 1)} % more (95 %); more --repeats narrow it"
+    )
+
+
+def _share(ratio: Ratio) -> str:
+    low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
+    return f"{_percent(abs(ratio.middle - 1))} % (95 %: {_percent(low)}–{_percent(high)} %)"
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.{0 if abs(percent) >= 100 else 1 if abs(percent) >= 1 else 2}f}"
+
+
+def _header(ablation: Ablation) -> str:
+    kinds = ", ".join(f"{count} × {name}" for name, count in Counter(ablation.gpus).items())
+    cores = ": gloo on CPU cores, which heeds no NCCL variable" if ablation.backend == "host" else ""
+    lines = [
+        f"backend   {ablation.backend}{cores}",
+        f"machine   {ablation.hostname}: {kinds}",
+        f"script    {shlex.join(ablation.command)}",
+    ]
+    told = settings(ablation.environment)
+    if told:
+        lines.append(f"settings  {told}")
+    lines += [f"arm       {arm.name}: {_setting(arm, ablation.backend)}" for arm in ablation.arms]
+    lines.append(f"trained   {ablation.started}, {ablation.repeats} repeats, both in turn, seed {ablation.seed}")
+    lines.append(f"value     of a run: {_value(ablation)}")
+    return "\n".join(lines)
+
+
+def _setting(arm: Arm, backend: str) -> str:
+    kind = "CPU" if backend == "host" else "GPU"
+    devices = ", ".join(f"{kind}{index}" for index in arm.devices)
+    changes = ", ".join(f"{name}={value}" for name, value in arm.environment.items())
+    return f"{devices}; {changes or 'no variable changed'}"
+
+
+def _value(ablation: Ablation) -> str:
+    if ablation.measure is Measure.TRAIN_RUNTIME:
+        return "train_runtime, as Hugging Face's Trainer printed it"
+    if ablation.measure is Measure.PROCESS:
+        return "wall time of the whole process, its start included, which no wire changes"
+    if ablation.skip == 0:
+        return "the median of all step times it printed"
+    dropped = "tenth, three at least" if ablation.skip is None else f"{ablation.skip}"
+    return f"the median of the step times it printed, without the first {dropped}"
+
+
+def _table(ablation: Ablation) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    sizes = sorted({one.size_bytes for arm in ablation.arms for one in arm.allreduce})
+    table.add_column("arm")
+    for head in ("runs", _WHAT[ablation.measure], "95 %", *(f"all-reduce {format_size(size)}" for size in sizes)):
+        table.add_column(head, justify="right")
+    results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
+    for arm, result in zip(ablation.arms, results, strict=True):
+        table.add_row(arm.name, *_cells(arm, result), *(_allreduce(arm, size) for size in sizes))
+    return table
+
+
+def _cells(arm: Arm, result: ArmResult | None) -> tuple[str, str, str]:
+    runs = str(sum(run.status == 0 for run in arm.runs))
+    if result is None:
+        return runs, "-", "-"
+    return runs, format_seconds(result.seconds), format_range(*result.interval)
+
+
+def _allreduce(arm: Arm, size: int) -> str:
+    found = next((one for one in arm.allreduce if one.size_bytes == size), None)
+    if found is None:
+        return "-"
+    return format_seconds(found.seconds) if size < _TELLING_BYTES else figure(found.busbw_gbs)

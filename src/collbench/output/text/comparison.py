@@ -1,0 +1,501 @@
+"""The pages and the JSON of `collbench compare`: two runs, reference figures, many runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.analysis.compare import Change, Comparison, Group, Key, Kind, Verdict
+from collbench.analysis.outcome import named, outcome
+from collbench.analysis.physics import Nvls
+from collbench.analysis.references import Answer, Answers, Standing, Unknown
+from collbench.analysis.trend import Line, Trend
+from collbench.model.operations import Variant, Work
+from collbench.model.run import Run
+from collbench.model.units import figure, fixed, format_size
+from collbench.output.text.frame import alarm, header, not_judged
+from collbench.output.text.layout import Lines, filled
+from collbench.runfile.codec import plain
+
+# The page of `collbench compare` for many runs: each work at its largest size by date, then the last by the first.
+
+
+def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType]:
+    """Yield the page's blocks; `names` are the files', by date as the runs are."""
+    yield from alarms(trend.last)
+    simulated = "sim: SIMULATED machines, nothing below was measured on a GPU" if _sim(trend) else ""
+    yield Text(f"backend   {simulated or trend.runs[0].backend}")
+    yield Text("\n".join(_runs(trend, names)))
+    for line in trend.lines:
+        yield Text(f"\n{'sim: ' if simulated else ''}{_title(line)}")
+        yield _trend_table(trend, line)
+    yield Text(f"\nrun {len(trend.runs)} against run 1, cell by cell")
+    yield from body(trend.last, (names[0], names[-1]))
+
+
+def _sim(trend: Trend) -> bool:
+    return trend.runs[0].backend == "sim"
+
+
+def _runs(trend: Trend, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield a line for each run, and one for each thing that differs from the run before it."""
+    for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
+        yield f"run {number:<5} {run.started} {name}"
+        yield from (f"          {one.what}: {one.base or 'none'} → {one.new or 'none'}" for one in steps)
+
+
+def _title(line: Line) -> str:
+    places = "" if line.places == 1 else f", {line.places} places"
+    return f"{line.work} at {format_size(line.size_bytes)}, GB/s{places}"
+
+
+def _trend_table(trend: Trend, line: Line) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for title, justify in (("run", "left"), ("date", "left"), ("median", "right"), ("change", "right")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for title, justify in (("worst", "right"), ("where", "left"), ("worse than run 1", "left")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    devices = trend.runs[0].devices
+    for point in line.points:
+        where = "-".join(devices[member].tag for member in point.worst if member >= 0)
+        worse = f"{point.worse} of {point.cells}" if point.worse else ("no" if point.run else "-")
+        change = f"{point.change:+.1%}" if point.run else "-"
+        date = trend.runs[point.run].started[:16].replace("T", " ")
+        worst = figure(point.worst_gbs)
+        table.add_row(str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse)
+    return table
+
+
+# The page of `collbench compare --reference`: normal, below or above, by which band, and who says so of what.
+
+
+_STANDING_STYLES = {
+    Standing.BELOW: "bold red",
+    Standing.NORMAL: "bold green",
+    Standing.ABOVE: "bold cyan",
+    Standing.NOT_JUDGED: "bold red",
+    Standing.FAILED: "bold red",
+}
+
+
+def reference_page(answers: Answers, width: int) -> Iterator[RenderableType]:
+    """Yield the page's blocks: the run, each figure's answer, what no figure speaks for, and a verdict.
+
+    Sentences are broken to `width` columns.
+    """
+    yield from alarm(answers.run)
+    if not answers.judged:
+        yield not_judged(
+            f"{reference_conclusion(answers).rstrip('.')}; compare it with a run of the machine's own good days"
+        )
+    yield Lines(header(answers.run))
+    yield Text("")
+    for answer in answers.answers:
+        yield from _answer_lines(answers, answer, width)
+    lines = [*_unknown(answers, width)]
+    if lines:
+        yield Text("\n".join(lines))
+    yield Text(reference_conclusion(answers), style=_STANDING_STYLES[Standing.BELOW] if answers.below else "")
+
+
+def reference_conclusion(answers: Answers) -> str:
+    """Return the verdict in one sentence."""
+    if not answers.known:
+        return f"No figure for this machine kind: {_kind(answers)}."
+    if not answers.answers:
+        return f"No figure speaks for what this run measured on {_kind(answers)}."
+    standings = Counter(answer.standing for answer in answers.answers)
+    told = ", ".join(f"{standings[one]} {one.value}" for one in Standing if standings[one])
+    if answers.below:
+        return f"Below what healthy machines of this kind reach, for certain ({told})."
+    if not answers.judged:
+        return f"No figure says anything for certain ({told})."
+    everything = set(standings) == {Standing.NORMAL}
+    return f"{'Normal' if everything else 'Nothing is below its band for certain'} ({told})."
+
+
+def _kind(answers: Answers) -> str:
+    names = Counter(device.name for device in answers.run.devices)
+    labels = sorted({path.label for path in answers.run.paths})
+    devices = ", ".join(f"{count} × {name}" for name, count in names.items())
+    return f"{devices}{', ' if labels else ''}{', '.join(labels)}"
+
+
+def _answer_lines(answers: Answers, answer: Answer, width: int) -> Iterator[RenderableType]:
+    source = answer.figure
+    work = Work(source.operation, source.variant)
+    simulated = "sim: " if answers.run.backend == "sim" else ""
+    what = f"{simulated}{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}: "
+    yield (
+        Lines(what)
+        .append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
+        .append(f"{_failed(answers, answer)}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
+    )
+    condition = f"; {answer.mismatch}" if answer.mismatch else ""
+    nvls = f", NVLS {source.nvls}" if source.nvls else ""
+    nccl = f", NCCL {source.nccl}" if source.nccl else ""
+    told = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
+    yield Text(filled(told, width, "  ", "  "))
+
+
+def _failed(answers: Answers, answer: Answer) -> str:
+    return f" on {named(answers.run, answer.failed)}" if answer.standing is Standing.FAILED else ""
+
+
+def _beaten(answers: Answers, answer: Answer) -> str:
+    """Return what is impossible, for which the figure is not judged."""
+    beaten = answer.impossible
+    if answer.standing is not Standing.NOT_JUDGED or beaten is None:
+        return ""
+    where = named(answers.run, [beaten.capacity.devices])
+    what = f"{beaten.cell.work} at {format_size(beaten.cell.size_bytes)}"
+    return f"; {what} reached {figure(beaten.rate_gbs)} GB/s where {where} can carry {figure(beaten.capacity.gbs)}"
+
+
+def _on(work: Work, ranks: int, answer: Answer) -> str:
+    if work.operation.is_collective:
+        return f" on {ranks} GPUs"
+    kind = "device" if work.variant is Variant.HOST else "link"
+    return f" on {len(answer.places)} {kind}{'s' if len(answer.places) > 1 else ''}"
+
+
+def _measured(answers: Answers, answer: Answer) -> str:
+    least, most = answer.places[0], answer.places[-1]
+    if len(answer.places) == 1:
+        return f"{figure(least.gbs)} GB/s"
+    where = "-".join(answers.run.devices[member].tag for member in least.members)
+    below = sum(place.standing is Standing.BELOW for place in answer.places)
+    many = f", {below} of {len(answer.places)} below" if 0 < below < len(answer.places) else ""
+    return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, least on {where}{many}"
+
+
+def _band(answer: Answer) -> str:
+    low, high = answer.figure.band
+    if high is None:
+        return f"asked for: {figure(low)} or more"
+    return f"band {figure(low)} to {figure(high)}"
+
+
+def _unknown(answers: Answers, width: int) -> Iterator[str]:
+    if not answers.known:
+        return
+    plain = [one for one in answers.unknown if not one.others]
+    if plain:
+        names = ", ".join(_name(one) for one in plain)
+        yield filled(f"no figure for {names} on {_kind(answers)}", width)
+    for one in answers.unknown:
+        if one.others:
+            sizes = sorted({size for figure_ in one.others for size in figure_.sizes})
+            span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+            yield f"no figure for {_name(one)} at this run's sizes and labels: there are some for {span}"
+    if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
+        yield "nothing tells whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
+
+
+def _name(one: Unknown) -> str:
+    many = f" on {one.ranks} GPUs" if one.work.operation.is_collective else ""
+    return f"{one.work}{many}"
+
+
+# What `collbench compare --json` prints (docs/exchange.md): comparisons, trends, answers of the reference figures.
+
+
+_VERSION = 1
+_Json = dict[str, Any]
+
+
+def of_comparison(comparison: Comparison, status: int) -> str:
+    """Return a comparison as JSON text; members are positions of the base, of `only_new` those of the new run."""
+    return _dumps("collbench-comparison", status, _comparison(comparison))
+
+
+def of_trend(trend: Trend, status: int) -> str:
+    """Return a trend as JSON text: its lines, and the last run against the first."""
+    lines = [plain(line) for line in trend.lines]
+    runs = [
+        _run(run) | {"differences": [plain(one) for one in steps]}
+        for run, steps in zip(trend.runs, trend.steps, strict=True)
+    ]
+    body = {"runs": runs, "lines": lines, "last": _comparison(trend.last)}
+    return _dumps("collbench-trend", status, body)
+
+
+def of_answers(answers: Answers, status: int) -> str:
+    """Return what the reference figures say of a run as JSON text; members are positions of the run."""
+    body = {
+        "run": _run(answers.run),
+        "nvls": answers.nvls.value,
+        "known": answers.known,
+        "answers": [_answer_json(answer) for answer in answers.answers],
+        "unknown": [
+            {"operation": one.work.operation.value, "variant": one.work.variant.value, "ranks": one.ranks}
+            for one in answers.unknown
+        ],
+    }
+    return _dumps("collbench-reference", status, body)
+
+
+def _dumps(name: str, status: int, body: _Json) -> str:
+    head = {"format": name, "format_version": _VERSION, "exit_status": status}
+    return json.dumps(head | body, indent=1, ensure_ascii=False) + "\n"
+
+
+def _comparison(comparison: Comparison) -> _Json:
+    return {
+        "base": _run(comparison.base),
+        "new": _run(comparison.new),
+        "devices": comparison.match.told,
+        "differences": [plain(difference) for difference in comparison.differences],
+        "fail_below": comparison.fail_below,
+        "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
+        "groups": [_group(group) for group in comparison.groups],
+        "cells": [_change(change) for change in comparison.changes],
+        "only_base": [_key(key) for key in comparison.only_base],
+        "only_new": [_key(key) for key in comparison.only_new],
+    }
+
+
+def _run(run: Run) -> _Json:
+    machine = run.machine
+    return {
+        "started": run.started,
+        "backend": run.backend,
+        "fabric": machine.fabric,
+        "hostname": machine.hostname,
+        "driver": machine.driver,
+        "nccl": machine.nccl,
+        "devices": [device.tag for device in run.devices],
+    }
+
+
+def _key(key: Key) -> _Json:
+    return {"work": key.work, "members": list(key.members), "root": key.root, "size_bytes": key.size_bytes}
+
+
+def _change(change: Change) -> _Json:
+    numbers = ("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed")
+    found = {name: getattr(change, name) for name in numbers}
+    interval = None if change.interval is None else list(change.interval)
+    visits = {"visits": list(change.visits)}
+    return _key(change.key) | found | {"interval": interval, "verdict": change.verdict.value} | visits
+
+
+def _group(group: Group) -> _Json:
+    found: _Json = plain(group)
+    return found
+
+
+def _answer_json(answer: Answer) -> _Json:
+    figure = answer.figure
+    low, high = figure.band
+    return {
+        "operation": figure.operation.value,
+        "variant": figure.variant.value,
+        "ranks": figure.ranks,
+        "size_bytes": answer.size_bytes,
+        "standing": answer.standing.value,
+        "band_gbs": [low, high],
+        "places": [plain(place) for place in answer.places],
+        "mismatch": answer.mismatch,
+        "impossible": _impossible(answer),
+        "machine": figure.machine,
+        "nvls": figure.nvls,
+        "nccl": figure.nccl,
+        "conditions": figure.conditions,
+        "source": figure.source,
+    }
+
+
+def _impossible(answer: Answer) -> _Json | None:
+    """Return the cell of the run that beats its limit, for which an answer is not judged."""
+    beaten = answer.impossible
+    if beaten is None:
+        return None
+    cell, limit = beaten.cell, beaten.capacity
+    place = {"work": str(cell.work), "members": list(cell.members), "size_bytes": cell.size_bytes}
+    return place | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
+
+
+# The page of `collbench compare`: what differs beside the figures, what became worse or better, counts, a verdict.
+
+
+_MIB = 2**20
+_MOST_ROWS = 20  # of a verdict; more say the same thing again, and the JSON has them all
+_MOST_NAMES = 6
+_STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
+_LEGEND = """\
+new/base: of bandwidth, with an interval that holds for all of them at once
+(99 %). worse, better: beyond δ (2 %, below 1M 6 %, and what a run keeps to
+itself) for certain; same: within δ by 90 %; undecided: neither"""
+
+
+def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType]:
+    """Yield the page's blocks; `names` are the two files'."""
+    yield from alarms(comparison)
+    yield from body(comparison, names)
+
+
+def body(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType]:
+    """Yield the page without its alarms."""
+    yield Text("\n".join(head(comparison, names)))
+    for verdict in (Verdict.WORSE, Verdict.BETTER):
+        yield from _groups(comparison, verdict)
+        yield from _cells(comparison, verdict)
+    yield Text(f"\n{_LEGEND}\n")
+    yield Text("\n".join(_counts(comparison)))
+    yield Text(conclusion(comparison), style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+
+
+def alarms(comparison: Comparison) -> Iterator[Text]:
+    """Yield what comes before all else: what failed in the new run, and what could not be compared."""
+    yield from alarm(comparison.new)
+    if not comparison.judged:
+        yield not_judged("no cell has the three visits in both runs that tell noise: measure both without an interrupt")
+    elif comparison.lost:
+        cells = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} cells of the base"
+        yield not_judged(f"{cells} are missing in the new run: measure it anew, or finish it with --resume")
+
+
+def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
+    """Yield the lines that say which runs these are, and what differs between them: the candidate causes."""
+    base, new = comparison.base, comparison.new
+    if base.backend == "sim":
+        yield "backend   sim: SIMULATED machines, nothing below was measured on a GPU"
+    else:
+        yield f"backend   {base.backend}"
+    for word, run, name in (("base", base, names[0]), ("new", new, names[1])):
+        where = run.machine.fabric or run.machine.hostname
+        yield f"{word:<9} {name}: {where}, {run.started}"
+    yield f"devices   {comparison.match.told}"
+    for difference in comparison.differences:
+        yield f"differs   {difference.what}: {difference.base or 'none'} → {difference.new or 'none'}"
+
+
+def conclusion(comparison: Comparison) -> str:
+    """Return the verdict in one sentence."""
+    limit = f"{fixed(100 * comparison.fail_below, 6)} %"
+    if not comparison.changes:
+        return "The runs have no cell in common: nothing was compared."
+    if comparison.regressions:
+        return f"Regression: slower for certain by more than {limit} (--fail-below)."
+    if _any(comparison, Verdict.WORSE):
+        return f"Something is slower for certain, none of it for certain by more than {limit} (--fail-below)."
+    if not comparison.judged:
+        return "Nothing is certain: no cell has the three visits in both runs that tell noise."
+    if comparison.lost or outcome(comparison.new).places:
+        return "Nothing that was measured in both runs is slower for certain."
+    return "Nothing is slower for certain."
+
+
+def _any(comparison: Comparison, verdict: Verdict) -> bool:
+    return any(one.verdict is verdict for one in comparison.groups) or comparison.count(verdict) > 0
+
+
+def _groups(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
+    found = [group for group in comparison.groups if group.verdict is verdict]
+    if not found:
+        return
+    yield Text(f"\n{_simulated(comparison)}{verdict.value} as a whole", style=_STYLES[verdict])
+    table = _table("what", "cells", "new/base", "interval")
+    for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:_MOST_ROWS]:
+        table.add_row(group_name(comparison, group), str(group.cells), *_ratio(group.ratio, group.interval))
+    yield table
+    yield from _more(len(found))
+
+
+def group_name(comparison: Comparison, group: Group) -> str:
+    """Name what a group's cells share: the place, or the work and its size."""
+    if group.kind is Kind.PLACE:
+        return f"{_place(comparison.base, group.members)}: all that runs there"
+    return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
+
+
+def _cells(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
+    found = [change for change in comparison.changes if change.verdict is verdict]
+    if not found:
+        return
+    rows = _rows(comparison, found)
+    yield Text(f"\n{_simulated(comparison)}{verdict.value}", style=_STYLES[verdict])
+    table = _table("where", "cells", "at", "base", "new", "new/base", "interval")
+    for name, ours in rows[:_MOST_ROWS]:
+        shown = max(ours, key=lambda change: change.key.size_bytes)
+        ratio = _ratio(shown.ratio, shown.interval)
+        table.add_row(name, str(len(ours)), format_size(shown.key.size_bytes), *_both(shown), *ratio)
+    yield table
+    yield from _more(len(rows))
+
+
+def _rows(comparison: Comparison, found: Sequence[Change]) -> list[tuple[str, list[Change]]]:
+    """Return a row for each work and place, one for all places of a work where all are alike; strongest first."""
+    works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
+    for change in comparison.changes:
+        works[change.key.work, len(change.key.members)].add(change.key.members)
+    places: dict[tuple[str, tuple[int, ...]], list[Change]] = defaultdict(list)
+    for change in found:
+        places[change.key.work, change.key.members].append(change)
+    rows: dict[str, list[Change]] = defaultdict(list)
+    for (work, members), ours in places.items():
+        every = works[work, len(members)]
+        whole = len(every) > 2 and all((work, other) in places for other in every)
+        name = f"{work} on all {len(every)}" if whole else f"{work} {_place(comparison.base, members, work)}"
+        rows[name] += ours
+    return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
+
+
+def _place(run: Run, members: Sequence[int], work: str = "") -> str:
+    tags = [run.devices[member].tag for member in members]
+    if len(tags) > _MOST_NAMES:
+        return f"{tags[0]} … {tags[-1]} ({len(tags)} devices)"
+    return ("→" if "-write" in work or "-read" in work else "-").join(tags)
+
+
+def _both(change: Change) -> tuple[str, str]:
+    """Return the figure in both runs: GB/s, of small messages the time."""
+    if change.key.size_bytes < _MIB:
+        return f"{figure(change.base_seconds * 1e6)} µs", f"{figure(change.new_seconds * 1e6)} µs"
+    return f"{figure(change.base_gbs)} GB/s", f"{figure(change.new_gbs)} GB/s"
+
+
+def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
+    bounds = "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
+    return f"{ratio:.3f}", bounds
+
+
+def _counts(comparison: Comparison) -> Iterator[str]:
+    counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in Verdict)
+    yield f"cells     {len(comparison.changes)} in both: {counts}"
+    few = sum(change.interval is None for change in comparison.changes)
+    if few:
+        yield f"few       {few} cells have fewer than three visits in a run: they tell no noise, so they are undecided"
+    for word, run, keys in (
+        ("base", comparison.base, comparison.only_base),
+        ("new", comparison.new, comparison.only_new),
+    ):
+        if keys:
+            works = sorted({key.work for key in keys})
+            sizes = sorted({key.size_bytes for key in keys})
+            span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+            name = f"{word} run ({run.started})"
+            yield f"missing   {len(keys)} cells only in the {name}: {', '.join(works)}; {span}"
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="left" if place == 0 else "right")
+    return table
+
+
+def _more(count: int) -> Iterator[RenderableType]:
+    if count > _MOST_ROWS:
+        yield Text(f"and {count - _MOST_ROWS} more: --json has them all")
+
+
+def _simulated(comparison: Comparison) -> str:
+    return "sim: " if comparison.base.backend == "sim" else ""

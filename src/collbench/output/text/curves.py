@@ -1,0 +1,260 @@
+"""Bandwidth over message size: which lines stand for many, drawn in characters in 80 columns at most."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.text import Text
+
+from collbench.analysis.diagnose.limits import path_limit
+from collbench.analysis.diagnose.readings import Facts
+from collbench.analysis.stats import Summary, summarize
+from collbench.analysis.tiers import Members, kind_of, rank_links
+from collbench.machine.theory import slot
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
+from collbench.model.units import fixed, format_size
+from collbench.output.text.frame import place
+
+# Lines over message size, drawn in characters by plotille: 80 columns at most, legible without colour.
+
+
+# plotille sets a tick every ten columns; six of them, its scale and its arrow are 80 columns.
+_TICK, _MOST_TICKS = 10, 6
+_FEWEST_ROWS, _MOST_ROWS = 12, 16
+_ROUND = (1, 2, 2.5, 3, 4, 5, 6, 8, 10)  # what a row may stand for, times a power of ten
+# Okabe and Ito's colours, told apart by the colour-blind, in 256-colour numbers that show on black and on white.
+_COLOURS = (32, 208, 35, 170)
+_GREY = 245
+_THEORY = "="
+_BLANK = "\u2800"  # braille without a dot
+_EDGE, _AXIS = 11, 2  # the column of plotille's upright axis, the rows of the other
+
+
+def draw(lines: Sequence[Line], limits: Sequence[float]) -> Text | None:
+    """Return busbw in GB/s over size, each line in its mark, limits in '='; None for a single size.
+
+    Raises ImportError without plotille.
+    """
+    sizes = sorted({size for line in lines for size in line.points})
+    if len(sizes) < 2:
+        return None
+    scale = _scale(sizes, max([*limits, *(spread.middle for line in lines for spread in line.points.values())]))
+    # plotille asks the environment for colours, so they are ours: those of the first line that alone is drawn there.
+    layers = [(_COLOURS[place % len(_COLOURS)], _plain(scale, [line], [])) for place, line in enumerate(lines)]
+    layers.append((_GREY, _plain(scale, [], limits)))
+    return _coloured(_plain(scale, lines, limits), layers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The axes: the first tick and the distance of two, in powers of two, and the GB/s of a row."""
+
+    first: int
+    tick: int
+    ticks: int
+    rows: int
+    step: float
+
+
+def _plain(scale: _Scale, lines: Sequence[Line], limits: Iterable[float]) -> list[str]:
+    """Return the rows of a picture, the axes' included."""
+    from plotille import Figure  # type: ignore[import-untyped,unused-ignore]
+
+    figure = Figure()
+    end = scale.first + scale.tick * scale.ticks
+    figure.width, figure.height, figure.linesep = scale.ticks * _TICK, scale.rows, "\n"
+    figure.with_colors, figure.origin = False, False
+    # Half a column more: the last size may lie on the edge, which plotille leaves out.
+    figure.set_x_limits(scale.first, end + scale.tick / _TICK / 2)
+    figure.set_y_limits(0, scale.rows * scale.step)
+    figure.x_label, figure.y_label = "B", "GB/s"
+    figure.x_ticks_fkt = lambda value, _next: format_size(2 ** round(value))
+    figure.y_ticks_fkt = lambda value, _next: fixed(value, 6)
+    across = [scale.first + scale.tick * column / _TICK for column in range(0, figure.width, 2)]
+    for limit in limits:
+        figure.scatter(across, [limit] * len(across), marker=_THEORY)
+    for line in reversed(lines):  # the first lies on top
+        rates = [spread.middle for spread in line.points.values()]
+        figure.plot([math.log2(size) for size in line.points], rates, marker=line.mark)
+    return [row.replace(_BLANK, " ").rstrip() for row in figure.show().split("\n")]
+
+
+def _coloured(rows: Sequence[str], layers: Sequence[tuple[int, Sequence[str]]]) -> Text:
+    """Return the rows with each character of the drawing in the colour of the first layer that has one there."""
+    text = Text()
+    for number, row in enumerate(rows):
+        text.append("\n" * (number > 0))
+        for column, letter in enumerate(row):
+            inside = (
+                colour for colour, layer in layers if column > _EDGE and layer[number][column : column + 1].strip()
+            )
+            colour = next(inside, None) if number < len(rows) - _AXIS else None
+            text.append(letter, style="" if colour is None else f"color({colour})")
+    return text
+
+
+def legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:
+    """Return what the marks stand for; `limits` are GB/s by what reaches them, "NV18"."""
+    told = [f"{line.mark} {line.name}{f', median of {line.places}' if line.places > 1 else ''}" for line in lines]
+    if limits:
+        words = ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items())
+        told.append(f"{_THEORY} theory: {words}")
+    return "\n".join(f"  {line}" for line in told)
+
+
+def _scale(sizes: Sequence[int], top: float) -> _Scale:
+    """Return axes that waste the least around these sizes in bytes and the highest GB/s."""
+    first = math.floor(math.log2(sizes[0]))
+    span = max(1, math.ceil(math.log2(sizes[-1])) - first)
+    tick = math.ceil(span / _MOST_TICKS)
+    power = 10.0 ** math.floor(math.log10(top / _MOST_ROWS))
+    steps = [digit * power * shift for digit in _ROUND for shift in (1, 10)]
+    fitting = [(rows * step, -rows, step) for rows in range(_FEWEST_ROWS, _MOST_ROWS + 1) for step in steps]
+    # A quarter of a row is a dot: what lies less below the edge would be rounded out of the picture.
+    _, rows, step = min((height, rows, step) for height, rows, step in fitting if height - step / 4 > top)
+    return _Scale(first, tick, math.ceil(span / tick), -rows, step)
+
+
+# Bandwidth over message size, as figures: what every place of a work reached, and few lines that stand for many.
+
+
+# A reader tells so many lines apart in a terminal without colour; the other tiers are in the table of tiers.
+_MOST_LINES = 4
+_MOST_NAMES = 6  # of a communicator; more break 80 columns
+_MANY = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What several places reached at one size: the median's seconds, and lowest, median and highest GB/s (busbw)."""
+
+    seconds: float
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line over the sizes in bytes, ascending. `name` says whose it is, `mark` is one character for it."""
+
+    name: str
+    mark: str
+    places: int
+    points: dict[int, Spread]
+
+
+Curves = dict[Members, dict[int, Summary]]
+
+
+def works_of(run: Run) -> list[Work]:
+    """Return the works that hold a sample, in the model's order: plain ones first."""
+    works = {found.cell.work for found in run.measurements if found.samples}
+    return sorted(works, key=work_order)
+
+
+def work_order(work: Work) -> tuple[int, int, int]:
+    """Return the place of a work in the model's order: plain ones first, then by operation and NUMA node."""
+    node = -1 if work.numa_node is None else work.numa_node
+    return list(Variant).index(work.variant), list(Operation).index(work.operation), node
+
+
+def curves_of(run: Run, work: Work) -> Curves:
+    """Return each place's figures by size in bytes, both ascending. A place is the members of a cell."""
+    found: Curves = defaultdict(dict)
+    for measurement in run.measured(work.variant):
+        if measurement.cell.work == work:
+            found[measurement.cell.members][measurement.cell.size_bytes] = summarize(measurement)
+    return {members: dict(sorted(found[members].items())) for members in sorted(found)}
+
+
+def sizes_of(work: Work, curves: Curves) -> list[int]:
+    """Return the sizes in bytes, ascending, that most links, pairs or devices have; without these most sets.
+
+    At another size fewer would be compared.
+    """
+    counts = Counter(size for curve in (_alone(work, curves) or curves).values() for size in curve)
+    return sorted(size for size, count in counts.items() if count == max(counts.values()))
+
+
+def place_name(run: Run, work: Work, members: Members) -> str:
+    """Name a place as `notes.place` does; of a larger communicator the first ranks, the last, and how many."""
+    if len(members) <= _MOST_NAMES or not work.operation.is_collective:
+        return place(run.devices, work, members)
+    tags = [run.devices[member].tag for member in members]
+    return f"{', '.join(tags[: _MOST_NAMES - 3])}, … {tags[-1]} ({len(tags)} ranks)"
+
+
+def limits_of(run: Run, work: Work, places: Iterable[Members]) -> dict[Members, float]:
+    """Return the theory of each place in GB/s, none for what takes another way than the path, or many.
+
+    Of a copy both ways at once it is twice the path's. Between more than two GPUs it depends on rings and switches.
+    """
+    if work.operation is Operation.CHASE or work.variant in (*_MANY, Variant.STAGED):
+        return {}
+    facts = Facts(run)
+    ways = 2 if work.variant is Variant.BOTH_WAYS else 1
+    found = {members: _limit(facts, members) for members in places}
+    return {members: ways * limit for members, limit in found.items() if limit is not None}
+
+
+def _limit(facts: Facts, members: Members) -> float | None:
+    if len(members) == 1:
+        told = slot(facts.run.devices[members[0]])
+        return told.gbs if told is not None and facts.run.backend != "host" else None
+    return path_limit(facts, (members[0], members[1])) if len(members) == 2 else None
+
+
+def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
+    """Return what these places reached together, by size in bytes, ascending."""
+    by_size: dict[int, list[Summary]] = defaultdict(list)
+    for curve in curves:
+        for size, summary in curve.items():
+            by_size[size].append(summary)
+    return {size: _spread(by_size[size]) for size in sorted(by_size)}
+
+
+def _spread(found: Sequence[Summary]) -> Spread:
+    rates = [summary.busbw for summary in found]
+    return Spread(median(summary.seconds for summary in found), min(rates), median(rates), max(rates))
+
+
+def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:
+    """Return a line for each tier of links, pairs or devices, and for each larger number of ranks; four at most.
+
+    Tiers are those at the largest size that most places have. Of many the best three and the worst are kept.
+    """
+    alone = _alone(work, curves)
+    lines = _tier_lines(run, work, alone) if alone else []
+    groups: dict[int, list[Members]] = defaultdict(list)
+    for members in curves.keys() - alone.keys():
+        groups[len(members)].append(members)
+    for count, places in sorted(groups.items()):
+        name = f"{count} ranks" if work.operation.is_collective else str(work.variant)
+        lines.append(_line(name, "abcdefghij"[len(lines) % 10], places, curves))
+    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], lines[-1]]
+
+
+def _tier_lines(run: Run, work: Work, alone: Curves) -> list[Line]:
+    ranking = rank_links(run, work, sizes_of(work, alone)[-1])
+    standings = {} if ranking is None else {standing.members: standing.tier for standing in ranking.standings}
+    tiers: dict[int, list[Members]] = defaultdict(list)
+    for members in alone.keys() & standings.keys():
+        tiers[standings[members]].append(members)
+    kind = f"all {kind_of(work)}s" if len(tiers) == 1 else ""
+    return [_line(kind or f"tier {tier}", str(tier % 10), tiers[tier], alone) for tier in sorted(tiers)]
+
+
+def _line(name: str, mark: str, places: Sequence[Members], curves: Curves) -> Line:
+    return Line(name, mark, len(places), spreads(curves[members] for members in places))
+
+
+def _alone(work: Work, curves: Curves) -> Curves:
+    """Return the places that `affinity` ranks: links, pairs, or of host copies devices."""
+    wanted = 1 if work.variant is Variant.HOST else 2
+    return {some: curve for some, curve in curves.items() if work.variant not in _MANY and len(some) == wanted}

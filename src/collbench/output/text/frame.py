@@ -1,0 +1,387 @@
+"""What stands above and below every page's figures: where they come from, what failed, health, notes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from rich.text import Text
+
+from collbench.analysis.outcome import Trouble, TroubleKind, named, outcome
+from collbench.machine.labels import is_pcie
+from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
+from collbench.model.operations import Variant, Work
+from collbench.model.run import NCCL_START, Audit, Device, Flag, FlagKind, Health, Run, StopReason
+from collbench.model.units import format_size
+
+# Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
+
+
+_SWITCH = "NCCL_NVLS_ENABLE"
+
+
+def nvls(run: Run) -> str:
+    """Return what is known of NVLS, "" without NCCL or where nothing is: off, not supported, possible, or chosen."""
+    setting = run.settings.environment.get(_SWITCH)
+    if not run.machine.nccl:
+        return ""
+    if setting == "0":
+        return f"NVLS off ({_SWITCH}=0)"
+    if run.machine.multicast is False:
+        return "NVLS not supported by these GPUs"
+    used = sum(found.algorithm.startswith("NVLS") for found in run.chosen)
+    if run.chosen:
+        return f"NVLS {'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
+    if run.machine.multicast is None:
+        return f"{_SWITCH}={setting}" if setting else ""
+    asked = f" ({_SWITCH}={setting})" if setting else ""
+    return f"NVLS possible{asked}: the GPUs support multicast, NCCL decides"
+
+
+# The first lines of every page: where the numbers come from.
+
+
+def header(run: Run) -> str:
+    """Return the run's origin: backend first, then machine, devices, versions, and what was measured when."""
+    machine = run.machine
+    if run.backend == "sim":
+        return _simulated(run)
+    kinds = Counter(device.name for device in run.devices)
+    devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
+    lines = [
+        f"backend   {run.backend}{_backend_note(run.backend)}",
+        f"machine   {machine.hostname}: {devices}; {machine.system}",
+    ]
+    if machine.virtualization not in ("", "none"):
+        lines.append(f"virtual   GPU {machine.virtualization} to a virtual machine")
+    if machine.driver:
+        lines.append(f"driver    {machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}")
+    if machine.nccl:
+        lines.append(f"NCCL      {machine.nccl}, {machine.nccl_path}")
+    reductions = nvls(run)
+    if reductions:
+        lines.append(f"NVLS      {reductions.removeprefix('NVLS ')}")
+    if run.settings.processes > 1:
+        lines.append(f"processes {_processes(run)}")
+    told = settings(run.settings.environment)
+    if told:
+        lines.append(f"settings  {told}")
+    lines.append(
+        f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
+    )
+    return "\n".join(lines)
+
+
+def _simulated(run: Run) -> str:
+    """Return the lines of a simulated machine. No figure of its may pass for a measured one."""
+    kinds = Counter(device.name for device in run.devices)
+    devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
+    lines = [
+        f"backend   sim: SIMULATED machine '{run.machine.fabric}', nothing below was measured on a GPU",
+        f"machine   {devices}, all simulated",
+    ]
+    if run.machine.virtualization not in ("", "none"):
+        lines.append(f"virtual   GPU {run.machine.virtualization} to a virtual machine (simulated)")
+    told = settings(run.settings.environment)
+    if told:
+        lines.append(f"settings  {told} (simulated)")
+    done = "" if run.complete else " (interrupted)"
+    lines.append(f"simulated {run.started}, {run.seconds:.1f} s of the machine's time{_sizes(run)}{done}")
+    return "\n".join(lines)
+
+
+def _processes(run: Run) -> str:
+    """Name how many processes measured, what started them, and on which hosts where there are several."""
+    hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
+    started = f"{run.settings.processes} ({run.settings.launcher}), one for each device"
+    return f"{started}; hosts {hosts}" if hosts else started
+
+
+def _backend_note(backend: str) -> str:
+    return {
+        "host": ": memory copies between CPU cores and gloo collectives, no GPU",
+        "cuda": ": copies by the driver API, collectives by NCCL",
+    }.get(backend, "")
+
+
+def settings(environment: Mapping[str, str]) -> str:
+    """Name the variables that were set: they change what NCCL does.
+
+    NCCL_VERSION does not: NVIDIA's container images leave it behind, and the loaded library's version may differ.
+    """
+    return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
+
+
+def _sizes(run: Run) -> str:
+    sizes = run.settings.sizes
+    if not sizes:
+        return ""
+    span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+    return f", {span}, seed {run.settings.seed}"
+
+
+# What was wrong with the devices while they were measured, in a few lines; one line when nothing was.
+
+
+_COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
+_REPLAYS = ("NVLink replays", "nvlink_replays")
+
+
+def health_lines(run: Run) -> list[str]:
+    """Return temperatures in °C, then a line for everything that was wrong; empty for CPU cores."""
+    if not run.health_before:
+        return []
+    flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
+    throttled = list(_throttled(run, flagged))
+    grown = [line for name, field in _COUNTERS for line in _growth(run, f"{name} errors", field)]
+    words = [
+        _temperatures(run),
+        "" if throttled or any(flag.kind is FlagKind.THROTTLED for flag in flagged) else _no_throttling(run),
+        "" if grown else _no_new_errors(run),
+    ]
+    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *_shared(run, flagged)]
+    if not run.health_after:
+        lines.append("not known after the run: NVML did not answer, or it was cut short")
+    said = ", ".join(word for word in words if word)
+    return [said, *lines] if said else lines or ["NVML does not tell on this machine"]
+
+
+def _temperatures(run: Run) -> str:
+    seen = [h.temperature for h in (*run.health_before, *run.health_after) if h.temperature is not None]
+    if not seen:
+        return ""
+    span = f"{min(seen)} °C" if min(seen) == max(seen) else f"{min(seen)}–{max(seen)} °C"
+    return span if max(seen) < GOOD_C else f"{span} ({TEMPERATURE_RULE})"
+
+
+def _no_throttling(run: Run) -> str:
+    """Return the words, "" for devices that tell no clock: those tell no reasons either, so none is seen."""
+    return "no throttling" if any(state.sm_clock is not None for state in run.health_before) else ""
+
+
+def _no_new_errors(run: Run) -> str:
+    """Name the counters that this machine has and that stood still; without both readings nothing is known."""
+    states = (*run.health_before, *run.health_after)
+    known = [name for name, field in _COUNTERS if any(getattr(state, field) is not None for state in states)]
+    return f"no new {' or '.join(known)} errors" if known and run.health_after else ""
+
+
+def _flagged(run: Run) -> Iterator[str]:
+    """Yield each flag of the samples with how many visits it marks; of a GPU's temperatures the highest."""
+    visits = sum(len(found.samples) for found in run.measurements)
+    marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
+    for flag in (flag for found in run.measurements for sample in found.samples for flag in set(sample.flags)):
+        figure = None if flag.kind is FlagKind.HOT else flag.figure
+        marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
+    lines = [
+        f"{max(flags, key=lambda flag: flag.figure or 0).words(run.devices)} in {len(flags)} of {visits} visits"
+        for flags in marked.values()
+    ]
+    yield from sorted(lines)
+
+
+def _throttled(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
+    """Yield the reasons at the run's ends that no visit was flagged with."""
+    for when, states in (("before", run.health_before), ("after", run.health_after)):
+        for place, state in enumerate(states[: len(run.devices)]):
+            for reason in filter(holds_back, state.throttle):
+                flag = Flag(FlagKind.THROTTLED, (place,), reason=reason)
+                if flag not in flagged:
+                    yield f"{flag.words(run.devices)} {when} measuring"
+
+
+def _growth(run: Run, name: str, field: str) -> Iterator[str]:
+    pairs = zip(_by_tag(run, run.health_before), run.health_after, strict=False)
+    for (tag, before), after in pairs:
+        first, last = getattr(before, field), getattr(after, field)
+        if first is not None and last is not None and last > first:
+            yield f"{last - first} new {name} on {tag} ({first} → {last} since the driver was loaded)"
+
+
+def _shared(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
+    """Yield the GPUs that other processes held at the run's ends, where no visit was flagged with it."""
+    known = {place for flag in flagged if flag.kind is FlagKind.SHARED for place in flag.devices}
+    for when, states in (("before", run.health_before), ("after", run.health_after)):
+        for place, state in enumerate(states[: len(run.devices)]):
+            if state.processes and place not in known:
+                flag = Flag(FlagKind.SHARED, (place,), state.processes)
+                yield f"{flag.words(run.devices)} {when} measuring"
+
+
+def _by_tag(run: Run, states: tuple[Health, ...]) -> Iterator[tuple[str, Health]]:
+    yield from zip((device.tag for device in run.devices), states, strict=False)
+
+
+# The lines below every page's figures: how far they were measured, what is missing, and what to distrust.
+
+
+_WORDS = {
+    StopReason.PRECISION: "precise",
+    StopReason.NOISE: "noise-stable",
+    StopReason.BUDGET: "at the budget",
+    StopReason.INTERRUPTED: "interrupted",
+    StopReason.FAILED: "failed",
+}
+# NCCL's start is told from here on: below, it was ready when the sweep was.
+_TELLING_S = 0.05
+# More failures than this say the same thing again; the file holds them all.
+_MOST_FAILURES = 8
+# On a machine with 48 links that kernels cannot use, the first ones show which.
+_MOST_NAMES = 4
+
+
+def notes(run: Run, *, health: bool = True) -> list[str]:
+    """Return the lines, each said once, those about the devices' health only where that is asked for."""
+    lines = [*_stopped(run), *_verified(run), *_time(run), *_failures(run), *_audit(run)]
+    lines += ["chosen    algorithms as NCCL told in a separate process with NCCL_DEBUG=INFO"] if run.chosen else []
+    lines += [f"health    {line}" for line in (health_lines(run) if health else ())]
+    return list(dict.fromkeys([*lines, *_skipped(run)]))
+
+
+def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> str:
+    """Name the devices that a cell ran on: "GPU0 → GPU1", "GPU0 → all others", "GPU0, GPU1"."""
+    tags = [devices[member].tag for member in members]
+    if work.variant is Variant.ONE_TO_ALL:
+        return f"{tags[0]} → all others"
+    if work.variant is Variant.ALL_TO_ONE:
+        return f"all others → {tags[0]}"
+    if work.variant is Variant.BOTH_WAYS:
+        return " ↔ ".join(tags)
+    return (", " if work.operation.is_collective else " → ").join(tags)
+
+
+def _stopped(run: Run) -> Iterator[str]:
+    counts = Counter(found.stop for found in run.measurements)
+    told = [f"{counts[reason]} {word}" for reason, word in _WORDS.items() if counts[reason]]
+    if told:
+        yield f"stopped   {', '.join(told)}"
+
+
+def _time(run: Run) -> Iterator[str]:
+    if "timed" in run.phases:
+        inside = {name: seconds for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)}
+        around = f" ({', '.join(f'{name} {seconds:.1f} s' for name, seconds in inside.items())})" if inside else ""
+        start = run.phases.get(NCCL_START, 0.0)
+        around += f", after {start:.1f} s for NCCL to start" if start >= _TELLING_S else ""
+        yield f"time      {run.phases['timed']:.1f} s of {run.seconds:.1f} s in timed regions{around}"
+
+
+def _verified(run: Run) -> Iterator[str]:
+    """Yield the share of the bytes that were compared where they arrived, and what was compared least."""
+    bytes_of: dict[tuple[Work, int], tuple[int, int]] = {}  # verified, moved
+    for found in run.measurements:
+        for sample in found.samples:
+            if sample.moved_bytes and sample.verified_bytes is not None:
+                key = (found.cell.work, found.cell.size_bytes)
+                verified, moved = bytes_of.get(key, (0, 0))
+                bytes_of[key] = (verified + sample.verified_bytes, moved + sample.moved_bytes)
+    if not bytes_of:
+        return
+    verified, moved = (sum(column) for column in zip(*bytes_of.values(), strict=True))
+    work, size = min(bytes_of, key=lambda key: bytes_of[key][0] / bytes_of[key][1])
+    least = _share(*bytes_of[work, size])
+    more = f"; of {work} at {format_size(size)} {least}" if verified < moved and len(bytes_of) > 1 else ""
+    yield f"verified  {_share(verified, moved)} of the bytes moved{more}"
+
+
+def _share(part: int, whole: int) -> str:
+    """Return the percentage cut off, so that only all of it is 100 %."""
+    tenths = part * 1000 // whole
+    return "all" if part == whole else "none" if part == 0 else f"{tenths / 10:.1f}%" if tenths else "less than 0.1%"
+
+
+def _failures(run: Run) -> Iterator[str]:
+    """Yield a line for each work, place and reason, with all its sizes."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for found in run.measurements:
+        if found.failure:
+            what = f"{found.cell.work} on {place(run.devices, found.cell.work, found.cell.members)}"
+            failed.setdefault((what, found.failure), []).append(format_size(found.cell.size_bytes))
+    lines = [f"failed    {what} at {', '.join(sizes)}: {reason}" for (what, reason), sizes in failed.items()]
+    yield from lines[:_MOST_FAILURES]
+    if len(lines) > _MOST_FAILURES:
+        yield f"failed    and {len(lines) - _MOST_FAILURES} more: the run file holds them"
+
+
+def _skipped(run: Run) -> Iterator[str]:
+    """Yield a line for each reason, with the first of what was skipped for it."""
+    reasons: dict[str, list[str]] = {}
+    for skipped in run.skipped:
+        reasons.setdefault(skipped.reason, []).append(skipped.what)
+    for reason, found in reasons.items():
+        what = list(dict.fromkeys(found))
+        more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
+        yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}: {reason}"
+
+
+def _audit(run: Run) -> Iterator[str]:
+    trusted = [abs(1 - found.ratio) for found in run.audits if found.trusted]
+    if trusted:
+        yield (
+            f"audit     pairs timed together and alone agree within {max(trusted):.1%} "
+            f"({len(trusted)} comparison{'s' if len(trusted) > 1 else ''})"
+        )
+    apart: dict[tuple[str, Work], list[Audit]] = {}
+    for found in run.audits:
+        if not found.trusted:
+            apart.setdefault((found.label, Work(found.operation, found.variant)), []).append(found)
+    for (label, work), audits in apart.items():
+        yield f"audit     {work} on {label} pairs{_at(audits)} was timed alone: {_speed(audits)}"
+    if any(is_pcie(label) for label, _ in apart):
+        yield "audit     PCIe paths share wires, so all of them were timed alone"
+
+
+def _at(audits: Sequence[Audit]) -> str:
+    sizes = sorted({found.size_bytes for found in audits if found.size_bytes is not None})
+    return f" at {', '.join(map(format_size, sizes))}" if sizes else ""
+
+
+def _speed(audits: Sequence[Audit]) -> str:
+    """Say how fast pairs were beside others, and what was allowed: as spans where several pairs were compared."""
+    ratios, deltas = [found.ratio for found in audits], [found.delta for found in audits]
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    allowed = f"±{max(deltas):.1%}"
+    return f"beside others at {low if low == high else f'{low} to {high}'} of its own speed ({allowed} was allowed)"
+
+
+# The first line of a page: what failed and where, or that nothing was judged.
+
+
+_MOST_PLACES = 3  # worst first; the page's notes and the file have the others
+_ALARM = "bold red"
+
+
+def headline(run: Run) -> str:
+    """Return what failed and where, the worst first: "FAILED: GPU2-GPU3: 140 data points, hang"; "" for nothing."""
+    troubles = outcome(run).troubles
+    if not troubles:
+        return ""
+    head = "IMPOSSIBLE" if troubles[0].kind is TroubleKind.IMPOSSIBLE else "FAILED"
+    return f"{head}: {places(run)}"
+
+
+def places(run: Run) -> str:
+    """Return the headline without its first word, which parsers of nccl-tests' text search for."""
+    troubles = outcome(run).troubles
+    told = "; ".join(_told(run, trouble) for trouble in troubles[:_MOST_PLACES])
+    left = len(troubles) - _MOST_PLACES
+    more = f"; and {left} more" if left > 0 else ""
+    return f"{told}{more}{' (sim)' if run.backend == 'sim' else ''}"
+
+
+def alarm(run: Run) -> Iterator[Text]:
+    """Yield the headline as a page's first block, nothing where all is well."""
+    if told := headline(run):
+        yield Text(told, style=_ALARM)
+
+
+def not_judged(why: str) -> Text:
+    """Return the first block of a page that can say nothing; `why` ends with what to run."""
+    return Text(f"not judged: {why}", style=_ALARM)
+
+
+def _told(run: Run, trouble: Trouble) -> str:
+    points = f"{trouble.count} data point{'' if trouble.count == 1 else 's'}"
+    how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
+    return f"{named(run, [trouble.devices])}: {points}, {how}"

@@ -1,0 +1,167 @@
+"""Pages on any width: folded sentences and tables, the one scale of shades, blocks that a pipe shows otherwise."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+# Sentences in lines of so many columns.
+
+
+WIDE = 100  # columns, where no terminal says fewer
+NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair carries …"
+
+
+def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
+    """Return the text in lines that begin with `first`, then `rest`; a word longer than a line stays whole."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def named(line: str, width: int) -> str:
+    """Return a line of name and sentence in lines, the sentence below itself."""
+    return filled(line[NAME_WIDE:], width, line[:NAME_WIDE], " " * NAME_WIDE)
+
+
+# Pages on narrow terminals: sentences in several lines; of a table the columns that do not fit in a further one.
+
+
+_GAP = 2  # blanks between two columns, as rich sets them
+# Up to so many rows a second table is easier to read than to look for.
+_FEW_ROWS = 8
+
+
+def folded(lines: Lines, width: int) -> Text:
+    """Return the lines in at most `width` characters each, but for words that are longer; styles stay."""
+    return Text("\n").join(part for line in lines.split("\n", allow_blank=True) for part in _folded(line, width))
+
+
+def _folded(line: Text, width: int) -> Iterator[Text]:
+    if len(line) <= width:
+        yield line
+        return
+    end = 0
+    for told in named(line.plain, width).split("\n"):
+        words = told.strip() if end else told
+        start = line.plain.index(words, end)
+        end = start + len(words)
+        yield Text(told[: len(told) - len(words)]).append_text(line[start:end])
+
+
+def trim(table: Summary, width: int) -> list[RenderableType]:
+    """Return a table of many rows without as many of its spare columns as it takes to fit, and what was left out.
+
+    Folded, if that is not enough, and where there are few rows.
+    """
+    spare = [column for name in table.spare for column in table.columns if column.header == name]
+    if table.row_count <= _FEW_ROWS:
+        return list(fold(table, width))
+    kept, gone = list(table.columns), list[str]()
+    while spare and _width(kept) > width:
+        gone.append(str(spare[0].header))
+        kept.remove(spare.pop(0))
+    told = [named(f"not here  {', '.join(reversed(gone))}: {table.elsewhere}", width)] if gone else []
+    return [*fold(_of(kept) if gone else table, width), *map(Text, told)]
+
+
+def fold(table: Table, width: int) -> list[Table]:
+    """Return tables of at most `width` characters that together hold every column of `table`.
+
+    Each begins with the columns that name the rows: the left-aligned ones at the start, or the first. A column that is
+    too wide even so has a table to itself, which the terminal may wrap.
+    """
+    keys = len(list(takewhile(lambda column: column.justify == "left", table.columns))) or 1
+    names, values = table.columns[:keys], table.columns[keys:]
+    parts: list[list[Column]] = []
+    for column in values:
+        if parts and _width([*names, *parts[-1], column]) <= width:
+            parts[-1].append(column)
+        else:
+            parts.append([column])
+    return [_of([*names, *part]) for part in parts] if len(parts) > 1 else [table]
+
+
+def _width(columns: list[Column]) -> int:
+    cells = ((str(column.header), *map(str, column.cells)) for column in columns)
+    return sum(max(map(len, texts)) for texts in cells) + _GAP * (len(columns) - 1)
+
+
+def _of(columns: list[Column]) -> Table:
+    part = Table(box=None, pad_edge=False, header_style="")
+    for column in columns:
+        part.add_column(column.header, justify=column.justify)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        part.add_row(*row)
+    return part
+
+
+# Blocks that a terminal shows otherwise than a pipe: sentences folded, fewer columns, what colours mean.
+
+
+class Lines(Text):
+    """Lines of a name and a sentence, "best 2   GPU0, GPU1: …": a narrow terminal folds each below its sentence."""
+
+
+class Legend(Text):
+    """What colours stand for: shown where there are colours."""
+
+
+class Summary(Table):
+    """A table of which a narrow terminal may leave out columns, where folding would print many rows twice.
+
+    `spare` are the heads of those, the first to go first; `elsewhere` says in a clause where to find them.
+    """
+
+    def __init__(self, spare: Sequence[str], elsewhere: str) -> None:
+        super().__init__(box=None, pad_edge=False, header_style="")
+        self.spare, self.elsewhere = tuple(spare), elsewhere
+
+
+# The one scale of colours of all matrices: a figure's shade is its share of the best, in steps, and what they are.
+
+
+# Viridis from its dark end to its bright one, in 256-colour numbers, which every terminal with colours has; safe for
+# the colour-blind, as lightness rises with the value. Each step begins at a share of the best.
+_RAMP = (
+    (0.98, "black on color(227)"),
+    (0.95, "black on color(149)"),
+    (0.90, "black on color(77)"),
+    (0.75, "black on color(36)"),
+    (0.50, "white on color(31)"),
+    (0.25, "white on color(60)"),
+    (0.00, "white on color(54)"),
+)
+# Figures so near each other have one shade, on whichever side of a step they lie: one link reaches half of two.
+_ALIKE = 0.02
+
+
+def styles(shares: NDArray[np.float64]) -> NDArray[np.object_]:
+    """Return the style of each share of the best, of any shape; "" for NaN.
+
+    From the best down, all that lie within 2 % of the first of their group have its shade.
+    """
+    found = np.full(shares.shape, "", dtype=object)
+    left = np.isfinite(shares)
+    while left.any():
+        top = shares[left].max()
+        group = left & (shares >= top * (1 - _ALIKE))
+        found[group] = next(style for least, style in _RAMP if top >= least)
+        left &= ~group
+    return found
+
+
+def legend(before: str = "") -> Legend:
+    """Return what the shades mean, one line, after the line breaks that it needs."""
+    text = Legend(f"{before}shade: share of the best")
+    for share, style in _RAMP:
+        text.append(" ")
+        text.append(f" {share:.0%} " if share else " less ", style=style)
+    return text

@@ -1,0 +1,149 @@
+"""A figure by source and destination, shaded by its share of the best; readable without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.text import Text
+
+from collbench.analysis.stats import summarize
+from collbench.analysis.tiers import Ranking, Standing
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Measurement, Run
+from collbench.model.units import figure, format_size
+from collbench.output.text.layout import styles
+
+# The measured matrix: a figure by source and destination, coloured by how it compares with the best.
+
+
+Matrix = NDArray[np.float64]
+
+# Beyond this many devices a decimal place would break 80 columns.
+DEVICES_WITH_DECIMALS = 9
+_COLUMNS = 80
+_KINDS = {
+    Variant.PLAIN: "row sends to column",
+    Variant.STAGED: "row sends to column, through host memory",
+    Variant.BOTH_WAYS: "both ways at once, their sum",
+}
+
+
+def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measurement], float]) -> Matrix:
+    """Return a figure of each cell on two devices, shape (devices, devices), row = first; NaN where nothing is known.
+
+    What is symmetric, a collective on a pair or a copy both ways, fills both halves.
+    """
+    n = len(run.devices)
+    matrix = np.full((n, n), np.nan)
+    for measurement in run.measured(work.variant):
+        cell = measurement.cell
+        if cell.work == work and cell.size_bytes == size_bytes and len(cell.members) == 2:
+            src, dst = cell.members
+            matrix[src, dst] = figure(measurement)
+            if work.operation.is_collective or work.variant is Variant.BOTH_WAYS:
+                matrix[dst, src] = matrix[src, dst]
+    return matrix
+
+
+def bandwidth_matrix(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Matrix:
+    """Return busbw in GB/s, shape (devices, devices), row = src, column = dst; NaN where nothing was measured."""
+    return pair_matrix(run, Work(operation, variant), size_bytes, lambda found: summarize(found).busbw)
+
+
+def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:
+    """Return the matrix in GB/s as text, at most 80 columns wide for 16 devices."""
+    kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
+    text = Text(f"{operation} at {format_size(size_bytes)}, GB/s ({kind})\n")
+    return text.append_text(render_matrix(run, bandwidth_matrix(run, operation, size_bytes, variant)))
+
+
+def render_matrix(
+    run: Run,
+    matrix: Matrix,
+    *,
+    extra: Sequence[str] = (),
+    best_is_least: bool = False,
+    shaded: bool = True,
+    printed: Callable[[float], str] | None = None,
+) -> Text:
+    """Return head and rows of a matrix, `shaded` by shares of the best; `extra` heads the columns beyond the devices'.
+
+    `printed` gives the text of a figure.
+    """
+    tags = [device.tag for device in run.devices]
+    wide = len(tags) <= DEVICES_WITH_DECIMALS
+    # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
+    heads = [*(tags if wide else [str(device.index) for device in run.devices]), *extra]
+    tell = printed or (lambda value: figure(value, decimals=int(wide)))
+    cells = [["-" if np.isnan(value) else tell(value) for value in row] for row in matrix]
+    least, gap = (7, 2) if wide else (4, 1)
+    columns = zip(heads, zip(*cells, strict=True), strict=True)
+    widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
+    first = max(map(len, tags))
+    known = matrix[np.isfinite(matrix)]
+    best = (known.min() if best_is_least else known.max()) if known.size else 0.0
+    shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
+    style = styles(shares) if shaded else np.full(matrix.shape, "", dtype=object)
+    blocks = []
+    for block in _blocks(_COLUMNS - first, widths):
+        text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
+        for tag, row, colours in zip(tags, cells, style, strict=True):
+            text.append(f"\n{tag:<{first}}")
+            for column in block:
+                text.append(f"{row[column]:>{widths[column]}}", style=colours[column])
+        blocks.append(text)
+    return Text("\n").join(blocks)
+
+
+def _blocks(room: int, widths: Sequence[int]) -> list[range]:
+    """Return the columns that stand beside each other, as many in each block: 16 of four digits need two."""
+    count = ceil(sum(widths) / room)
+    each = ceil(len(widths) / count)
+    return [range(start, min(start + each, len(widths))) for start in range(0, len(widths), each)]
+
+
+# A ranking as a heat map: row and column are devices, the shade is the share of the best. Readable without colour.
+
+
+_MIB = 2**20
+_PER_SECOND = {"µs": 1e6, "ns": 1e9}
+
+
+def unit_of(run: Run, work: Work, size_bytes: int) -> str:
+    """Return the unit that says most: GB/s, below 1 MiB the time in µs, of the pointer chase in ns.
+
+    A chase over PCIe takes 1100 ns, and so many digits for each of 16 devices would break 80 columns.
+    """
+    if work.operation is Operation.CHASE and len(run.devices) <= DEVICES_WITH_DECIMALS:
+        return "ns"
+    return "GB/s" if size_bytes >= _MIB else "µs"
+
+
+def value(seconds: float, gbs: float, unit: str) -> float:
+    """Return a cell's figure in a unit of `unit_of`."""
+    return gbs if unit not in _PER_SECOND else seconds * _PER_SECOND[unit]
+
+
+def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
+    """Return a ranking of links or pairs as a matrix in a unit of `unit_of`, at most 80 columns for 16 devices."""
+    matrix = _matrix(run, ranking, lambda standing: value(standing.seconds, standing.gbs, unit))
+    return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND)
+
+
+def tier_map(run: Run, ranking: Ranking) -> Text:
+    """Return the tier of each link or pair as a matrix, 1 is best: what the shades say, without colour."""
+    matrix = _matrix(run, ranking, lambda standing: float(standing.tier))
+    return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")
+
+
+def _matrix(run: Run, ranking: Ranking, figure: Callable[[Standing], float]) -> Matrix:
+    matrix = np.full((len(run.devices),) * 2, np.nan)
+    for standing in ranking.standings:
+        src, dst = standing.pair
+        matrix[src, dst] = figure(standing)
+        if ranking.kind == "pair":
+            matrix[dst, src] = matrix[src, dst]
+    return matrix

@@ -1,0 +1,441 @@
+"""The pages of the measuring commands: pairs, copies, latency, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.analysis.physics import by_cell
+from collbench.analysis.problem import left_out
+from collbench.analysis.select import choose, evidence
+from collbench.analysis.stats import half_width, summarize, trial_seconds
+from collbench.analysis.tiers import Ranking, rank_pairs
+from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Chosen, Measurement, Run
+from collbench.model.units import figure, format_size
+from collbench.output.text.frame import alarm, header, notes
+from collbench.output.text.layout import Lines, Summary, legend
+from collbench.output.text.matrix import Matrix, pair_matrix, render_bandwidths, render_matrix
+from collbench.output.text.topology import render_labels
+
+# The page of `collbench copies`: for each pattern and kind of copy, what every link or device carries.
+
+
+_MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
+_TABLES = {
+    Variant.ONE_TO_ALL: "one to all others at once: all that a device sends",
+    Variant.ALL_TO_ONE: "all others to one at once: all that a device receives",
+    Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
+}
+# More nodes, with intervals, would break 80 columns.
+_NODES_WITH_INTERVALS = 4
+_COPIES_LEGEND = """\
+ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
+read: the destination does; ±: half of the median's 95 % interval"""
+
+
+def copies_page(run: Run) -> Iterator[RenderableType]:
+    """Yield the page's blocks: matrices of links and pairs, tables of devices."""
+    yield Lines(header(run))
+    for variant in (*_MATRICES, *_TABLES):
+        found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
+        if found:
+            several = len({measurement.cell.numa_node for measurement in found}) > 1
+            tables = _nodes if several else _matrices if variant in _MATRICES else _devices
+            yield from tables(run, variant, found)
+    yield Text(f"\n{_COPIES_LEGEND}")
+    lines = notes(run)
+    if run.backend == "host":
+        lines.append("not here  copies both ways, one to all, all to one, staged, to devices: cores have none")
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+
+
+def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    for operation in _operations(found):
+        largest = _at_largest(found, operation)
+        yield Text()
+        yield render_bandwidths(run, operation, largest[0].cell.size_bytes, variant)
+        yield Text(_spread(largest))
+    if found:
+        yield legend()
+
+
+def _spread(largest: Sequence[Measurement]) -> str:
+    """Return the range of the figures above in GB/s, and the widest interval."""
+    rates = [summarize(found).busbw for found in largest]
+    told = f"{figure(min(rates))} to {figure(max(rates))}, median {figure(float(np.median(rates)))}"
+    return f"{told}; {_within(max(half_width(trial_seconds(found)) for found in largest))}"
+
+
+def _within(half: float) -> str:
+    return f"each ±{half:.1%} at most" if np.isfinite(half) else "too few visits for intervals"
+
+
+def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    size = format_size(max(measurement.cell.size_bytes for measurement in found))
+    yield Text(f"\n{variant} at {size}, GB/s ({_TABLES[variant]})")
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("device")
+    columns = {}
+    for operation in _operations(found):
+        table.add_column(operation.value, justify="right")
+        columns[operation] = {m.cell.members[0]: _figure(m) for m in _at_largest(found, operation)}
+    for position, device in enumerate(run.devices):
+        table.add_row(device.tag, *(values.get(position, "-") for values in columns.values()))
+    yield table
+
+
+def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
+    size = format_size(max(measurement.cell.size_bytes for measurement in found))
+    yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)")
+    nodes = sorted({measurement.cell.numa_node for measurement in found}, key=lambda node: -1 if node is None else node)
+    table = Table(box=None, pad_edge=False, header_style="")
+    for head in ("device", "copy"):
+        table.add_column(head)
+    for node in nodes:
+        table.add_column("anywhere" if node is None else f"node {node}", justify="right")
+    told = _figure if len(nodes) <= _NODES_WITH_INTERVALS else _rate
+    cells = {(m.cell.members[0], m.cell.work): told(m) for op in _operations(found) for m in _at_largest(found, op)}
+    for position, device in enumerate(run.devices):
+        for operation in _operations(found):
+            works = (Work(operation, variant, node) for node in nodes)
+            table.add_row(device.tag, operation.value, *(cells.get((position, work), "-") for work in works))
+    yield table
+
+
+def _figure(measurement: Measurement) -> str:
+    half = half_width(trial_seconds(measurement))
+    return f"{_rate(measurement)} ±{half:.1%}" if np.isfinite(half) else _rate(measurement)
+
+
+def _rate(measurement: Measurement) -> str:
+    return figure(summarize(measurement).busbw)
+
+
+def _operations(found: Sequence[Measurement]) -> list[Operation]:
+    """Return the operations present, in the order of the model."""
+    present = {measurement.cell.operation for measurement in found}
+    return [operation for operation in Operation if operation in present]
+
+
+def _at_largest(found: Sequence[Measurement], operation: Operation) -> list[Measurement]:
+    these = [measurement for measurement in found if measurement.cell.operation is operation]
+    largest = max(measurement.cell.size_bytes for measurement in these)
+    return [measurement for measurement in these if measurement.cell.size_bytes == largest]
+
+
+# The page of `collbench latency`: one access, one small copy, one small all-reduce.
+
+
+_CHASE = "pointer chase, ns an access (row reads column's memory; host: pinned memory)"
+_LATENCY_LEGEND = """\
+time: one all-reduce on the device, the slowest rank, median; launch: one call
+of an ungraphed loop, as a training step makes it"""
+
+
+def latency_page(run: Run) -> Iterator[RenderableType]:
+    """Yield the page's blocks: two kinds of matrices and a table of pairs."""
+    yield Lines(header(run))
+    yield from _chase(run)
+    yield from _copies(run)
+    if any(len(found.cell.members) == 2 for found in run.measurements):
+        yield legend()
+    yield from _allreduce(run)
+    lines = notes(run)
+    if run.backend == "host":
+        lines.append("not here  pointer chase: cores have none; their small copies run back to back, so overlap")
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+
+
+def _chase(run: Run) -> Iterator[RenderableType]:
+    chase = Work(Operation.CHASE)
+    matrix = pair_matrix(run, chase, 8, lambda found: summarize(found).seconds * 1e9)
+    host = _host_memory(run)
+    if np.isfinite(matrix).any() or np.isfinite(host).any():
+        both = np.hstack((matrix, host))
+        yield Text(f"\n{_CHASE}\n").append_text(render_matrix(run, both, extra=("host",), best_is_least=True))
+
+
+def _host_memory(run: Run) -> Matrix:
+    """Return each device's ns an access of host memory, shape (devices, 1)."""
+    column = np.full((len(run.devices), 1), np.nan)
+    for found in run.measured(Variant.HOST):
+        if found.cell.operation is Operation.CHASE:
+            column[found.cell.members[0], 0] = summarize(found).seconds * 1e9
+    return column
+
+
+def _copies(run: Run) -> Iterator[RenderableType]:
+    for operation in Operation:
+        sizes = [m.cell.size_bytes for m in run.measured() if m.cell.operation is operation]
+        if operation.is_copy and sizes:
+            matrix = pair_matrix(run, Work(operation), min(sizes), lambda found: summarize(found).seconds * 1e6)
+            text = Text(f"\n{operation} of {format_size(min(sizes))}, µs (row sends to column)\n")
+            yield text.append_text(render_matrix(run, matrix, best_is_least=True))
+
+
+def _allreduce(run: Run) -> Iterator[RenderableType]:
+    found = [m for m in run.measured() if m.cell.operation is Operation.ALLREDUCE]
+    if not found:
+        return
+    yield Text(f"\nallreduce of {format_size(found[0].cell.size_bytes)} on each pair")
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("pair")
+    launches = any(summarize(measurement).launch_seconds for measurement in found)
+    for head in ("time µs", *(["launch µs"] if launches else [])):
+        table.add_column(head, justify="right")
+    for measurement in sorted(found, key=lambda m: m.cell.members):
+        summary = summarize(measurement)
+        launch = f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-"
+        name = "-".join(run.devices[member].tag for member in measurement.cell.members)
+        table.add_row(name, f"{summary.seconds * 1e6:.2f}", *([launch] if launches else []))
+    yield table
+    yield Text(_LATENCY_LEGEND if launches else _LATENCY_LEGEND.partition("; launch")[0])
+
+
+# The tables of the collective commands: time, bandwidths, the interval of busbw, and what NCCL chose.
+
+
+# nccl-tests, doc/PERFORMANCE.md
+_FACTORS = {
+    Operation.ALLREDUCE: "2(n-1)/n",
+    **dict.fromkeys((Operation.BROADCAST, Operation.REDUCE, Operation.SENDRECV), "1"),
+}
+_SHARED_FACTOR = "(n-1)/n"
+# In place their ranks overwrite what others still read: nccl-tests times that and checks nothing, and so do we.
+_UNCHECKED_IN_PLACE = (Operation.ALLTOALL, Operation.SENDRECV)
+
+
+def collectives_page(run: Run) -> Iterator[RenderableType]:
+    """Yield the page's blocks, one table for each communicator."""
+    yield Lines(header(run))
+    groups = dict.fromkeys((m.cell.operation, m.cell.members) for m in run.measurements)
+    for operation, members in sorted(groups):
+        found = [m for m in run.measurements if (m.cell.operation, m.cell.members) == (operation, members)]
+        yield Lines(f"\n{_title(run, operation, members, found)}")
+        yield _table(run, found)
+    for operation in dict.fromkeys(operation for operation, _ in groups):
+        yield Text(_legend(run, operation))
+    lines = notes(run)
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+
+
+def _title(run: Run, operation: Operation, members: tuple[int, ...], found: Sequence[Measurement]) -> str:
+    words = [run.settings.dtype]
+    words += [run.settings.redop] * operation.reduces
+    words += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
+    if any(sample.concurrent for measurement in found for sample in measurement.samples):
+        words.append("other sets busy at the same time")
+    tags = ", ".join(run.devices[member].tag for member in members)
+    return f"{operation} over {tags} ({len(members)} ranks): {', '.join(words)}"
+
+
+def _legend(run: Run, operation: Operation) -> str:
+    """Explain the columns in lines of at most 80 characters."""
+    launches = any(s.launch_seconds is not None for m in run.measurements for s in m.samples)
+    lines = ["time: one collective on the device, the slowest rank, median;"]
+    if launches:
+        lines = [
+            "time: one collective on the device, the slowest rank, median; launch: one call",
+            "of an ungraphed loop, as a training step makes it;",
+        ]
+    if operation.shares:
+        lines.append("size: all ranks' blocks together, count: elements of one block;")
+    lines.append(f"busbw = algbw × {_FACTORS.get(operation, _SHARED_FACTOR)}; interval: 95 % of busbw, GB/s;")
+    lines.append("wrong: elements that failed verification")
+    return "\n".join(lines)
+
+
+def _table(run: Run, measurements: Sequence[Measurement]) -> Table:
+    columns = _columns(run, sorted(measurements, key=_row_order))
+    table = Table(box=None, pad_edge=False, header_style="")
+    for head, values in columns.items():
+        if head in ("size", "wrong") or any(value not in ("", "-") for value in values):
+            table.add_column(head, justify="left" if head in ("in place", "flags") else "right")
+    kept = [columns[str(column.header)] for column in table.columns]
+    for row in zip(*kept, strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _row_order(measurement: Measurement) -> tuple[int, bool]:
+    return measurement.cell.size_bytes, measurement.cell.variant is Variant.IN_PLACE
+
+
+def _columns(run: Run, cells: Sequence[Measurement]) -> dict[str, list[str]]:
+    """Return the cells of each column; those without a single figure are left out of the table."""
+    beaten = by_cell(run)
+    flags = (_flags(found, impossible=found.cell in beaten) for found in cells)
+    rows = [
+        {**_identity(run, found), **_figures(found), **_choice(run, found), "flags": words}
+        for found, words in zip(cells, flags, strict=True)
+    ]
+    return {head: [row[head] for row in rows] for head in rows[0]}
+
+
+def _identity(run: Run, measurement: Measurement) -> dict[str, str]:
+    cell = measurement.cell
+    blocks = len(cell.members) if cell.operation.shares else 1
+    return {
+        "size": format_size(cell.size_bytes),
+        "in place": "yes" if cell.variant is Variant.IN_PLACE else "",
+        "count": str(cell.size_bytes // DTYPE_BYTES[run.settings.dtype] // blocks),
+    }
+
+
+def _figures(measurement: Measurement) -> dict[str, str]:
+    if not measurement.samples:
+        return dict.fromkeys(("time µs", "launch µs", "algbw", "busbw", "interval", "wrong"), "-")
+    summary = summarize(measurement)
+    unchecked = measurement.cell.variant is Variant.IN_PLACE and measurement.cell.operation in _UNCHECKED_IN_PLACE
+    return {
+        "time µs": f"{summary.seconds * 1e6:.2f}",
+        "launch µs": f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-",
+        "algbw": f"{summary.algbw:.2f}",
+        "busbw": f"{summary.busbw:.2f}",
+        "interval": "-" if summary.interval is None else f"{summary.interval[0]:.2f}-{summary.interval[1]:.2f}",
+        "wrong": "-" if measurement.wrong is None or unchecked else str(measurement.wrong),
+    }
+
+
+def _choice(run: Run, measurement: Measurement) -> dict[str, str]:
+    """Return what NCCL said that it chose for this message."""
+    cell = measurement.cell
+    wanted = (cell.operation, len(cell.members), cell.size_bytes)
+    told = (chosen for chosen in run.chosen if (chosen.operation, chosen.ranks, chosen.size_bytes) == wanted)
+    chosen: Chosen | None = next(told, None)
+    if chosen is None:
+        return dict.fromkeys(("algo", "proto", "ch"), "-")
+    return {"algo": chosen.algorithm, "proto": chosen.protocol, "ch": str(chosen.channels)}
+
+
+def _flags(measurement: Measurement, *, impossible: bool) -> str:
+    """Return the first words of what was wrong: "failed", "throttled, shared"; the text stands below the table."""
+    words = ["impossible"] * impossible + [flag.kind.value for sample in measurement.samples for flag in sample.flags]
+    return ", ".join(dict.fromkeys((["failed"] if measurement.failure else []) + words))
+
+
+# The page of `collbench pairs` and `collbench show`: header, labels, bandwidths, ranking, recommendation.
+
+
+# Past this many pairs a table hides more than it shows: the ends say where to look.
+_MOST_ROWS = 28
+_HEAD_ROWS, _TAIL_ROWS = 16, 8
+
+
+def pairs_page(run: Run) -> Iterator[RenderableType]:
+    """Yield the page's blocks, top to bottom."""
+    yield Lines(header(run))
+    yield Text(f"\nlabels ({_label_source(run)})\n{render_labels(run.devices, run.paths)}")
+    for operation in _shown(run):
+        yield Text()
+        yield render_bandwidths(run, operation, _largest(run, operation))
+    if _measured(run):
+        yield legend()
+    ranking = evidence(run)
+    if ranking is not None:
+        yield Text()
+        yield from _pairs(run, ranking)
+        yield Lines("\n" + "\n".join(_recommendations(run)))
+    lines = notes(run)
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+
+
+def _label_source(run: Run) -> str:
+    return "from NUMA nodes" if run.backend == "host" else "as nvidia-smi topo -m names them"
+
+
+def _measured(run: Run) -> list[Operation]:
+    """Return the operations measured on pairs, in the order of the model."""
+    present = {m.cell.operation for m in run.measured() if len(m.cell.members) == 2}
+    return [operation for operation in Operation if operation in present]
+
+
+def _shown(run: Run) -> list[Operation]:
+    """Return the operations whose matrices are printed: the first copy and the first collective."""
+    measured = _measured(run)
+    copies = [operation for operation in measured if operation.is_copy]
+    collectives = [operation for operation in measured if operation.is_collective]
+    return copies[:1] + collectives[:1]
+
+
+def _largest(run: Run, operation: Operation) -> int:
+    return max(m.cell.size_bytes for m in run.measured() if m.cell.operation is operation)
+
+
+def _pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
+    size = format_size(ranking.size_bytes)
+    yield Text(f"pairs in order of {ranking.operation} at {size} (95 % interval; ties within {ranking.delta:.1%})")
+    columns = _measured(run)
+    spare = [operation.value for operation in reversed(columns) if operation not in _shown(run)]
+    table = Summary(spare, "collbench show RUN.JSON --operation OP, or a wider terminal, has them")
+    for title in ("tier", "pair", "label"):
+        table.add_column(title)
+    for operation in columns:
+        table.add_column(operation.value, justify="right")
+    table.add_column("interval", justify="right")
+    table.add_column("vs best")
+    others = {operation: _by_pair(run, operation) for operation in columns}
+    for place in _places(ranking):
+        table.add_row(*(("…", "more") if place is None else _row(run, ranking, place, others)))
+    yield table
+    yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
+
+
+def _places(ranking: Ranking) -> list[int | None]:
+    """Return the places to print; None stands for those left out."""
+    count = len(ranking.standings)
+    if count <= _MOST_ROWS:
+        return list(range(count))
+    return [*range(_HEAD_ROWS), None, *range(count - _TAIL_ROWS, count)]
+
+
+def _by_pair(run: Run, operation: Operation) -> dict[tuple[int, int], float]:
+    ranking = rank_pairs(run, operation, _largest(run, operation))
+    return {standing.pair: standing.gbs for standing in ranking.standings} if ranking else {}
+
+
+def _row(
+    run: Run, ranking: Ranking, place: int, others: dict[Operation, dict[tuple[int, int], float]]
+) -> tuple[str, ...]:
+    standing = ranking.standings[place]
+    low, high = standing.pair
+    rates = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in others.values()]
+    interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
+    names = f"{run.devices[low].tag}-{run.devices[high].tag}"
+    return str(standing.tier), names, standing.label, *rates, interval, standing.relation.value
+
+
+def _recommendations(run: Run) -> Iterator[str]:
+    """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
+    out, sim = left_out(run), " (sim)" if run.backend == "sim" else ""
+    count = 2
+    while count <= len(run.devices) - len(out):
+        chosen = choose(run, count)
+        yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}{sim}"
+        count *= 2
+    for left in out:
+        yield f"left out {run.devices[left.member].tag}: {left.reason}"
+
+
+# The page that belongs to a run: the one that the command which measured it printed.
+
+
+_PAGES = {"pairs": pairs_page, "check": pairs_page, "copies": copies_page, "latency": latency_page}
+
+
+def page(run: Run) -> Iterator[RenderableType]:
+    """Yield the page's blocks, top to bottom."""
+    yield from alarm(run)
+    command = run.settings.command[0] if run.settings.command else "pairs"
+    yield from _PAGES.get(command, collectives_page)(run)

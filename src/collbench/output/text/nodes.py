@@ -1,0 +1,211 @@
+"""The page of `collbench nodes`: slow nodes and uplinks, which nodes to take, and the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.analysis.nodes import Judgement, NodeChoice, State, Uplink, described
+from collbench.model.units import fixed, format_size
+from collbench.output.text.layout import WIDE, named
+from collbench.runfile.codec import plain
+
+# What a survey of nodes will take, as a table: an estimate.
+
+
+def plan_page(
+    nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]], width: int = WIDE
+) -> Iterator[RenderableType]:
+    """Yield the plan of `nodes` × `gpus`; `phases` are what is done, how often, and seconds each, rounds last.
+
+    Sentences take `width` columns.
+    """
+    yield Text(f"plan      {nodes:,} nodes × {gpus} GPUs = {nodes * gpus:,} GPUs; an estimate: nothing is measured")
+    table = Table(box=None, pad_edge=False, header_style="")
+    for title in ("phase", "times", "seconds each", "seconds"):
+        table.add_column(title, justify="left" if title == "phase" else "right")
+    for what, times, seconds in phases:
+        table.add_row(what, f"{times}", f"{seconds:.2f}", f"{times * seconds:.1f}")
+    table.add_row("total", "", "", f"{sum(times * seconds for _, times, seconds in phases):.1f}")
+    yield table
+    rounds = sum(times for _, times, _ in phases[1:])
+    each = phases[-1][2]
+    every = nodes - 1 + nodes % 2
+    told = (
+        f"pairs     {nodes // 2:,} a round, {rounds * (nodes // 2):,} measurements in {rounds} rounds; all "
+        f"{nodes * (nodes - 1) // 2:,} pairs would take {every} rounds, {every * each:.0f} s, and one by one "
+        f"{nodes * (nodes - 1) / 2 * each / 60:.0f} min",
+        f"assumed   all-reduce of {format_size(size_bytes)} at {fixed(gbs)} GB/s between two nodes; 1.5 s for a "
+        "round's communicators and 10 ms a rank for the world (measured: 0.65 s for both on 4 GPUs of one host)",
+    )
+    yield from (Text(named(line, width)) for line in told)
+
+
+# The page of `collbench nodes`: what the rounds showed of nodes and uplinks, which nodes to take, and the plan.
+
+
+_SIM = "sim"
+_MORE = "a longer --budget measures more, and two nodes alone are never told apart"
+_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the figures come from. `names` are the nodes', `rounds` the kind of each round that was measured.
+
+    `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's;
+    `failed` is the headline of a run with failures.
+    """
+
+    backend: str
+    where: str
+    names: tuple[str, ...]
+    rounds: tuple[str, ...]
+    measurements: int
+    seconds: float
+    seed: int
+    gpus: tuple[tuple[int, ...], ...] = ()
+    lost: tuple[str, ...] = ()
+    failed: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What stands behind each figure: " (sim)" where nothing was measured."""
+        return f" ({_SIM})" if self.backend == _SIM else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What only a simulation knows: the chosen nodes' all-reduce busbw in GB/s, and what no nodes can pass."""
+
+    busbw_gbs: float
+    bound_gbs: float
+
+
+def page(
+    origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None, width: int = WIDE
+) -> str:
+    """Return the page as text of `width` columns; `choice` None where no nodes were asked for."""
+    lines = [origin.failed] if origin.failed else []
+    if not found.judged:
+        lines.append(f"not judged: these pairs do not tell the {len(origin.names)} nodes apart; {_MORE}")
+    lines += [
+        f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
+        f"nodes     {origin.where}",
+    ]
+    lines += [*_rounds(origin), *_findings(origin, found)]
+    if choice is not None:
+        lines += _chosen(origin, choice)
+    if truth is not None:
+        lines.append(
+            f"truth     all-reduce busbw {fixed(truth.busbw_gbs)} GB/s, no nodes pass {fixed(truth.bound_gbs)} (sim)"
+        )
+    return "\n".join(named(line, width) for line in lines)
+
+
+def as_plain(
+    origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None
+) -> dict[str, object]:
+    """Return the same as JSON's own types; the backend comes first, for "sim" says what the figures are."""
+    told = plain(origin)
+    return {
+        "backend": told.pop("backend"),
+        **told,
+        "judgement": plain(found),
+        "choice": None if choice is None else {**plain(choice), "nodes": [origin.names[m] for m in choice.members]},
+        "truth": None if truth is None else plain(truth),
+    }
+
+
+def compressed(names: Sequence[str]) -> str:
+    """Return names as Slurm lists them, in their order: "node[0-16,18],login"."""
+    parts = [_NUMBERED.fullmatch(name) for name in names]
+    words = [(part[1], int(part[2])) if part else (name, -1) for name, part in zip(names, parts, strict=True)]
+    said: list[str] = []
+    for prefix, group in groupby(words, key=lambda word: (word[0], word[1] < 0)):
+        numbers = [number for _, number in group]
+        if prefix[1]:
+            said += [prefix[0]] * len(numbers)
+            continue
+        spans = list(_spans(numbers))
+        plain_one = len(spans) == 1 and spans[0][0] == spans[0][1]
+        inside = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+        said.append(f"{prefix[0]}{inside}" if plain_one else f"{prefix[0]}[{inside}]")
+    return ",".join(said)
+
+
+def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield runs of numbers that follow each other."""
+    low = high = numbers[0]
+    for number in numbers[1:]:
+        if number != high + 1:
+            yield low, high
+            low = number
+        high = number
+    yield low, high
+
+
+def _rounds(origin: Origin) -> Iterator[str]:
+    kinds = ", ".join(f"{origin.rounds.count(kind)} {kind}" for kind in dict.fromkeys(origin.rounds))
+    count = len(origin.names)
+    pairs = f"{origin.measurements:,} measurements; there are {count * (count - 1) // 2:,} pairs"
+    spent = f"{origin.seconds:.0f} s{' estimated for a real cluster' if origin.mark else ''}"
+    yield f"rounds    {len(origin.rounds)} ({kinds}): {pairs}; {spent}{origin.mark}, seed {origin.seed}"
+    yield from (f"failed    {what}" for what in origin.lost)
+
+
+def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
+    mark = origin.mark
+    noise = f"noise {found.noise:.1%} a measurement"
+    yield f"typical   a pair carries {fixed(found.typical_gbs)} GB/s of busbw; {noise}{mark}"
+    for lost in found.across:
+        if lost < -0.02:
+            yield f"across    leaving a switch while all do costs {-lost:.0%}: its uplinks are oversubscribed{mark}"
+    for one in found.slow_nodes:
+        yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
+    yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in found.slow_uplinks)
+    undecided = [one for one in found.nodes if one.state is State.UNDECIDED]
+    for one in undecided:
+        yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
+    if not (found.slow_nodes or found.slow_uplinks or undecided):
+        yield f"slow      no node, no uplink{mark}"
+
+
+def _uplink(one: Uplink, names: Sequence[str]) -> str:
+    members = compressed([names[member] for member in one.members])
+    low, high = one.effect.interval
+    how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%})"
+    if one.name:
+        return f"{one.name}'s uplinks: {how}; under it {members}"
+    return f"an uplink that {members} share: {how}; among themselves they are fast"
+
+
+def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
+    names = compressed([origin.names[member] for member in choice.members])
+    yield f"chosen    {names}{origin.mark}"
+    if origin.gpus:
+        yield from _gpus(origin, choice)
+    yield f"why       {choice.reason}{origin.mark}"
+    if choice.band is not None:
+        low, high = choice.band
+        yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{origin.mark}"
+    if choice.heuristic:
+        yield "search    heuristic: switches are filled greedily"
+    for reason in dict.fromkeys(reason for _, reason in choice.left_out):
+        names = compressed([origin.names[node] for node, why in choice.left_out if why == reason])
+        yield f"left out  {names}: {reason}{origin.mark}"
+
+
+def _gpus(origin: Origin, choice: NodeChoice) -> Iterator[str]:
+    """Yield a line for all nodes where they take the same GPUs, else one for each set."""
+    sets = dict.fromkeys(origin.gpus)
+    for some in sets:
+        nodes = [origin.names[node] for node, own in zip(choice.members, origin.gpus, strict=True) if own == some]
+        where = "each node" if len(sets) == 1 else compressed(nodes)
+        yield f"gpus      {', '.join(map(str, some))} on {where}{origin.mark}"

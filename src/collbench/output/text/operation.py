@@ -1,0 +1,132 @@
+"""The page of `collbench show --operation`: heat maps and tiers of one operation, and its bandwidth over size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.analysis.stats import summarize
+from collbench.analysis.tiers import Members, Ranking, labels_of, rank_links
+from collbench.model.operations import Work
+from collbench.model.run import Measurement, Run
+from collbench.model.units import figure, format_size
+from collbench.output.text import curves as text_curves
+from collbench.output.text.curves import Curves, Line, curves_of, limits_of, lines_of, place_name, sizes_of, spreads
+from collbench.output.text.frame import alarm, header, place
+from collbench.output.text.layout import Lines, legend
+from collbench.output.text.matrix import tier_map, unit_of, value
+from collbench.output.text.ranking import section
+
+_MOST_FAILURES = 8
+_MOST_LIMITS = 3  # lines of theory; more hide the curves
+
+
+def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[RenderableType]:
+    """Yield the page's blocks: each work at the size, or without one at its largest and smallest, and over all."""
+    yield from alarm(run)
+    yield Lines(header(run))
+    mapped = False
+    for work in works:
+        curves = curves_of(run, work)
+        full = sizes_of(work, curves)
+        for size in [size_bytes] if size_bytes is not None else dict.fromkeys((full[-1], full[0])):
+            ranking = rank_links(run, work, size)
+            if ranking is not None:
+                yield from _ranked(run, ranking)
+                mapped = mapped or ranking.kind != "device"
+            yield from _cells(run, work, size, ranking)
+            yield from _failures(run, work, size)
+        if size_bytes is None and len({size for curve in curves.values() for size in curve}) > 1:
+            yield from _over_sizes(run, work, curves)
+    if mapped:
+        yield legend("\n")
+
+
+def _ranked(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
+    """Yield tiers and heat map; and the tiers as a map, which needs no colour, where there are several."""
+    yield from section(run, ranking, mapped=ranking.kind != "device")
+    if ranking.kind != "device" and ranking.tiers > 1:
+        yield Text("tier of each, 1 is the best")
+        yield tier_map(run, ranking)
+
+
+def _cells(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:
+    """Yield a table of the places that no heat map shows: devices, and sets of more than two."""
+    mapped = {standing.members for standing in ranking.standings if ranking.kind != "device"} if ranking else set()
+    found = [m for m in run.measured(work.variant) if m.cell.work == work and m.cell.size_bytes == size]
+    left = [measurement for measurement in found if measurement.cell.members not in mapped]
+    if not left:
+        return
+    told = f"{_sim(run)}{work} at {format_size(size)}"
+    yield Text("" if ranking else f"\n{told}{', busbw' if work.operation.is_collective else ''}")
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("devices")
+    unit = unit_of(run, work, size)
+    for head in ("ns",) if unit == "ns" else ("µs", "GB/s", "95 % interval"):
+        table.add_column(head, justify="right")
+    for measurement in sorted(left, key=lambda m: (len(m.cell.members), m.cell.members)):
+        table.add_row(place_name(run, work, measurement.cell.members), *_figures(measurement, unit))
+    yield table
+
+
+def _sim(run: Run) -> str:
+    return "sim " if run.backend == "sim" else ""
+
+
+def _figures(measurement: Measurement, unit: str) -> list[str]:
+    summary = summarize(measurement)
+    if unit == "ns":
+        return [figure(value(summary.seconds, summary.busbw, unit))]
+    interval = "-" if summary.interval is None else " to ".join(figure(end) for end in summary.interval)
+    return [figure(summary.seconds * 1e6), figure(summary.busbw), interval]
+
+
+def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
+    failed = [m for m in run.measurements if m.failure and m.cell.work == work and m.cell.size_bytes == size]
+    for measurement in failed[:_MOST_FAILURES]:
+        where = place(run.devices, work, measurement.cell.members)
+        yield Lines(f"failed    {work} at {format_size(size)} on {where}: {measurement.failure}")
+    if len(failed) > _MOST_FAILURES:
+        yield Lines(f"failed    {len(failed) - _MOST_FAILURES} more")
+
+
+def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType]:
+    """Yield the curves, what their marks mean, and their figures, which a reader without the picture needs."""
+    what = "busbw" if work.operation.is_collective else "bandwidth"
+    lines, limits = lines_of(run, work, curves), limits_of(run, work, curves)
+    yield Text(f"\n{_sim(run)}{work}: {what} over message size")
+    try:
+        drawn = text_curves.draw(lines, sorted(set(limits.values()))[-_MOST_LIMITS:])
+    except ImportError:
+        drawn = Text("no curves drawn: the package plotille is missing; pip install plotille")
+    if drawn is not None:
+        yield drawn
+    yield Text(text_curves.legend(lines, _named(run, limits)))
+    yield _table(lines, curves, limits)
+
+
+def _named(run: Run, limits: dict[Members, float]) -> dict[str, float]:
+    """Return the highest limits by the labels that have them, highest first."""
+    labels = labels_of(run, limits)
+    highest = sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
+    return {"/".join(sorted({labels[some] for some in limits if limits[some] == gbs})): gbs for gbs in highest}
+
+
+def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) -> Table:
+    together = spreads(curves.values())
+    table = Table(box=None, pad_edge=False, header_style="")
+    heads = ["size", "µs", *(line.name for line in lines), "lowest", "highest", *["of theory"] * bool(limits)]
+    for head in heads:
+        table.add_column(head, justify="right")
+    for size, all_of_them in together.items():
+        row = [format_size(size), figure(all_of_them.seconds * 1e6)]
+        row += [figure(line.points[size].middle) if size in line.points else "-" for line in lines]
+        row += [figure(all_of_them.low), figure(all_of_them.high)]
+        shares = [curves[some][size].busbw / limit for some, limit in limits.items() if size in curves[some]]
+        row += [f"{median(shares):.1%}" if shares else "-"] * bool(limits)
+        table.add_row(*row)
+    return table

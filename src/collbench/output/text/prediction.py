@@ -1,0 +1,260 @@
+"""What communication costs a training step: the page of `collbench predict`, and the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.analysis.predict.networks import PARAMS
+from collbench.analysis.predict.predict import Cost, PredictedSet, Prediction
+from collbench.analysis.predict.timing import Span
+from collbench.model.run import Run
+from collbench.model.units import fixed
+from collbench.output.text.frame import header
+from collbench.output.text.layout import filled, named
+
+FORMAT, VERSION = "collbench-prediction", 1
+_WIDTH, _INDENT = 80, " " * 10
+# METHOD.md §4: a smaller difference changes nobody's decision.
+_DELTA = 0.02
+_LEGEND = """\
+sent: by each GPU through the wires in a step. raw: all transfers one after the
+other; exposed: what of it compute waits for, as scheduled; band: with perfect
+overlap, and with none. Shares are of the step. lost: worst minus best, of the
+best's step"""
+_RAW_LEGEND = """\
+sent: by each GPU through the wires in a step. raw: all transfers one after the
+other. lost: worst minus best"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The unit of a page's times, and how many of it a second is."""
+
+    unit: str
+    per_second: float
+
+    def figure(self, seconds: float) -> str:
+        """Return a time with three figures that matter: "0.84", "22.4", "1530"."""
+        value = seconds * self.per_second
+        if abs(value) >= 99.95:
+            return f"{value:.0f}"
+        return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+    def band(self, span: Span) -> str:
+        """Return "0.00–5.28"."""
+        return f"{self.figure(span[0])}–{self.figure(span[2])}"
+
+
+_MS, _S = _Scale("ms", 1e3), _Scale("s", 1.0)
+# From here on a table in ms or MB would break 80 columns.
+_MANY_SECONDS, _MANY_BYTES = 9.9995, 999.9e9
+
+
+def _told(seconds: float) -> str:
+    """Return a time in a sentence: "22.4 ms", "12.3 s"."""
+    scale = _S if abs(seconds) >= _MANY_SECONDS else _MS
+    return f"{scale.figure(seconds)} {scale.unit}"
+
+
+def _scale(prediction: Prediction) -> _Scale:
+    costs = [cost for case in prediction.cases for cost in (case.best, case.worst) if cost]
+    longest = max(max(*cost.raw, *(cost.step or ())) for cost in costs)
+    return _S if longest >= _MANY_SECONDS else _MS
+
+
+def page(run: Run, prediction: Prediction) -> Iterator[RenderableType]:
+    """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and what follows."""
+    sim = " (sim)" if run.backend == "sim" else ""
+    timed = prediction.question.step_seconds is not None
+    scale = _scale(prediction)
+    yield Text(f"{header(run)}\n{_question(prediction)}")
+    for gpus in prediction.question.gpus:
+        yield Text(f"\n{filled(_title(run, prediction, gpus) + sim, _WIDTH, rest=_INDENT)}")
+        yield _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
+    yield Text(f"\n{_LEGEND if timed else _RAW_LEGEND}")
+    lines = [f"left out  {run.devices[left.member].tag}: {left.reason}" for left in prediction.left_out]
+    lines += [named(f"assumed   {told}", _WIDTH) for told in prediction.assumed]
+    yield Text("\n" + "\n".join(lines))
+    yield Text("\n" + "\n".join(filled(sentence, _WIDTH) for sentence in conclusions(prediction, sim)))
+
+
+def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
+    """Return the prediction in JSON's own types, as docs/predict.md describes them: seconds, bytes and ratios."""
+    question, network = prediction.question, prediction.question.network
+    return {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "backend": run.backend,
+        "fabric": run.machine.fabric,
+        "hostname": run.machine.hostname,
+        "started": run.started,
+        "model": {
+            "name": network.name,
+            "parameters": network.parameters,
+            "blocks": len(network.blocks),
+            "source": network.source,
+        },
+        "parameter_bytes": question.parameter_bytes,
+        "gradient_bytes": question.gradient_bytes,
+        "micro_batches": question.micro_batches,
+        "bucket_bytes": question.bucket_bytes,
+        "shard": question.shards,
+        "step_seconds": question.step_seconds,
+        "measured_on_best": question.measured_on_best,
+        "gpu_seconds": question.gpu_seconds,
+        "host_phases": question.host_phases and list(question.host_phases.shares),
+        "cases": [_case_json(run, case, prediction.sets[case.gpus].note) for case in prediction.cases],
+        "left_out": [{"device": run.devices[o.member].tag, "reason": o.reason} for o in prediction.left_out],
+        "assumptions": list(prediction.assumed),
+    }
+
+
+def _case_json(run: Run, case: PredictedSet, note: str) -> dict[str, Any]:
+    return {
+        "strategy": case.strategy,
+        "gpus": case.gpus,
+        "sent_bytes": {operation.value: size for operation, size in case.sent.items()},
+        "messages": {operation.value: count for operation, count in case.messages.items()},
+        "bus_bytes": round(case.bus_bytes),
+        "compute_seconds": case.compute,
+        "best": _cost_json(run, case.best),
+        "worst": _cost_json(run, case.worst) if case.worst else None,
+        "lost_seconds": _span_json(case.lost),
+        "lost_share": case.lost_share,
+        "note": note,
+    }
+
+
+def _cost_json(run: Run, cost: Cost) -> dict[str, Any]:
+    return {
+        "devices": [run.devices[member].tag for member in cost.members],
+        "raw_seconds": _span_json(cost.raw),
+        "exposed_seconds": _span_json(cost.exposed),
+        "step_seconds": _span_json(cost.step),
+        "raw_share": cost.share(cost.raw),
+        "exposed_share": cost.share(cost.exposed) if cost.exposed else None,
+    }
+
+
+def _span_json(span: Span | None) -> dict[str, float] | None:
+    return None if span is None else dict(zip(("low", "middle", "high"), span, strict=True))
+
+
+def _question(prediction: Prediction) -> str:
+    question, network = prediction.question, prediction.question.network
+    batches = "micro-batch" if question.micro_batches == 1 else "micro-batches"
+    size = "" if network.source == PARAMS else f" {_million(network.parameters)} parameters,"
+    lines = [
+        named(f"model     {network.name}:{size} {len(network.blocks)} blocks ({network.source})", _WIDTH),
+        f"bytes     {question.parameter_bytes} a parameter, {question.gradient_bytes} a gradient; "
+        f"{question.micro_batches} {batches} a step",
+    ]
+    if question.step_seconds is None:
+        lines.append("step      not given: what of the communication compute hides is not known")
+    else:
+        what = "measured on the best set, communication inside" if question.measured_on_best else "of compute alone"
+        own = question.gpu_seconds
+        host = f"; {_told(own)} if the GPU never waited for the host" if own is not None else ""
+        lines.append(named(f"step      {_told(question.step_seconds)} {what}{host}", _WIDTH))
+    return "\n".join(lines)
+
+
+def _title(run: Run, prediction: Prediction, gpus: int) -> str:
+    sets = prediction.sets[gpus]
+    best, worst = (
+        ", ".join(run.devices[member].tag for member in members or ()) for members in (sets.best, sets.worst)
+    )
+    told = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
+    return told + (f" ({sets.note})" if sets.note else "")
+
+
+def _table(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    unit, size = ("GB", 1e9) if max(case.bus_bytes for case in cases) >= _MANY_BYTES else ("MB", 1e6)
+    heads = ["strategy", "set", f"{unit} sent", f"raw {scale.unit}"]
+    heads += ["share", f"exposed {scale.unit}", "band", "share", f"step {scale.unit}"] if timed else []
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("strategy", "set") else "right")
+    for case in cases:
+        table.add_row(case.strategy, "best", f"{case.bus_bytes / size:,.0f}", *_figures(case.best, scale))
+        if case.worst:
+            table.add_row("", "worst", "", *_figures(case.worst, scale))
+            table.add_row("", "lost", "", *_losses(case, case.worst, scale))
+    return table
+
+
+def _figures(cost: Cost, scale: _Scale) -> list[str]:
+    raw = scale.figure(cost.raw[1])
+    if cost.exposed is None or cost.step is None:
+        return [raw]
+    exposed = [scale.figure(cost.exposed[1]), scale.band(cost.exposed), _percent(cost.share(cost.exposed))]
+    return [raw, _percent(cost.share(cost.raw)), *exposed, scale.figure(cost.step[1])]
+
+
+def _losses(case: PredictedSet, worst: Cost, scale: _Scale) -> list[str]:
+    """Return the worst set's figures minus the best's; the share is of the best's step."""
+    raw = scale.figure(worst.raw[1] - case.best.raw[1])
+    if case.lost is None or case.lost_share is None:
+        return [raw]
+    lost = scale.figure(case.lost[1])
+    return [raw, "", lost, scale.band(case.lost), _percent(case.lost_share), lost]
+
+
+def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
+    """Yield a sentence for each number of GPUs: to which strategies the choice matters."""
+    timed = prediction.question.step_seconds is not None
+    for gpus in prediction.question.gpus:
+        cases = [case for case in prediction.cases if case.gpus == gpus]
+        sets = prediction.sets[gpus]
+        if sets.worst is None:
+            left = [f"{case.strategy} {_told(case.best.exposed[1])}" for case in cases if case.best.exposed]
+            yield f"On {gpus} GPUs{sim} {sets.note}" + (f". Exposed of a step: {_listed(left)}." if left else ".")
+        elif timed:
+            yield f"On {gpus} GPUs{sim} {_matters(cases)}."
+        else:
+            longer = _listed([f"{case.strategy} {_told(case.lost[1])}" for case in cases if case.lost])
+            yield f"On {gpus} GPUs{sim} the worst set communicates longer, in each step: {longer}."
+    if not timed:
+        yield "What of that compute hides, --step-time TIME tells."
+
+
+def _matters(cases: Sequence[PredictedSet]) -> str:
+    """Say who loses by the worst set, and how much of a step."""
+    shares = {case.strategy: case.lost_share or 0.0 for case in cases}
+    same = [case for case in cases if abs(shares[case.strategy]) < _DELTA]
+    told = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] >= _DELTA]
+    gained = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] <= -_DELTA]
+    parts = []
+    if same:
+        most = max(cost.exposed[1] for case in same for cost in (case.best, case.worst) if cost and cost.exposed)
+        leave = "leaves" if len(same) == 1 else "leave"
+        names = _listed([case.strategy for case in same])
+        parts.append(f"{names} {leave} at most {_told(most)} exposed on either set: the choice does not matter")
+    if told:
+        parts.append(f"the worst set costs {_listed(told)}")
+    if gained:
+        parts.append(f"the worst set saves {_listed(gained)}, whose groups it suits better")
+    return "; ".join(parts)
+
+
+def _lost(case: PredictedSet) -> str:
+    lost, share = case.lost, case.lost_share
+    return f"{_told(abs(lost[1]))}, {_percent(abs(share))} of a step" if lost and share else ""
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
+
+
+def _million(count: int) -> str:
+    return f"{fixed(count / 1e9)}B" if count >= 10**9 else f"{fixed(count / 1e6)}M"

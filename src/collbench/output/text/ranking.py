@@ -1,0 +1,218 @@
+"""The page of `collbench rank`, and the same as JSON: tiers, verdicts, heat maps and fits of a run."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.analysis.fits import Bounded, Fit, Unfitted
+from collbench.analysis.summary import Missing, RankedWork, RankSummary
+from collbench.analysis.tiers import FEWEST_VISITS, Ranking, Relation, Standing, kind_of
+from collbench.model.operations import Work
+from collbench.model.run import Run
+from collbench.model.units import figure, format_approximate_size, format_size
+from collbench.output.text.frame import alarm, header, headline, not_judged
+from collbench.output.text.layout import Lines, legend
+from collbench.output.text.matrix import heat_map, unit_of, value
+from collbench.runfile.codec import plain
+
+_NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
+_MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
+_MOST_FITS = 28
+_JOINTS = {"link": "→", "pair": "-", "device": ""}
+_WORDS_LEGEND = """\
+tied, different: against the best, by the 90 % and the simultaneous 95 %
+interval of the difference (99 % below five visits); undecided: neither;
+failed: something on it failed, whatever its rate"""
+_FITS_LEGEND = """\
+latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
+n½: the size that reaches half of it; misfit: how far the worst size is off"""
+
+
+def page(run: Run, summary: RankSummary) -> Iterator[RenderableType]:
+    """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing."""
+    yield from alarm(run)
+    if not summary.judged:
+        few = f"no work has the {FEWEST_VISITS} visits of every place that tell noise"
+        yield not_judged(f"{few}: measure it anew, or finish it with --resume")
+    yield Lines(header(run))
+    for ranked in summary.works:
+        for ranking in ranked.rankings:
+            yield from section(run, ranking, mapped=ranking.kind != "device" and len(run.devices) > 2)
+    for ranked in summary.works:
+        yield from _fits(run, ranked)
+    yield legend("\n")
+    yield Text(f"\n{_WORDS_LEGEND}")
+    if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
+        yield Text(_FITS_LEGEND)
+    lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary)]
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+
+
+def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
+    """Return the summary in JSON's own types: GB/s, seconds, bytes and ratios; members are positions in `devices`."""
+    works = [
+        {
+            "operation": ranked.work.operation.value,
+            "variant": ranked.work.variant.value,
+            "numa_node": ranked.work.numa_node,
+            "kind": kind_of(ranked.work),
+            "rankings": [_ranking_json(ranking) for ranking in ranked.rankings],
+            "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
+            "unfitted": [plain(fit) for fit in ranked.fits if isinstance(fit, Unfitted)],
+            "missing": [
+                {"size_bytes": lack.size_bytes, "members": list(lack.members), "reason": lack.reason}
+                for lack in ranked.missing
+            ],
+            "incomplete": [{"size_bytes": size, "places": count} for size, count in ranked.incomplete],
+        }
+        for ranked in summary.works
+    ]
+    origin = {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
+    return origin | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
+
+
+def _ranking_json(ranking: Ranking) -> dict[str, Any]:
+    numbers = {name: getattr(ranking, name) for name in ("size_bytes", "delta", "noise", "spread", "visits", "tiers")}
+    words = {"one_tier": ranking.one_tier, "all_tied": ranking.all_tied, "verdict": ranking.verdict}
+    return numbers | words | {"standings": [plain(standing) for standing in ranking.standings]}
+
+
+def section(run: Run, ranking: Ranking, *, mapped: bool) -> Iterator[RenderableType]:
+    """Yield what there is to say of one work at one size: tiers, verdict, resolution, and if `mapped` the heat map."""
+    unit = unit_of(run, ranking.work, ranking.size_bytes)
+    yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
+    yield _tiers(run, ranking, unit)
+    yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
+    if len(ranking.standings) > 1:
+        yield Text(_resolution(ranking))
+    if mapped:
+        yield heat_map(run, ranking, unit=unit)
+
+
+def title(run: Run, work: Work) -> str:
+    """Name a work and what it ran on; a simulated one never without saying so."""
+    kind = {"device": "by device", "pair": "by pair", "link": "row sends to column"}[kind_of(work)]
+    return f"{'sim ' if run.backend == 'sim' else ''}{work} ({kind})"
+
+
+def _resolution(ranking: Ranking) -> str:
+    """Say what difference shows, by the fewest visits that any got."""
+    if ranking.visits < FEWEST_VISITS:
+        return f"Nothing is certain: some had {ranking.visits} of the {FEWEST_VISITS} visits that tell noise."
+    shows = f"Differences above {ranking.delta + ranking.noise:.1%} show"
+    return f"{shows} on {ranking.kind}s no noisier than most ({ranking.visits} visits or more)."
+
+
+def _tiers(run: Run, ranking: Ranking, unit: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for head, justify in (("tier", "left"), (unit, "right"), (f"{ranking.kind}s", "left"), ("vs best", "left")):
+        table.add_column(head, justify=justify)  # type: ignore[arg-type]
+    tiers: dict[int, list[Standing]] = defaultdict(list)
+    for standing in ranking.standings:
+        tiers[standing.tier].append(standing)
+    for tier, standings in tiers.items():
+        figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
+        names = _names(run, ranking, standings)
+        table.add_row(str(tier), _range(figures), names[0], _words(standings))
+        for more in names[1:]:
+            table.add_row("", "", more, "")
+    return table
+
+
+def _range(figures: Sequence[float]) -> str:
+    low, high = figure(min(figures)), figure(max(figures))
+    return low if low == high else f"{low} to {high}"
+
+
+def _words(standings: Sequence[Standing]) -> str:
+    """Count the words of a tier; one word where all have the same."""
+    counts = Counter(standing.relation for standing in standings)
+    if len(counts) == 1:
+        return standings[0].relation.value
+    return ", ".join(f"{counts[word]} {word}" for word in Relation if counts[word])
+
+
+def _names(run: Run, ranking: Ranking, standings: Sequence[Standing]) -> list[str]:
+    """Return a tier's members by name, in lines; of a large tier how many they are, and the first ones."""
+    if len(standings) == len(ranking.standings) > 1:
+        return [f"all {len(standings)}"]
+    names = [name(run, ranking.work, standing.members) for standing in standings[:_MOST_NAMES]]
+    more = len(standings) - len(names)
+    return textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False) + ([f"and {more} more"] * (more > 0))
+
+
+def name(run: Run, work: Work, members: Sequence[int]) -> str:
+    """Return what a link, pair or device is called: "GPU0→GPU1", "GPU0-GPU1", "GPU0"."""
+    return _JOINTS[kind_of(work)].join(run.devices[member].tag for member in members)
+
+
+def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
+    fits = [fit for fit in ranked.fits if isinstance(fit, Fit)]
+    if not fits:
+        return
+    yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {_sizes(fits)} sizes")
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column(kind_of(ranked.work))
+    table.add_column("label")
+    for head in ("latency µs", "bandwidth GB/s", "n½", "misfit"):
+        table.add_column(head, justify="right")
+    for fit in fits[:_MOST_FITS]:
+        table.add_row(
+            name(run, ranked.work, fit.members),
+            fit.label,
+            _bounded(fit.latency_us),
+            _bounded(fit.gbs),
+            format_approximate_size(round(fit.half_bytes[1])),
+            f"{fit.misfit:.0%}",
+        )
+    yield table
+    if len(fits) > _MOST_FITS:
+        yield Text(f"and {len(fits) - _MOST_FITS} more: --json has them all")
+
+
+def _sizes(fits: Sequence[Fit]) -> str:
+    low, high = min(fit.sizes for fit in fits), max(fit.sizes for fit in fits)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _bounded(values: Bounded) -> str:
+    low, middle, high = values
+    return f"{figure(middle)} [{figure(low)}, {figure(high)}]"
+
+
+def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
+    """Yield a line for each thing that a work lacks."""
+    for size, count in ranked.incomplete:
+        some = _some(ranked.work, count)
+        yield f"missing   {ranked.work} at {format_size(size)} was passed over: it was measured on {some} only"
+    groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
+    for lack in ranked.missing:
+        groups[lack.size_bytes, lack.reason].append(lack)
+    for (size, reason), lacks in groups.items():
+        names = ", ".join(name(run, ranked.work, lack.members) for lack in lacks[:_MOST_NAMES])
+        more = f" and {len(lacks) - _MOST_NAMES} more" if len(lacks) > _MOST_NAMES else ""
+        yield f"missing   {ranked.work} at {format_size(size)} on {names}{more}: {reason}"
+
+
+def _no_fits(summary: RankSummary) -> Iterator[str]:
+    """Yield a line for each reason, with the works whose links it left without a fit."""
+    works: dict[str, Counter[Work]] = defaultdict(Counter)
+    for ranked in summary.works:
+        for fit in ranked.fits:
+            if isinstance(fit, Unfitted):
+                works[fit.reason][ranked.work] += 1
+    for reason, counts in works.items():
+        told = ", ".join(f"{work} on {_some(work, count)}" for work, count in counts.items())
+        yield f"no fit    {reason}: {told}"
+
+
+def _some(work: Work, count: int) -> str:
+    return f"{count} {kind_of(work)}{'s' if count > 1 else ''}"

@@ -1,0 +1,130 @@
+"""Why these devices, and where their processes belong: the page of `collbench select`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from collbench.analysis.numa_binding import Binding, bindings
+from collbench.analysis.select import Finalist, Selection
+from collbench.model.run import Run
+from collbench.model.units import fixed, format_size
+from collbench.output.text.layout import named
+
+# Where the processes of chosen GPUs belong: one line for the page of `collbench select`.
+
+
+def line(run: Run, members: Sequence[int]) -> str:
+    """Return on which NUMA nodes these positions belong, by host copies; "" where the run does not compare nodes."""
+    found = [one for one in bindings(run) if one.member in members]
+    if not found:
+        return ""
+    sim = " (sim)" if run.backend == "sim" else ""
+    if all(one.tied for one in found):
+        return f"NUMA nodes tie: no binding needed{sim}"
+    wrong = [one for one in found if one.agrees is False]
+    if wrong:
+        return "; ".join(f"{one.text}: {numactl(one)}" for one in wrong) + sim
+    if all(one.agrees for one in found):
+        return f"{_by_node(run, found)}, as NVML says: torchrun --numa-binding=node{sim}"
+    return "; ".join(one.text for one in found if not one.tied) + sim
+
+
+def numactl(binding: Binding) -> str:
+    """Return the command that runs a process on the nodes that suit its GPU."""
+    return f"numactl --cpunodebind={','.join(map(str, binding.best))}"
+
+
+def _by_node(run: Run, found: Sequence[Binding]) -> str:
+    tags: dict[int, list[str]] = defaultdict(list)
+    for one in found:
+        tags[one.best[0]].append(run.devices[one.member].tag)
+    return "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
+
+
+# Why these devices: the page of `collbench select`.
+
+
+_SIM = "sim"
+
+
+def explanation(selection: Selection, width: int | None = None) -> str:
+    """Return the page as text: the devices first, then the evidence for them, a line for each thing to know.
+
+    In lines of at most `width`, but for the rows of the finalists.
+    """
+    heads = [", ".join(device.tag for device in selection.devices) + _where(selection), *_lines(selection)]
+    return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in heads)
+
+
+def _lines(selection: Selection) -> Iterator[str]:
+    origin = selection.origin
+    yield f"why       {selection.reason}{_sim(selection)}"
+    if selection.predicted is not None:
+        how = f": {selection.predicted_how}" if selection.predicted_how else ""
+        yield f"predicted all-reduce busbw {_range(selection.predicted)} GB/s{_sim(selection)}{how}"
+    if len(selection.finalists) > 1:
+        size = f" at {format_size(origin.size_bytes)}" if origin.size_bytes else ""
+        yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
+        yield from _table(selection.finalists)
+    if selection.gain is not None:
+        yield f"gain      {_gain(selection.gain, selection.finalists)}{_sim(selection)}"
+    if selection.decided_by:
+        yield f"decided   by {selection.decided_by}"
+    if selection.heuristic:
+        yield "search    heuristic: not every set was looked at"
+    for left in selection.left_out:
+        yield f"left out  {left.device}: {left.reason}"
+    if selection.binding:
+        yield f"binding   {selection.binding}"
+    yield f"evidence  {origin.source}"
+    if origin.verification:
+        yield f"measured  finalists saved at {origin.verification}"
+
+
+def _where(selection: Selection) -> str:
+    origin = selection.origin
+    kind = f" ({selection.devices[0].name})" if selection.devices and selection.devices[0].name else ""
+    if origin.backend == _SIM:
+        return f" of the simulated machine {origin.fabric} (sim)"
+    return f"{kind} on {origin.machine}" if origin.machine else kind
+
+
+def _sim(selection: Selection) -> str:
+    """Return " (sim)" for a simulated machine: none of its figures stands without the word."""
+    return " (sim)" if selection.origin.backend == _SIM else ""
+
+
+def _table(finalists: tuple[Finalist, ...]) -> Iterator[str]:
+    rows = [("set", "predicted", "measured (95 %)", "")]
+    rows += [(", ".join(one.devices), _range(one.predicted), _measured(one), _note(one)) for one in finalists]
+    if not any(one.measured for one in finalists):
+        rows = [(name, predicted, "", note) for name, predicted, _, note in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def _measured(one: Finalist) -> str:
+    if one.measured is None:
+        return "-"
+    low, middle, high = one.measured
+    return f"{fixed(middle)} ({_range((low, high))})"
+
+
+def _note(one: Finalist) -> str:
+    return f"the first {len(one.devices)}" if one.first else ""
+
+
+def _range(found: tuple[float, float]) -> str:
+    low, high = map(fixed, found)
+    if found[0] == 0 < found[1]:
+        return f"at most {high}"
+    return low if low == high else f"{low}–{high}"
+
+
+def _gain(gain: tuple[float, float, float], finalists: tuple[Finalist, ...]) -> str:
+    low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in gain)
+    over = next((", ".join(one.devices) for one in finalists if one.first), "the first ones")
+    return f"{middle} % over {over} (95 %: {low} to {high} %)"

@@ -1,0 +1,219 @@
+"""The page and the JSON of `collbench check`: what disagrees, why, and how to check it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, coverage, not_judged
+from collbench.analysis.diagnose.readings import Facts, Reading
+from collbench.analysis.outcome import named, outcome
+from collbench.machine.labels import rank_key
+from collbench.model.errors import ExitStatus
+from collbench.model.run import Run
+from collbench.model.units import figure, fixed, format_size
+from collbench.output.text.frame import alarm, header, headline
+from collbench.output.text.frame import not_judged as not_judged_line
+from collbench.output.text.layout import WIDE, Lines, filled
+from collbench.runfile.codec import plain
+
+FORMAT, VERSION = "collbench-check", 1
+_STATUS = {
+    Severity.HARD: ExitStatus.UNTRUSTED,
+    Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
+    Severity.FAILURE: ExitStatus.FAILED,
+    Severity.INFO: ExitStatus.DONE,
+}
+_STYLES = {
+    Severity.HARD: "bold red",
+    Severity.CONTRADICTION: "bold yellow",
+    Severity.FAILURE: "bold red",
+    Severity.INFO: "bold cyan",
+}
+_NOTHING = (
+    "on no pair is there a copy of 16M or more both ways, or a collective of 64M or more, with three visits: "
+    "'collbench check' measures them"
+)
+_MOST_NAMES = 4  # of pairs
+_INDENT = 10  # of what follows a field's name
+_FAMILY = {True: "collectives", False: "copies"}
+
+
+def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
+    """Return the exit status: the worst of what was found and of what failed; nothing judged is no agreement."""
+    found = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
+    judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
+    return max(found, judged, outcome(run).status)
+
+
+def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[RenderableType]:
+    """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not."""
+    covered = coverage(run)
+    yield from alarm(run)
+    if not covered.judged:
+        yield not_judged_line(_NOTHING)
+    yield Lines(header(run))
+    for verdict in verdicts:
+        yield Text()
+        yield _block(run, verdict, width)
+    yield Text(f"\n{filled(conclusion(covered, verdicts), width)}")
+    healthy = _healthy(run, covered, verdicts)
+    if healthy:
+        yield Text(_field("agree", healthy, width))
+    yield from (Text(_field("unjudged", line, width)) for line in unjudged(run, covered))
+    for line in not_judged(run):
+        yield Text(_field("not done", line, width))
+
+
+def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
+    """Yield a line for each reason why pairs were not judged."""
+    reasons: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for one in covered.missed:
+        reasons[one.absence.reason].append(one.pair)
+    for reason, pairs in reasons.items():
+        more = f" and {len(pairs) - _MOST_NAMES} more" if len(pairs) > _MOST_NAMES else ""
+        yield f"{named(run, pairs[:_MOST_NAMES])}{more}: {reason}"
+
+
+def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> str:
+    """Return the verdicts as JSON text (docs/check.md); `left` is the status that the command ends with."""
+    covered = coverage(run)
+    data = {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "backend": run.backend,
+        "hostname": run.machine.hostname,
+        "fabric": run.machine.fabric,
+        "started": run.started,
+        "exit_status": int(status(run, verdicts) if left is None else left),
+        "pairs": covered.pairs,
+        "judged": len(covered.judged),
+        "failed": headline(run),
+        "verdicts": [_plain(run, verdict) for verdict in verdicts],
+        "not_judged": [*unjudged(run, covered), *not_judged(run)],
+    }
+    return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+
+
+def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
+    data: dict[str, Any] = plain(verdict)
+    measured = data.pop("measured")
+    data["measured_gbs"] = None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True))
+    data["devices"] = [run.devices[member].tag for member in verdict.members]
+    return data
+
+
+def _block(run: Run, verdict: Verdict, width: int) -> Text:
+    """Return one verdict: its kind and place, then a field a line."""
+    place = ", ".join(run.devices[member].tag for member in verdict.members)
+    label = f" ({verdict.label})" if verdict.label else ""
+    head = Text(filled(f"{verdict.kind}  {place}{label}", width, rest="  "))
+    head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
+    fields = [("what", verdict.what)]
+    if verdict.theory_gbs is not None:
+        fields.append((_theory_name(verdict), f"{fixed(verdict.theory_gbs)} GB/s{_sim(run)}{_source(run, verdict)}"))
+    if verdict.measured is not None:
+        fields.append(("measured", _measured(run, verdict)))
+    fields.append(("cause", verdict.cause))
+    if verdict.explains:
+        fields.append(("explains", ", ".join(verdict.explains)))
+    lines = [_field(name, text, width) for name, text in fields]
+    lines.append(f"{'check':<{_INDENT}}{verdict.command}")  # in one piece, to be copied
+    return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
+
+
+def _theory_name(verdict: Verdict) -> str:
+    """Return what the limit is: a collective's is what its links carry, an audit's the rate alone."""
+    if verdict.kind is Kind.COLLECTIVE_CONTRADICTION:
+        return "links"
+    return "alone" if verdict.kind is Kind.CONTENTION else "theory"
+
+
+def _source(run: Run, verdict: Verdict) -> str:
+    if _theory_name(verdict) != "theory" or len(verdict.members) < 2:
+        return ""
+    path = next((p for p in run.paths if set(p.devices) <= set(verdict.members) and p.label == verdict.label), None)
+    return f": {path.theory_source}" if path and path.theory_source else ""
+
+
+def _measured(run: Run, verdict: Verdict) -> str:
+    low, middle, high = verdict.measured or (0.0, 0.0, 0.0)
+    confirmed = "" if verdict.confirmed else "; not confirmed alone"
+    return f"{figure(middle)} GB/s{_sim(run)} ({figure(low)}-{figure(high)}){confirmed}"
+
+
+def _sim(run: Run) -> str:
+    """Return the word that no simulated figure goes without."""
+    return " sim" if run.backend == "sim" else ""
+
+
+def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+    """Return in a sentence or two what was found, and on how many pairs."""
+    hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
+    soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
+    told = [
+        f"{count} {word}{'s' if count > 1 else ''}"
+        for count, word in ((hard, "failure"), (soft, "contradiction"))
+        if count
+    ]
+    share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
+    if told:
+        some = "" if len(covered.judged) == covered.pairs else f" {share}."
+        return f"{' and '.join(told).capitalize()}.{some}"
+    if not covered.judged:
+        return "No pair was judged."
+    if covered.missed:
+        return f"{share}: on these labels, tools and measurement agree."
+    return "Labels, tools and measurement agree."
+
+
+def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+    """Return a line on the pairs that nothing was found on, with the rates of each label; "" where there is none."""
+    pairs = [frozenset(pair) for pair in covered.judged]
+    well = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
+    if not well:
+        return ""
+    facts = Facts(run)
+    rates: dict[str, list[Reading]] = defaultdict(list)
+    for pair in well:
+        for link in (tuple(sorted(pair)), tuple(sorted(pair, reverse=True))):
+            reading = _reading(facts, (link[0], link[1]))
+            if reading is not None:
+                rates[reading.label].append(reading)
+    words = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
+    return f"{len(well)} of {covered.pairs} pairs{': ' if words else ''}{words}"
+
+
+def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
+    """Return what stands for a link: its fastest copy, else the first collective that was measured on the pair."""
+    copy = facts.readings.best(link, 1)
+    if copy is not None:
+        return copy
+    pair = (min(link), max(link))
+    there = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
+    return next((reading for reading in there if reading), None)
+
+
+def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
+    low, high = (figure(pick(reading.gbs for reading in readings)) for pick in (min, max))
+    span = low if low == high else f"{low}-{high}"
+    limits = {path.theory_gbs for path in run.paths if path.label == label and path.theory_gbs is not None}
+    of = f" of {fixed(limits.pop(), 6)}" if len(limits) == 1 else ""
+    family = _FAMILY[readings[0].work.operation.is_collective]
+    return f"{label} {span}{of} GB/s{_sim(run)} ({family}, {format_size(readings[0].size_bytes)})"
+
+
+def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
+    """Return whether a verdict that is a fault is about this pair."""
+    if verdict.severity is Severity.INFO:
+        return False
+    return bool(pair & set(verdict.members)) if len(verdict.members) == 1 else pair <= set(verdict.members)
+
+
+def _field(name: str, text: str, width: int) -> str:
+    return filled(text, width - 2, f"{name:<{_INDENT}}", " " * _INDENT)

@@ -1,0 +1,171 @@
+"""Visits beside the run file, a JSON line each: what is left of a run whose process was killed.
+
+A journal names the text of the file that it continues. Once that file is written anew, it means nothing any more. It is
+locked while its run is measured: so a run has one process that writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from collbench.model.errors import RunFileError
+from collbench.model.printable import cleaned
+from collbench.model.run import Cell, Device, Measurement, Run, StopReason
+from collbench.runfile import versions
+from collbench.runfile.codec import build
+
+_FORMAT = "collbench-journal"
+_HEAD = json.dumps({"format": _FORMAT})[:-1].encode()
+# Visits of small messages last 0.1 ms, so a line is made in a fifth of that: tuples and enums are left to json.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=lambda value: {n: getattr(value, n) for n in value.__slots__})
+
+
+class Journal:
+    """An open journal. Lines reach the kernel at once, which a killed process cannot take back; nothing is synced."""
+
+    def __init__(self, run_file: Path, text: str | None = None) -> None:
+        """Lock the file's journal, and begin it if the file holds `text`. Raises OSError, and RunFileError as `check`.
+
+        Until it begins, what it held stays.
+        """
+        self._path = journal_of(run_file)
+        number = _locked(self._path, os.O_RDWR | os.O_CREAT, run_file)
+        # Closed by `close`. A name that is not UTF-8 is written as in the run file.
+        self._file = os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+        if text is not None:
+            self.begin(text)
+
+    def begin(self, text: str) -> None:
+        """Empty the journal: from now on it continues the file that holds `text`. Raises OSError."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(json.dumps({"format": _FORMAT, "continues": _digest(text)}) + "\n")
+
+    def add(self, found: Measurement) -> None:
+        """Append the latest visit of a cell, or why it was given up. Raises OSError."""
+        latest = [] if found.failure else found.samples[-1:]
+        visit = Measurement(found.cell, latest, found.stop, found.wrong, found.failure, found.failure_kind)
+        self._file.write(_ENCODER.encode(visit) + "\n")
+
+    def close(self) -> None:
+        """Close the file and leave it where it is, if it holds anything."""
+        with contextlib.suppress(OSError, ValueError):  # a full disk has been told; it may be closed already
+            if not os.fstat(self._file.fileno()).st_size:
+                self._path.unlink()
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def remove(self) -> None:
+        """Delete and close the file: all of it is in the run file now."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()  # while it is locked: then it is nobody else's
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def journal_of(run_file: Path) -> Path:
+    """Return where the journal of a run file lies: beside it, its name and ".journal"."""
+    return run_file.with_name(f"{run_file.name}.journal")
+
+
+def check(run_file: Path) -> None:
+    """Raise RunFileError where a run there is being measured, and where the journal's name is another file's.
+
+    Raises OSError for a journal that cannot be written.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.close(_locked(journal_of(run_file), os.O_RDWR, run_file))
+
+
+def _locked(path: Path, flags: int, run_file: Path) -> int:
+    """Return the journal's open file, which no other process has. Raises as `check`."""
+    while True:
+        number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(number, run_file)
+            found = os.fstat(number)
+            head = os.pread(number, len(_HEAD), 0) if stat.S_ISREG(found.st_mode) else b"?"
+            if not _HEAD.startswith(head):
+                raise RunFileError(f"{path} is in the way of {run_file}'s journal: move it, or choose another name")
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile by who had it: look again
+                if os.path.samestat(found, path.lstat()):
+                    return number
+        except BaseException:
+            os.close(number)
+            raise
+        os.close(number)
+
+
+def _lock(number: int, run_file: Path) -> None:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunFileError(f"{run_file} is being measured by another process: wait, or choose another name") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
+            raise
+
+
+def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measurement]:
+    """Return the visits that continue the run file with this text, each with its latest sample, in order.
+
+    Nothing where there is no journal, or where it continues another text. Reading ends at a line that is cut off.
+    """
+    try:
+        lines = journal_of(run_file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    header = next(_objects(lines[:1]), None)
+    if header != {"format": _FORMAT, "continues": _digest(text)}:
+        return []
+    return list(_visits(lines[1:], [device.tag for device in devices]))
+
+
+def merge(run: Run, visits: Iterable[Measurement]) -> None:
+    """Add visits to a run in their order."""
+    known: dict[Cell, Measurement] = {found.cell: found for found in run.measurements}
+    for visit in visits:
+        found = known.get(visit.cell)
+        if found is None:
+            known[visit.cell] = visit
+            run.measurements.append(visit)
+        else:
+            found.samples += visit.samples
+            found.stop, found.wrong = visit.stop, visit.wrong
+            found.failure, found.failure_kind = visit.failure, visit.failure_kind
+
+
+def mark_interrupted(run: Run) -> None:
+    """Give every cell of an unfinished run that has no reason to stop this one."""
+    for found in run.measurements:
+        found.stop = found.stop or StopReason.INTERRUPTED
+
+
+def _visits(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement]:
+    for number, data in enumerate(_objects(lines)):
+        versions.replace([data], tags)
+        try:
+            visit: Measurement = build(Measurement, data, f"visit {number}")
+        except ValueError:
+            return
+        yield visit
+
+
+def _objects(lines: list[str]) -> Iterator[object]:
+    for line in lines:
+        try:
+            yield cleaned(json.loads(line), line)
+        except ValueError:
+            return
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", errors="backslashreplace")).hexdigest()

@@ -1,0 +1,151 @@
+"""Run ↔ versioned JSON, written whole or not at all. The format is described in docs/run-file.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.errors import RunFileError
+from collbench.model.operations import Variant
+from collbench.model.run import Device, Run, SkipKind, Skipped
+from collbench.runfile import atomic_write, journal, versions
+from collbench.runfile.codec import build, plain
+from collbench.runfile.versions import Kind
+
+_KIND = Kind("collbench-run", 1, "run", again="measure again")
+# What runs that wrong data ended said that they skipped, before skips had a kind.
+_EVERYTHING_LEFT = "all that was left"
+_WORDS = ("save the run as", "--output")
+# What others can write, `train` does not believe; they may read it where the user's umask says so.
+_MODE = 0o644
+
+
+def save(run: Run, path: Path, *, replace: bool = False) -> str:
+    """Write the run to `path` so that a reader, or a crash, meets either the old file or the new one; return the text.
+
+    Raises Taken for a file that exists, unless `replace`, and RunFileError for a folder that cannot be written and for
+    a full disk; the old file is then untouched.
+    """
+    text = dumps(run)
+    atomic_write.write(text, path, *_WORDS, force=replace, mode=_MODE)
+    return text
+
+
+def own(
+    path: Path, warn: Callable[[str], None], *, replace: bool = False, stood: atomic_write.Identity | None = None
+) -> atomic_write.OwnFile:
+    """Return a file to write a run to again and again; `stood` is what it was where a saved run goes on."""
+    return atomic_write.OwnFile(path, _WORDS, warn, force=replace, stood=stood, mode=_MODE)
+
+
+def cannot_save(path: Path, error: OSError) -> RunFileError:
+    """Return the error that explains why a run cannot be saved at `path`."""
+    return atomic_write.refused(path, error, *_WORDS)
+
+
+def check_writable(path: Path, *, replace: bool = False) -> None:
+    """Raise RunFileError if a run could not be saved at `path`; a file that exists there is in the way but to replace.
+
+    So is a file that has the name of the run's journal, and the journal of a run that is measured right now.
+    """
+    atomic_write.check(path, *_WORDS, force=replace)
+    try:
+        journal.check(path)
+    except OSError as error:
+        raise cannot_save(path, error) from error
+
+
+def load(path: Path) -> Run:
+    """Read a run file, and the journal beside it that a killed process left. Raises RunFileError: what is wrong, where.
+
+    Cells of an unfinished run that nobody marked are interrupted.
+    """
+    text = _KIND.read(path)
+    run = loads(text, str(path))
+    journal.merge(run, journal.read(path, text, run.devices))
+    if not run.complete:
+        journal.mark_interrupted(run)
+    return run
+
+
+def again(run: Run) -> Run:
+    """Return a run in memory as whoever loads its file sees it."""
+    found = loads(dumps(run), "the run")
+    if not found.complete:
+        journal.mark_interrupted(found)
+    return found
+
+
+def dumps(run: Run) -> str:
+    """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item."""
+    first = json.dumps({**_KIND.head, "backend": run.backend})[:-1]
+    rest = {key: value for key, value in plain(run).items() if key != "backend"}
+    return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in rest.items()) + "\n}\n"
+
+
+def loads(text: str, name: str) -> Run:
+    """Return the run in JSON text; `name` is the file's, for errors. Raises RunFileError."""
+    return _KIND.loads(text, name, _build)
+
+
+def _build(fields: dict[str, Any]) -> Run:
+    versions.replace(fields.get("measurements"), _tags(fields.get("devices")))
+    run: Run = build(Run, fields, "run")
+    _check_meaning(run)
+    run.skipped = [_typed(left) for left in run.skipped]
+    return run
+
+
+def _typed(left: Skipped) -> Skipped:
+    """Return what an older version saved with the kind that its name stood for."""
+    old = left.kind is None and left.what == _EVERYTHING_LEFT
+    return replace(left, kind=SkipKind.WRONG_DATA) if old else left
+
+
+def _tags(devices: Any) -> tuple[str, ...]:
+    """Return the names of the devices by position, none where the file has no devices: the error comes later."""
+    try:
+        return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
+    except ValueError:
+        return ()
+
+
+def _check_meaning(run: Run) -> None:
+    """Raise ValueError where fields of the right kind mean nothing: whoever judges the run would stumble over them."""
+    positions = range(len(run.devices))
+    if run.settings.dtype not in DTYPE_BYTES:
+        raise ValueError(f"run.settings.dtype is '{run.settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
+    for number, path in enumerate(run.paths):
+        _check_members(path.devices, positions, f"run.paths[{number}].devices")
+    for number, found in enumerate(run.measurements):
+        where = f"run.measurements[{number}]"
+        cell = found.cell
+        fewest = 1 if cell.variant is Variant.HOST else 2
+        _check_members(cell.members, positions, f"{where}.cell.members", fewest)
+        if cell.size_bytes < 1:
+            raise ValueError(f"{where}.cell.size_bytes is {cell.size_bytes}, not 1 or more")
+        on_a_link = cell.variant in (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
+        if not cell.operation.is_collective and on_a_link and len(cell.members) != 2:
+            raise ValueError(f"{where}.cell.members are {len(cell.members)}, but a copy has a source and a destination")
+        for flag in (flag for sample in found.samples for flag in sample.flags):
+            _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
+        if not all(sample.seconds for sample in found.samples) or not (found.samples or found.failure):
+            raise ValueError(f"{where} has no block times")
+        if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):
+            raise ValueError(f"{where} has a time that is not positive and finite")
+
+
+def _check_members(members: tuple[int, ...], positions: range, where: str, fewest: int = 2) -> None:
+    if len(members) < fewest or len(set(members)) < len(members) or not set(members) <= set(positions):
+        raise ValueError(f"{where} is {list(members)}, not two or more distinct places in a list of {len(positions)}")
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
+    return json.dumps(value, ensure_ascii=False)

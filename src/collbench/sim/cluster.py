@@ -1,0 +1,283 @@
+"""A simulated cluster: nodes under leaf switches and pods, its faults, and what pairs and sets of nodes truly carry.
+
+Rates are GB/s one way and of a whole node: all its network cards together. Traffic between nodes takes the sender's
+cards, the uplinks of its leaf and pod where it leaves them, the downlinks on the other side, and the receiver's cards.
+Flows that run at once share what they meet max-min fairly, as adaptive routing spreads them over a switch's uplinks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.model.errors import RunFileError, UsageError
+from collbench.model.printable import cleaned
+from collbench.runfile.codec import build, plain
+
+Pair = tuple[int, int]
+_Array = NDArray[np.float64]
+# Time grows with the square at least: 1,024 nodes took 19 s and 217 MB on two busy cores, 2,048 above 200 s.
+_MOST_NODES = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFault:
+    """A node with slow network cards, as ratios of the healthy rate; a bad cable may be slow in one direction only."""
+
+    node: int
+    sends: float = 1.0
+    receives: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkFault:
+    """A switch ("leaf5", "pod1") whose links to the level above are slow, as ratios of the healthy rate."""
+
+    switch: str
+    up: float = 1.0
+    down: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A simulated cluster. `nic_gbs` is what a node's cards carry one way, `inside_gbs` what its GPUs do without them.
+
+    Leaf switches hold `leaf_nodes` nodes and pods `pod_leaves` leaves (0: no pods, all leaves meet at one spine).
+    Oversubscription is what comes in from below over what goes up, 1.0 where nothing is lost. `noise` is the standard
+    deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty where nodes are cabled in
+    order. `told` False hides switches from whoever judges. `source` says where the figures come from.
+    """
+
+    name: str
+    source: str
+    nodes: int
+    gpus: int
+    nic_gbs: float
+    inside_gbs: float
+    leaf_nodes: int
+    pod_leaves: int = 0
+    leaf_oversubscription: float = 1.0
+    pod_oversubscription: float = 1.0
+    noise: float = 0.02
+    placement: tuple[int, ...] = ()
+    told: bool = True
+    slow_nodes: tuple[NodeFault, ...] = ()
+    slow_uplinks: tuple[UplinkFault, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def leaf_of(self) -> tuple[int, ...]:
+        """Each node's leaf switch."""
+        return self.placement or tuple(node // self.leaf_nodes for node in range(self.nodes))
+
+    @property
+    def pod_of(self) -> tuple[int, ...]:
+        """Each node's pod; all in one where there are none."""
+        return tuple(leaf // self.pod_leaves if self.pod_leaves else 0 for leaf in self.leaf_of)
+
+
+def pair_rates(cluster: Cluster, pairs: Sequence[Pair], *, one_way: bool = False) -> tuple[float, ...]:
+    """Return each pair's true rate in GB/s while all pairs run at once, both ways or from first to second only."""
+    ends = [(pair, pair[::-1]) if not one_way else (pair,) for pair in pairs]
+    return tuple(_shares(cluster, [[_route(cluster, a, b) for a, b in flow] for flow in ends]).tolist())
+
+
+def allreduce_busbw(cluster: Cluster, members: Sequence[int]) -> float:
+    """Return the true all-reduce busbw in GB/s of these nodes, all GPUs of each, ranks in this order.
+
+    NCCL's rings over several nodes pass them in the order of the ranks; every hop of a ring carries the same rate.
+    """
+    if len(members) < 2:
+        return cluster.inside_gbs
+    hops = [*pairwise(members), (members[-1], members[0])]
+    ring = [[_route(cluster, a, b) for a, b in hops]]
+    return min(cluster.inside_gbs, float(_shares(cluster, ring)[0]))
+
+
+def best_bound(cluster: Cluster, count: int) -> float:
+    """Return a rate in GB/s that no `count` nodes pass: what the slowest of the best `count` nodes' cards carry."""
+    rates = sorted((_own_rate(cluster, node) for node in range(cluster.nodes)), reverse=True)
+    return min(cluster.inside_gbs, rates[count - 1]) if count > 1 else cluster.inside_gbs
+
+
+def measured(
+    cluster: Cluster, pairs: Sequence[Pair], rng: np.random.Generator, *, one_way: bool = False
+) -> tuple[float, ...]:
+    """Return each pair's rate in GB/s as one measurement of the round shows it: the true one, with visit noise."""
+    rates = pair_rates(cluster, pairs, one_way=one_way)
+    return tuple((np.array(rates) * np.exp(rng.normal(0.0, cluster.noise, len(rates)))).tolist())
+
+
+def load(text: str, name: str) -> Cluster:
+    """Return the cluster that JSON text describes; `name` is the file's, for errors. Raises RunFileError."""
+    try:
+        cluster: Cluster = build(Cluster, cleaned(json.loads(text), text), "cluster")
+    except (ValueError, TypeError, RecursionError, UsageError) as error:
+        raise RunFileError(
+            f"{name} is not a cluster file: {error}; docs/cluster.md describes one, 'collbench nodes --help' names some"
+        ) from error
+    return cluster
+
+
+def dumps(cluster: Cluster) -> str:
+    """Return the cluster as JSON text."""
+    return json.dumps(plain(cluster), indent=1) + "\n"
+
+
+def named(name: str) -> Cluster:
+    """Return a cluster that collbench ships. Raises UsageError with the names that there are."""
+    for cluster in _shipped():
+        if cluster.name == name:
+            return cluster
+    raise UsageError(f"no cluster is called '{name}': choose from {', '.join(names())}, or name a file of your own")
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the clusters that collbench ships."""
+    return tuple(cluster.name for cluster in _shipped())
+
+
+def _shipped() -> tuple[Cluster, ...]:
+    # 8 × 400 Gb/s = 400 GB/s a node, NVLink inside: METHOD.md §5's 450 GB/s. Sets of four scalable units with 32 nodes
+    # each, whose rails meet in one group of leaf switches, not oversubscribed.
+    superpod = Cluster(
+        name="superpod-128",
+        source="NVIDIA DGX SuperPOD H100 reference architecture (RA-11333): 4 scalable units of 32 nodes, NDR, full "
+        "fat tree; rates are those of the wires; noise assumed",
+        nodes=128,
+        gpus=8,
+        nic_gbs=400.0,
+        inside_gbs=450.0,
+        leaf_nodes=32,
+    )
+    tree = replace(
+        superpod,
+        name="tree-128",
+        source="made up: 16 leaves of 8 nodes, 4 pods, not oversubscribed; rates as superpod-128",
+        leaf_nodes=8,
+        pod_leaves=4,
+    )
+    faulty = replace(
+        tree,
+        name="tree-128-faulty",
+        source="tree-128 with two slow nodes, a cable that is bad one way, and a leaf with slow uplinks",
+        slow_nodes=(NodeFault(17, 0.9, 0.9), NodeFault(42, sends=0.5), NodeFault(101, 0.9, 0.9)),
+        slow_uplinks=(UplinkFault("leaf9", 0.8, 0.8),),
+    )
+    thin = replace(
+        tree, name="thin-32", source="made up: 4 leaves of 8 nodes, uplinks 2:1", nodes=32, pod_leaves=0,
+        leaf_oversubscription=2.0,
+    )  # fmt: skip
+    return superpod, tree, faulty, thin
+
+
+def _own_rate(cluster: Cluster, node: int) -> float:
+    return min(cluster.nic_gbs * ratio for ratio in _node_ratios(cluster, node))
+
+
+def _node_ratios(cluster: Cluster, node: int) -> tuple[float, float]:
+    """Return the ratios of the healthy rate at which a node sends and receives."""
+    found = [fault for fault in cluster.slow_nodes if fault.node == node]
+    return min((f.sends for f in found), default=1.0), min((f.receives for f in found), default=1.0)
+
+
+class _Level(StrEnum):
+    """Where a piece of the network is; the words are those that a cluster file calls its switches by."""
+
+    NODE = "node"
+    LEAF = "leaf"
+    POD = "pod"
+
+
+class _Piece(NamedTuple):
+    """What a flow takes: a node's cards, or the links between a switch and the level above it, in one direction.
+
+    `inward` is towards the node.
+    """
+
+    level: _Level
+    number: int
+    inward: bool
+
+    @property
+    def name(self) -> str:
+        """What a fault calls it: "leaf5"."""
+        return f"{self.level}{self.number}"
+
+
+def _route(cluster: Cluster, source: int, destination: int) -> list[_Piece]:
+    """Return what a flow between two nodes takes."""
+    pieces = [_Piece(_Level.NODE, source, inward=False), _Piece(_Level.NODE, destination, inward=True)]
+    for level, place in ((_Level.LEAF, cluster.leaf_of), (_Level.POD, cluster.pod_of)):
+        if place[source] != place[destination]:
+            pieces += [_Piece(level, place[source], inward=False), _Piece(level, place[destination], inward=True)]
+    return pieces
+
+
+def _capacity(cluster: Cluster, piece: _Piece) -> float:
+    """Return what one piece of a route carries in GB/s."""
+    if piece.level is _Level.NODE:
+        return cluster.nic_gbs * _node_ratios(cluster, piece.number)[piece.inward]
+    faults = [fault for fault in cluster.slow_uplinks if fault.switch == piece.name]
+    ratio = min((fault.down if piece.inward else fault.up for fault in faults), default=1.0)
+    leaf = piece.level is _Level.LEAF
+    below = (cluster.leaf_of if leaf else cluster.pod_of).count(piece.number)
+    lost = cluster.leaf_oversubscription * (1.0 if leaf else cluster.pod_oversubscription)
+    return below * cluster.nic_gbs / lost * ratio
+
+
+def _shares(cluster: Cluster, flows: Sequence[Iterable[Iterable[_Piece]]]) -> _Array:
+    """Return each flow's rate: all its hops carry the same, and what flows meet is shared max-min fairly."""
+    pieces: dict[_Piece, int] = {}
+    used = [[pieces.setdefault(piece, len(pieces)) for hop in flow for piece in hop] for flow in flows]
+    load = np.zeros((len(used), len(pieces)))
+    for flow, places in enumerate(used):
+        np.add.at(load[flow], places, 1.0)
+    left = np.array([_capacity(cluster, piece) for piece in pieces])
+    rates, open_ = np.zeros(len(used)), np.ones(len(used), dtype=bool)
+    while open_.any():
+        wanted = load[open_].sum(axis=0)
+        share = np.divide(left, wanted, out=np.full_like(left, np.inf), where=wanted > 0)
+        full = share <= share.min() * (1 + 1e-12)
+        done = open_ & (load[:, full] > 0).any(axis=1)
+        rates[done] = share.min()
+        left = np.maximum(left - share.min() * load[done].sum(axis=0), 0.0)
+        open_ &= ~done
+    return rates
+
+
+def _check(cluster: Cluster) -> None:
+    """Raise UsageError for a cluster that cannot be."""
+    leaves = set(cluster.leaf_of) if 1 <= cluster.nodes <= _MOST_NODES and cluster.leaf_nodes >= 1 else set()
+    pods = set(cluster.pod_of) if leaves else set()
+    switches = {f"{_Level.LEAF}{leaf}" for leaf in leaves} | {f"{_Level.POD}{pod}" for pod in pods}
+    rates = (cluster.nic_gbs, cluster.inside_gbs)
+    ratios = [ratio for fault in cluster.slow_nodes for ratio in (fault.sends, fault.receives)]
+    ratios += [ratio for fault in cluster.slow_uplinks for ratio in (fault.up, fault.down)]
+    wrong = (
+        (not leaves, f"nodes ({cluster.nodes}) is not 1 to {_MOST_NODES}, or leaf_nodes ({cluster.leaf_nodes}) is 0"),
+        (cluster.gpus < 1 or cluster.pod_leaves < 0, "gpus is below 1 or pod_leaves below 0"),
+        (not all(0 < rate < 1e9 for rate in rates), f"rates {rates} are not GB/s above 0"),
+        (not 0 <= cluster.noise <= 1, f"noise {cluster.noise} is not 0 to 1"),
+        (not all(0 < ratio <= 1 for ratio in ratios), "a fault's ratio is not above 0 and up to 1"),
+        (
+            not all(1 <= lost < 1e6 for lost in (cluster.leaf_oversubscription, cluster.pod_oversubscription)),
+            "oversubscription is below 1",
+        ),
+        (cluster.placement and len(cluster.placement) != cluster.nodes, "placement does not name each node's leaf"),
+        (any(leaf < 0 for leaf in cluster.placement), "placement has a negative leaf"),
+        (any(not 0 <= f.node < cluster.nodes for f in cluster.slow_nodes), "slow_nodes names a node that is not there"),
+        (any(f.switch not in switches for f in cluster.slow_uplinks), "slow_uplinks names a switch that is not there"),
+    )
+    for is_wrong, what in wrong:
+        if is_wrong:
+            raise UsageError(f"cluster '{cluster.name}' cannot be simulated: {what}")

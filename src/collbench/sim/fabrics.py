@@ -1,0 +1,485 @@
+"""A simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise and faults, and the files that describe it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from collbench.machine.labels import PEER_STATES, is_label
+from collbench.model.errors import UsageError
+from collbench.model.printable import cleaned
+from collbench.model.run import Health
+from collbench.runfile.codec import build, plain
+
+# The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
+#
+# Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
+
+
+_NOTHING_TOLD = Health()
+
+
+class FaultKind(StrEnum):
+    """What can be wrong with a simulated machine, by its mechanism; `faults` maps verdicts to these."""
+
+    SLOW_LINK = "slow-link"
+    SLOW_GPU = "slow-gpu"
+    CORRUPT_LINK = "corrupt-link"
+    HANGING_LINK = "hanging-link"
+    THROTTLED_GPU = "throttled-gpu"
+    FOREIGN_LOAD = "foreign-load"
+    P2P_DISABLED = "p2p-disabled"
+    P2P_SLOW = "p2p-slow"
+    PCIE_DEGRADED = "pcie-degraded"
+    BOTTLENECK = "bottleneck"
+    LINKS_DOWN = "links-down"
+    NVLINK_UNUSED = "nvlink-unused"
+    HIDDEN_NVLINK = "hidden-nvlink"
+    MISTIMED = "mistimed"
+    SLOW_COLLECTIVES = "slow-collectives"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU in its slot. `bridge` names the bridge or host bridge that the slot hangs on.
+
+    `pcie_gbs` is what its slot achieves; generation and width are the most that slot and GPU can do.
+    `nvlink_line_mbps` is the rate of one link as NVML reports it, in MB/s. `health` is what NVML says of its state.
+    """
+
+    name: str
+    memory_bytes: int
+    pci_bus_id: str
+    bridge: str
+    pcie_gbs: float
+    pcie_generation: int = 4
+    pcie_width: int = 16
+    nvlink_line_mbps: int | None = None
+    health: Health = _NOTHING_TOLD
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """NVLinks that join two GPUs directly; `gbs` is what each link achieves in each direction."""
+
+    gpus: tuple[int, int]
+    links: int
+    gbs: float
+    latency_us: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """NVSwitches that join these GPUs as one plane; `gbs` is what a GPU's port of all its links achieves each way."""
+
+    gpus: tuple[int, ...]
+    links: int
+    gbs: float
+    latency_us: float = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """A PCIe switch below `parent`, another one or a host bridge. `up_gbs` and `down_gbs` are its uplink's rates.
+
+    `peer_gbs` limits a transfer that turns round in it, from each of its ports; None: nothing does but the slots.
+    """
+
+    name: str
+    parent: str
+    up_gbs: float
+    down_gbs: float
+    peer_gbs: float | None = None
+    latency_us: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class HostBridge:
+    """A PCIe root at a NUMA node. `peer_gbs` limits a peer transfer from each of its ports, None: nothing does."""
+
+    name: str
+    numa_node: int
+    peer_gbs: float | None = None
+    latency_us: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The link between each two NUMA nodes, and how fast one node's memory takes staged data, all GPUs together."""
+
+    gbs: float = 40.0
+    latency_us: float = 0.4
+    memory_gbs: float = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The share of a path's rate that each engine gets: copy engine, kernels, staged copies, NCCL by the medium."""
+
+    ce_write: float = 1.0
+    ce_read: float = 0.995
+    sm_write: float = 0.935
+    sm_read: float = 0.95
+    staged: float = 0.7
+    nccl_nvlink: float = 0.9
+    nccl_pcie: float = 0.85
+    nccl_staged: float = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What a message of no bytes takes beside its path's latency, in µs; an access is one of the pointer chase.
+
+    A collective takes `collective` once and `hop` for each step around the ring; its launch takes `launch`.
+    """
+
+    copy: float = 1.5
+    kernel: float = 2.2
+    staged: float = 15.0
+    access: float = 0.3
+    collective: float = 4.4
+    hop: float = 0.2
+    launch: float = 2.8
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Relative σ of a visit and of a block in it, both log-normal."""
+
+    visit: float = 0.003
+    block: float = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What the machine's tools say of one pair, where it is not what the structure says; None leaves it.
+
+    `cuda_peers` false is more than words: then no peer access is used.
+    """
+
+    gpus: tuple[int, int]
+    label: str | None = None
+    ancestor: str | None = None
+    nvlinks: int | None = None
+    peer_access: str | None = None
+    tool_label: str | None = None
+    tool_peer_access: str | None = None
+    cuda_peers: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault and its place. Which of the fields a kind reads stands in docs/fabric-file.md.
+
+    `devices` empty means all of them.
+    """
+
+    kind: FaultKind
+    devices: tuple[int, ...] = ()
+    factor: float = 1.0
+    one_way: bool = False
+    offset: int = 0
+    links: int = 1
+    gbs: float = 0.0
+    generation: int | None = None
+    width: int | None = None
+    words: str = ""
+
+    def covers(self, *devices: int) -> bool:
+        """Return whether all of these devices are among its own."""
+        return not self.devices or set(devices) <= set(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """A machine to simulate. `source` says where its figures are from.
+
+    `pcie_peers` False: only NVLinks give peer access. `unreachable` lists pairs without it in any case.
+    `virtualization` is NVML's word; a passed-through GPU's NUMA node is not told.
+    """
+
+    name: str
+    source: str
+    gpus: tuple[Gpu, ...]
+    host_bridges: tuple[HostBridge, ...]
+    bridges: tuple[Bridge, ...] = ()
+    bundles: tuple[Bundle, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    sockets: Sockets = Sockets()
+    pcie_peers: bool = True
+    unreachable: tuple[tuple[int, int], ...] = ()
+    engines: Engines = Engines()
+    delays: Delays = Delays()
+    noise: Noise = Noise()
+    labels: tuple[Telling, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    virtualization: str = "none"
+    numa_hidden: bool = False
+
+    def faults_of(self, *kinds: FaultKind) -> tuple[Fault, ...]:
+        """Return the faults of these kinds."""
+        return tuple(fault for fault in self.faults if fault.kind in kinds)
+
+
+# What a fabric must be beside its fields' types, so that whoever simulates it does not stumble.
+
+
+# NVML and the label matrix were seen with 16 GPUs in a node; more is a mistake, or several nodes.
+_MOST_GPUS = 64
+_MOST_LINKS = 36  # nvml.h of r580: NVML_NVLINK_MAX_LINKS
+_FEWEST_GPUS = 2
+# Fields that may be zero; all other numbers of a fabric are above.
+_MAY_BE_ZERO = {"latency_us", "visit", "block", "offset", "numa_node"}
+_ON_A_LINK = (
+    FaultKind.SLOW_LINK,
+    FaultKind.CORRUPT_LINK,
+    FaultKind.HANGING_LINK,
+    FaultKind.P2P_SLOW,
+)
+# Between a broken link's and anything to come: what lies beyond is a typing error, and might overflow.
+_LEAST_GBS, _MOST = 1e-6, 1e15
+_PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
+_VARIABLE = re.compile(r"NCCL_[A-Z0-9_]+=[ -~]+", re.ASCII)
+# Log-normal noise beyond this is no measurement any more.
+_MOST_NOISE = 1.0
+
+
+def check(fabric: Fabric) -> None:
+    """Raise ValueError that names the place where a fabric means nothing."""
+    if not _FEWEST_GPUS <= len(fabric.gpus) <= _MOST_GPUS:
+        raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_FEWEST_GPUS} to {_MOST_GPUS}")
+    if not fabric.name or not fabric.name.isprintable():
+        raise ValueError("fabric.name is empty or has unprintable characters")
+    for where, name, value in _numbers(fabric, "fabric"):
+        zero_is_fine = name in _MAY_BE_ZERO or where.startswith(("fabric.delays", "fabric.faults"))
+        least = 0 if zero_is_fine else _LEAST_GBS
+        if not least <= value <= _MOST:
+            kind = "0 or a sensible number" if zero_is_fine else "a sensible number above 0"
+            raise ValueError(f"{where} is {value:.6g}, not {kind}")
+    _check_gpu_names(fabric)
+    _check_tree(fabric)
+    _check_nvlinks(fabric)
+    for number, fault in enumerate(fabric.faults):
+        _check_fault(fault, len(fabric.gpus), f"fabric.faults[{number}]")
+    for number, pair in enumerate(fabric.unreachable):
+        _check_gpus(pair, len(fabric.gpus), f"fabric.unreachable[{number}]")
+    _check_labels(fabric)
+    if max(fabric.noise.visit, fabric.noise.block) > _MOST_NOISE:
+        raise ValueError(f"fabric.noise has a σ above {_MOST_NOISE}")
+
+
+def _numbers(value: Any, where: str) -> Iterator[tuple[str, str, float]]:
+    """Yield (place, field, number) of everything in a fabric but positions of GPUs and states of health."""
+    for field in dataclasses.fields(value):
+        found, place = getattr(value, field.name), f"{where}.{field.name}"
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            yield place, field.name, found
+        elif dataclasses.is_dataclass(found) and field.name != "health":
+            yield from _numbers(found, place)
+        elif isinstance(found, tuple):
+            for number, item in enumerate(found):
+                if dataclasses.is_dataclass(item) and field.name != "labels":
+                    yield from _numbers(item, f"{place}[{number}]")
+
+
+def _check_gpu_names(fabric: Fabric) -> None:
+    seen: set[str] = set()
+    for number, gpu in enumerate(fabric.gpus):
+        if not gpu.name.isprintable() or not _PCI_BUS_ID.fullmatch(gpu.pci_bus_id):
+            raise ValueError(f"fabric.gpus[{number}] needs a printable name and a pci_bus_id such as 00000000:06:00.0")
+        if gpu.pci_bus_id in seen:
+            raise ValueError(f"fabric.gpus[{number}].pci_bus_id is another GPU's, too")
+        seen.add(gpu.pci_bus_id)
+
+
+def _check_tree(fabric: Fabric) -> None:
+    """Raise ValueError where the PCIe tree has a part twice, a loose end or a loop."""
+    parts: list[HostBridge | Bridge] = [*fabric.host_bridges, *fabric.bridges]
+    seen: set[str] = set()
+    for part in parts:
+        where = "host_bridges" if isinstance(part, HostBridge) else "bridges"
+        if part.name in seen:
+            raise ValueError(f"fabric.{where} has '{part.name}' twice")
+        seen.add(part.name)
+    parents = {bridge.name: bridge.parent for bridge in fabric.bridges}
+    roots = {root.name for root in fabric.host_bridges}
+    above = [*((f"gpus[{i}].bridge", gpu.bridge) for i, gpu in enumerate(fabric.gpus))]
+    above += [(f"bridges[{i}].parent", bridge.parent) for i, bridge in enumerate(fabric.bridges)]
+    for where, name in above:
+        steps, place = 0, name
+        while place in parents and steps <= len(parents):
+            place, steps = parents[place], steps + 1
+        if place not in roots:
+            why = "is above itself" if steps > len(parents) else "leads to no host bridge"
+            raise ValueError(f"fabric.{where} is '{name}', which {why}")
+
+
+def _check_nvlinks(fabric: Fabric) -> None:
+    count = len(fabric.gpus)
+    joined: set[frozenset[int]] = set()
+    for number, bundle in enumerate(fabric.bundles):
+        _check_gpus(bundle.gpus, count, f"fabric.bundles[{number}]")
+        if frozenset(bundle.gpus) in joined:
+            raise ValueError(f"fabric.bundles[{number}] joins two GPUs that another bundle joins")
+        joined.add(frozenset(bundle.gpus))
+    for number, switch in enumerate(fabric.switches):
+        _check_gpus(switch.gpus, count, f"fabric.switches[{number}]")
+        for other in fabric.switches[:number]:
+            if len(set(other.gpus) & set(switch.gpus)) > 1:
+                raise ValueError(f"fabric.switches[{number}] joins two GPUs that another switch joins")
+    counts = [(f"bundles[{i}]", bundle.links) for i, bundle in enumerate(fabric.bundles)]
+    counts += [(f"switches[{i}]", switch.links) for i, switch in enumerate(fabric.switches)]
+    for where, links in counts:
+        if links > _MOST_LINKS:
+            raise ValueError(f"fabric.{where}.links is {links}, more than {_MOST_LINKS}")
+
+
+def _check_fault(fault: Fault, count: int, where: str) -> None:
+    if fault.kind in _ON_A_LINK and len(fault.devices) != 2:
+        raise ValueError(f"{where}.devices is {list(fault.devices)}: a {fault.kind} lies between two GPUs")
+    if fault.kind is FaultKind.FOREIGN_LOAD and not 1 <= len(fault.devices) <= 2:
+        raise ValueError(f"{where}.devices is {list(fault.devices)}: a foreign load is on one GPU or on a link")
+    if fault.factor < _LEAST_GBS:
+        raise ValueError(f"{where}.factor is {fault.factor}: nothing moves at that rate; a hanging-link stands still")
+    if fault.kind is FaultKind.P2P_DISABLED and fault.words and not _VARIABLE.fullmatch(fault.words):
+        raise ValueError(f"{where}.words is '{fault.words}', no NCCL variable as NAME=VALUE")
+    if not fault.words.isprintable():
+        raise ValueError(f"{where}.words has unprintable characters")
+    if fault.kind is FaultKind.BOTTLENECK and fault.gbs <= 0:
+        raise ValueError(f"{where}.gbs is {fault.gbs}: say how many GB/s the bottleneck carries")
+    if fault.devices:
+        _check_gpus(fault.devices, count, f"{where}.devices", fewest=1)
+
+
+def _check_labels(fabric: Fabric) -> None:
+    for number, told in enumerate(fabric.labels):
+        where = f"fabric.labels[{number}]"
+        _check_gpus(told.gpus, len(fabric.gpus), where)
+        for name, word in (("label", told.label), ("ancestor", told.ancestor), ("tool_label", told.tool_label)):
+            if word is not None and not is_label(word):
+                raise ValueError(f"{where}.{name} is '{word}', no label of nvidia-smi's")
+        for name, word in (("peer_access", told.peer_access), ("tool_peer_access", told.tool_peer_access)):
+            if word is not None and word not in PEER_STATES:
+                raise ValueError(f"{where}.{name} is '{word}', not one of {', '.join(PEER_STATES)}")
+        if told.nvlinks is not None and not 0 <= told.nvlinks <= _MOST_LINKS:
+            raise ValueError(f"{where}.nvlinks is {told.nvlinks}, not 0 to {_MOST_LINKS}")
+
+
+def _check_gpus(found: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
+    if len(found) < fewest or len(set(found)) < len(found) or not set(found) <= set(range(count)):
+        raise ValueError(f"{where} names {list(found)}: write {fewest} or more distinct positions of {count} GPUs")
+
+
+# Fabric files (docs/fabric-file.md): the named ones that are shipped, and a user's own. JSON ↔ Fabric.
+
+
+FORMAT = "collbench-fabric"
+VERSION = 1
+_SUFFIX = ".json"
+_MOST_BYTES = 2**20  # sixteen GPUs take 4 KB; more than this is another file
+_HEAD = ("format", "format_version")
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the shipped fabrics, in alphabetical order."""
+    return tuple(sorted(file.name.removesuffix(_SUFFIX) for file in _shipped().iterdir() if _is_fabric(file)))
+
+
+def load(name_or_path: str) -> Fabric:
+    """Return the shipped fabric of this name, else the one in the file. Raises UsageError: what is wrong, where."""
+    if name_or_path in names():
+        return loads((_shipped() / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8"), name_or_path)
+    return loads(_text(name_or_path), name_or_path)
+
+
+def loads(text: str, name: str) -> Fabric:
+    """Return the fabric in JSON text; `name` is the file's, for errors. Raises UsageError."""
+    try:
+        data = cleaned(json.loads(text, parse_constant=_no_number), text)
+    except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
+        raise UsageError(f"{name} is not a fabric file: not JSON, or cut off ({error})") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise UsageError(f'{name} is JSON but not a fabric: it has no "format": "{FORMAT}"; see docs/fabric-file.md')
+    if data.get("format_version") != VERSION:
+        raise UsageError(f"{name} has fabric version {data.get('format_version')}, this collbench reads {VERSION}")
+    try:
+        body = {key: data[key] for key in data if key not in _HEAD}
+        _refuse_unknown(Fabric, body, "fabric")
+        fabric: Fabric = build(Fabric, body, "fabric")
+        check(fabric)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise UsageError(f"{name} is a wrong fabric file: {error}; see docs/fabric-file.md") from error
+    return fabric
+
+
+def dumps(fabric: Fabric) -> str:
+    """Return the fabric as JSON text, a line for each item of a list."""
+    head = json.dumps({"format": FORMAT, "format_version": VERSION})[:-1]
+    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in plain(fabric).items()]
+    return f"{head},\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _shipped() -> Traversable:
+    return resources.files("collbench.sim") / "machines"
+
+
+def _is_fabric(file: Traversable) -> bool:
+    return file.name.endswith(_SUFFIX)
+
+
+def _text(path: str) -> str:
+    shipped = f"name a file, or one of {', '.join(names())}"
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # the latter for a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"cannot read fabric '{path}': {why}; {shipped}") from error
+    if len(content) > _MOST_BYTES:
+        raise UsageError(f"{path} is not a fabric file: it is larger than 1 MiB; {shipped}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a fabric file: it is not text; {shipped}") from error
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON's")
+
+
+@cache
+def _fields(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _refuse_unknown(kind: Any, data: Any, where: str) -> None:
+    """Raise ValueError for a key that no field has: a typing error would else be a default."""
+    if isinstance(data, list):
+        inner = typing.get_args(kind)[:1]
+        for number, item in enumerate(data):
+            _refuse_unknown(inner[0] if inner else kind, item, f"{where}[{number}]")
+    elif isinstance(data, dict):
+        parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        for part in filter(dataclasses.is_dataclass, parts):
+            known = _fields(typing.cast("type", part))
+            for key, value in data.items():
+                if key not in known:
+                    raise ValueError(f"{where} has '{key}', which is none of {', '.join(known)}")
+                _refuse_unknown(known[key], value, f"{where}.{key}")
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
+    return json.dumps(value, ensure_ascii=False)

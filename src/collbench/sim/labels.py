@@ -1,0 +1,115 @@
+"""What the tools of a simulated machine would say of it: NVML's devices, paths and health, nvidia-smi's labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from collbench.machine import theory
+from collbench.model.run import Device, Health, Path
+from collbench.sim.fabrics import Fabric, FaultKind, Switch, Telling
+from collbench.sim.network import Tree, links_up, network_of, pcie_now
+
+# An idle GPU in a cool room, where the file does not say otherwise.
+_IDLE = Health(
+    temperature=35,
+    utilization=0,
+    memory_used=0,
+    nvlink_replays=0,
+    nvlink_errors=0,
+    ecc_errors=0,
+    processes=0,
+)
+_BUSY_UTILIZATION = 100
+_THROTTLED = "SW power cap"
+
+
+def devices(fabric: Fabric) -> tuple[Device, ...]:
+    """Return the GPUs as NVML would list them. Their UUIDs name the simulation, so no CUDA program takes them."""
+    tree = Tree(fabric)
+    return tuple(
+        Device(
+            index=index,
+            uuid=f"SIM-{fabric.name}-{index}",
+            name=gpu.name,
+            pci_bus_id=gpu.pci_bus_id,
+            memory_bytes=gpu.memory_bytes,
+            numa_node=None if fabric.numa_hidden else tree.root(index).numa_node,
+            pcie_generation=gpu.pcie_generation,
+            pcie_width=gpu.pcie_width,
+        )
+        for index, gpu in enumerate(fabric.gpus)
+    )
+
+
+def paths(fabric: Fabric) -> tuple[Path, ...]:
+    """Return every pair's path as the tools tell it, theory in GB/s."""
+    tree = Tree(fabric)
+    told = {frozenset(telling.gpus): telling for telling in fabric.labels}
+    pairs = combinations(range(len(fabric.gpus)), 2)
+    return tuple(_overridden(_path(fabric, tree, *pair), told.get(frozenset(pair))) for pair in pairs)
+
+
+def health(fabric: Fabric) -> tuple[Health, ...]:
+    """Return each GPU's state as NVML would give it, faults counted in."""
+    return tuple(_health(fabric, gpu) for gpu in range(len(fabric.gpus)))
+
+
+def _path(fabric: Fabric, tree: Tree, a: int, b: int) -> Path:
+    ancestor = tree.label(a, b)
+    hidden = any(fault.covers(a, b) for fault in fabric.faults_of(FaultKind.HIDDEN_NVLINK))
+    up, full, switched = (0, 0, False) if hidden else _nvlinks(fabric, a, b)
+    line = fabric.gpus[a].nvlink_line_mbps
+    limit = theory.nvlink(up, capability=None, line_mbps=line, through_switch=switched) or _slots(fabric, a, b)
+    peers = network_of(fabric).reaches(a, b)
+    word = "OK" if peers else "CNS"
+    return Path(
+        devices=(a, b),
+        label=f"NV{up}" if up else ancestor,
+        ancestor=ancestor,
+        nvlinks=up,
+        theory_gbs=limit.gbs if limit else None,
+        theory_source=f"sim: {limit.source}" if limit else "",
+        peer_access=word,
+        tool_label=f"NV{full}" if full else ancestor,
+        tool_peer_access=word,
+        cuda_peers=peers,
+    )
+
+
+def _nvlinks(fabric: Fabric, a: int, b: int) -> tuple[int, int, bool]:
+    """Return the links between two GPUs that are up, how many there are, and whether a switch joins them."""
+    for bundle in fabric.bundles:
+        if set(bundle.gpus) == {a, b}:
+            return links_up(fabric, bundle, a, b), bundle.links, False
+    joining: Switch | None = next((found for found in fabric.switches if {a, b} <= set(found.gpus)), None)
+    if joining is None:
+        return 0, 0, False
+    return min(links_up(fabric, joining, gpu) for gpu in (a, b)), joining.links, True
+
+
+def _slots(fabric: Fabric, a: int, b: int) -> theory.Theory | None:
+    ends = (theory.pcie(fabric.gpus[gpu].pcie_generation, fabric.gpus[gpu].pcie_width) for gpu in (a, b))
+    return min((end for end in ends if end), key=lambda end: end.gbs, default=None)
+
+
+def _overridden(path: Path, telling: Telling | None) -> Path:
+    if telling is None:
+        return path
+    own = {name: getattr(telling, name) for name in Telling.__dataclass_fields__ if name != "gpus"}
+    return replace(path, **{name: value for name, value in own.items() if value is not None})
+
+
+def _health(fabric: Fabric, gpu: int) -> Health:
+    given = fabric.gpus[gpu].health
+    generation, width = pcie_now(fabric, gpu)
+    found = replace(_IDLE, pcie_generation=generation, pcie_width=width)
+    said = {name: getattr(given, name) for name in Health.__dataclass_fields__ if getattr(given, name) is not None}
+    found = replace(found, **said)
+    for fault in fabric.faults:
+        if fault.kind is FaultKind.THROTTLED_GPU and fault.covers(gpu):
+            found = replace(found, throttle=(*found.throttle, fault.words or _THROTTLED))
+        elif fault.kind is FaultKind.FOREIGN_LOAD and gpu in fault.devices:
+            busy = _BUSY_UTILIZATION if fault.factor < 1 else found.utilization
+            found = replace(found, processes=(found.processes or 0) + 1, utilization=busy)
+    return found

@@ -1,0 +1,72 @@
+"""One cell in two runs: when it is worse, better, the same, and when nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.analysis.compare import Verdict
+from tests.analysis.runs import change_of
+
+STEADY = [400.0, 400.4, 399.6, 400.1, 399.9, 400.2, 399.8]
+
+
+def shifted(factor: float) -> list[float]:
+    return [rate * factor for rate in STEADY]
+
+
+# title, visits in the base, visits in the new run, size, verdict, beyond 5 %
+Row = tuple[str, Sequence[float], Sequence[float], int, Verdict, bool]
+TABLE: list[Row] = [
+    ("the same again", STEADY, STEADY[::-1], 2**30, Verdict.SAME, False),
+    ("1 % slower: nobody decides otherwise", STEADY, shifted(0.99), 2**30, Verdict.SAME, False),
+    ("3 % slower", STEADY, shifted(0.97), 2**30, Verdict.WORSE, False),
+    ("8 % slower", STEADY, shifted(0.92), 2**30, Verdict.WORSE, True),
+    ("8 % faster", STEADY, shifted(1.08), 2**30, Verdict.BETTER, False),
+    ("2.2 % slower: at the border of δ", STEADY, shifted(0.978), 2**30, Verdict.UNDECIDED, False),
+    ("two visits show no noise", STEADY[:2], shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
+    ("a new run with two visits", STEADY, shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
+    ("three visits, half as fast", STEADY[:3], shifted(0.5)[:3], 2**30, Verdict.WORSE, True),
+    ("one wild visit of seven", STEADY, [*STEADY[:6], 200.0], 2**30, Verdict.SAME, False),
+    ("wild visits drag the median", STEADY, [400, 401, 399, 250, 260, 255, 245], 2**30, Verdict.UNDECIDED, False),
+    ("5 % slower below 1 MiB: a launch varies by that", STEADY, shifted(0.95), 2**19, Verdict.SAME, False),
+    ("8 B, 1.7 µs instead of 1.6: a run's own", [r / 8e4 for r in STEADY], [r / 8.5e4 for r in STEADY], 8,
+     Verdict.SAME, False),
+    ("8 B, half as fast", [r / 8e4 for r in STEADY], [r / 16e4 for r in STEADY], 8, Verdict.WORSE, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("title", "base", "new", "size", "verdict", "regressed"), TABLE)
+def test_what_became_of_a_cell(
+    title: str, base: Sequence[float], new: Sequence[float], size: int, verdict: Verdict, regressed: bool
+) -> None:
+    change = change_of(base, new, size)
+    assert (change.verdict, change.regressed) == (verdict, regressed), (change.ratio, change.interval)
+
+
+def test_cores_have_no_launch_that_could_vary() -> None:
+    """8 B from core to core takes some ns: 0.15 µs would allow anything."""
+    base, new = [r / 400 for r in STEADY], [r / 800 for r in STEADY]
+    assert change_of(base, new, 8).verdict is not Verdict.WORSE
+    assert change_of(base, new, 8, backend="host").verdict is Verdict.WORSE
+
+
+def test_the_figures_are_those_of_the_runs() -> None:
+    change = change_of([400.0] * 5, [300.0] * 5)
+    assert (change.base_gbs, change.new_gbs, change.ratio) == pytest.approx((400.0, 300.0, 0.75))
+    assert change.base_seconds == pytest.approx(2**30 / 400e9)
+    assert change.interval is not None
+    assert change.interval[0] <= 0.75 <= change.interval[1]
+    assert change.visits == (5, 5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.floats(380, 420), min_size=3, max_size=9), st.floats(0.5, 2))
+def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:
+    forth, back = change_of(STEADY, [r * factor for r in rates]), change_of([r * factor for r in rates], STEADY)
+    assert forth.ratio * back.ratio == pytest.approx(1)
+    opposite = {Verdict.WORSE: Verdict.BETTER, Verdict.BETTER: Verdict.WORSE}
+    assert back.verdict is opposite.get(forth.verdict, forth.verdict)

@@ -1,0 +1,389 @@
+import pathlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.analysis.choice import LeftOut, Unfit, Why
+from collbench.analysis.select import choose, choose_by_labels, choose_by_rates, evidence
+from collbench.machine.nvidia_smi import facts, read_topology
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import Device, Health, Path, Run
+from tests.builders import GIB, gpus, measured, pair_run, paths, run_of
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+MIB = 2**20
+# What V100s achieve by label, GB/s [METHOD.md §5].
+V100 = {"NV1": 24.2, "NV2": 48.3, "SYS": 9.5}
+
+
+def dgx_1v() -> Run:
+    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
+    cells = [measured(Operation.ALLREDUCE, link.devices, V100[link.label]) for link in links]
+    return run_of(devices, cells, links)
+
+
+def label(run: Run, a: int, b: int) -> str:
+    return next(path.label for path in run.paths if set(path.devices) == {a, b})
+
+
+def has_nvlink_ring(run: Run, members: Sequence[int]) -> bool:
+    first, *rest = members
+    rings = ([first, *order, first] for order in permutations(rest))
+    return any(all(label(run, a, b).startswith("NV") for a, b in pairwise(ring)) for ring in rings)
+
+
+def test_on_a_dgx_1v_two_get_a_double_link() -> None:
+    run = dgx_1v()
+    chosen = choose(run, 2)
+    assert label(run, *chosen.members) == "NV2"
+    assert chosen.band is not None
+    assert chosen.band.hi == pytest.approx(48.3)
+
+
+def test_on_a_dgx_1v_four_get_one_of_the_two_full_meshes() -> None:
+    assert choose(dgx_1v(), 4).members in ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
+    """The sum of pairs picks {0,1,2,3,4}, which was measured at 5.6 GB/s; 24 of the 56 sets have a ring."""
+    run = dgx_1v()
+    assert sum(has_nvlink_ring(run, some) for some in combinations(range(8), 5)) == 24
+    chosen = choose(run, 5)
+    assert chosen.members != (0, 1, 2, 3, 4)
+    assert has_nvlink_ring(run, chosen.members)
+
+
+@pytest.mark.parametrize(
+    ("k", "rings", "sets"),  # METHOD.md §6, "expected on DGX-1V"
+    [(3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8)],
+)
+def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) -> None:
+    chosen = choose(dgx_1v(), k)
+    assert chosen.band is not None
+    assert chosen.band.how == f"{rings} NVLink rings"
+    assert [chosen.band.lo, chosen.band.hi] == pytest.approx([rings * 24.2] * 2, rel=0.01)
+    alike = [some for some in chosen.finalists if some.band.how == chosen.band.how]
+    assert len(alike) == min(sets, 4)
+
+
+def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_six() -> None:
+    chosen = choose(dgx_1v(), 6)
+    assert chosen.members == (0, 1, 2, 4, 5, 6)
+    assert chosen.reason == "predicted 96.7 GB/s (4 NVLink rings), the first 6 48.4 GB/s"
+    assert [some.members for some in chosen.finalists if some.default] == [(0, 1, 2, 3, 4, 5)]
+
+
+def test_the_reason_names_what_was_gained() -> None:
+    run = dgx_1v()
+    assert choose(run, 2).reason == "it carries 48.3 GB/s, the machine's worst pair 9.5"
+
+
+def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
+    chosen = choose(pair_run(4, lambda a, b: 300.0 - a * 0.5), 2)
+    assert chosen.members == (0, 1)
+    assert chosen.reason == "all pairs tie within 0.3%: the choice does not affect bandwidth"
+
+
+@pytest.mark.parametrize("visits", [1, 2])
+def test_a_difference_that_too_few_visits_show_is_no_tie(visits: int) -> None:
+    """An interrupted run: nothing is certain, so take what looks best and claim nothing."""
+    chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 100.0, visits=visits), 2)
+    assert chosen.members == (2, 3)
+    assert "tie" not in chosen.reason
+
+
+def test_pairs_that_were_not_measured_are_not_taken_for_equal() -> None:
+    run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (1, 2), 300.0)])
+    assert choose(run, 2).members == (1, 2)
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 4), (-1, 4), (5, 4), (3, 2)])
+def test_a_number_of_devices_that_cannot_be_is_refused(k: int, n: int) -> None:
+    with pytest.raises(UsageError, match=f"cannot choose {k} of {n} devices: choose 1 to {n}"):
+        choose(pair_run(n, lambda a, b: 300.0), k)
+
+
+def test_a_run_without_pairs_cannot_choose_some_but_can_take_all() -> None:
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 300.0)])
+    with pytest.raises(UsageError, match="holds no pair: measure with 'collbench pairs' first"):
+        choose(run, 2)
+    assert choose(run, 3).members == (0, 1, 2)
+
+
+def test_all_devices_are_no_choice() -> None:
+    assert (choose(dgx_1v(), 8).members, choose(dgx_1v(), 8).reason) == (tuple(range(8)), "all 8 devices")
+
+
+def test_one_device_is_chosen_by_the_tie_break_alone() -> None:
+    run = dgx_1v()
+    run.health_before = (Health(processes=1), *[Health()] * 7)
+    assert choose(run, 1).members == (1,)
+
+
+@pytest.mark.parametrize(("slow", "members"), [(None, (0, 1)), (0, (1, 2))])
+def test_seventeen_devices_are_searched_by_a_heuristic_and_say_so(slow: int | None, members: tuple[int, ...]) -> None:
+    chosen = choose(pair_run(17, lambda a, b: 100.0 if a == slow else 300.0), 2)
+    assert (chosen.members, chosen.heuristic) == (members, True)
+    assert ("heuristic" in chosen.reason) == (slow is not None)
+    assert chosen.tied == (slow is None)
+
+
+def test_cpu_cores_have_no_pci_bus_id_so_their_index_decides() -> None:
+    """Their UUIDs are hashes: in that order core 10 might come before core 2, and nobody could say why."""
+    run = pair_run(4, lambda a, b: 300.0)
+    uuids = ("CPU-d", "CPU-b", "CPU-a", "CPU-c")
+    run.devices = tuple(Device(core, uuid, "Xeon") for core, uuid in zip((10, 2, 11, 3), uuids, strict=True))
+    one, two = choose(run, 1), choose(run, 2)
+    assert (one.members, one.decided_by) == ((1,), "index")
+    assert (two.members, two.decided_by) == ((1, 3), "index")
+
+
+IDLE = Health(processes=0, utilization=0)
+FLAT = (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("title", "health", "nodes", "members", "words"),
+    [
+        ("nothing known: by bus id", (), FLAT, (0, 1), "PCI bus id"),
+        ("another process", (Health(processes=1), IDLE, IDLE, IDLE), FLAT, (1, 2), "PCI bus id"),
+        ("a busy GPU", (IDLE, Health(utilization=11), IDLE, IDLE), FLAT, (0, 2), "PCI bus id"),
+        ("a little use is not busy", (IDLE, Health(utilization=10), IDLE, IDLE), FLAT, (0, 1), "PCI bus id"),
+        ("a throttled GPU", (IDLE, Health(throttle=("HW slowdown",)), IDLE, IDLE), FLAT, (0, 2), "PCI bus id"),
+        (
+            "set clocks are no fault",
+            (IDLE, Health(throttle=("display clock setting",)), IDLE, IDLE),
+            FLAT,
+            (0, 1),
+            "PCI bus id",
+        ),
+        ("an ECC error", (Health(ecc_errors=1), IDLE, IDLE, IDLE), FLAT, (1, 2), "PCI bus id"),
+        ("one NUMA node rather than two", (IDLE,) * 4, (0, 1, 1, 0), (0, 3), "the fewest NUMA nodes, then PCI bus id"),
+        (
+            "idle goes before near",
+            (Health(processes=1), IDLE, IDLE, IDLE),
+            (0, 1, 0, 1),
+            (1, 3),
+            "the fewest NUMA nodes",
+        ),
+    ],
+)
+def test_the_tie_break(
+    title: str, health: tuple[Health, ...], nodes: tuple[int, ...], members: tuple[int, ...], words: str
+) -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
+    run.health_before = health
+    chosen = choose(run, 2)
+    assert (chosen.members, chosen.decided_by, chosen.tied) == (members, words, True)
+
+
+def test_what_all_gpus_have_against_them_is_counted_where_busy_ones_are_allowed() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), IDLE, Health(throttle=("HW slowdown",)), IDLE)
+    chosen = choose(run, 3, allow_busy=True)
+    assert (chosen.members, chosen.decided_by) == ((1, 2, 3), "the fewest GPUs that others use")
+    assert choose(run, 2, allow_busy=True).members == (1, 3)
+
+
+def test_small_messages_break_a_tie_of_large_ones() -> None:
+    cells = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
+    cells += [
+        measured(Operation.ALLREDUCE, pair, 0.002 if pair == (1, 3) else 0.001, 8) for pair in combinations(range(4), 2)
+    ]
+    chosen = choose(run_of(gpus(4), cells), 2)
+    assert (chosen.members, chosen.decided_by) == ((1, 3), "the lower latency of small messages")
+
+
+def test_the_next_job_gets_the_best_remainder() -> None:
+    """Fast links 2-0-1-3 in a row: whoever takes the middle one leaves the next job a slow pair."""
+    chosen = choose(pair_run(4, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
+    assert (chosen.members, chosen.decided_by) == ((0, 2), "the best remainder for the next job, then PCI bus id")
+
+
+def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
+    """Hops meet in a host bridge, which no pair alone shows: sets of one and of two bridges are worth measuring."""
+    labels = {pair: "PHB" for pair in combinations(range(8), 2) if pair[0] // 4 == pair[1] // 4}
+    run = pair_run(8, lambda a, b: 10.9, paths(8, "SYS", labels))
+    run.devices = tuple(replace(one, numa_node=place // 4) for place, one in enumerate(run.devices))
+    chosen = choose(run, 4)
+    assert (chosen.members, chosen.tied) == ((0, 1, 2, 3), False)
+    assert chosen.decided_by == "the fewest NUMA nodes, then PCI bus id"
+    assert {sum(member < 4 for member in some.members) for some in chosen.finalists} >= {2, 3, 4}
+
+
+@pytest.mark.parametrize("slow", [0.0, 150.0])
+def test_finalists_are_few_distinct_and_hold_the_default_once(slow: float) -> None:
+    run = pair_run(8, lambda a, b: slow if slow and a == 0 else 300.0)
+    for k in range(2, 8):
+        chosen = choose(run, k)
+        members = [some.members for some in chosen.finalists]
+        assert (members[0], len(set(members))) == (chosen.members, len(members))
+        assert [some.members for some in chosen.finalists if some.default] == [tuple(range(k))]
+        assert len(members) <= 5
+
+
+def test_too_few_devices_left_are_named_with_what_brings_them_back() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), IDLE, Health(ecc_errors=2), IDLE)
+    with pytest.raises(UsageError) as refusal:
+        choose(run, 3, exclude=(3,))
+    assert str(refusal.value) == (
+        "cannot choose 3 of 4 devices: 1 are left without GPU0 (busy: 1 other process); "
+        "GPU2 (faulty: 2 uncorrected ECC errors); GPU3 (excluded); choose fewer, or add --allow-busy"
+    )
+    with pytest.raises(UsageError, match=r"GPU3 \(excluded\); choose fewer$"):
+        choose(run, 3, exclude=(3,), allow_busy=True)
+
+
+def test_who_was_left_out_is_said_and_the_default_is_the_first_of_the_others() -> None:
+    run = pair_run(5, lambda a, b: 100.0 if b == 2 else 300.0)
+    run.health_before = (Health(processes=3), *[IDLE] * 4)
+    chosen = choose(run, 2)
+    assert chosen.left_out == (LeftOut(0, (Why(Unfit.PROCESSES, 3),)),)
+    assert (chosen.members, chosen.finalists[0].members) == ((1, 3), (1, 3))
+    assert [some.members for some in chosen.finalists if some.default] == [(1, 2)]
+
+
+def test_those_that_are_left_are_no_choice() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), *[IDLE] * 3)
+    chosen = choose(run, 3)
+    assert (chosen.members, chosen.reason) == ((1, 2, 3), "the 3 of 4 devices that are left")
+
+
+def test_a_corrupt_pair_is_not_chosen_together() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.measurements[0].wrong = 5
+    assert choose(run, 2).members == (0, 2)
+    assert choose(run, 3).members == (0, 2, 3)
+
+
+def test_labels_alone_choose_and_say_that_nothing_was_measured() -> None:
+    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
+    six = choose_by_labels(devices, links, 6)
+    assert (six.members, six.estimated) == ((0, 1, 2, 4, 5, 6), True)
+    assert six.reason.startswith("estimated from labels, not measured: predicted ")
+    assert choose_by_labels(devices, links, 2, exclude=(0, 3)).members == (1, 2)
+    with pytest.raises(UsageError, match="cannot choose 9 of 8 devices"):
+        choose_by_labels(devices, links, 9)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"), list(pairwise(["NV4", "NV2", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS", "N/A"]))
+)
+def test_a_better_label_is_preferred(better: str, worse: str) -> None:
+    assert choose_by_labels(gpus(3), paths(3, worse, {(1, 2): better}), 2).members == (1, 2)
+
+
+def test_one_label_everywhere_is_a_tie() -> None:
+    chosen = choose_by_labels(gpus(4), paths(4, "NV18"), 2)
+    assert (chosen.members, chosen.tied) == ((0, 1), True)
+    assert chosen.reason == "estimated from labels, not measured: all pairs have the label NV18"
+
+
+def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
+    """Eight of 1,024 at 300 GB/s among themselves, 40 elsewhere; the islands of the others have 200."""
+    node = np.arange(1024) // 8
+    rates = np.where(np.equal.outer(node, node), 200.0, 40.0)
+    rates[-8:, -8:] = 300.0
+    np.fill_diagonal(rates, 0)
+    chosen = choose_by_rates(gpus(1024), rates, 8)
+    assert (chosen.members, chosen.heuristic) == (tuple(range(1016, 1024)), True)
+
+
+def test_evidence_is_what_training_runs_at_the_largest_size() -> None:
+    pairs = list(combinations(range(3), 2))
+    cells = [measured(Operation.CE_WRITE, pair, 390.0) for pair in pairs]
+    copies = run_of(gpus(3), [*cells, *(measured(Operation.CE_WRITE, (b, a), 390.0) for a, b in pairs)])
+    assert (found := evidence(copies)) is not None
+    assert found.operation is Operation.CE_WRITE
+    both = run_of(gpus(3), [*cells, *(measured(Operation.ALLREDUCE, p, 300.0, s) for p in pairs for s in (8, MIB))])
+    assert (found := evidence(both)) is not None
+    assert (found.operation, found.size_bytes) == (Operation.ALLREDUCE, MIB)
+
+
+def test_the_evidence_of_an_interrupted_run_is_the_largest_size_that_has_most_pairs() -> None:
+    cells = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in combinations(range(3), 2)]
+    run = run_of(gpus(3), [*cells, measured(Operation.ALLREDUCE, (0, 1), 300.0, GIB)])
+    assert (found := evidence(run)) is not None
+    assert (found.size_bytes, len(found.standings)) == (MIB, 3)
+
+
+LABELS = ("NV1", "NV2", "PIX", "PHB", "SYS")
+RATES = {"NV1": 24.2, "NV2": 48.3, "PIX": 11.0, "PHB": 10.0, "SYS": 9.5}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Run:
+    """Six GPUs with any labels, rates near those of the labels, health, and NUMA nodes."""
+    links = [Path(pair, draw(st.sampled_from(LABELS))) for pair in combinations(range(6), 2)]
+    noise = draw(st.sampled_from([0.0, 0.005, 0.2]))
+    cells = [
+        measured(Operation.ALLREDUCE, link.devices, RATES[link.label] * (1 + noise * draw(st.floats(-1, 1))))
+        for link in links
+    ]
+    devices = [replace(one, numa_node=draw(st.integers(0, 1))) for one in gpus(6)]
+    run = run_of(devices, cells, links)
+    run.health_before = tuple(draw(st.sampled_from([IDLE] * 8 + [Health(processes=1)])) for _ in range(6))
+    return run
+
+
+def renamed(run: Run, names: Sequence[int]) -> Run:
+    """Return the same machine with the device at each position listed at `names[position]`."""
+
+    def moved(members: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(names[member] for member in members))
+
+    places = sorted(range(len(names)), key=names.__getitem__)
+    cells = [replace(m, cell=replace(m.cell, members=moved(m.cell.members))) for m in run.measurements]
+    return replace(
+        run,
+        devices=tuple(run.devices[place] for place in places),
+        health_before=tuple(run.health_before[place] for place in places) if run.health_before else (),
+        paths=tuple(replace(path, devices=(a, b)) for path in reversed(run.paths) for a, b in [moved(path.devices)]),
+        measurements=cells[::-1],
+    )
+
+
+def uuids(run: Run, members: Sequence[int]) -> set[str]:
+    return {run.devices[member].uuid for member in members}
+
+
+@settings(max_examples=60, deadline=None)
+@given(machines(), st.permutations(range(6)), st.integers(1, 5))
+def test_renaming_the_devices_renames_the_answer_always(run: Run, names: list[int], k: int) -> None:
+    other = renamed(run, names)
+    here, there = choose(run, k, allow_busy=True), choose(other, k, allow_busy=True)
+    assert uuids(run, here.members) == uuids(other, there.members)
+    assert (here.reason, here.decided_by, here.tied) == (there.reason, there.decided_by, there.tied)
+    both = zip(here.finalists, there.finalists, strict=True)
+    assert all(uuids(run, a.members) == uuids(other, b.members) and a.band == b.band for a, b in both)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(20)), st.integers(2, 6), st.integers(0, 99))
+def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k: int, seed: int) -> None:
+    rates = np.random.default_rng(seed).choice([10.0, 20.0, 40.0], (20, 20))
+    rates = np.triu(rates, 1) + np.triu(rates, 1).T
+    devices, places = gpus(20), [names.index(place) for place in range(20)]
+    here = choose_by_rates(devices, rates, k)
+    there = choose_by_rates([devices[place] for place in places], rates[np.ix_(places, places)], k)
+    assert here.heuristic
+    assert set(here.members) == {places[member] for member in there.members}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(8)), st.integers(2, 7))
+def test_renaming_the_lines_of_a_topology_renames_the_estimate(names: list[int], k: int) -> None:
+    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
+    moved = [replace(link, devices=(names[link.devices[0]], names[link.devices[1]])) for link in links]
+    there: list[Device] = [devices[names.index(place)] for place in range(8)]
+    estimate = choose_by_labels(there, moved, k)
+    assert {names.index(member) for member in estimate.members} == set(choose_by_labels(devices, links, k).members)

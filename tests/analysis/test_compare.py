@@ -1,0 +1,201 @@
+"""Whole runs: which devices and cells belong together, groups, what only one has, what was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import pytest
+
+from collbench.analysis.compare import Kind, Verdict, compare
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Cell, Measurement, Path, Run
+from tests.analysis.runs import FAIL, copies, recorded, scaled, told
+from tests.builders import gpus, measured, noisy, paths, run_of, throttled
+
+
+def relabelled(run: Run, order: tuple[int, ...]) -> Run:
+    """Return the same run with its devices in another order: device order[i] of the old list is i of the new."""
+    place = {old: new for new, old in enumerate(order)}
+    found = [
+        Measurement(replace(one.cell, members=tuple(place[m] for m in one.cell.members)), one.samples, one.stop)
+        for one in run.measurements
+    ]
+    links = [replace(path, devices=(place[path.devices[0]], place[path.devices[1]])) for path in run.paths]
+    devices = tuple(replace(run.devices[old], index=new) for new, old in enumerate(order))
+    return replace(run, devices=devices, paths=tuple(links), measurements=found)
+
+
+SLOW = copies(lambda a, b: 0.92 if {a, b} == {0, 2} else 1.0, seed=1)
+
+
+@pytest.mark.parametrize("order", [*permutations(range(4))][1::5])
+def test_another_order_of_the_same_gpus_changes_nothing(order: tuple[int, ...]) -> None:
+    plain, other = compare(copies(), SLOW, FAIL), compare(copies(), relabelled(SLOW, order), FAIL)
+    assert other.match.told == "matched by UUID"
+    assert [(c.key, c.ratio, c.verdict) for c in other.changes] == [(c.key, c.ratio, c.verdict) for c in plain.changes]
+    assert other.groups == plain.groups
+
+
+def test_a_slow_pair_is_named_both_ways_and_nothing_else() -> None:
+    found = compare(copies(), SLOW, FAIL)
+    worse = {change.key.members for change in found.changes if change.verdict is Verdict.WORSE}
+    assert worse == {(0, 2), (2, 0)}
+    assert [group.members for group in found.groups if group.verdict is Verdict.WORSE] == [(0, 2)]
+    assert {one.key.members if hasattr(one, "key") else one.members for one in found.regressions} <= {(0, 2), (2, 0)}
+
+
+def test_other_gpus_are_matched_by_their_order() -> None:
+    others = replace(copies(), devices=tuple(replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in gpus(4)))
+    found = compare(copies(), others, FAIL)
+    assert (found.match.by_uuid, found.match.told) == (0, "other devices, matched by their order")
+    assert found.count(Verdict.SAME) == 36
+
+
+def test_a_replaced_gpu_takes_the_place_that_is_left() -> None:
+    devices = [replace(gpu, index=3 - gpu.index) for gpu in reversed(gpus(4))]
+    devices[1] = replace(devices[1], uuid="GPU-new")
+    found = compare(copies(), replace(copies(), devices=tuple(devices)), FAIL)
+    assert found.match.positions == {0: 3, 1: 2, 2: 1, 3: 0}
+    assert found.match.told == "3 matched by UUID, the others by their order: GPU2 = GPU1"
+
+
+def test_cells_that_one_run_has_are_said() -> None:
+    base, new = copies(), copies(seed=3)
+    new.measurements = [*new.measurements[1:], measured(Operation.SM_READ, (1, 3), 300.0)]
+    found = compare(base, new, FAIL)
+    assert [(key.work, key.members) for key in found.only_base] == [("ce-write", (0, 1))]
+    assert [(key.work, key.members) for key in found.only_new] == [("sm-read", (1, 3))]
+    assert len(found.changes) == 35
+
+
+def test_a_device_more_has_cells_of_its_own() -> None:
+    base = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)])
+    three = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(3), 2)]
+    found = compare(base, run_of(gpus(3), three), FAIL)
+    assert found.match.told == "matched by UUID; only in the new run: GPU2"
+    assert [key.members for key in found.only_new] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("title", "operation", "variant", "there", "here", "one"),
+    [
+        ("ranks in another order", Operation.ALLREDUCE, Variant.PLAIN, (0, 1, 2), (2, 0, 1), True),
+        ("a link the other way", Operation.CE_WRITE, Variant.PLAIN, (0, 1), (1, 0), False),
+        ("both ways at once", Operation.CE_WRITE, Variant.BOTH_WAYS, (0, 1), (1, 0), True),
+        ("one to all, the others in another order", Operation.CE_WRITE, Variant.ONE_TO_ALL, (0, 1, 2), (0, 2, 1), True),
+        ("one to all from another", Operation.CE_WRITE, Variant.ONE_TO_ALL, (0, 1, 2), (1, 0, 2), False),
+        ("another root", Operation.BROADCAST, Variant.PLAIN, (0, 1, 2), (1, 0, 2), False),
+        ("the same root", Operation.BROADCAST, Variant.PLAIN, (0, 1, 2), (0, 2, 1), True),
+    ],
+)
+def test_when_two_cells_are_one(
+    title: str, operation: Operation, variant: Variant, there: tuple[int, ...], here: tuple[int, ...], one: bool
+) -> None:
+    samples = measured(operation, there, 300.0).samples
+    base, new = (
+        run_of(gpus(3), [Measurement(Cell(operation, members, 2**30, variant), samples)]) for members in (there, here)
+    )
+    found = compare(base, new, FAIL)
+    assert (len(found.changes), len(found.only_base)) == ((1, 0) if one else (0, 1))
+
+
+def noisy_copies(factor: float, seed: int) -> Run:
+    """Return three visits of each link by four kinds of copies, with 2 % noise; a factor on the pair 1-3."""
+    works = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+    found = []
+    for number, work in enumerate(works):
+        for a, b in permutations(range(4), 2):
+            gbs = 400 * (factor if {a, b} == {1, 3} else 1)
+            found.append(measured(work, (a, b), noisy(gbs, 0.02, 97 * number + 8 * a + b + seed, 3)))
+    return run_of(gpus(4), found)
+
+
+def test_noise_hides_each_cell_of_a_slow_link_but_not_all_of_them() -> None:
+    found = compare(noisy_copies(1, 0), noisy_copies(0.92, 5000), FAIL)
+    assert found.count(Verdict.WORSE) < 8
+    assert [group.members for group in found.groups if group.verdict is Verdict.WORSE] == [(1, 3)]
+
+
+def test_what_is_slower_everywhere_is_told_of_the_work() -> None:
+    found = compare(copies(), scaled(copies(seed=9), 1 / 0.9), FAIL)
+    (group,) = (group for group in found.groups if group.kind is Kind.WORK)
+    assert (group.work, group.cells, group.verdict, group.regressed) == ("ce-write", 12, Verdict.WORSE, True)
+    assert group.ratio == pytest.approx(0.9, rel=0.01)
+
+
+def world(factor: float, seed: int) -> Run:
+    """Return an all-reduce over eight GPUs at eleven sizes, three visits each, as `collbench allreduce` makes them."""
+    found = []
+    for size in (2**exponent for exponent in range(20, 31)):
+        rates = noisy(300 * factor, 0.004, size // 2**20 + seed, 3)
+        found.append(measured(Operation.ALLREDUCE, range(8), rates, size=size))
+    return run_of(gpus(8), found)
+
+
+def test_one_communicator_at_many_sizes_is_judged_by_like_sizes() -> None:
+    """Three visits of a size alone tell hardly anything of their noise."""
+    assert compare(world(1, 0), world(1, 1), FAIL).count(Verdict.WORSE) == 0
+    assert compare(world(1, 0), world(0.9, 1), FAIL).count(Verdict.WORSE) == 11
+
+
+def test_wild_cells_with_hardly_a_visit_are_undecided_and_break_nothing() -> None:
+    works = [operation for operation in Operation if operation.is_copy]
+    runs = [
+        run_of(gpus(2), [measured(work, (0, 1), noisy(300, 1.5, 9 * i + seed, 3)) for i, work in enumerate(works)])
+        for seed in (0, 1)
+    ]
+    found = compare(runs[0], runs[1], FAIL)
+    assert found.count(Verdict.UNDECIDED) == len(works)
+    assert all(change.interval is not None and change.interval[1] > 100 for change in found.changes)
+
+
+UNEVEN = "2026-11-21-notes/note4-uneven-pairs-r{}.json.gz"
+
+
+def test_two_recorded_runs_on_one_machine_have_nothing_better_or_worse() -> None:
+    found = compare(recorded(UNEVEN.format(1)), recorded(UNEVEN.format(3)), FAIL)
+    assert (found.match.by_uuid, len(found.changes)) == (4, 1680)
+    assert told(found) == set()
+    assert {group.verdict for group in found.groups} <= {Verdict.SAME, Verdict.UNDECIDED}
+    assert found.count(Verdict.SAME) > 1300
+    assert [difference.what for difference in found.differences] == ["started"]
+
+
+def test_p2p_disabled_slows_nccl_and_no_copy_and_is_named_as_what_differs() -> None:
+    base = recorded("2026-11-21-4xh200-judging/pairs.json")
+    found = compare(base, recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), FAIL)
+    assert told(found) == {("allreduce", "worse"), ("broadcast", "worse")}
+    assert ("NCCL_P2P_DISABLE", "not set", "1") in [(d.what, d.base, d.new) for d in found.differences]
+    # METHOD.md [H200x4]: 27.9 GB/s with P2P disabled against 327.
+    largest = [c for c in found.changes if c.key.work == "allreduce" and c.key.size_bytes == 2**30]
+    assert all(change.new_gbs == pytest.approx(27.9, abs=1) and change.regressed for change in largest)
+
+
+def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
+    base, new = copies(), copies()
+    new.machine = replace(new.machine, driver="590.1", nccl="2.30.1")
+    new.paths = paths(4, but={(0, 1): "SYS"})
+    new.settings.environment["NCCL_ALGO"] = "Ring"
+    new.measurements[0].samples[0] = replace(new.measurements[0].samples[0], flags=(throttled(1, "hot"),))
+    told_ = {d.what: (d.base, d.new) for d in compare(base, new, FAIL).differences}
+    assert told_ == {
+        "driver": ("580.159.04", "590.1"),
+        "NCCL": ("2.28.9", "2.30.1"),
+        "NCCL_ALGO": ("not set", "Ring"),
+        "label of GPU0-GPU1": ("NV18", "SYS"),
+        "disturbed visits": ("none", "1 throttled"),
+    }
+
+
+def test_the_output_file_is_no_difference() -> None:
+    base, new = copies(), copies()
+    base.settings = replace(base.settings, command=("pairs", "-o", "a.json", "--quick"))
+    new.settings = replace(new.settings, command=("pairs", "--output=b.json", "--quick"))
+    assert compare(base, new, FAIL).differences == ()
+
+
+def test_a_path_that_only_one_run_has_is_no_change_of_label() -> None:
+    new = copies()
+    new.paths = (*new.paths[:2], Path((0, 3), "NV18"))
+    assert compare(copies(), new, FAIL).differences == ()

@@ -1,0 +1,182 @@
+"""A run against figures of healthy machines: normal, below, above, undecided, unknown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from collbench.analysis.physics import Nvls, impossible, nvls
+from collbench.analysis.references import Answers, Figure, Standing, judge, load
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Chosen, Measurement, Run
+from tests.analysis.checked import h200
+from tests.analysis.runs import recorded
+from tests.builders import GIB, gpus, measured, run_of
+
+FIGURES = load()
+
+
+def eight(rates: Sequence[float], size: int = GIB, name: str = "NVIDIA H200") -> Run:
+    """Return an all-reduce over eight GPUs on which NVLS is possible."""
+    run = run_of(gpus(8, name), [measured(Operation.ALLREDUCE, range(8), [r / 1.75 for r in rates], size=size)])
+    run.machine = replace(run.machine, multicast=True)
+    return run
+
+
+def off(run: Run) -> Run:
+    run.settings.environment["NCCL_NVLS_ENABLE"] = "0"
+    return run
+
+
+def standings(answers: Answers) -> list[tuple[str, Standing]]:
+    return [("asked" if answer.figure.at_least else "measured", answer.standing) for answer in answers.answers]
+
+
+# Published: 463.58 and 467.58 at 1G with NVLS; Oracle asks for 440 from 1G on. The band is 440.4 to 491.0.
+@pytest.mark.parametrize(
+    ("title", "rates", "measured_", "asked"),
+    [
+        ("as published", [465.0] * 5, Standing.NORMAL, Standing.NORMAL),
+        ("a ring's rate", [365.0] * 5, Standing.BELOW, Standing.BELOW),
+        ("more than anybody has seen", [560.0] * 5, Standing.ABOVE, Standing.NORMAL),
+        ("just below, by noisy visits", [380.0, 430.0, 460.0, 420.0, 455.0], Standing.UNDECIDED, Standing.UNDECIDED),
+        ("two visits", [300.0] * 2, Standing.UNDECIDED, Standing.UNDECIDED),
+    ],
+)
+def test_eight_h200_at_1g(title: str, rates: Sequence[float], measured_: Standing, asked: Standing) -> None:
+    assert dict(standings(judge(eight(rates), FIGURES))) == {"measured": measured_, "asked": asked}
+
+
+def test_only_what_is_below_for_certain_fails() -> None:
+    assert judge(eight([365.0] * 5), FIGURES).below
+    assert not judge(eight([430.0, 380.0, 460.0]), FIGURES).below
+
+
+def test_nvls_off_is_said_and_nothing_is_below_for_it() -> None:
+    answers = judge(off(eight([365.0] * 5)), FIGURES)
+    assert {answer.mismatch for answer in answers.answers} == {"NVLS on there, off here"}
+    assert {answer.standing for answer in answers.answers} == {Standing.UNDECIDED}
+    assert not answers.below
+
+
+def test_a_figure_of_the_same_nvls_goes_before_another() -> None:
+    """At 8G there are published figures for both: 473 to 480 with NVLS, 365.6 without."""
+    answers = judge(off(eight([366.0] * 5, 2**33)), FIGURES)
+    assert [(answer.figure.nvls, answer.standing) for answer in answers.answers] == [("off", Standing.NORMAL)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "multicast", "chosen", "state"),
+    [
+        ("0", True, "", Nvls.OFF),
+        (None, False, "", Nvls.OFF),
+        (None, True, "", Nvls.POSSIBLE),
+        (None, None, "", Nvls.UNKNOWN),
+        (None, True, "NVLS", Nvls.ON),
+        (None, None, "RING", Nvls.OFF),
+        ("0", True, "NVLSTREE", Nvls.ON),
+    ],
+)
+def test_what_a_run_tells_of_nvls(setting: str | None, multicast: bool | None, chosen: str, state: Nvls) -> None:
+    run = eight([400.0] * 3)
+    run.machine = replace(run.machine, multicast=multicast)
+    run.settings.environment.update({} if setting is None else {"NCCL_NVLS_ENABLE": setting})
+    run.chosen = [Chosen(Operation.ALLREDUCE, 8, GIB, chosen, "SIMPLE", 16)] if chosen else []
+    assert nvls(run) is state
+
+
+@pytest.mark.parametrize(
+    ("title", "run", "known"),
+    [
+        ("a kind that nobody published", eight([100.0] * 5, name="NVIDIA L40S"), False),
+        ("cores", replace(eight([1.0] * 5, name="AMD EPYC"), backend="host"), False),
+        ("another H200: NVL", eight([100.0] * 5, name="NVIDIA H200 NVL"), False),
+        ("a size that nobody published", eight([100.0] * 5, size=2**24), True),
+    ],
+)
+def test_what_is_unknown_is_not_judged(title: str, run: Run, known: bool) -> None:
+    answers = judge(run, FIGURES)
+    assert (answers.answers, answers.known, answers.below) == ((), known, False)
+    assert [(one.work.operation, one.ranks) for one in answers.unknown] == [(Operation.ALLREDUCE, 8)]
+
+
+def test_gpus_of_two_kinds_have_no_figure() -> None:
+    run = eight([465.0] * 5)
+    run.devices = (*run.devices[:7], replace(run.devices[7], name="NVIDIA H100 80GB HBM3"))
+    assert not judge(run, FIGURES).known
+
+
+def test_host_memory_counts_on_its_best_node() -> None:
+    figure = Figure("H200", "kind", "", Operation.H2D_CE, 1, (1, GIB), "so", "there", Variant.HOST, measured=(55.0,))
+    far, near = measured(Operation.H2D_CE, (0,), 20.0), measured(Operation.H2D_CE, (0,), 55.0)
+    for node, found in enumerate((far, near)):
+        found.cell = replace(found.cell, variant=Variant.HOST, numa_node=node)
+    (answer,) = judge(run_of(gpus(1), [far, near]), [figure]).answers
+    assert answer.standing is Standing.NORMAL
+    assert [place.gbs for place in answer.places] == pytest.approx([55.0])
+
+
+def test_a_label_of_another_kind_is_not_held_against_it() -> None:
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 50.0)])
+    run.paths = (replace(run.paths[0], label="SYS"),)
+    assert judge(run, FIGURES).answers == ()
+
+
+@pytest.mark.parametrize("name", ["2xh200/pairs.json", "4xh200-peers/pairs.json", "4xh200/allreduce.json"])
+def test_recorded_h200_are_normal(name: str) -> None:
+    answers = judge(recorded(f"2026-11-21-{name}"), FIGURES)
+    assert {answer.standing for answer in answers.answers} == {Standing.NORMAL}
+    assert len(answers.answers) >= 3
+
+
+def test_a_run_that_beats_physics_is_normal_in_nothing_that_does() -> None:
+    """One to all, the copy engine writes 1187 of 450 GB/s. No limit shows it of one way and both ways."""
+    answers = judge(recorded("2026-11-21-4xh200-peers/copies.json"), FIGURES)
+    assert {answer.standing for answer in answers.answers} == {Standing.NOT_JUDGED}
+    assert all(answer.impossible for answer in answers.answers)
+
+
+def copied(rates: dict[Variant, float], size: int = 2**26) -> list[Measurement]:
+    """Return the copy engine's writes: one way on each link at 395 GB/s and 512M, patterns at a message's rates."""
+    plain = [measured(Operation.CE_WRITE, pair, [395.0] * 3, size=2**29) for pair in permutations(range(4), 2)]
+    others = [measured(Operation.CE_WRITE, (0, 1, 2, 3), [rate] * 3, size=size) for rate in rates.values()]
+    for found, variant in zip(others, rates, strict=True):
+        found.cell = replace(found.cell, variant=variant)
+    return [*plain, *others]
+
+
+@pytest.mark.parametrize(
+    ("title", "rates", "size", "standing"),
+    [
+        ("nothing beats a limit", {Variant.ONE_TO_ALL: 130.0}, 2**29, Standing.NORMAL),
+        ("another pattern does", {Variant.ONE_TO_ALL: 395.6}, 2**29, Standing.NOT_JUDGED),
+        ("another pattern does, at another size", {Variant.ONE_TO_ALL: 395.6}, 2**26, Standing.NORMAL),
+    ],
+)
+def test_only_the_same_operation_and_size_is_not_judged(
+    title: str, rates: dict[Variant, float], size: int, standing: Standing
+) -> None:
+    run = run_of(gpus(4), copied(rates, size), h200().paths)
+    assert {answer.standing for answer in judge(run, FIGURES).answers} == {standing}
+    assert bool(impossible(run)) is (395.6 in rates.values())
+
+
+def test_what_is_below_remains_so_over_an_impossible_figure() -> None:
+    run = run_of(gpus(4), copied({Variant.ONE_TO_ALL: 395.6}, 2**29), h200().paths)
+    slow = measured(Operation.CE_WRITE, (2, 3), [200.0] * 3, size=2**29)
+    run.measurements = [slow if found.cell == slow.cell else found for found in run.measurements]
+    (answer,) = judge(run, FIGURES).answers
+    assert answer.standing is Standing.BELOW
+    assert Counter(place.standing for place in answer.places) == {Standing.BELOW: 1, Standing.NOT_JUDGED: 11}
+
+
+def test_h200_without_p2p_are_below_in_nccl_alone() -> None:
+    answers = judge(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), FIGURES)
+    below = {answer.figure.operation for answer in answers.answers if answer.standing is Standing.BELOW}
+    normal = {answer.figure.operation for answer in answers.answers if answer.standing is Standing.NORMAL}
+    assert below == {Operation.ALLREDUCE}
+    assert normal == {Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ}

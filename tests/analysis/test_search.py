@@ -1,0 +1,120 @@
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.analysis.bands import predict
+from collbench.analysis.problem import Level, decide, different, members_with, what_remains, worst_inside
+from collbench.analysis.rings import all_sets
+from collbench.analysis.search import best, grown, search
+from collbench.analysis.wiring import Wiring, wiring
+from collbench.model.run import Path
+from tests.builders import gpus
+
+V100 = {"NV1": 24.2, "NV2": 48.3, "PIX": 11.0, "PHB": 10.0, "SYS": 9.5}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Wiring:
+    """Six devices: a mesh of single and double NVLinks, a hierarchy of PCIe, or any mixture of both."""
+    labels = draw(st.sampled_from([("NV1", "NV2", "SYS"), ("PIX", "PHB", "SYS"), tuple(V100)]))
+    paths, rates = {}, np.zeros((6, 6))
+    for pair in combinations(range(6), 2):
+        paths[pair] = Path(pair, draw(st.sampled_from(labels)))
+        rates[pair] = rates[pair[::-1]] = V100[paths[pair].label]
+    return wiring(gpus(6), paths, rates)
+
+
+@settings(max_examples=40, deadline=None)
+@given(machines(), st.integers(2, 5))
+def test_all_sets_together_are_judged_as_each_alone(machine: Wiring, k: int) -> None:
+    found = search(machine, k, 0.02)
+    bands = [predict(machine.of(members)) for members in combinations(range(6), k)]
+    top = max(band.lo for band in bands)
+    for place, band in enumerate(bands):
+        if band.lo >= top * 0.98:  # others need only be seen to lie below
+            assert (found.lo[place], found.hops[place]) == (pytest.approx(band.lo), band.hops)
+            assert found.hi[place] == pytest.approx(band.hi)
+        else:
+            assert found.lo[place] < top * 0.98
+    places = best(found, 0.02).tolist()
+    assert places
+    assert all(bands[place].lo >= top * 0.98 for place in places)
+
+
+def test_seventeen_devices_are_searched_by_a_heuristic_which_finds_an_island() -> None:
+    rates = np.full((40, 40), 10.0)
+    rates[np.ix_([5, 11, 23, 38], [5, 11, 23, 38])] = 50.0
+    np.fill_diagonal(rates, 0)
+    found = search(wiring(gpus(40), {}, rates), 4, 0.02)
+    assert found.heuristic
+    assert found.sets[best(found, 0.02)].tolist() == [[5, 11, 23, 38]]
+
+
+def test_growing_leaves_broken_pairs_apart_where_it_can() -> None:
+    rates = np.full((20, 20), 10.0) - 10 * np.eye(20)
+    broken = np.zeros((20, 20), dtype=bool)
+    broken[0, 1] = broken[1, 0] = True
+    sets = grown(wiring(gpus(20), {}, rates, broken=broken), 3)
+    assert [some for some in sets if {0, 1} <= set(some)] == [(0, 1, 2)]  # the default, whatever it is worth
+
+
+COSTS = members_with(np.array([True, False, False, False]))
+TIERS = np.array([[1.0, 1, 2, 2], [1, 1, 1, 2], [2, 1, 1, 1], [2, 2, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("title", "levels", "members", "words"),
+    [
+        ("nothing differs", (), (0, 1), "PCI bus id"),
+        ("one level leaves several", (Level("a", COSTS),), (1, 2), "a, then PCI bus id"),
+        (
+            "a later one decides",
+            (Level("a", COSTS), Level("b", different(np.array([0, 0, 1, 1])))),
+            (2, 3),
+            "a, then b",
+        ),
+        (
+            "the worst pair counts",
+            (Level("a", COSTS), Level("c", worst_inside(TIERS))),
+            (1, 2),
+            "a, then c, then PCI bus id",
+        ),
+        (
+            "an earlier one goes first",
+            (Level("b", different(np.array([0, 0, 1, 1]))), Level("a", COSTS)),
+            (2, 3),
+            "b, then a",
+        ),
+    ],
+)
+def test_tie_breaks_go_level_by_level(
+    title: str, levels: tuple[Level, ...], members: tuple[int, ...], words: str
+) -> None:
+    sets = all_sets(4, 2)
+    place, decided_by = decide(sets, levels, "PCI bus id")
+    assert (tuple(sets[place].tolist()), decided_by) == (members, words)
+
+
+def test_a_single_set_needs_no_tie_break() -> None:
+    assert decide(all_sets(3, 3), (Level("a", lambda sets: np.zeros(len(sets))),), "PCI bus id") == (0, "")
+
+
+def test_sets_are_rated_by_the_best_that_they_leave() -> None:
+    """0-1 and 2-3 carry 50, all others 10: after 0-1 the next job gets 50, after 0-2 it gets 10."""
+    sets = all_sets(4, 2)
+    values = np.array([50.0, 10, 10, 10, 10, 50])
+    assert what_remains(sets, values, 0.02)(sets).tolist() == [0, 1, 1, 1, 1, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(machines(), st.integers(3, 4), st.sampled_from(list(permutations(range(6)))[::37]))
+def test_the_names_of_the_devices_do_not_matter(machine: Wiring, k: int, order: tuple[int, ...]) -> None:
+    there = machine.of(order)
+    here = set(combinations(range(6), k))
+    mine, theirs = search(machine, k, 0.02), search(there, k, 0.02)
+    chosen = {tuple(mine.sets[place].tolist()) for place in best(mine, 0.02)}
+    renamed = {tuple(sorted(order[m] for m in theirs.sets[place])) for place in best(theirs, 0.02)}
+    assert chosen == renamed <= here

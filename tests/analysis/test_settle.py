@@ -1,0 +1,110 @@
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from collbench.analysis.choice import Band, Candidate, Choice
+from collbench.analysis.select import settle
+from collbench.model.operations import Operation
+from collbench.model.run import Measurement, Run
+from tests.builders import gpus, measured, run_of
+
+BUS = 2 * 3 / 4  # busbw over algbw of an all-reduce among four [nccl-tests doc/PERFORMANCE.md]
+FIRST, OTHER, THIRD = (0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7)
+
+
+def predicted(*sets: tuple[int, ...]) -> Choice:
+    """Return a choice of the first of these sets among all of them, for lack of anything but their bus ids."""
+    band = Band(250.0, 400.0, "NVSwitch")
+    found = tuple(Candidate(some, band, default=some == FIRST) for some in sets)
+    return Choice(sets[0], "predicted", band, found, decided_by="PCI bus id")
+
+
+def verification(rates: Mapping[tuple[int, ...], Iterable[float]]) -> Run:
+    """Return a run with one visit for each busbw in GB/s, after which nothing is left to the imagination."""
+    cells = [measured(Operation.ALLREDUCE, some, [gbs / BUS for gbs in visits]) for some, visits in rates.items()]
+    return run_of(gpus(8), cells)
+
+
+def near(gbs: float) -> list[float]:
+    """Return six visits within 0.4 % of a rate."""
+    return [gbs * (1 + share / 1000) for share in (-4, -2, -1, 1, 2, 4)]
+
+
+def test_the_fastest_wins_and_its_gain_has_an_interval() -> None:
+    choice = settle(
+        predicted(OTHER, THIRD, FIRST), verification({FIRST: near(314), OTHER: near(390), THIRD: near(412)})
+    )
+    assert (choice.members, choice.decided_by, choice.tied) == (THIRD, "", False)
+    assert choice.gain is not None
+    low, middle, high = choice.gain
+    assert low < 412 / 314 < high
+    assert middle == pytest.approx(412 / 314)
+    assert high - low < 0.03
+    assert choice.reason == f"412 GB/s measured, 1.31× ({low:.2f}–{high:.2f}) the first 4"
+    assert [(one.members, round(one.gbs)) for one in choice.verified] == [(OTHER, 390), (THIRD, 412), (FIRST, 314)]
+
+
+def test_those_that_tie_with_the_fastest_go_back_to_the_prediction() -> None:
+    choice = settle(
+        predicted(OTHER, THIRD, FIRST), verification({FIRST: near(300), OTHER: near(400), THIRD: near(402)})
+    )
+    assert (choice.members, choice.decided_by, choice.tied) == (OTHER, "PCI bus id", False)
+
+
+def test_a_winner_that_was_not_chosen_is_told_from_its_equals_by_the_prediction() -> None:
+    choice = settle(
+        predicted(OTHER, THIRD, FIRST), verification({OTHER: near(300), THIRD: near(400), FIRST: near(401)})
+    )
+    assert (choice.members, choice.decided_by) == (THIRD, "the predicted order")
+
+
+def test_all_that_tie_are_said_to() -> None:
+    choice = settle(predicted(FIRST, OTHER), verification({FIRST: near(300), OTHER: near(301)}))
+    assert (choice.members, choice.tied, choice.gain) == (FIRST, True, None)
+    assert choice.reason == "300 GB/s measured, by the first 4 themselves"
+
+
+def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
+    """Within ±2 % for certain is a tie; six visits that spread over 20 % make nothing certain."""
+    wild = [360.0, 380, 400, 404, 420, 440]
+    choice = settle(predicted(OTHER, THIRD), verification({OTHER: wild, THIRD: [gbs * 1.01 for gbs in wild]}))
+    assert choice.members == THIRD
+
+
+def broken(cell: Measurement, how: str) -> Measurement:
+    return replace(cell, failure="no answer") if how == "failed" else replace(cell, wrong=1)
+
+
+@pytest.mark.parametrize("how", ["failed", "wrong"])
+def test_what_failed_or_moved_wrong_data_cannot_win(how: str) -> None:
+    run = verification({FIRST: near(300), OTHER: near(400)})
+    run.measurements[1] = broken(run.measurements[1], how)
+    assert settle(predicted(OTHER, FIRST), run).members == FIRST
+
+
+def test_without_the_default_no_gain_is_claimed() -> None:
+    choice = settle(predicted(OTHER, THIRD, FIRST), verification({OTHER: near(400), THIRD: near(300)}))
+    assert (choice.members, choice.gain, choice.reason) == (OTHER, None, "400 GB/s measured")
+
+
+def test_a_simulated_figure_says_sim() -> None:
+    run = replace(verification({OTHER: near(400), FIRST: near(300)}), backend="sim")
+    assert settle(predicted(OTHER, FIRST), run).reason.startswith("400 GB/s in sim, 1.33× (")
+
+
+def test_a_run_without_the_finalists_settles_nothing() -> None:
+    choice = predicted(OTHER, FIRST)
+    assert settle(choice, verification({THIRD: near(300)})) is choice
+    assert settle(choice, run_of(gpus(8), [measured(Operation.BROADCAST, OTHER, 300.0)])) is choice
+
+
+def test_the_size_that_most_finalists_have_decides() -> None:
+    cells = [measured(Operation.ALLREDUCE, some, near(gbs / BUS), 2**20) for some, gbs in ((OTHER, 400), (FIRST, 300))]
+    run = run_of(gpus(8), [*cells, measured(Operation.ALLREDUCE, FIRST, near(900 / BUS), 2**30)])
+    assert settle(predicted(FIRST, OTHER), run).members == OTHER
+
+
+def test_members_in_any_order_are_the_same_set() -> None:
+    run = run_of(gpus(8), [measured(Operation.ALLREDUCE, some[::-1], near(300 / BUS)) for some in (OTHER, FIRST)])
+    assert len(settle(predicted(OTHER, FIRST), run).verified) == 2

@@ -1,0 +1,150 @@
+"""NCCL against the links: far below them, and why."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from collbench.analysis.diagnose import Kind, judge, not_judged
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from tests.analysis.checked import faults, flagged, h200, pcie, slow, the
+from tests.builders import GIB, measured, shared
+
+PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+# all_reduce_perf on two of the recorded machine's GPUs at 512 MiB: 27.9 GB/s with NCCL_P2P_DISABLE=1, 312.2 without.
+DISABLED = 27.9 / 312.2
+
+
+def with_settings(run: Run, environment: Mapping[str, str]) -> Run:
+    return replace(run, settings=replace(run.settings, environment=dict(environment)))
+
+
+def test_a_disabled_peer_to_peer_is_named_as_the_cause_of_both() -> None:
+    run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "WARN"})
+    unused, contradiction = faults(run)
+    assert (unused.kind, contradiction.kind) == (Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION)
+    for verdict in (unused, contradiction):
+        assert verdict.members == (0, 1, 2, 3)
+        assert "NCCL_P2P_DISABLE=1 forbids direct transfers" in verdict.cause
+        assert verdict.command.startswith("env -u NCCL_P2P_DISABLE collbench allreduce --devices 0,1")
+        assert verdict.measured is not None
+        assert verdict.measured[0] < 326.08 * DISABLED < verdict.measured[2]
+    assert contradiction.theory_gbs is not None
+    assert 390 < contradiction.theory_gbs < 397  # what the copies carry
+
+
+def test_another_process_is_no_excuse_for_a_variable() -> None:
+    run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1"})
+    run = flagged(run, shared(3))
+    assert [v.kind for v in faults(run)] == [Kind.CONTENTION, Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
+
+
+def test_without_a_variable_the_log_tells() -> None:
+    unused, contradiction = faults(h200(slow(PAIRS, DISABLED, copies=False)))
+    assert unused.kind is Kind.NV_NOT_USED
+    assert "its log names the path" in contradiction.cause
+    assert "NCCL_DEBUG=INFO" in contradiction.command
+
+
+def test_one_pair_alone() -> None:
+    contradiction = faults(h200(slow([(1, 2)], 0.3, copies=False)))[-1]
+    assert (contradiction.kind, contradiction.members) == (Kind.COLLECTIVE_CONTRADICTION, (1, 2))
+    assert contradiction.explains == (Kind.INTRA_LABEL_OUTLIER,)
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"NCCL_PROTO": "LL"}, "NCCL_PROTO=LL fixes the protocol"),
+        ({"NCCL_ALGO": "Tree"}, "NCCL_ALGO=Tree fixes the algorithm"),
+        ({"NCCL_MAX_NCHANNELS": "1"}, "NCCL_MAX_NCHANNELS=1 limits the channels"),
+        ({"NCCL_P2P_LEVEL": "0", "NCCL_PROTO": "LL"}, "NCCL_P2P_LEVEL=0 limits direct transfers"),
+        ({"NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "1"}, "NCCL_SHM_DISABLE=1 forbids shared host memory"),
+        ({"NCCL_IB_DISABLE": "1"}, "NCCL_IB_DISABLE=1 forbids InfiniBand"),
+        ({"NCCL_P2P_DISABLE": "0"}, "its log names the path"),
+        ({"NCCL_VERSION": "2.28.9"}, "its log names the path"),
+    ],
+)
+def test_the_variable_that_slows_nccl_is_named(environment: Mapping[str, str], told: str) -> None:
+    run = with_settings(h200(slow(PAIRS, 0.4, copies=False)), environment)
+    assert told in the(run, Kind.COLLECTIVE_CONTRADICTION).cause
+
+
+@pytest.mark.parametrize(
+    ("case", "share", "found"),
+    [
+        ("64 MiB on two H200 reach 0.68 of a copy", 268.0 / 326.08, False),
+        ("half of a copy, noise included", 0.52 * 394 / 326.08, False),
+        ("below half of a copy", 0.48 * 394 / 326.08, True),
+    ],
+)
+def test_far_below_is_below_half(case: str, share: float, found: bool) -> None:
+    kinds = [v.kind for v in faults(h200(slow(PAIRS, share, copies=False)))]
+    assert (Kind.COLLECTIVE_CONTRADICTION in kinds) is found, case
+
+
+def test_small_messages_are_not_judged() -> None:
+    run = h200(slow(PAIRS, DISABLED, copies=False))
+    small = [
+        replace(m, cell=replace(m.cell, size_bytes=2**20)) if m.cell.operation is Operation.ALLREDUCE else m
+        for m in run.measurements
+    ]
+    assert faults(replace(run, measurements=small)) == []
+    assert not_judged(replace(run, measurements=small)) == (
+        "NCCL against the links: no collective of 64M or more was measured",
+    )
+
+
+def test_slow_links_explain_a_slow_collective() -> None:
+    def share(work: object, members: tuple[int, ...]) -> float:
+        return 0.3 if set(members) == {0, 1} else 1.0
+
+    verdict = the(h200(share), Kind.NV_DEGRADED)
+    assert verdict.members == (0, 1)
+
+
+def test_over_pcie_nccl_may_take_host_memory() -> None:
+    """Between NUMA nodes NCCL does so by itself: half of a peer copy contradicts nothing, a fifth does."""
+
+    def run(gbs: float) -> Run:
+        return pcie({}, lambda work, _m: gbs if work.operation is Operation.ALLREDUCE else 22.0)
+
+    assert faults(run(11.0)) == []
+    assert the(run(4.4), Kind.COLLECTIVE_CONTRADICTION).members == (0, 1, 2, 3)
+
+
+def test_all_devices_at_once_without_any_copy() -> None:
+    """all_reduce_perf on all four recorded GPUs at 1 GiB: 354.5 GB/s busbw; S/t is two thirds of it."""
+    healthy = replace(h200(), measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 236.3, GIB)])
+    assert faults(healthy) == []
+    slow_one = replace(healthy, measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 20.0, GIB)])
+    unused, contradiction = faults(slow_one)
+    assert (unused.kind, contradiction.kind) == (Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION)
+    assert contradiction.members == (0, 1, 2, 3)
+    assert any("no copy" in line for line in not_judged(slow_one))
+
+
+def test_gloo_is_not_compared_with_copies() -> None:
+    run = replace(h200(slow(PAIRS, DISABLED, copies=False)), backend="host")
+    assert [v for v in judge(run) if v.kind is Kind.COLLECTIVE_CONTRADICTION] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "label", "peers", "share", "contradicts"),
+    [
+        ("below one switch, through host memory: both ways meet on its uplink", "PIX", False, 0.27, False),
+        ("far below even that", "PIX", False, 0.1, True),
+        ("below one switch with peer access", "PIX", True, 0.27, True),
+        ("two host bridges' uplinks, through host memory", "SYS", False, 0.27, True),
+        ("as NCCL was on a DGX-1V without an NVLink ring, 5.6 of 9.5 GB/s", "SYS", False, 5.6 / 9.5, False),
+    ],
+)
+def test_what_two_ways_through_one_uplink_may_reach(
+    title: str, label: str, peers: bool, share: float, contradicts: bool
+) -> None:
+    run = pcie(dict.fromkeys(PAIRS, label), lambda work, _m: 9.5 * (share if work.operation.is_collective else 1.0))
+    word = "OK" if peers else "CNS"
+    paths = [replace(path, peer_access=word, tool_peer_access=word, cuda_peers=peers) for path in run.paths]
+    found = {verdict.kind for verdict in faults(replace(run, paths=tuple(paths)))}
+    assert (Kind.COLLECTIVE_CONTRADICTION in found) is contradicts, title

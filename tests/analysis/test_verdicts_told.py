@@ -1,0 +1,118 @@
+"""What NVML, nvidia-smi and CUDA say, against each other."""
+
+from dataclasses import replace
+
+import pytest
+
+from collbench.analysis.diagnose import Kind, judge, not_judged
+from collbench.model.run import Run
+from tests.analysis.checked import faults, h200, kinds, pcie, the
+
+
+def saying(run: Run, pair: tuple[int, int], **words: object) -> Run:
+    """Return the run in which the tools say something else of one pair."""
+    paths = tuple(replace(p, **words) if p.devices == pair else p for p in run.paths)  # type: ignore[arg-type]
+    return replace(run, paths=paths)
+
+
+def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
+    verdict = the(saying(h200(), (0, 1), nvlinks=16), Kind.LINKCOUNT_MISMATCH)
+    assert verdict.members == (0, 1)
+    assert "topo -m says NV18, NVML counts 16" in verdict.what
+    assert "nvidia-smi nvlink -s -i 0" in verdict.command
+
+
+def test_a_row_of_links_that_are_down_is_one_verdict_on_the_gpu() -> None:
+    run = h200()
+    for other in (0, 1, 3):
+        run = saying(run, (min(2, other), max(2, other)), nvlinks=17, label="NV17")
+    verdict = the(run, Kind.LINKCOUNT_MISMATCH)
+    assert verdict.members == (2,)
+    assert "all links of GPU2" in verdict.what
+
+
+def test_nvlinks_that_nvml_does_not_see() -> None:
+    run = saying(pcie({}, lambda _w, _m: 22.0), (1, 2), tool_label="NV4")
+    assert "NV4, NVML counts 0" in the(run, Kind.LINKCOUNT_MISMATCH).what
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "told"),
+    [
+        ("CUDA refuses", {"cuda_peers": False}, "CUDA no"),
+        ("nvidia-smi refuses", {"tool_peer_access": "CNS"}, "nvidia-smi topo -p2p CNS"),
+        ("one direction refused", {"tool_peer_access": "OK, GNS"}, "OK, GNS"),
+        ("NVML refuses reading", {"peer_access": "read TNS, write OK"}, "NVML read TNS"),
+    ],
+)
+def test_peer_access_that_the_sources_disagree_on(case: str, words: dict[str, object], told: str) -> None:
+    verdict = the(saying(h200(), (0, 1), **words), Kind.P2P_CAP_MISMATCH)
+    assert verdict.members == (0, 1), case
+    assert told in verdict.what, case
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("nobody was asked", {"peer_access": None, "tool_peer_access": None, "cuda_peers": None}),
+        ("one does not know", {"tool_peer_access": "U"}),
+        ("writing alone is refused, and -p2p r is about reading", {"peer_access": "read OK, write CNS"}),
+    ],
+)
+def test_peer_access_that_nobody_contradicts(case: str, words: dict[str, object]) -> None:
+    assert faults(saying(h200(), (0, 1), **words)) == [], case
+
+
+def test_pcie_without_peer_access_contradicts_no_label() -> None:
+    """GeForce cards refuse it (GNS), and PIX names the way alone."""
+    run = pcie({(0, 1): "PIX"}, lambda _w, _m: 22.0)
+    for path in run.paths:
+        run = saying(
+            run, (path.devices[0], path.devices[1]), peer_access="GNS", tool_peer_access="GNS", cuda_peers=False
+        )
+    assert kinds(run) == []
+
+
+def test_pcie_names_that_differ_are_explained() -> None:
+    (verdict,) = judge(saying(pcie({}, lambda _w, _m: 22.0), (0, 1), tool_label="NODE"))
+    assert (verdict.kind, verdict.severity, verdict.members) == (Kind.LABELS_DIFFER, "info", (0, 1))
+
+
+def flat(run: Run, virtualization: str, numa: int | None) -> Run:
+    devices = tuple(replace(device, numa_node=numa) for device in run.devices)
+    return replace(run, devices=devices, machine=replace(run.machine, virtualization=virtualization))
+
+
+@pytest.mark.parametrize(
+    ("case", "labels", "virtualization", "numa", "found"),
+    [
+        ("passed through, one label, no NUMA node", {}, "pass-through", None, True),
+        ("a slice of a GPU", {}, "vGPU", None, True),
+        ("bare metal", {}, "none", None, False),
+        ("the NUMA nodes are told", {}, "pass-through", 0, False),
+        ("labels differ", {(0, 1): "PIX"}, "pass-through", None, False),
+    ],
+)
+def test_flat_virtual_labels(
+    case: str, labels: dict[tuple[int, ...], str], virtualization: str, numa: int | None, found: bool
+) -> None:
+    run = flat(pcie(labels, lambda _w, _m: 22.0), virtualization, numa)
+    assert (Kind.VIRTUAL_FLAT in kinds(run)) is found, case
+    assert faults(run) == []
+
+
+def test_nvlinks_of_a_virtual_machine_are_no_flat_labels() -> None:
+    assert Kind.VIRTUAL_FLAT not in kinds(flat(h200(), "pass-through", None))
+
+
+def test_flat_labels_explain_that_some_pairs_are_slower() -> None:
+    run = flat(pcie({}, lambda _w, m: 12.0 if set(m) == {0, 3} else 22.0), "pass-through", None)
+    (verdict,) = judge(run)
+    assert (verdict.kind, verdict.explains) == (Kind.VIRTUAL_FLAT, (Kind.INTRA_LABEL_OUTLIER,))
+
+
+def test_what_no_tool_said_is_said() -> None:
+    run = h200()
+    silent = tuple(replace(path, tool_label=None, tool_peer_access=None, cuda_peers=None) for path in run.paths)
+    (line,) = not_judged(replace(run, paths=silent))
+    assert line == "the labels against nvidia-smi topo -m, nvidia-smi topo -p2p, CUDA's peer access: not in this run"

@@ -1,0 +1,38 @@
+import pytest
+
+from collbench.bench.plan import EFFORTS, Members, block_bytes, directed_links, unordered_pairs
+from collbench.model.operations import Operation, Work
+
+MIB, GIB = 2**20, 2**30
+EVERYTHING = tuple(2**power for power in range(3, 31))
+COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+
+
+def plan(n: int, sizes: tuple[int, ...], operations: tuple[Operation, ...]) -> dict[Work, tuple[Members, ...]]:
+    return {Work(one): unordered_pairs(n) if one.is_collective else directed_links(n) for one in operations}
+
+
+@pytest.mark.parametrize(
+    ("title", "backend", "operations", "n", "sizes", "length"),
+    [
+        ("all of pairs on four GPUs", "cuda", (*COPIES, Operation.ALLREDUCE), 4, EVERYTHING, 128 * MIB),
+        ("copies of one size on a pair, as nvbandwidth", "cuda", COPIES, 2, (64 * MIB,), 16 * GIB),
+        ("small messages never fill a block", "cuda", COPIES, 4, (8, 64), 16 * GIB),
+        ("one collective on a pair", "cuda", (Operation.ALLREDUCE,), 2, (64 * MIB,), 16 * GIB),
+        ("cores have one length", "host", (Operation.CPU_WRITE,), 2, (8,), 4 * MIB),
+    ],
+)
+def test_blocks_are_as_long_as_the_time_allows(
+    title: str, backend: str, operations: tuple[Operation, ...], n: int, sizes: tuple[int, ...], length: int
+) -> None:
+    groups = plan(n, sizes, operations)
+    assert block_bytes(groups, dict.fromkeys(groups, sizes), n, EFFORTS[backend]) == length, title
+
+
+def test_more_to_measure_never_makes_blocks_longer() -> None:
+    lengths = []
+    for n in range(2, 17):
+        groups = plan(n, EVERYTHING, COPIES)
+        lengths.append(block_bytes(groups, dict.fromkeys(groups, (64 * MIB, GIB)), n, EFFORTS["cuda"]))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1]

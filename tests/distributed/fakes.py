@@ -1,0 +1,126 @@
+"""Ranks without processes: seats whose steps take the times that a test says, each served in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from collbench.backends.protocol import Step, Timing
+from collbench.distributed.connection import pair
+from collbench.distributed.messages import Introduction, OpenRank, RankFacts
+from collbench.distributed.rank_worker import serve
+from collbench.distributed.ranks import Coordinator, Ranks
+from collbench.model.errors import BackendError
+from collbench.model.run import Device, Flag, Health, Machine, Path
+from tests.builders import gpus
+
+# Longer than any of these tests may take: what waits so long has hung.
+PATIENCE_S = 30.0
+
+
+class FakeSeat:
+    """A rank whose step takes `seconds` in each block; `on_step(seat, step)` may raise, or wait for `interrupted`."""
+
+    def __init__(
+        self, rank: int, seconds: float = 1.0, on_step: Callable[[FakeSeat, Step], None] = lambda _seat, _step: None
+    ) -> None:
+        self.rank, self.seconds, self.on_step = rank, seconds, on_step
+        self.calls: list[str] = []
+        self.keys: list[str] = []
+        self.interrupted = threading.Event()
+        self.closed = threading.Event()
+        self.wrong_now: tuple[Flag, ...] = ()
+        self.fails_to_open = 0
+
+    def introduce(self) -> Introduction:
+        return Introduction("host", "key", "cuda", "1.0", gpus(8)[self.rank], Machine("host", "Linux", "CPU"))
+
+    def make_id(self) -> str:
+        self.calls.append("id")
+        return f"id{self.calls.count('id')}"
+
+    def open(self, opening: OpenRank) -> RankFacts:
+        self.calls.append("open")
+        self.keys.append(opening.key)
+        self.interrupted.clear()
+        if self.fails_to_open:
+            self.fails_to_open -= 1
+            raise BackendError("no room")
+        return RankFacts(capacity_bytes=1000 - self.rank, free_bytes=5000 + self.rank)
+
+    def reserve(self, largest_bytes: int) -> None:
+        self.calls.append(f"reserve {largest_bytes}")
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        self.calls.append(f"prepare {groups}")
+
+    def time(self, step: Step) -> Timing:
+        self.calls.append(f"step {step.size_bytes}")
+        self.on_step(self, step)
+        here = [self.rank in group for group in step.groups]
+        blocks = tuple(self.seconds * (block + 1) for block in range(step.blocks))
+        launches = tuple(self.seconds / 10 if mine else 0.0 for mine in here) if step.launches else ()
+        return Timing(tuple(blocks if mine else () for mine in here), launches)
+
+    def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
+        return ()
+
+    def health(self) -> tuple[Health, ...]:
+        return (Health(temperature=40 + self.rank),)
+
+    def flags(self) -> tuple[Flag, ...]:
+        return self.wrong_now
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def wait_to_be_interrupted(self) -> None:
+        """Do as a collective whose peer has died: wait, and fail when the worker is killed."""
+        assert self.interrupted.wait(PATIENCE_S), "nobody told this rank that another had failed"
+        raise BackendError("killed")
+
+
+class Board:
+    """A store in memory that remembers what was ever on it."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, str] = {}
+        self.ever: list[str] = []
+
+    def publish(self, name: str, value: str) -> None:
+        self.now[name] = value
+        self.ever.append(value)
+
+    def forget(self, name: str) -> None:
+        del self.now[name]
+
+
+@contextmanager
+def world(seats: Sequence[FakeSeat], board: Board | None = None, **limits: float) -> Iterator[Coordinator]:
+    """Give a coordinator of these seats; afterwards all of them have left."""
+    ends = [pair() for _ in seats]
+    left: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda end=theirs, seat=seat: left.append(serve(end, seat, 0.05)), daemon=True)
+        for (_, theirs), seat in zip(ends, seats, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    ranks = Ranks(
+        {rank: ours for rank, (ours, _) in enumerate(ends)},
+        {rank: f"rank {rank}" for rank in range(len(seats))},
+        **limits,  # type: ignore[arg-type]
+    )
+    coordinator = Coordinator("cuda", ranks, board or Board(), gpus(len(seats)), ("",) * len(seats))
+    try:
+        yield coordinator
+    finally:
+        coordinator.close()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert left == [True] * len(seats), "every rank was told to leave"
+        assert all(seat.closed.is_set() for seat in seats)

@@ -1,0 +1,126 @@
+"""Several real processes of the program, started as launchers start them, and what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from collbench.model.run import Run
+from collbench.runfile import run_file
+
+# Loading torch takes 3 s of a core, and several processes may have to share one.
+PATIENCE_S = 100.0
+COLLBENCH = [sys.executable, "-m", "collbench"]
+# What a test may not inherit from the job that it runs in.
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on. Linux gives those below 32768 to nobody who does not ask for them."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_768):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
+def environment(tmp_path: Path, **variables: object) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    ours = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
+    return kept | ours | {name: str(value) for name, value in variables.items()}
+
+
+def as_slurm(rank: int, count: int, port: int, **changes: object) -> dict[str, object]:
+    """Return what srun sets for one task of several on one node."""
+    plain = {
+        "SLURM_STEP_NUM_TASKS": count, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": 0,
+        "SLURM_STEP_TASKS_PER_NODE": count, "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port,
+    }  # fmt: skip
+    return plain | changes
+
+
+def as_mpirun(rank: int, count: int, port: int) -> dict[str, object]:
+    """Return what mpirun sets for one process of several on one host."""
+    return {
+        "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": count, "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": count, "MASTER_PORT": port,
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(
+    tmp_path: Path, words: Sequence[str], places: Sequence[dict[str, object]], before: Sequence[Sequence[str]] = ()
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start a process for each place, and leave none behind; `before` are words to put before each one's command."""
+    processes = [
+        subprocess.Popen(
+            [*(before[rank] if before else ()), *COLLBENCH, *words],
+            env=environment(tmp_path, **place),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, place in enumerate(places)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def ends(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Return each process's status, stdout and stderr."""
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def the_run(tmp_path: Path) -> Run:
+    (file,) = (tmp_path / "collbench" / "runs").glob("*.json")
+    return run_file.load(file)
+
+
+def torchrun(tmp_path: Path, count: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program by torchrun, in so many processes on this machine."""
+    start = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(count)]
+    where = ["--master-port", str(free_port())]  # as without it, where 29500 is free
+    return subprocess.run(
+        [*start, *where, "-m", "collbench", *words],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def visits(journal: Path) -> list[dict[str, object]]:
+    """Return what a run's journal holds so far, whole lines only."""
+    lines = journal.read_text(encoding="utf-8").split("\n")[1:-1] if journal.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def wait_for(what: str, happened: Callable[[], object], processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Wait until `happened()`; fail the test when that takes too long, or when the first process ends before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert processes[0].poll() is None, f"ended before {what}: {processes[0].communicate()}"
+        assert time.monotonic() < deadline, f"{what} never happened"
+        time.sleep(0.05)
+
+
+def worker_of(process: subprocess.Popen[str], module: str) -> int:
+    """Return the process id of a rank's worker that runs this module, whichever of its threads has started it."""
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        for word in (task / "children").read_text().split():
+            if module in Path(f"/proc/{word}/cmdline").read_text(encoding="utf-8"):
+                return int(word)
+    raise AssertionError("the rank has no worker")

@@ -1,0 +1,155 @@
+"""Messages between ranks: each arrives as it was sent, and nothing else arrives at all."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from collbench.backends.protocol import Step, Timing
+from collbench.backends.worker_messages import Prepare, Reserve
+from collbench.distributed.messages import (
+    Abandon,
+    Alive,
+    BadMessage,
+    Done,
+    FindPaths,
+    FoundHealth,
+    FoundPaths,
+    Introduce,
+    Introduction,
+    Leave,
+    MakeId,
+    OpenRank,
+    Order,
+    RankFacts,
+    TakeHealth,
+    UniqueId,
+    Word,
+    decode_order,
+    decode_word,
+    encode,
+)
+from collbench.distributed.ranks import RankLost
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Health, Machine, Path
+from tests.builders import gpus, shared, throttled
+
+ORDERS: list[Order] = [
+    Introduce(),
+    MakeId(),
+    OpenRank(gpus(3), "world0", "10.0.0.1"),
+    Reserve(2**40),
+    Prepare(((0, 1), (2, 0))),
+    Step(Operation.REDUCESCATTER, ((1, 0),), 8, 3, 2, variant=Variant.IN_PLACE, verify=False, numa_node=1),
+    FindPaths(gpus(2)),
+    TakeHealth(),
+    Abandon(),
+    Leave(),
+]
+WORDS: list[Word] = [
+    Alive(),
+    Done(None),
+    Done(UniqueId("00ff")),
+    Done(Introduction("nöde\udce9", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU"))),
+    Done(RankFacts(2**50, None, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
+    Done(FoundPaths(())),
+    Done(FoundPaths((Path((0, 1), "NV18", theory_gbs=450.0, cuda_peers=True),))),
+    Done(FoundHealth((Health(temperature=40, throttle=("SW thermal slowdown",)),))),
+    Done(Timing(((1e-6, 3.3e-5), ()), (0.0, 1e-5)), (throttled(0), shared(0))),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
+    assert decode_order(encode(order)) == order
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: repr(word)[:30])
+def test_a_word_arrives_as_it_was_sent(word: Word) -> None:
+    assert decode_word(encode(word)) == word
+
+
+class NewFailure(StepFailed):
+    """As somebody may add one."""
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        *((kind("what\nhappened"), kind) for kind in (UsageError, MachineError, BackendError, DataCorruption)),
+        (StepFailed("hang"), StepFailed),
+        (NewFailure("hang"), StepFailed),
+        (RankLost("gone"), BackendError),
+        (CollbenchError("plain"), CollbenchError),
+    ],
+)
+def test_a_failure_keeps_its_class_and_its_text(sent: CollbenchError, arrives: type) -> None:
+    found = decode_word(encode(sent))
+    assert (type(found), str(found)) == (arrives, str(sent))
+
+
+class Executed:
+    """What pickle would run."""
+
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+STEP = json.loads(encode(ORDERS[5]))
+
+
+@pytest.mark.parametrize(
+    ("title", "data"),
+    [
+        ("nothing", b""),
+        ("no JSON", b"\x80\x04K\x01."),
+        ("a pickle that runs code", pickle.dumps(Executed())),
+        ("no text", b'["Leave", {"\xff": 1}]'),
+        ("nested too deep", b"[" * 100_000),
+        ("a number with a million digits", b"[" + b"9" * 10**6 + b"]"),
+        ("a type that is none", b'["system", {"command": "true"}]'),
+        ("a class of another module", b'["collbench.distributed.rank_worker.Seat", {}]'),
+        ("a word instead of an order", encode(Alive())),
+        ("no fields", b'["Leave"]'),
+        ("fields that are a list", b'["Leave", []]'),
+        ("a field more", b'["Leave", {"now": true}]'),
+        ("a field less", b'["Reserve", {}]'),
+        ("a text instead of a number", b'["Reserve", {"largest_bytes": "8"}]'),
+        ("a truth instead of a number", b'["Reserve", {"largest_bytes": true}]'),
+        ("no number at all", b'["Reserve", {"largest_bytes": NaN}]'),
+        ("an operation that is none", json.dumps([STEP[0], STEP[1] | {"operation": "rm"}]).encode()),
+        ("groups that are numbers", json.dumps([STEP[0], STEP[1] | {"groups": [1, 2]}]).encode()),
+    ],
+)
+def test_what_is_no_order_is_refused_and_nothing_runs(
+    title: str, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadMessage, match="install one version on all hosts"):
+        decode_order(data)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("title", "data"),
+    [
+        ("an order", encode(Leave())),
+        ("a failure of an unknown class", b'["Failed", "SystemExit", "0"]'),
+        ("a failure without a text", b'["Failed", "UsageError", {"a": 1}]'),
+        ("a value of an unknown type", b'["Done", ["Popen", {"args": "true"}], []]'),
+        ("flags that are no texts", b'["Done", null, [1]]'),
+        ("flags that are a text", b'["Done", null, "ab"]'),
+        ("infinite seconds", b'["Done", ["Timing", {"seconds": [[Infinity]]}], []]'),
+    ],
+)
+def test_what_is_no_word_is_refused(title: str, data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode_word(data)
+
+
+def test_a_time_that_is_no_number_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        encode(Done(Timing(((float("nan"),),))))

@@ -1,0 +1,226 @@
+"""Rank 0's backend over fake ranks in threads: every order and answer takes the way that it takes between hosts."""
+
+import os
+import signal
+
+import pytest
+
+from collbench.backends.protocol import Step
+from collbench.distributed.connection import pair
+from collbench.distributed.messages import Introduce
+from collbench.distributed.ranks import Coordinator, RankLost, Ranks
+from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
+from collbench.model.operations import Operation, Variant, Work
+from tests.builders import gpus, throttled
+from tests.distributed.fakes import Board, FakeSeat, world
+
+ALLREDUCE = Operation.ALLREDUCE
+
+
+def step(groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), size: int = 64, **changes: int) -> Step:
+    return Step(ALLREDUCE, groups, size, iterations=1, blocks=2, **changes)  # type: ignore[arg-type]
+
+
+def seats(*seconds: float) -> list[FakeSeat]:
+    return [FakeSeat(rank, taken) for rank, taken in enumerate(seconds)]
+
+
+def test_a_step_takes_as_long_as_the_slowest_rank_of_its_group() -> None:
+    with world(seats(1.0, 3.0, 2.0)) as coordinator:
+        coordinator.open()
+        assert coordinator.time_collective(step()).seconds == ((3.0, 6.0),)
+        assert coordinator.time_collective(step(((2, 0),))).seconds == ((2.0, 4.0),)
+        several = coordinator.time_collective(step(((0, 2), (1,)), launches=5))
+        assert several.seconds == ((2.0, 4.0), (3.0, 6.0))
+        assert several.launch_seconds == pytest.approx((0.15, 0.3))  # the mean, as nccl-tests has it
+
+
+def test_the_world_is_as_large_as_its_smallest_rank_and_knows_all_devices() -> None:
+    with world(seats(1.0, 1.0, 1.0)) as coordinator:
+        coordinator.open()
+        assert coordinator.capacity_bytes() == 998
+        assert coordinator.free_bytes() == (5000, 5001, 5002)
+        assert coordinator.devices() == gpus(3)
+        assert [found.temperature for found in coordinator.health()] == [40, 41, 42]
+
+
+def test_the_id_is_made_once_read_by_all_and_deleted() -> None:
+    board, ranks = Board(), seats(1.0, 1.0)
+    with world(ranks, board) as coordinator:
+        coordinator.open()
+        coordinator.reserve(512)
+        coordinator.prepare(((0, 1),))
+        coordinator.time_collective(step(((0, 1),)))
+    assert (board.ever, board.now) == (["id1"], {})
+    assert ranks[0].calls == ["id", "open", "reserve 512", "prepare ((0, 1),)", "step 64"]
+    assert ranks[1].calls == ranks[0].calls[1:]
+
+
+def test_a_failure_ends_the_others_step_and_all_meet_again() -> None:
+    def fail_at_8(seat: FakeSeat, asked: Step) -> None:
+        if asked.size_bytes == 8:
+            if seat.rank == 1:
+                raise StepFailed("crash: the worker died")
+            seat.wait_to_be_interrupted()
+
+    board, ranks = Board(), [FakeSeat(rank, on_step=fail_at_8) for rank in range(3)]
+    with world(ranks, board) as coordinator:
+        coordinator.open()
+        coordinator.reserve(512)
+        outcomes = dict(coordinator.time_steps([step(), step(size=8), step(size=16)]))
+        failed = outcomes[step(size=8)]
+        assert isinstance(failed, StepFailed)
+        assert str(failed) == "rank 1: crash: the worker died", "not what its abandoned peers met"
+        assert [bool(getattr(outcome, "seconds", ())) for outcome in outcomes.values()] == [True, False, True]
+    assert board.ever == ["id1", "id2"], "a new world has a new id"
+    assert all(len(set(seat.keys)) == 2 for seat in ranks)
+    assert ranks[2].calls == ["open", "reserve 512", "step 64", "step 8", "open", "reserve 512", "step 16"]
+
+
+def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
+    def fail_once(seat: FakeSeat, asked: Step) -> None:
+        if asked.size_bytes == 8:
+            seat.fails_to_open = 1
+            raise BackendError("hang")
+
+    ranks = [FakeSeat(0), FakeSeat(1, on_step=fail_once)]
+    with world(ranks) as coordinator:
+        coordinator.open()
+        for size, says in ((8, "rank 1: hang"), (16, "could not join again: rank 1: no room")):
+            with pytest.raises(StepFailed, match=says):
+                coordinator.time_collective(step(((0, 1),), size))
+        assert coordinator.time_collective(step(((0, 1),), 32)).seconds
+
+
+def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
+    def corrupt(seat: FakeSeat, _asked: Step) -> None:
+        if seat.rank == 2:
+            raise DataCorruption("wrong data at byte 12")
+        if seat.rank == 1:
+            seat.wait_to_be_interrupted()
+
+    with world([FakeSeat(rank, on_step=corrupt) for rank in range(3)]) as coordinator:
+        coordinator.open()
+        with pytest.raises(DataCorruption, match="rank 2: wrong data at byte 12"):
+            coordinator.time_collective(step())
+
+
+def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
+    def fail(seat: FakeSeat, _asked: Step) -> None:
+        if seat.rank == 0:
+            raise PeerLost("remote process exited")
+        if seat.rank == 2:
+            seat.wait_to_be_interrupted()
+        assert not seat.interrupted.wait(0.5), "abandoned before it could say why"
+        raise StepFailed("unhandled system error")
+
+    with world([FakeSeat(rank, on_step=fail) for rank in range(3)]) as coordinator:
+        coordinator.open()
+        with pytest.raises(StepFailed, match=r"^rank 1: unhandled system error$"):
+            coordinator.time_collective(step())
+
+
+def test_where_nobody_says_why_the_lost_rank_is_told_and_the_others_end() -> None:
+    def fail(seat: FakeSeat, _asked: Step) -> None:
+        if seat.rank == 1:
+            raise PeerLost("remote process exited")
+        seat.wait_to_be_interrupted()
+
+    with world([FakeSeat(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
+        coordinator.open()
+        with pytest.raises(StepFailed, match="rank 1: remote process exited"):
+            coordinator.time_collective(step())
+
+
+def test_what_no_rank_can_do_is_told_as_on_one_machine() -> None:
+    def refuse(_seat: FakeSeat, _asked: Step) -> None:
+        raise UsageError("gloo cannot reduce by avg")
+
+    with world([FakeSeat(rank, on_step=refuse) for rank in range(2)]) as coordinator:
+        coordinator.open()
+        with pytest.raises(UsageError, match=r"^gloo cannot reduce by avg$"):
+            coordinator.time_collective(step(((0, 1),)))
+
+
+def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
+    def break_down(seat: FakeSeat, _asked: Step) -> None:
+        if seat.rank == 1:
+            raise KeyError("lost")
+        seat.wait_to_be_interrupted()
+
+    with world([FakeSeat(rank, on_step=break_down) for rank in range(2)]) as coordinator:
+        coordinator.open()
+        with pytest.raises(StepFailed, match="rank 1: KeyError: 'lost'"):
+            coordinator.time_collective(step(((0, 1),)))
+
+
+def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
+    ranks = seats(1.0, 1.0, 1.0)
+    ranks[1].wrong_now = (throttled(0),)  # position 0 to its own rank
+    with world(ranks) as coordinator:
+        coordinator.open()
+        coordinator.time_collective(step(((0, 1), (2,))))
+        assert coordinator.flags((0, 1)) == (throttled(1),)
+        assert coordinator.flags((2,)) == ()
+
+
+def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
+    def interrupt_rank_0(seat: FakeSeat, asked: Step) -> None:
+        if asked.size_bytes == 8:
+            if seat.rank == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            seat.wait_to_be_interrupted()
+
+    with world([FakeSeat(rank, on_step=interrupt_rank_0) for rank in range(2)]) as coordinator:
+        coordinator.open()
+        with pytest.raises(KeyboardInterrupt):
+            coordinator.time_collective(step(((0, 1),), 8))
+        assert [found.temperature for found in coordinator.health()] == [40, 41]
+        assert coordinator.time_collective(step(((0, 1),), 16)).seconds
+
+
+def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
+    told: list[str] = []
+    ours, theirs = pair()
+    ranks = Ranks({0: ours}, {0: "rank 2 on node1"}, on_loss=lambda: told.append("lost"))
+    theirs.close()  # as the kernel does for a process that was killed
+    for _ in range(2):
+        with pytest.raises(RankLost, match=r"rank 2 on node1 is gone.*start all ranks again"):
+            ranks.ask({0: Introduce()})
+    assert told == ["lost"]
+    ranks.close()
+    ranks.close()
+
+
+def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
+    ours, theirs = pair()
+    silent = Ranks({0: ours}, {0: "rank 1 on node1"}, silence_s=0.3)
+    with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
+        silent.ask({0: Introduce()})
+    theirs.close()
+
+    def take_a_second(seat: FakeSeat, _asked: Step) -> None:
+        seat.interrupted.wait(1.0)  # signs of life come every 0.05 s
+
+    with world([FakeSeat(0, on_step=take_a_second)], silence_s=0.5) as coordinator:
+        coordinator.open()
+        assert coordinator.time_collective(step(((0,),))).seconds
+
+
+def test_copies_are_refused() -> None:
+    with world(seats(1.0)) as coordinator:
+        assert all(coordinator.operations(variant) == () for variant in Variant)
+        assert coordinator.can_run(Work(ALLREDUCE), (0,)) is None
+        assert coordinator.can_run(Work(Operation.CE_WRITE), (0, 1)) is not None
+        with pytest.raises(UsageError, match="without torchrun"):
+            coordinator.time_copies(Step(Operation.CE_WRITE, ((0, 1),), 8, 1, 1))
+
+
+def test_the_coordinator_is_a_backend() -> None:
+    from collbench.backends.protocol import Backend
+
+    def takes(_backend: Backend) -> None: ...
+
+    with world(seats(1.0)) as coordinator:
+        assert isinstance(coordinator, Coordinator)
+        takes(coordinator)

@@ -1,0 +1,60 @@
+"""Ranks on simulated GPUs: each finds its own, and what does not fit is refused before anything is timed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.processes import as_mpirun, ends, free_port, started
+from tests.native.fakes import Fakes, build
+
+# Simulated GPUs cannot reach another process's, so nothing is timed here: tests/gpu/test_world.py does that.
+
+
+@pytest.fixture(scope="session")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
+    """Simulated GPUs that have everything."""
+    return build(tmp_path_factory.mktemp("fakes"))
+
+
+@pytest.mark.parametrize(
+    ("title", "gpus", "visible", "says"),
+    [
+        (
+            "both ranks were given the same GPU",
+            4,
+            ("2", "2"),
+            "ranks 0 and 1 on .* all have the same GPU, GPU-fa4e0200-.*: start one process for each GPU",
+        ),
+        (
+            "one GPU for two ranks",
+            1,
+            (None, None),
+            "ranks 0 and 1 on .* all have the same GPU, GPU-fa4e0000-",
+        ),
+        (
+            "more ranks than GPUs",
+            2,
+            (None, None, None),
+            "Open MPI started 3 processes for 2 GPUs",
+        ),
+    ],
+)
+def test_each_rank_needs_a_gpu_of_its_own(
+    title: str, gpus: int, visible: tuple[str | None, ...], says: str, fakes: Fakes, tmp_path: Path
+) -> None:
+    words = ["allreduce", "--backend", "cuda", "--sizes", "8"]
+    port = free_port()
+    simulated: dict[str, object] = {**fakes.environment(gpus=gpus), "COLLBENCH_NCCL": fakes.nccl}
+    places = [
+        simulated | as_mpirun(rank, len(visible), port) | ({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
+        for rank, shown in enumerate(visible)
+    ]
+    with started(tmp_path, words, places) as processes:
+        (status, out, err), *others = ends(processes)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert re.search(says, err), err
+    assert others == [(0, "", "")] * len(others)

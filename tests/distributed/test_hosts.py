@@ -1,0 +1,108 @@
+"""What ranks of named machines mean together."""
+
+from dataclasses import replace
+
+import pytest
+
+from collbench.distributed import ranks as distributed_ranks
+from collbench.distributed.messages import Introduction, RankFacts
+from collbench.model.errors import UsageError
+from collbench.model.run import Machine, Path
+from tests.builders import gpus
+
+
+def rank(number: int, host: str = "a", **changes: object) -> Introduction:
+    """Return a rank on the GPU of its number; `host` is its name and what tells it apart."""
+    plain = Introduction(host, f"key {host}", "cuda", "1.0", gpus(8)[number], Machine(host, "Linux", "CPU"))
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+FOUR = (rank(0), rank(1), rank(2, "b"), rank(3, "b"))
+
+
+@pytest.mark.parametrize(
+    ("title", "ranks", "names", "tags"),
+    [
+        ("one host", (rank(0), rank(1)), ("a", "a"), ("GPU0", "GPU1")),
+        ("two hosts", FOUR, ("a", "a", "b", "b"), ("a:GPU0", "a:GPU1", "b:GPU2", "b:GPU3")),
+        (
+            "two hosts of one name",
+            (rank(0), rank(1, host_key="another")),
+            ("a", "a#2"),
+            ("a:GPU0", "a#2:GPU1"),
+        ),
+        (
+            "two containers of one machine that share its network",
+            (rank(0), rank(1, "b", host_key="key a")),
+            ("a", "b"),
+            ("a:GPU0", "b:GPU1"),
+        ),
+    ],
+)
+def test_hosts_are_named_where_there_are_several(
+    title: str, ranks: tuple[Introduction, ...], names: tuple[str, ...], tags: tuple[str, ...]
+) -> None:
+    assert distributed_ranks.host_names(ranks) == names
+    assert tuple(device.tag for device in distributed_ranks.devices_of(ranks)) == tags
+
+
+@pytest.mark.parametrize(
+    ("title", "ranks", "says"),
+    [
+        ("the same GPU", (rank(0), rank(1), replace(rank(2), device=gpus(1)[0])), "ranks 0 and 2 on a all have"),
+        (
+            "cores and GPUs",
+            (rank(0), rank(1, "b", backend="host")),
+            "rank 1 on b has the host backend and rank 0 on a the",
+        ),
+        ("two versions", (rank(0), rank(1, version="2.0")), "rank 1 on a runs collbench 2.0"),
+    ],
+)
+def test_ranks_that_cannot_measure_together_are_refused(title: str, ranks: tuple[Introduction, ...], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        distributed_ranks.check(ranks)
+    assert says in str(caught.value)
+
+
+def test_ranks_may_share_a_core_and_good_ranks_pass() -> None:
+    distributed_ranks.check(FOUR)
+    distributed_ranks.check([rank(0, backend="host"), rank(0, backend="host")])
+
+
+def test_two_nccls_are_refused() -> None:
+    facts = [RankFacts(1, nccl="2.28.9", nccl_path="/x"), RankFacts(1, nccl="2.27.5", nccl_path="/y")]
+    distributed_ranks.check_libraries(FOUR[:2], facts[:1] * 2)
+    with pytest.raises(UsageError, match=r"rank 1 on a has NCCL 2\.27\.5 \(/y\)"):
+        distributed_ranks.check_libraries(FOUR[:2], facts)
+
+
+def test_paths_are_each_hosts_own_and_the_network_between() -> None:
+    assert distributed_ranks.guides(FOUR) == {0: (0, 1), 2: (2, 3)}
+    told: dict[tuple[int, ...], list[Path]] = {(0, 1): [Path((0, 1), "NV18")], (2, 3): [Path((0, 1), "SYS")]}
+    found = {path.devices: path.label for path in distributed_ranks.all_paths(4, told)}
+    assert found == {(0, 1): "NV18", (2, 3): "SYS", (0, 2): "NET", (0, 3): "NET", (1, 2): "NET", (1, 3): "NET"}
+
+
+def test_paths_of_ranks_that_are_dealt_out_to_hosts_in_turn() -> None:
+    found = {
+        path.devices: path.label for path in distributed_ranks.all_paths(4, {(0, 2): [Path((0, 1), "PIX")], (1, 3): []})
+    }
+    assert found == {(0, 2): "PIX", (0, 1): "NET", (0, 3): "NET", (1, 2): "NET", (2, 3): "NET"}, "1-3 is not told"
+
+
+@pytest.mark.parametrize(
+    ("title", "ranks", "ends", "expected"),
+    [
+        ("one host", FOUR[:2], {1: ("127.0.0.1", "127.0.0.1")}, ("", "")),
+        (
+            "two hosts: rank 0's address is the one that the others reach",
+            FOUR,
+            {1: ("127.0.0.1", "127.0.0.1"), 2: ("10.0.0.2", "10.0.0.1"), 3: ("10.0.0.2", "10.0.0.1")},
+            ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"),
+        ),
+    ],
+)
+def test_ranks_are_reached_where_they_came_from(
+    title: str, ranks: tuple[Introduction, ...], ends: dict[int, tuple[str, str]], expected: tuple[str, ...]
+) -> None:
+    assert distributed_ranks.addresses(ranks, ends) == expected

@@ -1,0 +1,267 @@
+"""Real processes on CPU cores: as torchrun, srun and mpirun start them, on one host and on two network namespaces."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collbench.bench.plan import Request
+from collbench.distributed.factory import World, join
+from collbench.distributed.launchers import Place
+from collbench.distributed.store import Store
+from collbench.model.errors import BackendError
+from collbench.model.operations import Operation, Work
+from collbench.runfile import run_file
+from tests.distributed.processes import (
+    as_mpirun,
+    as_slurm,
+    ends,
+    free_port,
+    started,
+    the_run,
+    torchrun,
+    visits,
+    wait_for,
+    worker_of,
+)
+
+
+def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, 3, "allreduce", "--backend", "host", "--sizes", "8:64K", "--quick")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("backend   host") == 1
+    assert done.stdout.count("saved     ") == 1
+    assert "processes 3 (torchrun), one for each device" in done.stdout
+    assert "(3 ranks)" in done.stdout
+    run = the_run(tmp_path)
+    assert (run.complete, run.settings.processes, run.settings.launcher) == (True, 3, "torchrun")
+    assert [found.cell.size_bytes for found in run.measurements] == [8 << shift for shift in range(14)]
+    assert {found.wrong for found in run.measurements} == {0}
+    assert {found.cell.members for found in run.measurements} == {(0, 1, 2)}
+    assert {path.label for path in run.paths} <= {"NODE", "SYS"}
+    assert len(run.devices) == 3
+
+
+def test_mpirun_measures_pairs(tmp_path: Path) -> None:
+    words = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "8,4K", "--quick"]
+    port = free_port()
+    with started(tmp_path, words, [as_mpirun(rank, 3, port) for rank in range(3)]) as processes:
+        (status, out, err), *others = ends(processes)
+    assert status == 0, err
+    assert "processes 3 (Open MPI)" in out
+    assert others == [(0, "", "")] * 2
+    run = the_run(tmp_path)
+    assert {found.cell.members for found in run.measurements} == {(0, 1), (0, 2), (1, 2)}
+    assert {found.cell.operation for found in run.measurements} == {Operation.ALLREDUCE, Operation.BROADCAST}
+    assert {found.wrong for found in run.measurements} == {0}
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "says"),
+    [
+        ("copies", ["copies", "--backend", "host"], "time collectives"),
+        ("all of pairs", ["pairs", "--backend", "host"], "pairs --operations allreduce,broadcast"),
+        ("labels", ["topo"], "topo was started in several processes"),
+        ("training", ["train", "--auto-select", "2", "x.py"], "train starts torchrun itself"),
+        ("devices", ["allreduce", "--backend", "host", "--devices", "0,1"], "--devices is for one process"),
+        ("a word that is no option", ["allreduce", "--bckend", "host"], "--bckend"),
+    ],
+)
+def test_what_is_for_one_process_is_refused_once(title: str, words: list[str], says: str, tmp_path: Path) -> None:
+    with started(tmp_path, words, [as_slurm(rank, 2, 1) for rank in range(2)]) as processes:
+        (status, out, err), other = ends(processes)
+    assert (status, out) == (2, "")
+    assert err.startswith("collbench: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert other == (0, "", "")
+
+
+# As long as nobody ends it: no cell ever settles.
+ENDLESS = ["--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%", "--budget", "10min"]
+
+
+def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path: Path) -> None:
+    file, port = tmp_path / "run.json", free_port()
+    words = ["allreduce", *ENDLESS, "--output", str(file)]
+    with started(tmp_path, words, [as_slurm(rank, 3, port) for rank in range(3)]) as processes:
+        wait_for("the first visits", lambda: len(visits(tmp_path / "run.json.journal")) > 4, processes)
+        processes[2].kill()
+        (status, _out, err), survivor, _ = ends(processes)
+    assert status == 1
+    assert err.count("\n") == 1
+    assert f"rank 2 on {socket.gethostname()} is gone" in err
+    assert f"saved as {file}" in err
+    assert survivor == (0, "", ""), "rank 0 has let it go"
+    saved = run_file.load(file)
+    assert not saved.complete
+    assert sum(len(found.samples) for found in saved.measurements) > 4
+
+
+def test_a_worker_that_is_killed_costs_its_cell_and_the_ranks_meet_again(tmp_path: Path) -> None:
+    file, port = tmp_path / "run.json", free_port()
+    journal = tmp_path / "run.json.journal"
+    words = ["allreduce", *ENDLESS, "--output", str(file)]
+    with started(tmp_path, words, [as_slurm(rank, 2, port) for rank in range(2)]) as processes:
+        wait_for("the first visits", lambda: len(visits(journal)) > 4, processes)
+        os.kill(worker_of(processes[1], "gloo_worker"), signal.SIGKILL)
+        wait_for("the failure", lambda: any(visit["failure"] for visit in visits(journal)), processes)
+        wait_for("a visit after it", lambda: not visits(journal)[-1]["failure"], processes)
+        processes[0].send_signal(signal.SIGINT)
+        (status, _out, err), other = ends(processes)
+    assert status == 130, err
+    assert other == (0, "", "")
+    (failed,) = (found for found in run_file.load(file).measurements if found.failure)
+    assert failed.failure.startswith(f"rank 1 on {socket.gethostname()}: the gloo worker on core ")
+    assert "killed by signal 9" in failed.failure
+
+
+def test_a_rank_without_rank_0_ends_and_says_so(tmp_path: Path) -> None:
+    port = free_port()
+    words = ["allreduce", *ENDLESS, "--output", str(tmp_path / "run.json")]
+    with started(tmp_path, words, [as_slurm(rank, 2, port) for rank in range(2)]) as processes:
+        wait_for("the first visit", lambda: visits(tmp_path / "run.json.journal"), processes)
+        processes[0].kill()
+        status, out, err = ends(processes)[1]
+    assert (status, out) == (1, "")
+    assert err == "collbench: rank 1 stops: rank 0 is gone, and its output says why\n"
+
+
+def test_a_rank_whose_rank_0_never_comes_says_for_how_long_it_waits_and_obeys(tmp_path: Path) -> None:
+    """Rank 0 was ended in its first second. A wait in torch's C++ would hear no signal."""
+    places = [as_slurm(1, 2, free_port(), COLLBENCH_JOIN_SECONDS=600)]
+    with started(tmp_path, ["allreduce", *ENDLESS], places) as (waiting,):
+        assert waiting.stderr is not None
+        line = waiting.stderr.readline()  # after some seconds
+        waiting.send_signal(signal.SIGTERM)
+        ((status, out, err),) = ends([waiting])
+    assert re.fullmatch(
+        r"collbench: rank 1 on \S+ has not found rank 0 at 127.0.0.1:\d+ yet: waiting 5\d\d s more at the most "
+        r"\(of 600, which COLLBENCH_JOIN_SECONDS sets\)\n",
+        line.replace("localhost", "127.0.0.1"),
+    )
+    assert (status, out) == (143, "")
+    assert err == "collbench: interrupted before it was done\n"
+
+
+def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None:
+    """Rank 0 is killed while it waits for a third, before anything is measured."""
+    places = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
+    with started(tmp_path, ["allreduce", *ENDLESS], places) as (first, second):
+        assert first.stderr is not None
+        assert "rank 2 of 3 not here yet" in first.stderr.readline()  # it serves, and the other is in
+        first.send_signal(signal.SIGKILL)
+        status, out, err = ends([first, second])[1]
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1] == "collbench: rank 1 stops: rank 0 is gone, and its output says why"
+
+
+def test_a_wait_that_is_none_is_refused_once(tmp_path: Path) -> None:
+    places = [as_slurm(rank, 2, 1, COLLBENCH_JOIN_SECONDS="soon") for rank in range(2)]
+    with started(tmp_path, ["allreduce", "--backend", "host"], places) as processes:
+        (status, _, err), other = ends(processes)
+    assert (status, other) == (2, (0, "", ""))
+    assert err == "collbench: COLLBENCH_JOIN_SECONDS=soon: write whole seconds, 1 to 86400\n"
+
+
+REQUEST = Request(
+    backend="host",
+    devices=None,
+    sizes=(8,),
+    copies=(),
+    collectives=(Work(Operation.ALLREDUCE),),
+    pairs=False,
+    dtype="float32",
+    redop="sum",
+    nccl=None,
+    seed=1,
+    command=("allreduce",),
+)
+
+
+def test_ranks_that_never_come_are_named() -> None:
+    port = free_port()
+    with pytest.raises(BackendError, match=rf"ranks 1, 2 of 3 did not come to 127\.0\.0\.1:{port} within 1 s"):
+        World(Place(0, 3, 0, 3, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
+
+
+def test_a_rank_that_finds_nobody_says_where_it_looked() -> None:
+    port = free_port()
+    with pytest.raises(BackendError, match=rf"rank 1 on .* reached nobody at 127\.0\.0\.1:{port} within 1 s"):
+        join(Place(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
+
+
+def test_a_store_that_ends_ends_those_who_wait_for_it() -> None:
+    """As when rank 0, or the launcher that keeps the store, is killed before rank 0 told where it listens."""
+    port = free_port()
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", f"from torch.distributed import TCPStore; s = TCPStore('127.0.0.1', {port}, 2, True, "
+         "wait_for_workers=False); print('open', flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert keeper.stdout is not None
+    keeper.stdout.readline()
+    store = Store(Place(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 600.0)
+    threading.Timer(0.2, keeper.kill).start()  # before or after `read` begins to wait: it is the same
+    with pytest.raises(BackendError, match=rf"rank 1 on \S+ stops: rank 0, which kept the store at .*{port}, is gone"):
+        store.read("listener")
+    keeper.communicate()
+
+
+def test_a_taken_port_is_told() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(BackendError, match=r"rank 0 cannot listen at .*MASTER_PORT a free port"),
+    ):
+        World(Place(0, 2, 0, 2, "127.0.0.1", taken.getsockname()[1], "Slurm"), REQUEST, timeout_s=1.0)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[list[str]]]:
+    """Give the words that run a command on each of two hosts: network namespaces that a cable joins."""
+    a, b = (f"collbench-{os.getpid()}-{name}" for name in "ab")
+    cable = [f"ip link add veth0 netns {a} type veth peer name veth0 netns {b}"]
+    for name, address in ((a, "10.77.0.1"), (b, "10.77.0.2")):
+        cable += [f"ip -n {name} addr add {address}/24 dev veth0"]
+        cable += [f"ip -n {name} link set {device} up" for device in ("lo", "veth0")]
+    made = []
+    try:
+        for command in (f"ip netns add {a}", f"ip netns add {b}", *cable):
+            try:
+                subprocess.run(command.split(), check=True, capture_output=True, text=True)
+            except FileNotFoundError:
+                pytest.skip("two hosts need the command ip (iproute2)")
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+            made.append(command)
+        # A host name of its own, and then the command.
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+        yield [["ip", "netns", "exec", space, *named, name] for space, name in zip((a, b), ("a", "b"), strict=True)]
+    finally:
+        for space in (a, b):
+            if f"ip netns add {space}" in made:
+                subprocess.run(["ip", "netns", "del", space], check=False)
+
+
+def test_two_hosts_find_each_other_and_are_named(two_hosts: list[list[str]], tmp_path: Path) -> None:
+    words = ["alltoall", "--backend", "host", "--sizes", "64K", "--quick"]
+    each_alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": "10.77.0.1"}
+    places = [as_slurm(rank, 2, 29500, SLURM_NODEID=rank, **each_alone) for rank in range(2)]
+    with started(tmp_path, words, places, two_hosts) as processes:
+        (status, out, err), other = ends(processes)
+    assert status == 0, err
+    assert "processes 2 (Slurm), one for each device; hosts a, b" in out
+    assert other == (0, "", "")
+    run = the_run(tmp_path)
+    assert [device.host for device in run.devices] == ["a", "b"]
+    assert [path.label for path in run.paths] == ["NET"]
+    assert [(found.cell.members, found.wrong) for found in run.measurements] == [((0, 1), 0)]

@@ -1,0 +1,80 @@
+"""The command line of `collbench ablate`: whose word is whose."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.launch.arguments import split_ablation
+from collbench.model.errors import UsageError
+
+BASE = ("--devices", "0,1", "--without", "p2p")
+
+
+def test_every_word_reaches_whom_it_is_for() -> None:
+    words = ["--auto-select", "2", "--without", "p2p,shm", "--max-restarts", "1", "--max-age=1d", "--repeats=5"]
+    words += ["-o", "out.json", "-t3", "--skip", "0", "--seed", "7", "--json", "--no-allreduce", "--verbose"]
+    found = split_ablation([*words, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
+    assert found.train.program == ("train.py", "--repeats", "9", "--without", "all", "--", "-o")
+    assert (found.train.auto_select, found.train.max_age) == (2, "1d")
+    assert found.passed == ("--max-restarts", "1", "-t3")
+    assert found.choosing == (("--auto-select", "2"), ("--max-age", "1d"))
+    assert (found.without, found.repeats, found.skip, found.seed) == (("p2p,shm",), 5, 0, 7)
+    assert (found.output, found.json, found.allreduce, found.verbose) == ("out.json", True, False, True)
+
+
+def test_what_nobody_says() -> None:
+    found = split_ablation([*BASE, "train.py"])
+    assert (found.repeats, found.skip, found.seed, found.output, found.against) == (3, None, None, None, None)
+    assert (found.allreduce, found.json, found.verbose, found.passed) == (True, False, False, ())
+
+
+def test_without_may_stand_twice_and_a_file_may_be_glued_to_o() -> None:
+    found = split_ablation(["-oa.json", *BASE, "--without", "NCCL_ALGO=Ring", "-m", "pkg.train"])
+    assert (found.without, found.output) == (("p2p", "NCCL_ALGO=Ring"), "a.json")
+    assert (found.passed, found.train.program) == (("-m", ), ("pkg.train",))  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--without", "p2p", "--help", "train.py"]])
+def test_help_stands_before_what_is_wrong_elsewhere(words: list[str]) -> None:
+    assert split_ablation(words).train.help
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "told"),
+    [
+        ("no script", [*BASE, "--"], "no script to train: write collbench ablate "),
+        ("nothing to compare", ["--devices", "0,1", "train.py"], "nothing to compare with"),
+        ("two changes", [*BASE, "--against", "2,3", "train.py"], "one thing at a time"),
+        ("one run of each", [*BASE, "--repeats", "1", "train.py"], "--repeats 1: one run of each gives no interval"),
+        ("no number", [*BASE, "--repeats", "many", "train.py"], "--repeats 'many' is not a whole number"),
+        ("a negative number", [*BASE, "--skip=-1", "train.py"], "--skip '-1' is not a whole number"),
+        ("more than anybody means", [*BASE, "--repeats", "9" * 40, "train.py"], "is not a whole number"),
+        ("another script's digits", [*BASE, "--repeats", "٣", "train.py"], "is not a whole number"),
+        ("a slip in our option", [*BASE, "--repeat", "3", "train.py"], "did you mean --repeats"),
+        ("a slip in a longer one", [*BASE, "--step-patern", "x", "train.py"], "did you mean --step-pattern"),
+        ("a slip in train's", [*BASE, "--max-restart", "3", "train.py"], "--max-restarts"),
+        ("an option of the script's", [*BASE, "--epochs", "1", "train.py"], "script's own options after the script"),
+        ("a value that is missing", ["--devices", "0,1", "--without"], "'--without' needs a value"),
+        ("a value before the dashes", ["--devices", "0,1", "--without", "--", "x.py"], "'--without' needs a value"),
+        ("a flag with a value", [*BASE, "--json=yes", "train.py"], "takes no value"),
+        ("no devices", ["--without", "p2p", "train.py"], "no GPUs asked for"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(case: str, words: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told) as error:
+        split_ablation(words)
+    assert "\n" not in str(error.value), case
+
+
+WORDS = ["--without", "p2p", "--devices", "0,1", "--repeats", "--", "-o", "-x", "--json", "train.py", "=", "-", ""]
+
+
+@given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=12))
+def test_any_words_are_read_or_refused(words: list[str]) -> None:
+    try:
+        found = split_ablation(words)
+    except UsageError:
+        return
+    assert found.train.help or found.train.program

@@ -1,0 +1,123 @@
+"""The ablation file: it comes back as it went, follows its published schema, and says what is wrong with another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from collbench.launch import experiment
+from collbench.launch.ablation import Ablation, Measure
+from collbench.model.errors import RunFileError
+from tests.launch.made import ablation, run
+
+ROOT = Path(__file__).parents[2]
+SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "ablation.schema.json").read_text(encoding="utf-8"))
+RECORDED = ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"
+
+
+def unfinished() -> Ablation:
+    made = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    made.arms[1].runs[1:] = [run(1, 3, status=1)]
+    made.result = None
+    return made
+
+
+def timed_as_processes() -> Ablation:
+    made = ablation([1.0, 1.0], [2.0, 2.0], names=("on GPU0, GPU1", "on GPU2, GPU3"))
+    for arm in made.arms:
+        arm.allreduce = ()
+        arm.runs = [run(one.repeat, one.order, runtime=3.0) for one in arm.runs]
+    made.measure, made.skip, made.step_pattern = Measure.TRAIN_RUNTIME, 3, r"(?P<ms>\d+)"
+    return made
+
+
+CASES = {
+    "finished": ablation([0.0224, 0.0225], [0.0321, 0.0323]),
+    "unfinished": unfinished(),
+    "processes": timed_as_processes(),
+}
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_comes_back_and_follows_the_schema(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.json"
+    experiment.save(CASES[case], path)
+    assert experiment.load(path) == CASES[case]
+    Draft202012Validator(SCHEMA).validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("without p2p", ("p2p",)),
+        ("without p2p and shm", ("p2p", "shm")),
+        ("without shm and with NCCL_ALGO=Ring", ()),
+        ("on GPU2, GPU3", ()),
+    ],
+)
+def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, without: tuple[str, ...]) -> None:
+    data = json.loads(RECORDED.read_text(encoding="utf-8"))
+    for arm in data["arms"]:
+        del arm["without"]
+    data["arms"][1]["name"] = name
+    assert [arm.without for arm in experiment.loads(json.dumps(data), "old").arms] == [(), without]
+
+
+def test_the_recorded_file_follows_the_schema_and_has_nothing_that_it_does_not_tell() -> None:
+    data = json.loads(RECORDED.read_text(encoding="utf-8"))
+    Draft202012Validator(SCHEMA).validate(data)
+    assert set(data) == set(SCHEMA["properties"])
+    assert set(data["arms"][0]) == set(SCHEMA["$defs"]["arm"]["properties"])
+    assert set(data["arms"][0]["runs"][0]) == set(SCHEMA["$defs"]["run"]["properties"])
+    assert experiment.dumps(experiment.load(RECORDED)) == RECORDED.read_text(encoding="utf-8")
+
+
+def changed(**changes: object) -> str:
+    return json.dumps(json.loads(experiment.dumps(CASES["finished"])) | changes)
+
+
+def with_a_run(**changes: object) -> str:
+    data = json.loads(experiment.dumps(CASES["finished"]))
+    data["arms"][0]["runs"][0] |= changes
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "told"),
+    [
+        ("cut off", '{"format": "collbench-ablation", ', "not JSON, or cut off"),
+        ("a run file", '{"format": "collbench-run"}', "not a collbench ablation"),
+        ("a list", "[]", "not a collbench ablation"),
+        ("a later version", changed(format_version=2), "has ablation-file version 2"),
+        ("a field that is missing", '{"format": "collbench-ablation", "format_version": 1}', "has no 'collbench'"),
+        ("one arm", changed(arms=[]), "damaged ablation file"),
+        ("an unknown measure", changed(measure="epoch"), "not one of step, train_runtime, process"),
+        ("a time of zero", with_a_run(wall_seconds=0.0), "not positive and finite"),
+        ("a step that is no number", with_a_run(step_seconds=["fast"]), "damaged ablation file"),
+        ("a negative step", with_a_run(step_seconds=[-1.0]), "not positive and finite"),
+        ("nested a thousand deep", "[" * 100_000, "not JSON, or cut off"),
+    ],
+)
+def test_another_file_is_one_line(case: str, text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RunFileError, match=told) as error:
+        experiment.load(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match="No such file"):
+        experiment.load(tmp_path / "none.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunFileError, match="not text"):
+        experiment.load(tmp_path / "binary")

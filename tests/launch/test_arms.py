@@ -1,0 +1,104 @@
+"""What --without means, what it refuses, and in which order the arms run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.launch.ablation import parse_change, refuse_alike, sequence
+from collbench.model.errors import UsageError
+
+P2P = {"NCCL_P2P_DISABLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "environment", "names"),
+    [
+        (["p2p"], P2P, ("with p2p", "without p2p")),
+        (["P2P"], P2P, ("with p2p", "without p2p")),
+        (["nvlink"], P2P, ("with nvlink", "without nvlink")),
+        (["p2p,shm"], P2P | {"NCCL_SHM_DISABLE": "1"}, ("with p2p and shm", "without p2p and shm")),
+        (["p2p", "shm"], P2P | {"NCCL_SHM_DISABLE": "1"}, ("with p2p and shm", "without p2p and shm")),
+        (["ib"], {"NCCL_IB_DISABLE": "1"}, ("with ib", "without ib")),
+        (["NCCL_ALGO=Ring"], {"NCCL_ALGO": "Ring"}, ("as is", "with NCCL_ALGO=Ring")),
+        (["NCCL_PROTO=LL,LL128"], {"NCCL_PROTO": "LL,LL128"}, ("as is", "with NCCL_PROTO=LL,LL128")),
+        (
+            ["shm, NCCL_ALGO=Ring"],
+            {"NCCL_SHM_DISABLE": "1", "NCCL_ALGO": "Ring"},
+            ("as is", "without shm and with NCCL_ALGO=Ring"),
+        ),
+        (["NCCL_IB_HCA="], {"NCCL_IB_HCA": ""}, ("as is", "with NCCL_IB_HCA=")),
+    ],
+)
+def test_what_changes_and_what_the_arms_are_called(
+    texts: list[str], environment: dict[str, str], names: tuple[str, str]
+) -> None:
+    change = parse_change(texts)
+    assert (dict(change.environment), change.names) == (environment, names)
+
+
+@pytest.mark.parametrize(
+    ("case", "texts", "told"),
+    [
+        ("a slip of the hand", ["p2pp"], "none of p2p, nvlink, shm, ib.*did you mean p2p"),
+        ("a switch that NCCL lacks", ["network"], "'network' is none of"),
+        ("nothing", [""], "'' is none of"),
+        ("an empty place", ["p2p,"], "'' is none of"),
+        ("a variable without a value", ["NCCL_ALGO"], "write it like --without NCCL_ALGO=Ring"),
+        ("a variable in small letters", ["nccl_algo=Ring"], "is none of"),
+        ("somebody else's variable", ["OMP_NUM_THREADS=1"], "is none of"),
+        ("what switches multicast", ["NCCL_NVLS_ENABLE=1"], "never sets what switches NVLink multicast"),
+        ("the same twice, differently", ["p2p", "NCCL_P2P_DISABLE=0"], "sets NCCL_P2P_DISABLE twice, to 1 and to 0"),
+        ("a zero byte", ["NCCL_ALGO=Ri\0ng"], "zero byte"),
+    ],
+)
+def test_what_means_nothing_is_refused(case: str, texts: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        parse_change(texts)
+
+
+@pytest.mark.parametrize(
+    ("case", "inherited", "refused"),
+    [
+        ("already off", {"NCCL_P2P_DISABLE": "1"}, True),
+        ("already off, with a blank", {"NCCL_P2P_DISABLE": " 1"}, True),
+        ("on by name", {"NCCL_P2P_DISABLE": "0"}, False),
+        ("another variable", {"NCCL_SHM_DISABLE": "1"}, False),
+    ],
+)
+def test_arms_that_would_be_alike_are_refused(case: str, inherited: dict[str, str], refused: bool) -> None:
+    change = parse_change(["p2p"])
+    if not refused:
+        refuse_alike(change, inherited)
+        return
+    with pytest.raises(UsageError, match="NCCL_P2P_DISABLE=1 is set already"):
+        refuse_alike(change, inherited)
+
+
+def test_an_empty_value_differs_from_an_unset_variable() -> None:
+    refuse_alike(parse_change(["NCCL_IB_HCA="]), {})
+
+
+def test_who_begins_alternates_and_the_seed_says_with_whom() -> None:
+    assert sequence(3, seed=0) == ((0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1))
+    assert sequence(2, seed=7) == ((0, 1), (0, 0), (1, 0), (1, 1))
+
+
+@given(st.integers(2, 50), st.integers(0, 10**6))
+def test_every_repeat_has_both_arms_side_by_side(repeats: int, seed: int) -> None:
+    order = sequence(repeats, seed)
+    pairs = [order[place : place + 2] for place in range(0, len(order), 2)]
+    assert [{arm for _, arm in pair} for pair in pairs] == [{0, 1}] * repeats
+    assert [{repeat for repeat, _ in pair} for pair in pairs] == [{repeat} for repeat in range(repeats)]
+    begins = [pair[0][1] for pair in pairs]
+    assert abs(begins.count(0) - begins.count(1)) <= 1
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_change_or_one_line(text: str) -> None:
+    try:
+        change = parse_change([text])
+    except UsageError:
+        return
+    assert all(name.startswith("NCCL_") and name != "NCCL_NVLS_ENABLE" for name in change.environment)

@@ -1,0 +1,199 @@
+"""The course of an ablation, with a script that is a function: exact step times, and every way to go wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from collbench.launch import experiment
+from collbench.launch.ablation import Ablation, Measure, Reader
+from collbench.launch.experiment import Ended, Experiment, Plan, Told, environment_of
+from collbench.model.errors import BackendError, UsageError
+from tests.launch.made import ablation
+
+Script = Callable[[Mapping[str, str], int], tuple[int, str]]
+
+
+def prints_steps(environment: Mapping[str, str], _run: int) -> tuple[int, str]:
+    length = 32 if "NCCL_P2P_DISABLE" in environment else 24
+    return 0, "step_time=1s\n" * 3 + f"step_time={length}ms\n" * 4
+
+
+@dataclass
+class Stage:
+    """An experiment on a stage: the script, what was started in which environment, and what was said."""
+
+    tmp_path: Path
+    script: Script = prints_steps
+    started: list[tuple[list[str], dict[str, str]]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+
+    def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        reader: Reader,
+        watch: Callable[[bytes], None] = lambda _data: None,
+    ) -> Ended:
+        """Stand in for ablation.running.run."""
+        self.started.append((list(command), dict(environment)))
+        status, text = self.script(environment, len(self.started))
+        reader.feed(text.encode())
+        watch(text.encode())
+        reader.close()
+        return Ended(status, 10.0 * len(self.started))
+
+    def perform(self, pattern: str | None = None, repeats: int = 2, **changes: object) -> Ablation:
+        made = ablation([1.0] * repeats, [1.0] * repeats)
+        made.result, made.measure, made.seed = None, Measure.PROCESS, 0
+        for arm in made.arms:
+            arm.runs = []
+        for name, value in changes.items():
+            setattr(made, name, value)
+        words = ("--max-restarts", "0", "--", "train.py")
+        compiled = re.compile(pattern) if pattern else None
+        plan = Plan(words, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
+        told = Told(self.said.append, self.shown.extend, lambda _data: None, lambda _text: None)
+        Experiment(made, plan, told).train()
+        return made
+
+    @property
+    def saved(self) -> Ablation:
+        return experiment.load(self.tmp_path / "a.json")
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = Stage(tmp_path)
+    monkeypatch.setattr(experiment, "run", stage.run)
+    return stage
+
+
+def test_both_arms_train_in_turn_on_the_same_devices_and_differ_in_one_variable(stage: Stage) -> None:
+    made = stage.perform()
+    words = ["train", "--backend", "cuda", "--devices", "GPU-a,GPU-b", "--max-restarts", "0"]
+    assert [command[command.index("train") :] for command, _ in stage.started] == [
+        [*words, "--log-dir", str(stage.tmp_path / f"run-{number}.torchrun"), "--", "train.py"]
+        for number in range(1, 5)
+    ]
+    base = {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}
+    without = base | {"NCCL_P2P_DISABLE": "1"}
+    assert [environment for _, environment in stage.started] == [base, without, without, base]
+    assert made.result is not None
+    assert made.result.ratio.middle == pytest.approx(32 / 24)
+    assert [arm.seconds for arm in made.result.arms] == [pytest.approx(0.024), pytest.approx(0.032)]
+    assert stage.said == [
+        "run 1 of 4, with p2p: 24.00 ms a step",
+        "run 2 of 4, without p2p: 32.00 ms a step",
+        "run 3 of 4, without p2p: 32.00 ms a step",
+        "run 4 of 4, with p2p: 24.00 ms a step",
+    ]
+    assert stage.saved == made
+
+
+def test_every_run_is_in_the_file_once_it_has_ended(stage: Stage) -> None:
+    kept: list[int] = []
+
+    def script(environment: Mapping[str, str], run: int) -> tuple[int, str]:
+        if run > 1:
+            kept.append(len(stage.saved.made))
+            assert stage.saved.result is None
+        return prints_steps(environment, run)
+
+    stage.script = script
+    stage.perform(repeats=3)
+    assert kept == [1, 2, 3, 4, 5]
+
+
+def test_an_interruption_leaves_what_had_ended(stage: Stage) -> None:
+    def script(environment: Mapping[str, str], run: int) -> tuple[int, str]:
+        if run == 4:
+            raise KeyboardInterrupt
+        return prints_steps(environment, run)
+
+    stage.script = script
+    with pytest.raises(KeyboardInterrupt):
+        stage.perform()
+    assert [run.order for run in stage.saved.made] == [0, 1, 2]
+    assert (stage.saved.result, stage.saved.measure) == (None, Measure.STEP)
+
+
+@pytest.mark.parametrize(
+    ("case", "texts", "measure", "middle", "notices"),
+    [
+        # Walls of 10, 20, 30, 40 s with the arms in the order 0, 1, 1, 0: √(20·30 / 10·40).
+        ("nothing", ["", "", "", ""], Measure.PROCESS, 1.2247, 1),
+        ("Hugging Face's runtime", ["{'train_runtime': 5.0}"] * 4, Measure.TRAIN_RUNTIME, 1.0, 1),
+        (
+            "nothing in the third",
+            ["step_time=2s\n" * 4] * 2 + [""] + ["step_time=2s\n" * 4],
+            Measure.PROCESS,
+            1.2247,
+            1,
+        ),
+        ("steps in the last alone", ["", "", "", "step_time=2s\n" * 4], Measure.PROCESS, 1.2247, 1),
+    ],
+)
+def test_a_script_that_prints(
+    stage: Stage, case: str, texts: list[str], measure: Measure, middle: float, notices: int
+) -> None:
+    stage.script = lambda _environment, run: (0, texts[run - 1])
+    made = stage.perform()
+    assert made.measure is measure, case
+    assert made.result is not None
+    assert made.result.ratio.middle == pytest.approx(middle, abs=1e-4), case
+    assert len([line for line in stage.said if line.startswith("no step times to compare")]) == notices, case
+
+
+def test_a_script_that_fails_shows_its_last_words_first_and_ends_it_all(stage: Stage) -> None:
+    def script(environment: Mapping[str, str], run: int) -> tuple[int, str]:
+        return (1, "loading\nTraceback (most recent call last):\nValueError: no data\n") if run == 2 else (0, "")
+
+    stage.script = script
+    with pytest.raises(
+        BackendError, match=r"run 2 of 4, without p2p: the script failed \(exit status 1, see above\)"
+    ) as error:
+        stage.perform()
+    assert "run-2.log; 1 of 4 runs are saved as " in str(error.value)
+    assert stage.shown == ["Traceback (most recent call last):", "ValueError: no data"]
+    assert [run.status for run in stage.saved.made] == [0, 1]
+    assert len(stage.started) == 2
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "changes", "told"),
+    [
+        ("too few steps", "step_time=2s\n" * 2, {}, "printed 2 step times, and the first 3 are dropped"),
+        ("skipped by the user", "step_time=2s\n" * 9, {"skip": 9}, "write --skip 8 or less"),
+        ("no match of the pattern", "step_time=2s\n", {"pattern": r"took (?P<ms>\d+)"}, "matches --step-pattern 'took"),
+    ],
+)
+def test_no_step_to_count_is_one_line_after_the_first_run(
+    stage: Stage, case: str, text: str, changes: dict[str, object], told: str
+) -> None:
+    stage.script = lambda _environment, _run: (0, text)
+    with pytest.raises(UsageError, match=re.escape(told)) as error:
+        stage.perform(**changes)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    assert (len(stage.started), stage.said) == (1, []), case
+
+
+def test_a_pattern_replaces_the_documented_words(stage: Stage) -> None:
+    stage.script = lambda environment, _run: (0, f"took {3 if len(environment) > 2 else 2}\nstep_time=9s\n" * 9)
+    made = stage.perform(pattern=r"took (?P<ms>\d+)")
+    assert made.result is not None
+    assert made.result.ratio.middle == pytest.approx(1.5)
+
+
+def test_of_the_environment_the_file_keeps_ncclss_alone() -> None:
+    assert environment_of({"NCCL_ALGO": "Ring", "HF_TOKEN": "secret", "XNCCL_": "1"}) == {"NCCL_ALGO": "Ring"}
+
+
+def test_every_backend_that_trains_has_its_sizes() -> None:
+    assert set(experiment.ALLREDUCE_SIZES) == {"cuda", "host"}

@@ -1,0 +1,134 @@
+"""From runs to a ratio: hand arithmetic, tables of Student's t, and scipy's own interval."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from collbench.launch.ablation import Measure, TrainingRun, judge, measure_of, step_value, warm_up
+from tests.launch.made import ablation, run
+
+
+@pytest.mark.parametrize(
+    ("case", "steps", "skip", "dropped"),
+    [
+        ("three at least", 5, None, 3),
+        ("three of thirty", 30, None, 3),
+        ("a tenth, rounded up", 31, None, 4),
+        ("a tenth of a thousand", 1000, None, 100),
+        ("what the user says", 1000, 7, 7),
+        ("nothing, if the user says so", 1000, 0, 0),
+    ],
+)
+def test_the_warm_up(case: str, steps: int, skip: int | None, dropped: int) -> None:
+    assert warm_up(steps, skip) == dropped, case
+
+
+def test_a_runs_value_is_the_median_of_what_is_left() -> None:
+    assert step_value(run(0, 0, (9.0, 9.0, 9.0, 1.0, 2.0, 30.0)), None) == 2.0
+    assert step_value(run(0, 0, (9.0, 9.0, 9.0)), None) is None
+    assert step_value(run(0, 0, (9.0, 8.0)), 1) == 8.0
+    assert step_value(run(0, 0), 0) is None
+
+
+STEPS = run(0, 0, (1.0,) * 9)
+HUGGING_FACE = run(0, 1, runtime=101.2)
+BOTH = run(0, 2, (1.0,) * 9, 101.2)
+NEITHER = run(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("case", "runs", "measure"),
+    [
+        ("all print steps", [STEPS, BOTH], Measure.STEP),
+        ("one prints no steps", [BOTH, HUGGING_FACE], Measure.TRAIN_RUNTIME),
+        ("they print different things", [STEPS, HUGGING_FACE], Measure.PROCESS),
+        ("one prints nothing", [BOTH, NEITHER], Measure.PROCESS),
+        ("none yet", [], Measure.PROCESS),
+    ],
+)
+def test_all_runs_are_read_the_same_way(case: str, runs: list[TrainingRun], measure: Measure) -> None:
+    assert measure_of(runs, None) is measure, case
+
+
+def test_the_published_seconds_give_the_published_ratio() -> None:
+    # METHOD.md §7: 101 s with NVLink, 131 s without: 1.297 times as long.
+    result = ablation([101.0, 101.0, 101.0], [131.0, 131.0, 131.0]).result
+    assert result is not None
+    assert result.ratio.middle == pytest.approx(1.29703, abs=1e-5)
+    assert [result.ratio.low, result.ratio.high] == [pytest.approx(1.29703, abs=1e-5)] * 2
+    assert [arm.seconds for arm in result.arms] == [pytest.approx(101.0), pytest.approx(131.0)]
+
+
+def test_two_repeats_by_hand() -> None:
+    # Ratios 2 and 8: the mean of their logs is ln 4, its standard error (ln 8 - ln 2) / 2 = ln 2; t(0.975; 1) = 12.706.
+    result = ablation([1.0, 1.0], [2.0, 8.0]).result
+    assert result is not None
+    assert result.ratio.middle == pytest.approx(4.0)
+    assert math.log(result.ratio.high / 4) / math.log(2) == pytest.approx(12.706, abs=1e-3)
+    assert math.log(4 / result.ratio.low) / math.log(2) == pytest.approx(12.706, abs=1e-3)
+
+
+TIMES = st.floats(1e-6, 1e6)
+
+
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=8))
+def test_the_interval_is_the_one_that_scipy_gives_for_paired_logs(pairs: list[tuple[float, float]]) -> None:
+    first, second = ([pair[arm] for pair in pairs] for arm in (0, 1))
+    result = judge(ablation(first, second))
+    assert result is not None
+    logs = np.log(second) - np.log(first)
+    if np.ptp(logs) < 1e-9:
+        return  # scipy divides by zero
+    theirs = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    ours = result.ratio
+    assert math.log(ours.low) == pytest.approx(theirs.low, rel=1e-6, abs=1e-9)
+    assert math.log(ours.high) == pytest.approx(theirs.high, rel=1e-6, abs=1e-9)
+    assert ours.low <= ours.middle <= ours.high
+
+
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=5), st.floats(0.001, 1000))
+def test_a_slower_machine_changes_no_ratio_and_swapped_arms_turn_it_over(
+    pairs: list[tuple[float, float]], factor: float
+) -> None:
+    first, second = ([pair[arm] for pair in pairs] for arm in (0, 1))
+    result = ablation(first, second).result
+    slower = ablation([factor * one for one in first], [factor * one for one in second]).result
+    swapped = ablation(second, first).result
+    assert result is not None
+    assert slower is not None
+    assert swapped is not None
+    assert slower.ratio.middle == pytest.approx(result.ratio.middle, rel=1e-6)
+    assert slower.ratio.high == pytest.approx(result.ratio.high, rel=1e-4)
+    assert swapped.ratio.middle == pytest.approx(1 / result.ratio.middle, rel=1e-6)
+    assert swapped.ratio.low == pytest.approx(1 / result.ratio.high, rel=1e-4)
+
+
+def test_drift_that_reaches_both_arms_cancels() -> None:
+    steady = ablation([1.0, 1.0, 1.0], [1.5, 1.5, 1.5]).result
+    drifting = ablation([1.0, 2.0, 4.0], [1.5, 3.0, 6.0]).result
+    assert steady is not None
+    assert drifting is not None
+    assert drifting.ratio.high == pytest.approx(steady.ratio.high)
+    assert drifting.arms[0].interval[1] > 2 * steady.arms[0].interval[1]
+
+
+def test_the_widest_times_that_are_read_overflow_nothing() -> None:
+    result = ablation([1e-9, 1e7], [1e7, 1e-9]).result
+    assert result is not None
+    assert 0 < result.ratio.low < result.ratio.high < math.inf
+
+
+@pytest.mark.parametrize("case", ["a run is missing", "a run failed"])
+def test_there_is_no_result_before_every_repeat_of_both(case: str) -> None:
+    made = ablation([1.0, 1.0], [2.0, 2.0])
+    if case == "a run is missing":
+        made.arms[1].runs.pop()
+    else:
+        made.arms[1].runs[-1] = run(1, 3, (2.0,) * 13, status=1)
+    assert judge(made) is None

@@ -1,0 +1,143 @@
+"""Step times in what scripts print: the documented words, Hugging Face's, a user's pattern; and any bytes at all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.launch.ablation import Reader, compile_pattern, last_words, step_seconds, train_runtime
+from collbench.model.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("case", "line", "seconds"),
+    [
+        ("gpt2_ddp.py's line", "step 12 step_time=22.41ms loss=5.312", 0.02241),
+        ("seconds", "step_time=0.0224s", 0.0224),
+        ("words with blanks", "Step time: 22.4 ms", 0.0224),
+        ("microseconds", "step_time = 870us", 0.00087),
+        ("the micro sign", "step_time=870µs", 0.00087),
+        ("a power of ten", "step_time=2.5e-2s", 0.025),
+        ("torchrun's --tee before it", "[default0]:step_time=22.41ms", 0.02241),
+        ("a logger before it", "2026-11-21 10:00:01 INFO train.py: step_time=22.41ms", 0.02241),
+        ("coloured", "step_time=\x1b[1;36m22.41\x1b[0mms", 0.02241),
+        ("the first of two", "step_time=22ms (step time: 25 ms with logging)", 0.022),
+    ],
+)
+def test_a_step_time_is_read(case: str, line: str, seconds: float) -> None:
+    reader = Reader()
+    reader.feed(line.encode() + b"\n")
+    assert reader.steps == [pytest.approx(seconds)], case
+
+
+@pytest.mark.parametrize(
+    ("case", "line"),
+    [
+        ("no unit, which could be anything", "step_time=22.41"),
+        ("an average over steps", "avg_step_time=22.41ms"),
+        ("another unit", "step_time=0.3min"),
+        ("a unit that goes on", "step_time=3 samples"),
+        ("nothing", ""),
+        ("zero", "step_time=0.00ms"),
+        ("negative", "step_time=-3ms"),
+        ("longer than anybody trains", "step_time=1e99s"),
+        ("no number", "step_time=nan s"),
+        ("the parameter of a command", "--step_time ms"),
+    ],
+)
+def test_other_lines_are_not(case: str, line: str) -> None:
+    assert step_seconds(line) is None, case
+
+
+@pytest.mark.parametrize(
+    ("case", "line", "seconds"),
+    [
+        # As transformers 4 and 5 print it.
+        ("version 4", "{'train_runtime': 101.2, 'train_samples_per_second': 79.0, 'epoch': 1.0}", 101.2),
+        ("version 5", "{'train_runtime': '101.2', 'train_samples_per_second': '79.0', 'epoch': '1'}", 101.2),
+        ("as JSON", '{"epoch": 1.0, "train_runtime": 7.0}', 7.0),
+        ("after a progress bar", "100%|████| 10/10 [00:05<00:00]{'train_runtime': 5.4}", 5.4),
+        ("of one step, by a fork", "{'train_step_runtime': 0.6309}", None),
+        ("of the evaluation", "{'eval_runtime': 3.0}", None),
+    ],
+)
+def test_hugging_faces_train_runtime(case: str, line: str, seconds: float | None) -> None:
+    assert train_runtime(line) == seconds, case
+
+
+@pytest.mark.parametrize(
+    ("case", "pattern", "line", "seconds"),
+    [
+        ("milliseconds", r"took (?P<ms>[0-9.]+)", "iter 3 took 18.5 of all", 0.0185),
+        ("seconds", r"(?P<s>\d+\.\d+)s/it", "1.25s/it", 1.25),
+        ("microseconds", r"(?P<us>\d+) micro", "900 micro", 0.0009),
+        ("whichever group matched", r"(?P<s>\d+) sec|(?P<ms>\d+) milli", "40 milli", 0.04),
+        ("no number in the group", r"took (?P<ms>\S+)", "took long", None),
+        ("a number that is none", r"took (?P<ms>\S+)", "took nan", None),
+        ("the documented words count no more", r"took (?P<ms>\S+)", "step_time=3ms", None),
+    ],
+)
+def test_a_users_pattern(case: str, pattern: str, line: str, seconds: float | None) -> None:
+    found = step_seconds(line, compile_pattern(pattern))
+    assert found == (None if seconds is None else pytest.approx(seconds)), case
+
+
+@pytest.mark.parametrize(
+    ("case", "pattern", "told"),
+    [
+        ("unusable", "took (", "is no regular expression"),
+        ("no group", r"took \d+ ms", "no group named s, ms or us"),
+        ("a group of another name", r"(?P<seconds>\d+)", "no group named s, ms or us"),
+        ("a number too large to repeat", "a{99999999999999999999}", "is no regular expression"),
+    ],
+)
+def test_a_pattern_that_cannot_work_is_one_line(case: str, pattern: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as error:
+        compile_pattern(pattern)
+    assert "\n" not in str(error.value), case
+
+
+def test_a_progress_bars_carriage_returns_end_lines_and_the_last_runtime_counts() -> None:
+    reader = Reader()
+    reader.feed(b"step_time=1ms\rstep_time=2ms\r\nstep_time=3ms\n{'train_runtime': 1.0}\n{'train_runtime': 2.0}")
+    reader.close()
+    assert reader.steps == [0.001, 0.002, 0.003]
+    assert reader.train_runtime == 2.0
+
+
+PIECES = st.sampled_from([b"step_time=", b"22.41ms", b"\n", b"\r", b"{'train_runtime': 3.5}", b"\xff\x00", b"x" * 9000])
+
+
+@given(st.lists(st.one_of(PIECES, st.binary(max_size=40)), max_size=30), st.integers(1, 5000))
+def test_any_bytes_are_read_and_where_they_are_cut_changes_nothing(pieces: list[bytes], length: int) -> None:
+    data = b"".join(pieces)
+    whole, cut = Reader(), Reader()
+    whole.feed(data)
+    for start in range(0, len(data), length):
+        cut.feed(data[start : start + length])
+    whole.close()
+    cut.close()
+    assert (cut.steps, cut.train_runtime, list(cut.tail)) == (whole.steps, whole.train_runtime, list(whole.tail))
+
+
+@given(st.text(max_size=200))
+def test_any_line_and_any_pattern_end_in_a_time_or_none_or_one_line(text: str) -> None:
+    found = step_seconds(text)
+    assert found is None or 1e-9 <= found <= 1e7
+    try:
+        pattern = compile_pattern(text)
+    except UsageError:
+        return
+    step_seconds(text, pattern)
+
+
+def test_of_a_long_report_the_traceback_comes_first() -> None:
+    # The shape of what torchrun prints when a rank fails: the script's traceback, then its own report.
+    lines = [f"noise {number}" for number in range(100)]
+    lines += ["[rank0]: Traceback (most recent call last):", "[rank0]: ValueError: no data"]
+    lines += [f"torchrun {number}" for number in range(80)]
+    told = last_words(lines)
+    assert told[:2] == lines[100:102]
+    assert len(told) == 60
+    assert last_words(lines[:100]) == lines[70:100]

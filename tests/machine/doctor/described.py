@@ -1,0 +1,96 @@
+"""A healthy machine's facts, in the doctor's words, and ways to change one thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
+from collbench.machine.doctor.judge import Finding, judge
+from collbench.model.run import Device, Path
+
+GIB = 2**30
+
+
+def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: Any) -> Gpu:
+    """Return one healthy GPU: CPUs 0-63 near it (none known for ""), 18 NVLinks up, nobody on it."""
+    device = Device(
+        index=index,
+        uuid=f"GPU-{index}aaaaaaa-0000",
+        name=name,
+        pci_bus_id=f"00000000:{index + 1:02X}:00.0",
+        numa_node=0 if near else None,
+        cpu_affinity=near,
+    )
+    healthy = Gpu(
+        device=device,
+        compute_mode=0,
+        persistence=True,
+        mig=False,
+        ecc_errors=0,
+        repair_pending=False,
+        repair_failed=False,
+        fabric_state=3,
+        links_up=18,
+        processes=0,
+        memory_used=0,
+        temperature=31,
+    )
+    return replace(healthy, **changes)
+
+
+def pairs(count: int, label: str = "NV18", peer_access: str | None = "OK") -> tuple[Path, ...]:
+    """Return the path of every pair of so many GPUs, all alike."""
+    ends = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    return tuple(Path(end, label, peer_access=peer_access) for end in ends)
+
+
+def machine(
+    gpus: tuple[Gpu, ...] | None = None,
+    *,
+    environment: dict[str, str] | None = None,
+    backend: str = "cuda",
+    host: dict[str, Any] | None = None,
+    driver: dict[str, Any] | None = None,
+    software: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Facts:
+    """Return four healthy H200 with everything in order, and the changes that a test names."""
+    four = tuple(gpu(index) for index in range(4)) if gpus is None else gpus
+    nccl = "/site/nvidia/nccl/lib/libnccl.so.2"
+    facts = Facts(
+        backend=backend,
+        host=replace(
+            Host(
+                name="node7",
+                system="Linux 6.1 x86_64",
+                shm=Space(64 * GIB, 64 * GIB),
+                memlock=-1,
+                open_files=1048576,
+                cpus=tuple(range(64)),
+                memory_nodes=(0,),
+                memory_available=500 * GIB,
+                iommu=False,
+                slots={one.device.index: Slot() for one in four},
+            ),
+            **host or {},
+        ),
+        runs=Folder("/home/u/.local/state/collbench/runs", Space(100 * GIB, 50 * GIB), writable=True),
+        driver=replace(
+            Driver("580.159.04", "13.0", gpus=four, paths=pairs(len(four)), on_the_bus=4, nvidia_smi="/bin/nvidia-smi"),
+            **driver or {},
+        ),
+        software=replace(
+            Software("2.28.9", nccl, "", nccl, "2.28.9", "13.0", "", "2.9.0", "13.0"),
+            **software or {},
+        ),
+        environment=environment or {},
+    )
+    return replace(facts, **changes)
+
+
+def named(facts: Facts, name: str) -> Finding:
+    """Return the one finding of a name. Fails the test where there are none or several."""
+    found = [finding for finding in judge(facts) if finding.name == name]
+    assert len(found) == 1, [finding.name for finding in judge(facts)]
+    return found[0]

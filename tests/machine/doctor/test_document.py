@@ -1,0 +1,80 @@
+"""docs/doctor.md shows what the doctor says, and names what its JSON holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from collbench.machine.doctor.facts import Facts, Space
+from collbench.machine.doctor.judge import Finding, Group, Level, judge, status
+from collbench.output.text.doctor import dumps, page, printable, summary
+from tests.machine.doctor.described import gpu, machine
+from tests.output.pages import text
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((ROOT / "docs" / "doctor.schema.json").read_text(encoding="utf-8"))
+_WIDTH = 96  # of the document's example
+
+
+def example() -> Facts:
+    """Return the machine of the document's example: a container with docker's /dev/shm, and three more faults."""
+    gpus = tuple(gpu(index, persistence=index > 1, links_up=17 if index == 2 else 18) for index in range(4))
+    return machine(
+        gpus,
+        host={"container": "docker", "shm": Space(64 * 2**20, 64 * 2**20)},
+        driver={"virtualization": "pass-through"},
+        software={"torch": "2.9.0+cu130"},
+        environment={"NCCL_P2P_DISABLED": "1", "NCCL_NVLS_ENABLE": "0"},
+    )
+
+
+def test_the_documents_example_is_what_the_doctor_says() -> None:
+    shown = text(page(judge(example()), _WIDTH)).rstrip("\n").splitlines()
+    indented = [f"    {line.rstrip()}" if line.strip() else "" for line in shown]
+    assert "\n".join(["    $ collbench doctor", *indented]) in DOCUMENT
+
+
+@pytest.mark.parametrize("facts", [machine(), example(), machine((), backend="host")])
+def test_the_json_is_valid_and_holds_every_finding(facts: Facts) -> None:
+    found = judge(facts)
+    head = {"collbench": "1", "hostname": "node7", "backend": facts.backend}
+    answer = json.loads(dumps(found, head, status(found)))
+    jsonschema.validate(answer, SCHEMA)
+    assert [finding["name"] for finding in answer["findings"]] == [finding.name for finding in found]
+
+
+def test_groups_and_levels_are_the_schemas_and_the_documents() -> None:
+    fields = SCHEMA["properties"]["findings"]["items"]["properties"]
+    assert fields["group"]["enum"] == list(Group)
+    assert fields["level"]["enum"] == list(Level)
+    for word in (*Group, *Level, *fields):
+        assert f"`{word}`" in DOCUMENT, word
+
+
+@pytest.mark.parametrize(
+    ("levels", "says"),
+    [
+        ([Level.OK] * 3, "All 3 are ok."),
+        ([Level.FAIL, Level.OK, Level.WARN, Level.WARN], "1 fail, 2 warn, 1 ok."),
+        ([Level.UNKNOWN], "1 unknown, 0 ok."),
+    ],
+)
+def test_the_last_line_counts(levels: list[Level], says: str) -> None:
+    assert summary([Finding(Group.HOST, str(number), level, "x") for number, level in enumerate(levels)]) == says
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_lines_fold_below_themselves(width: int) -> None:
+    finding = Finding(Group.VARIABLES, "NCCL_IB_RESILIENCY_PORT_RECOVERY", Level.WARN, "word " * 40, "fix " * 30)
+    lines = text(page([finding], width)).splitlines()
+    assert lines[1].split() == ["warn", finding.name]
+    assert all(len(line) <= max(width, 50) for line in lines)
+    assert " ".join(" ".join(lines[2:-2]).split()) == f"{'word ' * 40}fix: {'fix ' * 30}".strip()
+
+
+def test_what_a_terminal_would_act_on_is_written_out() -> None:
+    assert printable("a\x1b[31m\x00\u202e\u2028é×") == "a\\x1b[31m\\x00\\u202e\\u2028é×"

@@ -1,0 +1,111 @@
+"""The driver's facts through a double of NVML: what it tells is kept, what it does not support is None."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from collbench.machine.doctor.collect import read_driver
+from collbench.model.errors import MachineError
+from tests.machine.fake_nvml import FakeNvml, NVMLError, NVMLErrorLibraryNotFound
+from tests.machine.machines import bare_pcie, h200x4
+
+
+class Fabric(ctypes.Structure):
+    """The binding's structure, as far as it is read."""
+
+    _fields_ = (("state", ctypes.c_uint8),)
+
+
+def told(nvml: FakeNvml, **answers: Any) -> FakeNvml:
+    """Return the machine whose every GPU gives these answers, too."""
+    for gpu in nvml.gpus:
+        gpu.answers.update(answers)
+    return nvml
+
+
+def on_the_bus(root: Path, *devices: tuple[str, str]) -> None:
+    """Put PCI devices of (vendor, class) on a made-up bus."""
+    for number, (vendor, kind) in enumerate(devices):
+        folder = root / f"sys/bus/pci/devices/0000:{number:02x}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text(f"{kind}\n")
+
+
+def test_a_machine_that_tells_everything(tmp_path: Path) -> None:
+    answers = {
+        "nvmlDeviceGetComputeMode": 3,
+        "nvmlDeviceGetPersistenceMode": 1,
+        "nvmlDeviceGetMigMode": [1, 1],
+        "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
+        "nvmlDeviceGetTotalEccErrors": 2,
+        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=1), SimpleNamespace(pid=2)],
+    }
+    nvml = told(h200x4(), **answers)
+    nvml.gpus[0].answers["nvmlDeviceGetComputeRunningProcesses"] = []
+    found = read_driver(tmp_path, lambda: nvml)
+    assert (found.version, found.cuda, found.virtualization, found.error) == ("580.159.04", "13.0", "pass-through", "")
+    assert [path.label for path in found.paths] == ["NV18"] * 6
+    first = found.gpus[0]
+    assert (first.compute_mode, first.persistence, first.mig, first.ecc_errors) == (3, True, True, 2)
+    assert (first.repair_pending, first.repair_failed, first.links_up) == (True, False, 18)
+    assert (first.processes, first.temperature) == (0, 38)
+    assert nvml.closed == nvml.opened == 1
+
+
+def test_a_machine_that_tells_nearly_nothing(tmp_path: Path) -> None:
+    first = read_driver(tmp_path, bare_pcie).gpus[0]
+    assert (first.compute_mode, first.persistence, first.mig, first.ecc_errors, first.repair_pending) == (None,) * 5
+    assert (first.repair_failed, first.fabric_state, first.links_up, first.processes) == (None, None, 0, None)
+
+
+def test_the_fabric_is_asked_where_the_binding_knows_it(tmp_path: Path) -> None:
+    nvml = h200x4()
+    nvml.c_nvmlGpuFabricInfo_t = Fabric  # type: ignore[attr-defined]
+
+    def fill(_gpu: object, info: object) -> int:
+        """As the driver does: through a pointer."""
+        ctypes.cast(info, ctypes.POINTER(Fabric)).contents.state = 1  # type: ignore[arg-type]
+        return 0
+
+    nvml.nvmlDeviceGetGpuFabricInfo = fill  # type: ignore[attr-defined]
+    assert [gpu.fabric_state for gpu in read_driver(tmp_path, lambda: nvml).gpus] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (NVMLErrorLibraryNotFound("not found"), "libnvidia-ml.so.1 cannot be opened"),
+        (NVMLError("Driver/library version mismatch"), "nvmlInit failed: Driver/library version mismatch"),
+    ],
+)
+def test_without_a_driver_the_reason_is_kept(tmp_path: Path, error: Exception, says: str) -> None:
+    found = read_driver(tmp_path, lambda: FakeNvml([], init_error=error))
+    assert says in found.error
+    assert found.gpus == ()
+
+
+def test_a_lost_gpu_and_a_missing_binding_are_reasons_too(tmp_path: Path) -> None:
+    nvml = h200x4()
+    nvml.handle_errors[2] = NVMLError("GPU is lost")
+    assert "GPU 2 does not answer" in read_driver(tmp_path, lambda: nvml).error
+
+    def missing() -> Any:
+        raise MachineError("nvidia-ml-py is missing; pip install nvidia-ml-py")
+
+    assert "nvidia-ml-py is missing" in read_driver(tmp_path, missing).error
+
+
+def test_gpus_on_the_bus_are_counted_by_vendor_and_class(tmp_path: Path) -> None:
+    others = (("0x10de", "0x068000"), ("0x10de", "0x040300"), ("0x8086", "0x030000"))  # NVSwitch, sound, another maker
+    on_the_bus(tmp_path, ("0x10de", "0x030200"), ("0x10de", "0x030000"), *others)
+    assert read_driver(tmp_path, h200x4).on_the_bus == 2
+
+
+def test_no_bus_is_not_an_empty_one(tmp_path: Path) -> None:
+    assert read_driver(tmp_path, h200x4).on_the_bus is None

@@ -1,0 +1,180 @@
+"""Facts about the host, read from a made-up root: any file may be missing, unreadable or odd."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from collbench.machine.doctor import collect
+from collbench.machine.doctor.collect import acs_control, slot
+from collbench.machine.doctor.facts import Slot
+from collbench.model.run import Device
+
+
+def put(root: Path, name: str, text: str | bytes = "") -> Path:
+    """Write one file of the made-up root."""
+    file = root / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("what", "files", "environment", "kind"),
+    [
+        ("nothing", {}, {}, ""),
+        ("docker's mark", {".dockerenv": ""}, {}, "docker"),
+        ("podman's mark", {"run/.containerenv": ""}, {}, "podman"),
+        ("a pod, in docker", {".dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+        ("apptainer's variable", {}, {"APPTAINER_CONTAINER": "/x.sif"}, "apptainer"),
+        ("a cgroup's name", {"proc/1/cgroup": "0::/kubepods.slice/pod1\n"}, {}, "kubernetes"),
+        ("systemd's variable", {}, {"container": "systemd-nspawn"}, "systemd-nspawn"),
+    ],
+)
+def test_containers_are_known_by_what_they_leave(
+    tmp_path: Path, what: str, files: dict[str, str], environment: dict[str, str], kind: str
+) -> None:
+    for name, text in files.items():
+        put(tmp_path, name, text)
+    assert collect.container(tmp_path, environment) == kind, what
+
+
+@pytest.mark.parametrize(
+    ("what", "files", "quota"),
+    [
+        ("none", {}, None),
+        ("v2, no limit", {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, None),
+        ("v2, the parent is tighter", {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n",
+         "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n"}, 1.5),
+        ("v1", {"proc/self/cgroup": "2:cpu,cpuacct:/d\n", "sys/fs/cgroup/cpu/d/cpu.cfs_quota_us": "400000\n",
+         "sys/fs/cgroup/cpu/d/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ("v1, no limit", {"proc/self/cgroup": "2:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("a line that is none", {"proc/self/cgroup": "garbage\n0::/a\n", "sys/fs/cgroup/a/cpu.max": "x y z\n"}, None),
+    ],
+)  # fmt: skip
+def test_the_tightest_cpu_quota_above_the_process_counts(
+    tmp_path: Path, what: str, files: dict[str, str], quota: float | None
+) -> None:
+    for name, text in files.items():
+        put(tmp_path, name, text)
+    assert collect.cpu_quota(tmp_path) == quota, what
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, ""),
+        ({"proc/cpuinfo": "flags\t: fpu vme sse\n"}, ""),
+        ({"proc/cpuinfo": "flags\t: fpu hypervisor sse\n", "sys/class/dmi/id/product_name": "KVM\n",
+          "sys/class/dmi/id/sys_vendor": "QEMU\n"}, "QEMU KVM"),
+        ({"proc/cpuinfo": "flags\t: fpu hypervisor\n"}, "unknown hypervisor"),
+        ({"sys/hypervisor/type": "xen\n"}, "xen"),
+    ],
+)  # fmt: skip
+def test_virtual_machines_are_known_by_the_kernels_files(tmp_path: Path, files: dict[str, str], words: str) -> None:
+    for name, text in files.items():
+        put(tmp_path, name, text)
+    assert collect.hypervisor(tmp_path) == words
+
+
+def test_nccl_conf_is_read_in_nccls_order(tmp_path: Path) -> None:
+    put(tmp_path, "home/u/.nccl.conf", "# mine\nNCCL_DEBUG=INFO\nNCCL_ALGO=Ring\nno equals sign\n")
+    put(tmp_path, "etc/nccl.conf", "NCCL_ALGO=Tree\nNCCL_SOCKET_IFNAME=eth0\n#NCCL_PROTO=LL\n")
+    environment = {"HOME": "/home/u", "NCCL_DEBUG": "WARN"}
+    assert collect.configured(tmp_path, environment) == (
+        ("/home/u/.nccl.conf", "NCCL_ALGO", "Ring"),
+        ("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "eth0"),
+    )
+    named = put(tmp_path, "job.conf", "NCCL_ALGO=PAT\n")
+    assert collect.configured(tmp_path, {"HOME": "/home/u", "NCCL_CONF_FILE": "/job.conf"})[0][2] == "PAT"
+    assert collect.configured(Path("/nowhere"), {"NCCL_CONF_FILE": "/dev/zero"}) == ()
+    named.unlink()
+
+
+def test_a_host_without_any_file_has_unknown_facts_and_no_error(tmp_path: Path) -> None:
+    found = collect.host(tmp_path, {}, [Device(index=0, uuid="GPU-0", name="H200", pci_bus_id="00000000:01:00.0")])
+    assert (found.shm, found.iommu, found.container, found.hypervisor) == (None, None, "", "")
+    assert found.slots == {0: Slot()}
+    assert found.network_cards == ()
+
+
+def test_a_host_with_files_has_their_facts(tmp_path: Path) -> None:
+    for folder in ("dev/shm", "sys/class/iommu/dmar0", "sys/class/infiniband/mlx5_1", "sys/class/infiniband/mlx5_0"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
+    put(tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580\n")
+    found = collect.host(tmp_path, {}, [])
+    assert (found.iommu, found.network_cards) == (True, ("mlx5_0", "mlx5_1"))
+    assert (found.peermem, found.open_modules) == (True, True)
+    assert found.shm is not None
+    assert found.shm.total > 0
+
+
+def test_runs_go_where_the_nearest_folder_is(tmp_path: Path) -> None:
+    found = collect.runs_folder(tmp_path / "not" / "yet")
+    assert (found.path, found.writable, found.error) == (str(tmp_path / "not" / "yet"), True, "")
+    assert found.space is not None
+
+
+def config(control: int, position: int = 0x140) -> bytes:
+    """Return a bridge's configuration space: AER (0x0001) at 0x100, then ACS (0x000D) with its control register."""
+    space = bytearray(4096)
+    struct.pack_into("<I", space, 0x100, position << 20 | 1 << 16 | 0x0001)
+    struct.pack_into("<IHH", space, position, 1 << 16 | 0x000D, 0x5F, control)
+    return bytes(space)
+
+
+def loop() -> bytes:
+    """Return a configuration space whose list of capabilities runs in a circle."""
+    space = bytearray(4096)
+    struct.pack_into("<I", space, 0x100, 0x100 << 20 | 1 << 16 | 0x0001)
+    return bytes(space)
+
+
+@pytest.mark.parametrize(
+    ("what", "content", "control"),
+    [
+        ("lspci's ACSCtl: SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+", config(0x1D), 0x1D),
+        ("all off", config(0), 0),
+        ("no ACS", bytes(4096), 0),
+        ("a circle", loop(), 0),
+        ("the 64 bytes that users get", bytes(64), None),
+        ("nothing", b"", None),
+    ],
+)
+def test_the_acs_register_is_found_in_the_configuration_space(
+    tmp_path: Path, what: str, content: bytes, control: int | None
+) -> None:
+    put(tmp_path, "config", content)
+    assert acs_control(tmp_path) == control, what
+
+
+def test_the_way_up_from_a_gpu_is_read(tmp_path: Path) -> None:
+    port = "sys/devices/pci0000:40/0000:40:01.0"
+    gpu = tmp_path / port / "0000:41:00.0/0000:42:00.0"
+    put(gpu, "vendor", "0x10de\n")
+    put(tmp_path / port, "config", config(0x1D))
+    put(gpu.parent, "config", bytes(64))
+    put(tmp_path, "sys/kernel/iommu_groups/7/type", "DMA-FQ\n")
+    (gpu / "iommu_group").symlink_to(tmp_path / "sys/kernel/iommu_groups/7")
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/devices/0000:42:00.0").symlink_to(gpu)
+    assert slot(tmp_path, "00000000:42:00.0") == Slot("DMA-FQ", ("0000:40:01.0",), 1)
+
+
+def test_source_validation_alone_redirects_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
+    assert slot(tmp_path, "00000000:01:00.0").redirecting == ()
+    put(tmp_path / "0000:00:01.0", "config", config(0x01))
+    gpu = tmp_path / "0000:00:01.0/0000:02:00.0"
+    gpu.mkdir()
+    (tmp_path / "sys/bus/pci/devices/0000:02:00.0").symlink_to(gpu)
+    assert slot(tmp_path, "00000000:02:00.0") == Slot("", (), 0)
+
+
+@pytest.mark.parametrize("odd", ["", "nonsense", "zz:01:00.0", "00000000:../../etc"])
+def test_an_odd_bus_id_gives_no_facts(tmp_path: Path, odd: str) -> None:
+    assert slot(tmp_path, odd) == Slot()

@@ -1,0 +1,106 @@
+"""What is said of NCCL's variables: rows of NVIDIA's own manual, typos, values that NCCL reads otherwise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from collbench.machine.doctor.judge import Level
+from collbench.machine.doctor.nccl_variables import NCCL_NAMES, OTHERS_NAMES, meaning
+from tests.machine.doctor.described import machine, named
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),  # [NCCL user guide 2.28, "Environment Variables"]
+    [
+        ("NCCL_P2P_DISABLE", "direct access"),
+        ("NCCL_SHM_DISABLE", "host memory"),
+        ("NCCL_NVLS_ENABLE", "NVLink SHARP"),
+        ("NCCL_BUFFSIZE", "4 MiB"),
+        ("NCCL_NET_GDR_LEVEL", "network card"),
+        ("NCCL_CUMEM_HOST_ENABLE", "by CUDA's calls"),
+        ("NCCL_IB_PCI_RELAXED_ORDERING", "virtual machines"),
+    ],
+)
+def test_a_documented_variable_is_told_in_a_line(name: str, says: str) -> None:
+    assert says in meaning(name, "2").does
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("NCCL_P2P_DISABLED", "NCCL_P2P_DISABLE"),
+        ("NCCL_P2P_DISABEL", "NCCL_P2P_DISABLE"),
+        ("NCCL_NVLS_ENABLED", "NCCL_NVLS_ENABLE"),
+        ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_DEBUG_SUBSYSTEM", "NCCL_DEBUG_SUBSYS"),
+        ("NCCL_IB_HCAS", "NCCL_IB_HCA"),
+    ],
+)
+def test_a_typo_warns_and_names_what_was_meant(typed: str, meant: str) -> None:
+    finding = named(machine(environment={typed: "1"}), typed)
+    assert (finding.level, finding.fix) == (Level.WARN, f"did you mean {meant}?")
+
+
+def test_a_name_like_no_other_is_unknown_and_no_fault() -> None:
+    finding = named(machine(environment={"NCCL_FASTRAK_LLCM_DEVICE": "x"}), "NCCL_FASTRAK_LLCM_DEVICE")
+    assert (finding.level, finding.fix) == (Level.UNKNOWN, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cost"),
+    [
+        ("NCCL_P2P_DISABLE", "1", "host memory"),
+        ("NCCL_P2P_DISABLE", "0", ""),
+        ("NCCL_P2P_DISABLE", "true", "takes this text for 0"),
+        ("NCCL_P2P_LEVEL", "LOC", "host memory"),
+        ("NCCL_P2P_LEVEL", "NVL", ""),
+        ("NCCL_NVLS_ENABLE", "0", ""),  # a choice that hosts which share a switch must make
+        ("NCCL_NVLS_ENABLE", "off", "takes this text for 0"),
+        ("NCCL_MAX_NCHANNELS", "0x8", "fewer channels"),
+        ("NCCL_COMM_BLOCKING", "-1", ""),
+        ("NCCL_DEBUG", "trace", "every call"),
+        ("NCCL_DEBUG", "INFO", ""),
+        ("NCCL_ALGO", "Ring", "best"),
+        ("NCCL_LOCAL_REGISTER", "", ""),  # an empty value is none to NCCL
+    ],
+)
+def test_a_value_tells_its_cost(name: str, value: str, cost: str) -> None:
+    told = meaning(name, value).cost
+    assert cost in told
+    assert bool(told) == bool(cost)
+
+
+def test_variables_between_hosts_say_so() -> None:
+    assert meaning("NCCL_IB_HCA", "mlx5_0").does.endswith("(between hosts only)")
+    assert "between hosts" not in meaning("NCCL_P2P_LEVEL", "SYS").does
+
+
+def test_no_value_is_told_whole_that_is_longer_than_a_line() -> None:
+    told = named(machine(environment={"NCCL_DEBUG_FILE": "x" * 5000}), "NCCL_DEBUG_FILE").told
+    assert "x…:" in told
+    assert len(told) < 200
+
+
+def test_what_a_file_sets_is_told_with_its_file() -> None:
+    facts = machine(configured=(("/etc/nccl.conf", "NCCL_P2P_DISABLE", "1"),))
+    finding = named(facts, "NCCL_P2P_DISABLE")
+    assert "1 (set in /etc/nccl.conf)" in finding.told
+    assert "that file" in finding.fix
+
+
+@pytest.mark.parametrize("name", ["NCCL_VERSION", "NCCL_ROOT", "NCCL_ASYNC_ERROR_HANDLING"])
+def test_names_that_others_read_are_no_typos(name: str) -> None:
+    assert name in OTHERS_NAMES
+    assert "not read by NCCL itself" in meaning(name, "2.28.9").does
+
+
+def test_no_text_of_ours_names_a_variable_that_looks_like_a_typo() -> None:
+    texts = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    used = {name for text in texts for name in re.findall(r"\bNCCL_[A-Z0-9_]*[A-Z0-9]\b", text.read_text("utf-8"))}
+    assert {"NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE"} <= used & NCCL_NAMES
+    assert {name for name in used if meaning(name, "1").near} <= {"NCCL_P2P_DISABLED"}  # docs/doctor.md's example

@@ -1,0 +1,140 @@
+"""Real processes whose parent is killed, or stopped and killed: none that it started is left, nor what they wrote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from collbench.machine import lifeline
+from tests.distributed.processes import PATIENCE_S, environment, visits, wait_for
+from tests.launch.test_running import WAITS
+
+# An environment variable that all descendants of one test's process inherit, and nobody else has.
+MARK = "COLLBENCH_TEST_MARK"
+COLLBENCH = [sys.executable, "-m", "collbench"]
+# As long as nobody ends it: no cell ever settles.
+ENDLESS = ["--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%", "--budget", "10min"]
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Return the command lines of the living processes that carry a mark, by process id."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            carries = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if carries and state != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def assert_all_end(mark: str) -> None:
+    """Fail where a process with this mark lives on; end it then."""
+    deadline = time.monotonic() + PATIENCE_S / 2
+    while left := marked(mark):
+        if time.monotonic() > deadline:
+            for process in left:
+                os.kill(process, signal.SIGKILL)
+            raise AssertionError(f"these live on: {left}")
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """Give a mark; whatever still carries it afterwards is killed."""
+    name = uuid.uuid4().hex
+    yield name
+    for process in marked(name):
+        os.kill(process, signal.SIGKILL)
+
+
+def begin(tmp_path: Path, mark: str, words: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COLLBENCH, *words],
+        env=environment(tmp_path, **{MARK: mark}),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def workers(mark: str) -> list[int]:
+    return [process for process, command in marked(mark).items() if "gloo_worker" in command]
+
+
+def stopped_in_the_middle(folder: Path, mark: str) -> bool:
+    """Stop the workers once they measure: a process that is stopped sees nothing close."""
+    if len(visits(folder / "run.json.journal")) < 2:
+        return False
+    for worker in workers(mark):
+        os.kill(worker, signal.SIGSTOP)
+    return True
+
+
+Moment = Callable[[Path, str], object]
+MOMENTS: list[tuple[str, Moment]] = [
+    ("the workers have just started", lambda _folder, mark: len(workers(mark)) == 2),
+    ("they meet", lambda folder, _mark: list(folder.glob("collbench-gloo-*/rendezvous"))),
+    ("they are stopped in the middle", stopped_in_the_middle),
+]
+
+
+@pytest.mark.parametrize(("title", "moment"), MOMENTS, ids=[title for title, _ in MOMENTS])
+def test_gloo_workers_end_with_a_killed_parent_and_leave_nothing(
+    title: str, moment: Moment, mark: str, tmp_path: Path
+) -> None:
+    process = begin(tmp_path, mark, ["allreduce", *ENDLESS, "--output", "run.json"])
+    try:
+        wait_for(title, lambda: moment(tmp_path, mark), [process])
+    finally:
+        process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    assert_all_end(mark)
+    assert list(tmp_path.glob("collbench-gloo-*")) == []
+
+
+PARENT = """
+import subprocess, sys, time
+from collbench import lifeline
+subprocess.Popen(lifeline.with_us(sys.argv[1:]))
+time.sleep(1000)
+"""
+
+
+def test_a_job_in_a_group_of_its_own_is_terminated_with_its_parent(mark: str, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    words = [sys.executable, "-c", WAITS, str(fifo)]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *words], env=environment(tmp_path, **{MARK: mark}), stdout=subprocess.PIPE
+    )
+    fifo.open(encoding="utf-8").close()  # opens once the child is ready
+    parent.kill()
+    out, _ = parent.communicate(timeout=PATIENCE_S)  # until nobody holds the pipe
+    assert out == b"ended by %d\n" % signal.SIGTERM
+    assert_all_end(mark)
+
+
+def test_a_job_whose_parent_ended_before_it_began_does_not_begin() -> None:
+    # Process 0 is nobody's parent: so it is with one that has ended.
+    script = [sys.executable, "-I", "-S", lifeline.__file__, "0", "--", "echo", "begun"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+
+
+def test_a_program_that_is_not_there_is_told_before_anything_starts() -> None:
+    with pytest.raises(FileNotFoundError):
+        lifeline.with_us(["/nowhere/python"])

@@ -1,0 +1,187 @@
+import pathlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.model.errors import UsageError
+from collbench.model.units import (
+    algbw,
+    busbw_factor,
+    figure,
+    fixed,
+    format_approximate_size,
+    format_size,
+    parse_size,
+    parse_sizes,
+)
+
+H200 = pathlib.Path(__file__).parents[1] / "data" / "h200x4"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8", 8),
+        ("1000", 1000),
+        ("64K", 65536),
+        ("64k", 65536),
+        ("1M", 1048576),
+        ("1MB", 1048576),
+        ("2GiB", 2147483648),
+        ("1T", 1099511627776),
+        (" 4K ", 4096),
+    ],
+)
+def test_a_size_is_binary(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("1M", [1048576]),
+        ("8:64", [8, 16, 32, 64]),
+        ("8:100", [8, 16, 32, 64]),  # the end need not be met
+        ("1K:1M:32", [1024, 32768, 1048576]),
+        ("5:5", [5]),
+        ("1M,8,8,1K", [8, 1024, 1048576]),
+        ("8:32,24", [8, 16, 24, 32]),
+    ],
+)
+def test_sizes_ascend_without_repeats(text: str, sizes: list[int]) -> None:
+    assert parse_sizes(text) == tuple(sizes)
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "says"),
+    [
+        ("backwards", "1G:1M", "starts above its end: write 1M:1G"),
+        ("zero", "0", "is zero"),
+        ("zero with a unit", "0K", "is zero"),
+        ("negative", "-1", "'-1' is not a number of bytes"),
+        ("unknown unit", "1X", "'1X' is not a number of bytes"),
+        ("a fraction", "1.5M", "'1.5M' is not"),
+        ("empty", "", "--sizes is empty"),
+        ("blank", "  ", "--sizes is empty"),
+        ("an empty list item", "1K,,2K", "'' is not"),
+        ("an open range", "1K:", "'' is not"),
+        ("factor one", "1K:1M:1", "factor 1 never reaches"),
+        ("factor zero", "1K:1M:0", "factor 0 never reaches"),
+        ("factor negative", "1K:1M:-2", "factor -2 never reaches"),
+        ("factor a fraction", "1K:1M:1.5", "factor '1.5' is not a whole number"),
+        ("factor empty", "1K:1M:", "factor '' is not"),
+        ("four parts", "1:2:3:4", "has 4 parts"),
+        ("a digit that is no number", "1K:1M:²", "factor '²' is not"),
+    ],
+)
+def test_a_bad_size_gets_one_clear_line(title: str, text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_sizes(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(8, "8 B"), (1000, "1000 B"), (1024, "1K"), (1536, "1536 B"), (1048576, "1M"), (3221225472, "3G"), (2**40, "1T")],
+)
+def test_a_size_prints_without_loss(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
+@given(st.integers(min_value=1, max_value=2**50))
+def test_a_printed_size_reads_back(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@given(st.integers(1, 2**20), st.integers(0, 2**40), st.integers(2, 1000))
+def test_a_range_multiplies_until_its_end_is_passed(low: int, more: int, factor: int) -> None:
+    sizes = parse_sizes(f"{low}:{low + more}:{factor}")
+    assert sizes[0] == low
+    assert sizes[-1] <= low + more < sizes[-1] * factor
+    assert all(b == a * factor for a, b in pairwise(sizes))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(149_461_925_069, "139.2 GiB"), (512 * 2**20, "512 MiB"), (999, "999 B"), (2**40, "1 TiB")]
+)
+def test_free_memory_reads_as_people_say_it(size: int, text: str) -> None:
+    assert format_approximate_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "factor"),
+    [  # nccl-tests doc/PERFORMANCE.md, worked out by hand
+        ("allreduce", 2, 1.0),
+        ("allreduce", 4, 1.5),
+        ("allreduce", 8, 1.75),
+        ("allgather", 4, 0.75),
+        ("reducescatter", 8, 0.875),
+        ("alltoall", 2, 0.5),
+        ("broadcast", 8, 1.0),
+        ("reduce", 4, 1.0),
+        ("sendrecv", 2, 1.0),
+        ("ce-write", 2, 1.0),
+    ],
+)
+def test_busbw_factors(operation: str, ranks: int, factor: float) -> None:
+    assert busbw_factor(operation, ranks) == factor
+
+
+def recorded(ranks: int) -> list[list[str]]:
+    """Return the table of a recorded run: size count type redop root, then time algbw busbw #wrong twice."""
+    text = (H200 / f"all_reduce_perf-{ranks}-ranks.txt").read_text(encoding="utf-8")
+    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def possible(size: int, microseconds: str, factor: float) -> tuple[float, float]:
+    """Return the bandwidths that a printed time may stand for: half a unit of its last digit either way."""
+    half = 0.5 * 10.0 ** -len(microseconds.partition(".")[2])
+    slow, fast = ((float(microseconds) + side) * 1e-6 for side in (half, -half))
+    return algbw(size, slow) * factor, algbw(size, fast) * factor
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("place", ["out", "in"])
+def test_bandwidths_are_those_that_nccl_tests_prints(ranks: int, place: str) -> None:
+    rows = recorded(ranks)
+    assert len(rows) == 30  # 8 B to 4 GiB
+    for row in rows:
+        time, alg, bus, wrong = row[5:9] if place == "out" else row[9:13]
+        assert wrong == "0"
+        for printed, factor in ((alg, 1.0), (bus, busbw_factor("allreduce", ranks))):
+            low, high = possible(int(row[0]), time, factor)
+            assert low - 0.00501 <= float(printed) <= high + 0.00501, row
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1087.6, 3, "1088"),  # not 1.09e+03
+        (89.04, 3, "89"),
+        (44.6, 4, "44.6"),
+        (999.6, 3, "1000"),
+        (123456.7, 4, "123457"),
+        (0.0000123, 4, "0.0000123"),
+        (-2175.0, 3, "-2175"),
+        (0.0, 3, "0"),
+    ],
+)
+def test_a_figure_has_no_exponent_and_loses_no_whole_digit(value: float, digits: int, text: str) -> None:
+    assert fixed(value, digits) == text
+
+
+@given(st.floats(-1e15, 1e15), st.integers(1, 8))
+def test_a_figure_in_a_sentence_is_near_its_value(value: float, digits: int) -> None:
+    said = fixed(value, digits)
+    assert "e" not in said
+    assert float(said) == pytest.approx(value, rel=0.51 * 10.0 ** (1 - digits), abs=0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0036, "0.0036"), (0.0, "0.00"), (8.53, "8.53"), (9.96, "10.0"), (1087.6, "1087.6")]
+)
+def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: str) -> None:
+    assert figure(value) == text

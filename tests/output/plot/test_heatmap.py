@@ -1,0 +1,151 @@
+"""The heat map: a cell for each link with the run's figure, and words that stay words."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
+
+from collbench.analysis.tiers import rank_links
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Cell, Measurement, Run, Sample
+from collbench.output.plot import figure, heatmap
+from collbench.output.plot.figure import Picture
+from tests.builders import GIB, gpus, measured, pair_run, run_of
+from tests.output.plot.pictures import SVG, named, svg_of
+
+HOSTILE = '<script>alert("x")</script> $x^{2$ & \x00\x1b]0;\u202e\udcff'
+
+
+def drawn(run: Run, work: Work, size: int = GIB) -> Picture:
+    ranking = rank_links(run, work, size)
+    assert ranking is not None
+    with figure.drawing():
+        return heatmap.draw(named(run), ranking)
+
+
+def links(count: int) -> Run:
+    """Return copies on every link, each at a rate that its ends tell."""
+    cells = [measured(Operation.CE_WRITE, (a, b), 100.0 + 10 * a + b) for a, b in permutations(range(count), 2)]
+    return run_of(gpus(count), cells)
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_every_link_is_a_cell_with_its_figure(count: int) -> None:
+    found = svg_of(drawn(links(count), Work(Operation.CE_WRITE)))
+    cells = {name for name in found.ids if name.startswith("cell-")}
+    assert cells == {f"cell-{a}-{b}" for a, b in permutations(range(count), 2)}
+    for a, b in permutations(range(count), 2):
+        assert f"{100.0 + 10 * a + b:.1f}" in found.texts
+        assert found.tips[f"cell-{a}-{b}"].startswith(f"GPU{a}→GPU{b}: {100.0 + 10 * a + b:.2f} GB/s (95 %: ")
+
+
+def test_row_sends_to_column() -> None:
+    axes = drawn(links(3), Work(Operation.CE_WRITE)).figure.axes[0]
+    figures = {(text.get_position()[1], text.get_position()[0]): text.get_text().split("\n")[0] for text in axes.texts}
+    assert figures == {(a, b): f"{100.0 + 10 * a + b:.1f}" for a, b in permutations(range(3), 2)}
+    # A rectangle is placed by its corner, half a cell from its middle.
+    cells = {patch.get_gid(): (patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches}  # type: ignore[attr-defined]
+    assert cells == {f"cell-{a}-{b}": (a, b) for a, b in permutations(range(3), 2)}
+    colours = {patch.get_gid(): to_rgb(patch.get_facecolor()) for patch in axes.patches}
+    viridis = {f"cell-{a}-{b}": to_rgb(colormaps["viridis"]((100 + 10 * a + b) / 121)) for a, b in figures}
+    assert colours == viridis
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("from", "to")
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first row on top
+
+
+def test_sixteen_gpus_have_240_cells_of_whole_numbers() -> None:
+    found = svg_of(drawn(pair_run(16, lambda a, b: 395.2), Work(Operation.ALLREDUCE)))
+    assert len([name for name in found.ids if name.startswith("cell-")]) == 240
+    assert found.texts.count("395") == 240
+
+
+def test_a_pair_has_its_figure_on_both_sides() -> None:
+    tips = svg_of(drawn(pair_run(3, lambda a, b: 100.0 * a + b), Work(Operation.ALLREDUCE))).tips
+    assert tips["cell-1-2"] == tips["cell-2-1"]
+    assert tips["cell-1-2"].startswith("GPU1-GPU2: 102.00 GB/s")
+
+
+def test_tiers_are_written_where_there_are_several() -> None:
+    slow = pair_run(3, lambda a, b: 100.0 if (a, b) == (0, 2) else 300.0)
+    assert svg_of(drawn(slow, Work(Operation.ALLREDUCE))).texts.count("tier 2") == 2
+    same = svg_of(drawn(pair_run(3, lambda a, b: 300.0), Work(Operation.ALLREDUCE)))
+    assert [text for text in same.texts if "tier" in text] == []
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    run = links(3)
+    del run.measurements[0]
+    found = svg_of(drawn(run, Work(Operation.CE_WRITE)))
+    assert found.texts.count("–") == 1
+    assert "cell-0-1" not in found.tips
+
+
+def test_links_that_tie_look_alike_and_the_scale_begins_at_nothing() -> None:
+    picture = drawn(pair_run(3, lambda a, b: 300.0 - a - b), Work(Operation.ALLREDUCE))
+    cells, scale = picture.figure.axes
+    colours = np.array([to_rgb(patch.get_facecolor()) for patch in cells.patches])
+    assert np.ptp(colours, axis=0).max() < 0.05
+    assert scale.get_ylim() == (0.0, 299.0)
+
+
+def test_of_times_the_least_is_the_brightest() -> None:
+    cells = [measured(Operation.CE_WRITE, link, 0.001 * (1 + sum(link)), size=8) for link in permutations(range(3), 2)]
+    picture = drawn(run_of(gpus(3), cells), Work(Operation.CE_WRITE), 8)
+    patches = picture.figure.axes[0].patches
+    light = {patch.get_gid(): sum(to_rgb(patch.get_facecolor())) for patch in patches}
+    assert light["cell-1-2"] > light["cell-0-2"] > light["cell-0-1"]  # 2, 2.7 and 4 µs
+    assert "2.00" in svg_of(picture).texts
+    assert picture.title == "ce-write at 8 B, µs"
+
+
+def test_a_pointer_chase_is_in_ns() -> None:
+    sample = Sample((0.61e-6,), 1000, concurrent=False)
+    found = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
+    picture = drawn(run_of(gpus(2), found), Work(Operation.CHASE), 8)
+    assert picture.title == "chase at 8 B, ns"
+    assert svg_of(picture).texts.count("610.0") == 2
+
+
+def test_what_came_from_the_machine_stays_text() -> None:
+    run = pair_run(3, lambda a, b: 300.0)
+    hostile = replace(
+        run,
+        devices=tuple(replace(device, name=HOSTILE) for device in run.devices),
+        machine=replace(run.machine, hostname=HOSTILE),
+        paths=tuple(replace(path, label=HOSTILE) for path in run.paths),
+    )
+    found = svg_of(drawn(hostile, Work(Operation.ALLREDUCE)))
+    assert f"{SVG}script" not in found.elements
+    assert '<script>alert("x")</script> $x^{2$ & \ufffd' in found.tips["cell-0-1"]
+    assert "<script>" in found.description
+    assert any("<script>" in text for text in found.texts)
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+def test_a_hostile_name_breaks_no_other_format(suffix: str) -> None:
+    run = pair_run(2, lambda a, b: 300.0)
+    hostile = replace(run, devices=tuple(replace(device, name=f"{HOSTILE} 卡") for device in run.devices))
+    picture = drawn(hostile, Work(Operation.ALLREDUCE))
+    with figure.drawing():
+        data = figure.encode(picture, suffix)
+    assert data.startswith({"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-"}[suffix])
+
+
+def test_the_origin_stands_below() -> None:
+    told = " ".join(svg_of(drawn(links(2), Work(Operation.CE_WRITE))).texts)
+    for word in ("box", "2 × NVIDIA H200", "driver 580.159.04", "NCCL 2.28.9", "collbench 0.1.0", "2026-01-02"):
+        assert word in told
+
+
+def test_a_simulated_machine_is_named_so_in_title_text_and_tips() -> None:
+    run = pair_run(2, lambda a, b: 300.0)
+    found = svg_of(
+        drawn(replace(run, backend="sim", machine=replace(run.machine, fabric="hgx-h200")), Work(Operation.ALLREDUCE))
+    )
+    assert found.title == "sim allreduce at 1G, busbw, GB/s"
+    assert found.title in found.texts
+    assert any(text.startswith("SIMULATED machine 'hgx-h200'") for text in found.texts)
+    assert found.tips["cell-0-1"].startswith("sim GPU0-GPU1")

@@ -1,0 +1,176 @@
+"""The page of `collbench ablate`: what may be said of a ratio, and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from collbench.launch import experiment
+from collbench.launch.ablation import Ablation, Measure, Ratio, Result, format_range, format_seconds
+from collbench.output.text.ablation import page, verdict
+from tests.launch.made import ablation
+from tests.output.pages import text
+
+ROOT = Path(__file__).parents[2]
+
+
+def judged(
+    low: float,
+    middle: float,
+    high: float,
+    names: tuple[str, str] | None = None,
+    *,
+    lacking: tuple[str, ...] = ("p2p",),
+    **other: object,
+) -> Ablation:
+    made = ablation([1.0, 1.0], [1.0, 1.0], names, lacking)
+    assert made.result is not None
+    made.result = Result(made.result.arms, Ratio(middle, low, high))
+    return dataclasses.replace(made, **other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("case", "ratio", "said"),
+    [
+        (
+            "worth something",
+            (1.28, 1.30, 1.32),
+            "p2p is worth 30.0 % (95 %: 28.0–32.0 %) of a step to this job: without it a step takes 1.3 times as long",
+        ),
+        (
+            "worth little, for certain",
+            (1.001, 1.003, 1.005),
+            "p2p is worth 0.30 % (95 %: 0.10–0.50 %) of a step to this job: without it a step takes 1.003 times as "
+            "long",
+        ),
+        (
+            "in the way",
+            (0.94, 0.95, 0.96),
+            "p2p costs 5.0 % (95 %: 4.0–6.0 %) of a step to this job: without it a step takes 0.95 times as long",
+        ),
+        ("alike", (0.988, 1.001, 1.014), "no difference beyond ±1.4 %: without p2p a step of this job takes as long"),
+        ("exactly alike", (1, 1, 1), "no difference beyond ±0.00 %: without p2p a step of this job takes as long"),
+        (
+            "unknown",
+            (0.5, 1.2, 2.9),
+            "undecided: without p2p a step of this job takes between 50.0 % less and 190 % more (95 %); "
+            "more --repeats narrow it",
+        ),
+    ],
+)
+def test_what_is_said_of_wires(case: str, ratio: tuple[float, float, float], said: str) -> None:
+    assert verdict(judged(*ratio)) == said, case
+
+
+@pytest.mark.parametrize(
+    ("names", "lacking", "measure", "said"),
+    [
+        (
+            ("with p2p and shm", "without p2p and shm"),
+            ("p2p", "shm"),
+            Measure.TRAIN_RUNTIME,
+            "p2p and shm are worth 30.0 % (95 %: 28.0–32.0 %) of training to this job: without them training takes 1.3 "
+            "times as long",
+        ),
+        (
+            ("as is", "with NCCL_ALGO=Ring"),
+            (),
+            Measure.PROCESS,
+            "with NCCL_ALGO=Ring the whole process of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than as is",
+        ),
+        (
+            ("as is", "without shm and with NCCL_ALGO=Ring"),
+            (),
+            Measure.STEP,
+            "without shm and with NCCL_ALGO=Ring a step of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than as is",
+        ),
+        (
+            ("on GPU0, GPU1", "on GPU2, GPU3"),
+            (),
+            Measure.STEP,
+            "on GPU2, GPU3 a step of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than on GPU0, GPU1",
+        ),
+    ],
+)
+def test_every_change_has_its_words(
+    names: tuple[str, str], lacking: tuple[str, ...], measure: Measure, said: str
+) -> None:
+    assert verdict(judged(1.28, 1.30, 1.32, names, lacking=lacking, measure=measure)) == said
+
+
+def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() -> None:
+    said = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
+    assert said.startswith("p2p is worth 30.0 %")
+    named = verdict(judged(1.28, 1.30, 1.32, ("mine", "without p2p"), lacking=()))
+    assert named.startswith("without p2p a step of this job takes 30.0 %")
+
+
+def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> None:
+    document = (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")
+    shown = text(page(experiment.load(ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"))).rstrip("\n")
+    assert "\n".join(f"    {line}".rstrip() for line in shown.splitlines()) in document
+
+
+def test_an_unfinished_one_says_how_far_it_came() -> None:
+    made = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    made.arms[1].runs.pop()
+    made.result = None
+    said = text(page(made))
+    assert "unfinished: 3 of 4 runs, too few to compare" in said
+    assert rows(said) == [["with p2p", "2", "-", "-"], ["without p2p", "1", "-", "-"]]
+
+
+def rows(said: str) -> list[list[str]]:
+    """Return the first four cells of the table's rows."""
+    lines = said.partition("\n\n")[2].splitlines()[1:3]
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()][:4] for line in lines]
+
+
+def test_without_all_reduces_there_are_no_columns_for_them() -> None:
+    made = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    assert "all-reduce 64M" in text(page(made))
+    for arm in made.arms:
+        arm.allreduce = ()
+    assert "all-reduce" not in text(page(made))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "said"),
+    [
+        ("what both arms inherit", {}, "settings  NCCL_NVLS_ENABLE=0\n"),
+        (
+            "of which a container's word on its own NCCL is none",
+            {"environment": {"NCCL_VERSION": "2.27.3-1", "NCCL_NVLS_ENABLE": "0"}},
+            "settings  NCCL_NVLS_ENABLE=0\n",
+        ),
+        ("CPU cores", {"backend": "host"}, "backend   host: gloo on CPU cores, which heeds no NCCL variable\n"),
+        ("their names", {"backend": "host"}, "with p2p: CPU0, CPU1; no variable changed"),
+        ("the warm-up", {}, "without the first tenth, three at least\n"),
+        ("the user's warm-up", {"skip": 12}, "without the first 12\n"),
+        ("a script that prints no warm-up", {"skip": 0}, "the median of all step times it printed\n"),
+        ("Hugging Face", {"measure": Measure.TRAIN_RUNTIME}, "value     of a run: train_runtime, as Hugging Face's"),
+        ("whole processes", {"measure": Measure.PROCESS}, "wall time of the whole process, its start included"),
+    ],
+)
+def test_the_header_says_where_the_numbers_come_from(case: str, changes: dict[str, object], said: str) -> None:
+    made = dataclasses.replace(ablation([1.0, 1.0], [2.0, 2.0]), **changes)  # type: ignore[arg-type]
+    assert said in text(page(made)), case
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(5.7e-6, "5.700 µs"), (0.02241, "22.41 ms"), (0.9999, "999.9 ms"), (101.23, "101.2 s"), (4321.9, "4322 s")],
+)
+def test_times_have_four_digits_in_a_unit_that_suits_them(seconds: float, said: str) -> None:
+    assert format_seconds(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("both", "said"),
+    [((0.0223, 0.0225), "22.30–22.50 ms"), ((0.5, 2.0), "500.0–2000 ms"), ((9.0, 11.5), "9.000–11.50 s")],
+)
+def test_an_interval_has_one_unit(both: Sequence[float], said: str) -> None:
+    assert format_range(*both) == said

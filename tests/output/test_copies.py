@@ -1,0 +1,161 @@
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import pytest
+
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Measurement, Run
+from collbench.output.text.measured import page
+from tests.builders import gpus, measured, run_of
+from tests.output.pages import text
+
+MIB = 2**20
+LARGE = 512 * MIB
+
+
+def how(variant: Variant, found: Measurement) -> Measurement:
+    found.cell = replace(found.cell, variant=variant)
+    return found
+
+
+def patterns(count: int) -> Run:
+    """Return what `collbench copies` measures, rates by operation and pattern; `gbs` is that of one message."""
+    one, each = range(count), [Operation.CE_WRITE, Operation.SM_READ]
+    cells = [measured(op, link, 390.0 + link[0], size) for op in each for link in permutations(one, 2)
+             for size in (MIB, LARGE)]  # fmt: skip
+    cells += [how(Variant.BOTH_WAYS, measured(op, pair, 380.0, LARGE)) for op in each for pair in combinations(one, 2)]
+    for variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        places = [(a, *(b for b in one if b != a)) for a in one]
+        cells += [how(variant, measured(Operation.CE_WRITE, members, 130.0, LARGE)) for members in places]
+    cells += [how(Variant.HOST, measured(op, (a,), 55.0, LARGE)) for op in (Operation.H2D_CE, Operation.D2H_CE)
+              for a in one]  # fmt: skip
+    cells += [how(Variant.STAGED, measured(Operation.CE_WRITE, link, 38.0, LARGE)) for link in permutations(one, 2)]
+    return run_of(gpus(count), cells, command=("copies",))
+
+
+def after_header(run: Run) -> str:
+    return text(page(run)).split("\n\n", 1)[1]
+
+
+def test_every_pattern_has_a_matrix_or_table_at_the_largest_size() -> None:
+    assert after_header(patterns(3)) == (
+        "ce-write at 512M, GB/s (row sends to column)\n"
+        "       GPU0   GPU1   GPU2\n"
+        "GPU0      -  390.0  390.0\n"
+        "GPU1  391.0      -  391.0\n"
+        "GPU2  392.0  392.0      -\n"
+        "390.0 to 392.0, median 391.0; each ±0.0% at most\n"
+        "\n"
+        "sm-read at 512M, GB/s (row sends to column)\n"
+        "       GPU0   GPU1   GPU2\n"
+        "GPU0      -  390.0  390.0\n"
+        "GPU1  391.0      -  391.0\n"
+        "GPU2  392.0  392.0      -\n"
+        "390.0 to 392.0, median 391.0; each ±0.0% at most\n"
+        "\n"
+        "ce-write at 512M, GB/s (both ways at once, their sum)\n"
+        "       GPU0   GPU1   GPU2\n"
+        "GPU0      -  760.0  760.0\n"
+        "GPU1  760.0      -  760.0\n"
+        "GPU2  760.0  760.0      -\n"
+        "760.0 to 760.0, median 760.0; each ±0.0% at most\n"
+        "\n"
+        "sm-read at 512M, GB/s (both ways at once, their sum)\n"
+        "       GPU0   GPU1   GPU2\n"
+        "GPU0      -  760.0  760.0\n"
+        "GPU1  760.0      -  760.0\n"
+        "GPU2  760.0  760.0      -\n"
+        "760.0 to 760.0, median 760.0; each ±0.0% at most\n"
+        "\n"
+        "ce-write at 512M, GB/s (row sends to column, through host memory)\n"
+        "       GPU0   GPU1   GPU2\n"
+        "GPU0      -   38.0   38.0\n"
+        "GPU1   38.0      -   38.0\n"
+        "GPU2   38.0   38.0      -\n"
+        "38.0 to 38.0, median 38.0; each ±0.0% at most\n"
+        "\n"
+        "one-to-all at 512M, GB/s (one to all others at once: all that a device sends)\n"
+        "device     ce-write\n"
+        "GPU0    260.0 ±0.0%\n"
+        "GPU1    260.0 ±0.0%\n"
+        "GPU2    260.0 ±0.0%\n"
+        "\n"
+        "all-to-one at 512M, GB/s (all others to one at once: all that a device receives)\n"
+        "device     ce-write\n"
+        "GPU0    260.0 ±0.0%\n"
+        "GPU1    260.0 ±0.0%\n"
+        "GPU2    260.0 ±0.0%\n"
+        "\n"
+        "host at 512M, GB/s (h2d: from pinned host memory to the device, d2h: back)\n"
+        "device      h2d-ce      d2h-ce\n"
+        "GPU0    55.0 ±0.0%  55.0 ±0.0%\n"
+        "GPU1    55.0 ±0.0%  55.0 ±0.0%\n"
+        "GPU2    55.0 ±0.0%  55.0 ±0.0%\n"
+        "\n"
+        "ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;\n"
+        "read: the destination does; ±: half of the median's 95 % interval\n"
+        "\n"
+        "stopped   48 precise\n"
+    )
+
+
+def test_too_few_visits_say_so() -> None:
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 390.0, MIB, visits=2)], command=("copies",))
+    assert "\n390.0 to 390.0, median 390.0; too few visits for intervals\n" in after_header(run)
+
+
+def test_small_rates_keep_their_digits() -> None:
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 0.25, 8)], command=("copies",))
+    assert "\n0.25 to 0.25, median 0.25; each ±0.0% at most\n" in after_header(run)
+
+
+def test_a_device_without_a_figure_shows_a_dash() -> None:
+    found = how(Variant.HOST, measured(Operation.H2D_CE, (1,), 55.0, MIB, visits=2))
+    shown = after_header(run_of(gpus(2), [found], command=("copies",)))
+    assert "device  h2d-ce\nGPU0         -\nGPU1      55.0\n" in shown
+
+
+def test_cpu_cores_say_which_patterns_they_lack() -> None:
+    run = run_of(gpus(2), [measured(Operation.CPU_WRITE, (0, 1), 1.5, MIB)], backend="host", command=("copies",))
+    assert (
+        "\nnot here  copies both ways, one to all, all to one, staged, to devices: cores have none\n"
+        in after_header(run)
+    )
+
+
+@pytest.mark.parametrize("count", [2, 8, 16])
+def test_all_lines_fit_80_columns_for_many_devices(count: int) -> None:
+    assert [line for line in after_header(patterns(count)).split("\n") if len(line) > 80] == []
+
+
+def by_node(nodes: list[int], count: int = 2, visits: int = 5) -> Run:
+    """Return host copies with the memory of each node: 55 GB/s where device and node are both even or odd, else 38."""
+    cells = []
+    for op in (Operation.H2D_CE, Operation.D2H_CE):
+        for a in range(count):
+            for node in nodes:
+                cells.append(how(Variant.HOST, measured(op, (a,), 55.0 if a % 2 == node % 2 else 38.0, MIB, visits)))
+                cells[-1].cell = replace(cells[-1].cell, numa_node=node)
+    return run_of(gpus(count), cells, command=("copies",))
+
+
+def test_host_copies_have_a_column_for_each_numa_node() -> None:
+    assert (
+        "host at 1M by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)\n"
+        "device  copy        node 0      node 1\n"
+        "GPU0    h2d-ce  55.0 ±0.0%  38.0 ±0.0%\n"
+        "GPU0    d2h-ce  55.0 ±0.0%  38.0 ±0.0%\n"
+        "GPU1    h2d-ce  38.0 ±0.0%  55.0 ±0.0%\n"
+        "GPU1    d2h-ce  38.0 ±0.0%  55.0 ±0.0%\n"
+    ) in after_header(by_node([0, 1]))
+
+
+def test_a_node_that_was_not_reached_shows_a_dash() -> None:
+    run = by_node([0, 1], visits=2)
+    del run.measurements[1]
+    assert "GPU0    h2d-ce    55.0       -\nGPU0    d2h-ce    55.0    38.0\n" in after_header(run)
+
+
+def test_many_nodes_fit_a_line_without_their_intervals() -> None:
+    shown = after_header(by_node(list(range(8))))
+    assert "GPU1    h2d-ce    38.0    55.0    38.0    55.0    38.0    55.0    38.0    55.0\n" in shown

@@ -1,0 +1,88 @@
+"""The page of `collbench nodes`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from collbench.analysis.nodes import choose_nodes
+from collbench.output.text.nodes import Origin, Truth, as_plain, compressed, page
+from tests.analysis.nodes.made import judged, leaves, slow
+
+LEAVES = leaves(16, 4)
+SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at random",) * 8 + ("x",), 72, 20.4, 7)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["node0", "node1", "node2", "node5"], "node[0-2,5]"),
+        (["node7"], "node7"),
+        (["login", "node1", "node2"], "login,node[1-2]"),
+        (["b1", "a1", "a2", "b3"], "b1,a[1-2],b3"),
+        (["n01", "n02"], "n0[1-2]"),
+        (["n09", "n10"], "n09,n10"),
+        (["rack1-n3", "rack1-n4"], "rack1-n[3-4]"),
+        (["5", "6"], "[5-6]"),
+    ],
+)
+def test_names_are_listed_as_slurm_does(names: list[str], said: str) -> None:
+    assert compressed(names) == said
+
+
+def test_every_figure_of_a_simulation_says_so() -> None:
+    found = judged(16, slow(3), LEAVES)
+    text = page(SIM, found, choose_nodes(found, 8, LEAVES), Truth(100.0, 100.0))
+    lines = text.splitlines()
+    assert lines[0] == "backend   sim: nothing is measured"
+    for line in lines:
+        assert "sim" in line or not any(unit in line for unit in ("GB/s", "%", " s,")), line
+
+
+def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
+    found = judged(16, slow(3), LEAVES)
+    text = page(SIM, found, choose_nodes(found, 8, LEAVES), Truth(100.0, 100.0))
+    assert "\nslow      node3: " in text
+    assert "\nchosen    node[4-11] (sim)\n" in text
+    assert "rounds    9 (8 at random, 1 x): 72 measurements; there are 120 pairs; 20 s estimated" in text
+    assert "\nleft out  node3: " in text
+    assert text.endswith("truth     all-reduce busbw 100 GB/s, no nodes pass 100 (sim)")
+
+
+def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:
+    found = judged(16, slow(3), LEAVES)
+    narrow = page(SIM, found, choose_nodes(found, 8, LEAVES), width=50)
+    assert max(map(len, narrow.splitlines())) <= 50
+    wide = page(SIM, found, choose_nodes(found, 8, LEAVES), width=1000)
+    assert " ".join(narrow.split()) == " ".join(wide.split())
+    assert {line[:10] for line in narrow.splitlines()} == {line[:10] for line in wide.splitlines()} | {" " * 10}
+    names = ",".join(f"host-{n}-a" for n in range(16))  # for Slurm's --nodelist
+    origin = Origin("cuda", "16 hosts", tuple(names.split(",")), SIM.rounds, 72, 20.4, 7)
+    everyone = judged(16, slow())
+    assert f" {names}\n" in page(origin, everyone, choose_nodes(everyone, 16), width=50)
+
+
+def test_real_figures_do_not_say_sim() -> None:
+    origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, lost=("node1 and node2: it hangs",))
+    text = page(origin, judged(16, slow()), None)
+    assert "sim" not in text
+    assert "slow      no node, no uplink" in text
+    assert "failed    node1 and node2: it hangs" in text
+
+
+def test_gpus_are_told_once_where_all_nodes_take_the_same() -> None:
+    found = judged(16, slow())
+    chosen = choose_nodes(found, 3)
+    same = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1),) * 3)
+    assert "gpus      0, 1 on each node" in page(same, found, chosen)
+    other = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1), (2, 3), (0, 1)))
+    assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, found, chosen)
+
+
+def test_json_says_sim_first_and_names_the_nodes() -> None:
+    found = judged(16, slow(3), LEAVES)
+    told = json.loads(json.dumps(as_plain(SIM, found, choose_nodes(found, 8, LEAVES), None)))
+    assert next(iter(told.items())) == ("backend", "sim")
+    assert told["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
+    assert told["judgement"]["nodes"][3]["sends"]["state"] == "slow"

@@ -1,0 +1,141 @@
+from dataclasses import replace
+
+import pytest
+
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Audit, Cell, Health, Measurement, Run, Skipped, StopReason
+from collbench.output.text.frame import notes, place
+from tests.builders import gpus, measured, run_of, throttled
+
+MIB = 2**20
+
+
+def run_with(*found: Measurement) -> Run:
+    return run_of(gpus(3), found)
+
+
+def stopped(reason: StopReason, count: int) -> list[Measurement]:
+    found = [measured(Operation.CE_WRITE, (0, 1), 300.0, MIB + i) for i in range(count)]
+    for one in found:
+        one.stop = reason
+    return found
+
+
+def failed(members: tuple[int, ...], size: int, reason: str = "crash: signal 11") -> Measurement:
+    return Measurement(Cell(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=reason)
+
+
+def test_the_reasons_to_stop_are_counted_in_one_line() -> None:
+    found = [*stopped(StopReason.BUDGET, 1), *stopped(StopReason.PRECISION, 25), *stopped(StopReason.NOISE, 2)]
+    assert notes(run_with(*found)) == ["stopped   25 precise, 2 noise-stable, 1 at the budget"]
+
+
+def verified(operation: Operation, size: int, *counts: tuple[int | None, int | None]) -> Measurement:
+    found = measured(operation, (0, 1), 300.0, size)
+    found.samples = [replace(found.samples[0], verified_bytes=part, moved_bytes=whole) for part, whole in counts]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        ([[(8 * MIB, 8 * MIB)] * 2], ["verified  all of the bytes moved"]),
+        ([[(0, MIB)]], ["verified  none of the bytes moved"]),
+        ([[(MIB, 4 * MIB), (MIB, MIB)]], ["verified  40.0% of the bytes moved"]),
+        ([[(1999, 2000)]], ["verified  99.9% of the bytes moved"]),
+        ([[(1, 2000)]], ["verified  less than 0.1% of the bytes moved"]),
+        (
+            [[(8 * MIB, 8 * MIB)], [(MIB, 8 * MIB)]],
+            ["verified  56.2% of the bytes moved; of ce-write at 2M 12.5%"],
+        ),
+        ([[(None, None)]], []),  # an old file, or a machine that does not exist
+        ([[(MIB, MIB), (None, None)]], ["verified  all of the bytes moved"]),
+    ],
+)
+def test_the_share_of_the_bytes_that_was_verified_is_said(
+    counts: list[list[tuple[int | None, int | None]]], line: list[str]
+) -> None:
+    found = [verified(Operation.CE_WRITE, MIB * (1 + i), *each) for i, each in enumerate(counts)]
+    assert [said for said in notes(run_with(*found)) if said.startswith("verified")] == line
+
+
+def test_where_the_time_went() -> None:
+    run = run_with()
+    run.seconds, run.phases = 2.64, {"warm-up": 0.32, "audit": 0.41, "visits": 1.9, "timed": 1.38}
+    assert notes(run) == [
+        "time      1.4 s of 2.6 s in timed regions (warm-up 0.3 s, audit 0.4 s, visits 1.9 s)",
+    ]
+
+
+def test_the_start_of_nccl_is_told_apart_from_the_sweep() -> None:
+    run = run_with()
+    run.seconds, run.phases = 2.0, {"NCCL start": 0.64, "visits": 1.9, "timed": 1.2}
+    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (visits 1.9 s), after 0.6 s for NCCL to start"]
+    run.phases["NCCL start"] = 0.002  # nobody waited
+    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (visits 1.9 s)"]
+
+
+def test_a_place_that_fails_at_many_sizes_is_one_line() -> None:
+    assert notes(run_with(failed((0, 1), 8), failed((0, 1), MIB), failed((1, 0), 8))) == [
+        "stopped   3 failed",
+        "failed    ce-write on GPU0 → GPU1 at 8 B, 1M: crash: signal 11",
+        "failed    ce-write on GPU1 → GPU0 at 8 B: crash: signal 11",
+    ]
+
+
+def test_what_is_skipped_for_one_reason_is_one_line() -> None:
+    run = run_with()
+    run.skipped = [Skipped(f"sm-read GPU0 → GPU{peer}", "no peer access") for peer in range(1, 8)]
+    run.skipped.append(Skipped("sizes 2G", "no room"))
+    assert notes(run) == [
+        "skipped   sm-read GPU0 → GPU1, sm-read GPU0 → GPU2, sm-read GPU0 → GPU3, sm-read GPU0 → GPU4 and 3 more: "
+        "no peer access",
+        "skipped   sizes 2G: no room",
+    ]
+
+
+def test_of_very_many_failures_the_first_are_told() -> None:
+    lines = notes(run_with(*(failed((0, 1), 8, f"hang {i}") for i in range(20))))
+    assert len(lines) == 1 + 8 + 1
+    assert lines[-1] == "failed    and 12 more: the run file holds them"
+
+
+def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
+    run = run_with()
+    run.skipped = [Skipped("sizes 2G", "the fullest device has room for 1 GiB")] * 2
+    alone = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
+    run.audits = [alone, replace(alone, label="NV2", ratio=0.988, trusted=True)]
+    both = replace(alone, variant=Variant.BOTH_WAYS, size_bytes=64 * MIB)
+    run.audits += [both, replace(both, members=(2, 3), ratio=0.38, delta=0.023), replace(both, delta=0.023)]
+    assert notes(run) == [
+        "audit     pairs timed together and alone agree within 1.2% (1 comparison)",
+        "audit     ce-write on SYS pairs was timed alone: beside others at 0.55 of its own speed (±2.0% was allowed)",
+        "audit     ce-write both-ways on SYS pairs at 64M was timed alone: beside others at 0.38 to 0.55 of its own "
+        "speed (±2.3% was allowed)",
+        "audit     PCIe paths share wires, so all of them were timed alone",
+        "skipped   sizes 2G: the fullest device has room for 1 GiB",
+    ]
+
+
+def test_flags_of_visits_are_told() -> None:
+    found = measured(Operation.CE_WRITE, (0, 1), 300.0, MIB)
+    found.samples[0] = replace(found.samples[0], flags=(throttled(1, "SW thermal slowdown"),))
+    run = run_with(found)
+    run.health_before = (Health(),) * 3
+    assert any("throttled: SW thermal slowdown on GPU1" in line for line in notes(run))
+
+
+@pytest.mark.parametrize(
+    ("work", "members", "words"),
+    [
+        (Work(Operation.CE_READ), (1, 0), "GPU1 → GPU0"),
+        (Work(Operation.CE_READ, Variant.STAGED), (1, 0), "GPU1 → GPU0"),
+        (Work(Operation.SM_READ, Variant.BOTH_WAYS), (0, 2), "GPU0 ↔ GPU2"),
+        (Work(Operation.SM_READ, Variant.ONE_TO_ALL), (1, 0, 2), "GPU1 → all others"),
+        (Work(Operation.SM_READ, Variant.ALL_TO_ONE), (1, 0, 2), "all others → GPU1"),
+        (Work(Operation.H2D_CE, Variant.HOST), (2,), "GPU2"),
+        (Work(Operation.GATHER), (0, 1, 2), "GPU0, GPU1, GPU2"),
+    ],
+)
+def test_places_are_named_as_the_work_uses_them(work: Work, members: tuple[int, ...], words: str) -> None:
+    assert place(gpus(3), work, members) == words

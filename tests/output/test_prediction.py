@@ -1,0 +1,135 @@
+"""The page of `collbench predict`: figures, shares, sentences; no figure of a simulation without the word."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from collbench.analysis.predict import networks
+from collbench.analysis.predict.predict import Predictor, Question
+from collbench.analysis.predict.timing import gather
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from collbench.output.text.prediction import as_json, conclusions, page
+from tests.analysis.made import SMALL, answer, pairs, question, simulated
+from tests.output.pages import text
+
+EVERY = ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
+NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
+
+
+def shown(asked: Question, run: Run) -> str:
+    return text(page(run, answer(asked, run)))
+
+
+def rows(page_text: str) -> Iterator[list[str]]:
+    """Yield the words of the rows of the tables."""
+    for line in page_text.splitlines():
+        if re.search(r"^(\w+)? +(best|worst|lost) ", line):
+            yield line.split()
+
+
+def test_a_table_has_the_best_the_worst_and_their_difference() -> None:
+    """The figures of tests/analysis/test_prediction.py's step by hand: 0.17 and 1.68 ms are exposed of 3 ms."""
+    best, worst, lost = rows(shown(question(step_seconds=3e-3), NVLINK_PAIR))
+    assert best == ["ddp", "best", "19", "0.20", "6.3%", "0.17", "0.00–0.20", "5.4%", "3.17"]
+    assert worst == ["worst", "1.90", "41%", "1.68", "0.00–1.90", "36%", "4.68"]
+    assert lost == ["lost", "1.70", "1.51", "0.00–1.70", "48%", "1.51"]
+
+
+def test_without_a_step_time_there_are_raw_times_alone() -> None:
+    said = shown(question(), NVLINK_PAIR)
+    assert list(rows(said)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
+    assert "step      not given" in said
+    assert said.rstrip().endswith("What of that compute hides, --step-time TIME tells.")
+
+
+@pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])
+@pytest.mark.parametrize(("step", "batches"), [(None, 1), (0.03, 1), (30.0, 1), (900.0, 32)])
+def test_a_page_fits_80_columns_and_says_sim(fabric: str, step: float | None, batches: int) -> None:
+    asked = question(networks.find("llama-3-70b"), step_seconds=step, micro_batches=batches)
+    asked = replace(asked, strategies=EVERY, gpus=(2, 4), shards=2)
+    said = shown(asked, simulated(fabric))
+    body = said.partition("\nmodel ")[2]
+    assert max(map(len, body.splitlines())) <= 80
+    assert said.startswith(f"backend   sim: SIMULATED machine '{fabric}'")
+    heads = re.findall(r"^\d GPUs: .*(?:\n {10}.*)*", body, flags=re.MULTILINE)
+    sentences = re.findall(r"^On \d GPUs.*", body, flags=re.MULTILINE)
+    assert len(heads) == len(sentences) == 2
+    assert all("(sim)" in told for told in heads + sentences)
+
+
+def test_where_every_strategy_hides_it_the_choice_does_not_matter() -> None:
+    asked = replace(question(step_seconds=10.0), strategies=("ddp", "fsdp"))
+    assert list(conclusions(answer(asked, NVLINK_PAIR))) == [
+        "On 2 GPUs ddp and fsdp leave at most 1.68 ms exposed on either set: the choice does not matter."
+    ]
+
+
+def test_ddp_may_not_care_where_zero3_does() -> None:
+    """GPT-2 in fp32, 8 micro-batches in 2.4 s. On the slow set DDP's last bucket of 176 MB shows once; ZeRO-3's root of
+    158 MB three times a micro-batch, 7.9 ms each, 190 in all against 19 on the fast set, and the first block's gather.
+    """
+    asked = replace(question(networks.find("gpt2"), step_seconds=2.4, micro_batches=8), strategies=("ddp", "zero3"))
+    (said,) = conclusions(answer(asked, NVLINK_PAIR))
+    assert said.startswith("On 2 GPUs ddp leaves at most 17.6 ms exposed on either set: the choice does not matter; ")
+    lost = re.search(r"the worst set costs zero3 (\d+) ms, 7\.\d% of a step\.$", said)
+    assert lost is not None
+    assert 171 < int(lost[1]) < 200
+
+
+def test_a_set_that_suits_hsdps_groups_better_is_told() -> None:
+    """On a DGX-1V the best six by an all-reduce have neighbours in rank that no NVLink joins."""
+    asked = question(networks.find("gpt2"), "hsdp", 6, shards=2, step_seconds=0.4)
+    prediction = answer(asked, simulated("dgx-1v"))
+    share = prediction.cases[0].lost_share
+    assert share is not None
+    assert share < -0.02
+    (said,) = conclusions(prediction)
+    assert re.match(
+        r"On 6 GPUs the worst set saves hsdp \d+\.\d ms, .* of a step, whose groups it suits better\.", said
+    )
+
+
+def test_one_set_leaves_nothing_to_choose_but_says_what_is_exposed() -> None:
+    (said,) = conclusions(answer(question(gpus=4, step_seconds=3e-3), NVLINK_PAIR))
+    assert re.match(
+        r"On 4 GPUs there is one set of 4, so nothing to choose. Exposed of a step: ddp \d\.\d\d ms\.", said
+    )
+
+
+def test_behind_nvswitches_no_worst_set_is_made_up() -> None:
+    said = shown(question(gpus=2, step_seconds=3e-3), simulated("hgx-h200"))
+    assert [row[1] for row in rows(said)] == ["best"]
+    assert "the choice does not affect bandwidth" in said
+
+
+def test_devices_left_out_are_named() -> None:
+    run = pairs({}, 4)
+    for found in run.measurements:
+        if 2 in found.cell.members:
+            found.wrong = 1
+    said = shown(question(), run)
+    assert "\nleft out  GPU2: faulty: its pairs failed" in said
+
+
+def test_json_says_the_same_in_seconds() -> None:
+    run = simulated("nvlink-pairs-2x2", Operation.ALLREDUCE)
+    prediction = Predictor(gather([("a", run)])).predict(question(SMALL, "fsdp", step_seconds=3e-3, micro_batches=2))
+    told = as_json(run, prediction)
+    assert (told["format"], told["backend"], told["fabric"]) == ("collbench-prediction", "sim", "nvlink-pairs-2x2")
+    (case,) = told["cases"]
+    mebi = 2**20
+    assert case["sent_bytes"] == {"allgather": 2 * 34 * mebi, "reducescatter": 2 * 18 * mebi}
+    assert case["messages"] == {"allgather": 18, "reducescatter": 10}
+    assert case["bus_bytes"] == (2 * 34 + 2 * 18) * mebi / 2
+    assert case["best"]["devices"] in (["GPU0", "GPU1"], ["GPU2", "GPU3"])
+    for cost in (case["best"], case["worst"]):
+        assert cost["step_seconds"]["middle"] == pytest.approx(3e-3 + cost["exposed_seconds"]["middle"])
+        assert cost["exposed_share"] == pytest.approx(
+            cost["exposed_seconds"]["middle"] / cost["step_seconds"]["middle"]
+        )
+    lost = case["worst"]["step_seconds"]["middle"] - case["best"]["step_seconds"]["middle"]
+    assert case["lost_seconds"]["middle"] == pytest.approx(lost)
+    assert told["assumptions"] == list(prediction.assumed)

@@ -1,0 +1,101 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench.analysis.diagnose import Kind, judge
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from collbench.output.text import verdicts
+from tests.analysis.checked import beside_others, failed, h200, pcie, slow
+from tests.output.pages import text
+
+DEGRADED = """\
+NV_DEGRADED  GPU0, GPU1 (NV18)
+  what      GPU0-GPU1: carries 7 of 18 links' worth.
+  theory    450 GB/s: 18 × 25 GB/s
+  measured  154.0 GB/s (153.7-154.4)
+  cause     this path alone: NVLinks are down, run at a
+            lower rate, or replay packets (a cable, bridge
+            or port)
+  explains  INTRA_LABEL_OUTLIER
+  check     nvidia-smi nvlink -s -i 0,1; nvidia-smi nvlink -e -i 0,1
+"""
+BROKEN = h200(slow([(0, 1), (1, 0)], 7 / 18))
+
+
+def page(run: Run, width: int = 100) -> str:
+    return text(verdicts.page(run, judge(run), width))
+
+
+def test_a_verdict_in_sixty_columns() -> None:
+    printed = page(BROKEN, 60)
+    assert f"\n{DEGRADED}\n" in printed
+    body = printed[printed.index("NV_DEGRADED") :]
+    assert max(len(line) for line in body.splitlines() if not line.startswith("  check ")) <= 60
+
+
+def test_healthy_pairs_take_one_line() -> None:
+    """Rates of the recorded machine's copy engines (nvbandwidth)."""
+    printed = page(h200())
+    end = "Labels, tools and measurement agree.\nagree     6 of 6 pairs: NV18 396.1-396.2 of 450 GB/s (copies, 1G)\n"
+    assert printed.endswith(end)
+
+
+def test_pairs_with_a_verdict_are_not_among_the_healthy() -> None:
+    assert "1 contradiction.\nagree     5 of 6 pairs: NV18" in page(BROKEN)
+
+
+def test_labels_share_the_line() -> None:
+    run = pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, m: 26.0 if set(m) in ({0, 1}, {2, 3}) else 22.0)
+    assert "agree     6 of 6 pairs: PIX 26.0 of 31.5 GB/s (copies, 1G); PHB 22.0 of 31.5 GB/s (copies, 1G)" in page(run)
+
+
+def test_what_was_not_confirmed_is_marked() -> None:
+    assert "(153.7-154.4); not confirmed alone\n" in page(beside_others(BROKEN))
+
+
+def test_a_simulated_figure_is_never_without_the_word() -> None:
+    printed = page(replace(BROKEN, backend="sim"))
+    figures = [line for line in printed.splitlines() if "GB/s" in line]
+    assert len(figures) >= 3
+    assert all("sim" in line for line in figures)
+
+
+def test_what_is_missing_is_said() -> None:
+    run = replace(h200(), measurements=[m for m in h200().measurements if m.cell.operation is Operation.ALLREDUCE])
+    assert "not done  links against their limits: no copy of 16M or more was measured on them" in page(run)
+
+
+@pytest.mark.parametrize(
+    ("case", "run", "status", "words"),
+    [
+        ("all agree", h200(), 0, "Labels, tools and measurement agree."),
+        ("a contradiction", BROKEN, 3, "1 contradiction."),
+        ("a hang", failed(BROKEN, Operation.CE_READ, (2, 3), "hang: no answer within 5 s"), 4, "1 failure and 1 contr"),
+    ],
+)
+def test_exit_statuses(case: str, run: Run, status: int, words: str) -> None:
+    assert verdicts.status(run, judge(run)) == status, case
+    assert words in page(run), case
+
+
+def test_json_says_the_same() -> None:
+    data = json.loads(verdicts.dumps(BROKEN, judge(BROKEN)))
+    assert (data["format"], data["format_version"], data["exit_status"]) == ("collbench-check", 1, 3)
+    first = data["verdicts"][0]
+    assert (first["kind"], first["severity"]) == ("NV_DEGRADED", "contradiction")
+    assert (first["members"], first["devices"], first["label"]) == ([0, 1], ["GPU0", "GPU1"], "NV18")
+    assert first["theory_gbs"] == 450.0
+    assert set(first["measured_gbs"]) == {"lo", "mid", "hi"}
+    assert first["measured_gbs"]["mid"] == pytest.approx(396.1 * 7 / 18, rel=1e-3)
+    assert first["explains"] == ["INTRA_LABEL_OUTLIER"]
+    assert first["confirmed"] is True
+    assert data["verdicts"][-1]["measured_gbs"] is None
+    assert data["not_judged"] == []
+
+
+def test_every_kind_of_the_method_is_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+    assert [kind for kind in Kind if f"`{kind}`" not in documented] == []

@@ -1,0 +1,177 @@
+import errno
+import os
+import pathlib
+from dataclasses import replace
+
+import pytest
+
+from collbench.bench.run_writer import Keeper
+from collbench.model.operations import Operation
+from collbench.model.run import Measurement, Run, StopReason
+from collbench.runfile import run_file
+from collbench.runfile.journal import Journal, journal_of
+from tests.builders import gpus, measured, run_of, shared
+
+GBS = 100.0
+
+
+def cell(members: tuple[int, int], visits: int, failure: str = "") -> Measurement:
+    found = measured(Operation.CE_WRITE, members, GBS, visits=visits)
+    found.stop, found.failure = (StopReason.FAILED if failure else None), failure
+    return found
+
+
+def growing(visits: int) -> tuple[Run, list[tuple[Measurement, int]]]:
+    """Return an unfinished run, and the visits that three of its cells get in turn: a cell and its samples so far."""
+    cells = [cell((0, 1), 0), cell((1, 0), 0), cell((0, 2), 0)]
+    run = replace(run_of(gpus(3), []), complete=False)
+    return run, [(cells[n % 3], n // 3 + 1) for n in range(visits)]
+
+
+def keep(path: pathlib.Path, visits: int) -> Run:
+    """Keep a run as far as it came, and leave the files as a killed process does."""
+    run, order = growing(visits)
+    keeper = Keeper(run, path, pytest.fail)
+    for found, count in order:
+        found.samples[:] = measured(Operation.CE_WRITE, (0, 1), range(1, count + 1)).samples
+        if found not in run.measurements:
+            run.measurements.append(found)
+        keeper.finished(found)
+    return run
+
+
+def rates(run: Run) -> dict[tuple[int, ...], list[float]]:
+    found = {m.cell: [m.cell.size_bytes / sample.seconds[0] / 1e9 for sample in m.samples] for m in run.measurements}
+    return {cell.members: [round(rate) for rate in rates] for cell, rates in found.items()}
+
+
+def test_a_killed_run_shows_every_finished_visit_as_interrupted(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    keep(path, 8)
+    found = run_file.load(path)
+    assert rates(found) == {(0, 1): [1, 2, 3], (1, 0): [1, 2, 3], (0, 2): [1, 2]}
+    assert {m.stop for m in found.measurements} == {StopReason.INTERRUPTED}
+    assert not found.complete
+    assert len(path.read_text(encoding="utf-8").splitlines()) < len(run_file.dumps(found).splitlines())
+
+
+@pytest.mark.parametrize("cut", [1, 2, 20, 100])
+def test_a_torn_last_line_costs_its_visit_alone(cut: int, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    keep(path, 8)
+    journal = journal_of(path)
+    journal.write_bytes(journal.read_bytes()[: -cut - 1])
+    expected = {(0, 1): [1, 2, 3], (1, 0): [1, 2], (0, 2): [1, 2]}
+    assert rates(run_file.load(path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("an empty one", ""),
+        ("another program's", "hello\nworld\n"),
+        ("one that is all numbers", "1\n2\n"),
+        ("one of another file", '{"format": "collbench-journal", "continues": "0"}\n{"cell": {}}\n'),
+    ],
+)
+def test_a_journal_that_does_not_belong_to_the_file_means_nothing(what: str, text: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    run_file.save(keep(tmp_path / "other.json", 2), path)
+    journal_of(path).write_text(text, encoding="utf-8")
+    assert rates(run_file.load(path)) == {(0, 1): [1], (1, 0): [1]}, what
+
+
+def test_a_process_killed_between_the_last_save_and_the_journals_end_counts_nothing_twice(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "run.json"
+    run = keep(path, 5)
+    run_file.save(run, path, replace=True)
+    assert journal_of(path).exists()
+    assert rates(run_file.load(path)) == {(0, 1): [1, 2], (1, 0): [1, 2], (0, 2): [1]}
+
+
+def test_a_cell_that_was_given_up_keeps_its_visits_and_its_reason(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    run = keep(path, 4)
+    text = run_file.save(run, path, replace=True)
+    journal = Journal(path, text)
+    journal.add(cell((0, 1), 2, failure="hang: no answer within 5 s"))
+    journal.add(cell((2, 1), 0, failure="crash: café"))
+    journal.close()
+    found = {m.cell.members: m for m in run_file.load(path).measurements}
+    assert [(len(found[pair].samples), found[pair].failure) for pair in ((0, 1), (2, 1))] == [
+        (2, "hang: no answer within 5 s"),
+        (0, "crash: café"),
+    ]
+    assert found[0, 1].stop is StopReason.FAILED
+
+
+def test_a_cell_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    run = run_of(gpus(2), [cell((0, 1), 1, failure="hang")])
+    journal = Journal(path, run_file.save(replace(run, complete=False), path))
+    journal.add(cell((0, 1), 2))
+    journal.close()
+    (found,) = run_file.load(path).measurements
+    assert (len(found.samples), found.failure, found.stop) == (2, "", StopReason.INTERRUPTED)
+
+
+def test_an_end_leaves_one_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    run = replace(run_of(gpus(2), [cell((0, 1), 1)]), complete=False)
+    keeper = Keeper(run, path, pytest.fail)
+    keeper.finished(run.measurements[0])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run.json", "run.json.journal"]
+    run.complete = True
+    keeper.end()
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+    assert run_file.load(path).complete
+
+
+def test_a_disk_that_fills_up_while_journalling_is_told_once_and_the_end_tries_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told: list[str] = []
+    path = tmp_path / "run.json"
+    run = replace(run_of(gpus(2), [cell((0, 1), 3)]), complete=False)
+    keeper = Keeper(run, path, told.append)
+    keeper.finished(run.measurements[0])
+    monkeypatch.setattr(Journal, "add", full)
+    for _ in range(3):
+        keeper.finished(run.measurements[0])
+    assert len(told) == 1
+    assert "No space left on device; choose another place with --output FILE (measuring goes on)" in told[0]
+    assert keeper.failure is not None
+    keeper.end()
+    assert keeper.failure is None
+    assert len(run_file.load(path).measurements[0].samples) == 3
+
+
+def test_before_anything_is_finished_an_older_file_is_left_alone(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("an older run", encoding="utf-8")
+    Keeper(run_of(gpus(2), []), path, pytest.fail)
+    assert path.read_text(encoding="utf-8") == "an older run"
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_flags_of_visits_come_back_also_from_a_journal_that_an_earlier_version_left(
+    tmp_path: pathlib.Path, earlier: bool
+) -> None:
+    path = tmp_path / "run.json"
+    run = replace(run_of(gpus(2), []), complete=False)
+    journal = Journal(path, run_file.save(run, path))
+    found = cell((0, 1), 1)
+    found.samples[0] = replace(found.samples[0], flags=(shared(1, 2),))
+    journal.add(found)
+    journal.close()
+    if earlier:
+        text = journal_of(path).read_text(encoding="utf-8")
+        typed = '{"kind": "shared", "devices": [1], "figure": 2, "reason": ""}'
+        assert typed in text
+        journal_of(path).write_text(text.replace(typed, '"shared: 2 other processes on GPU1"'), encoding="utf-8")
+    assert run_file.load(path).measurements[0].samples[0].flags == (shared(1, 2),)

@@ -1,0 +1,316 @@
+import errno
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.model.errors import RunFileError
+from collbench.model.operations import Operation
+from collbench.model.run import (
+    Audit,
+    Cell,
+    Device,
+    Flag,
+    FlagKind,
+    Health,
+    Machine,
+    Measurement,
+    Path,
+    Run,
+    Sample,
+    Settings,
+    Skipped,
+    StopReason,
+)
+from collbench.runfile import run_file
+from tests.builders import hot, pair_run, shared, throttled
+
+# What a file keeps of a number is seven digits, so those are what survives the round trip exactly.
+NUMBERS = st.floats(1e-9, 1e9).map(lambda value: float(f"{value:.7g}"))
+COUNTS = st.integers(0, 2**50)
+# What a terminal obeys is made readable on the way in (test_printable.py).
+WORDS = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=12)
+
+
+NUMBERS_OR_NONE = st.none() | NUMBERS
+COUNTS_OR_NONE = st.none() | COUNTS
+WORDS_OR_NONE = st.none() | WORDS
+
+MACHINES = st.builds(Machine, *[WORDS] * 9)
+DEVICES = st.builds(Device, COUNTS, WORDS, WORDS, WORDS, COUNTS, COUNTS_OR_NONE, WORDS)
+HEALTH = st.builds(
+    Health,
+    *[COUNTS_OR_NONE] * 3,
+    NUMBERS_OR_NONE,
+    st.lists(WORDS, max_size=2).map(tuple),
+    *[COUNTS_OR_NONE] * 6,
+)
+SAMPLES = st.builds(
+    Sample, st.lists(NUMBERS, min_size=1, max_size=3).map(tuple), st.integers(1, 32), st.booleans(), NUMBERS_OR_NONE
+)
+SETTINGS = st.builds(
+    Settings,
+    operations=st.lists(st.sampled_from(Operation), max_size=3).map(tuple),
+    sizes=st.lists(st.integers(1, 2**40), max_size=3).map(tuple),
+    dtype=st.sampled_from(["float32", "int8"]),
+    redop=st.just("sum"),
+    visits=st.integers(1, 9),
+    seed=COUNTS,
+    command=st.lists(WORDS, max_size=3).map(tuple),
+    environment=st.dictionaries(WORDS.map("NCCL_{}".format), WORDS, max_size=2),
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    devices = draw(st.lists(DEVICES, min_size=2, max_size=4))
+    pairs = st.permutations(range(len(devices))).map(lambda order: (order[0], order[1]))
+    cells = st.builds(Cell, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
+    stops = st.none() | st.sampled_from(StopReason)
+    measurements = st.builds(Measurement, cells, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS)
+    links = st.builds(Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, WORDS_OR_NONE)
+    audits = st.builds(Audit, st.sampled_from(Operation), pairs, WORDS, *[NUMBERS] * 4, st.booleans())
+    return Run(
+        backend=draw(WORDS),
+        version=draw(WORDS),
+        started="2026-01-02T03:04:05Z",
+        machine=draw(MACHINES),
+        devices=tuple(devices),
+        paths=tuple(draw(st.lists(links, max_size=2))),
+        settings=draw(SETTINGS),
+        measurements=draw(st.lists(measurements, max_size=3)),
+        skipped=draw(st.lists(st.builds(Skipped, WORDS, WORDS), max_size=2)),
+        audits=draw(st.lists(audits, max_size=2)),
+        health_before=tuple(draw(st.lists(HEALTH, max_size=2))),
+        health_after=tuple(draw(st.lists(HEALTH, max_size=2))),
+        seconds=draw(NUMBERS),
+        complete=draw(st.booleans()),
+    )
+
+
+def names_in(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@given(runs())
+def test_a_run_survives_the_round_trip(run: Run) -> None:
+    assert run_file.loads(run_file.dumps(run), "run.json") == run
+
+
+def test_a_file_survives_the_round_trip_in_a_folder_made_for_it(tmp_path: pathlib.Path) -> None:
+    run = pair_run(3, lambda a, b: 300.0)
+    path = tmp_path / "new" / "folder" / "run.json"
+    run_file.save(run, path)
+    assert run_file.dumps(run_file.load(path)) == run_file.dumps(run)
+    assert names_in(path.parent) == ["run.json"]
+
+
+def test_each_list_item_has_its_line() -> None:
+    lines = run_file.dumps(pair_run(3, lambda a, b: 300.0)).splitlines()
+    assert lines[0] == '{"format": "collbench-run", "format_version": 1, "backend": "cuda",'
+    assert sum(line.startswith('{"cell"') for line in lines) == 3
+
+
+def test_a_name_that_is_not_utf8_is_kept(tmp_path: pathlib.Path) -> None:
+    run = pair_run(2, lambda a, b: 300.0)
+    odd = os.fsdecode(b"caf\xe9 \xe2\x82\xac")  # Latin-1 é, then a proper €
+    run.settings = replace(run.settings, command=("pairs", odd))
+    run_file.save(run, tmp_path / "run.json")
+    assert run_file.load(tmp_path / "run.json").settings.command == ("pairs", odd)
+    assert "€" in (tmp_path / "run.json").read_text(encoding="utf-8")
+
+
+def test_unknown_fields_are_ignored_and_absent_ones_with_a_default_take_it() -> None:
+    data = json.loads(run_file.dumps(pair_run(2, lambda a, b: 300.0)))
+    data["colour"] = "blue"
+    data["machine"]["altitude_m"] = 400
+    del data["health_after"], data["machine"]["nccl"]
+    run = run_file.loads(json.dumps(data), "x")
+    assert (run.health_after, run.machine.nccl) == ((), "")
+
+
+GOOD = run_file.dumps(pair_run(2, lambda a, b: 300.0))
+
+
+def edited(change: Callable[[dict[str, object]], object]) -> str:
+    data = json.loads(GOOD)
+    change(data)
+    return json.dumps(data)
+
+
+def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
+    """Return an edit that puts `value` at a place in the file."""
+
+    def change(data: dict[str, object]) -> None:
+        place = data
+        for key in keys[:-1]:
+            place = place[key]  # type: ignore[index, assignment]  # any nesting of dicts and lists
+        place[keys[-1]] = value  # type: ignore[index]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "says"),
+    [
+        ("empty", "", "not JSON, or cut off"),
+        ("not JSON", "size,time\n8,1", "not JSON, or cut off"),
+        ("nested without end", "[" * 100_000, "not JSON, or cut off"),
+        ("a list", "[]", 'has no "format": "collbench-run"'),
+        ("another program's JSON", '{"version": 3}', 'has no "format": "collbench-run"'),
+        ("a newer version", edited(at("format_version", value=2)), "has run-file version 2, this collbench reads"),
+        ("no version", edited(lambda d: d.pop("format_version")), "has run-file version None"),
+        ("a missing field", edited(lambda d: d.pop("backend")), "run has no 'backend'"),
+        ("a missing field deep down", edited(at("machine", value={})), "run.machine has no 'hostname'"),
+        ("a missing field in a list", edited(at("devices", 1, value={})), "run.devices[1] has no 'index'"),
+        ("text for a number", edited(at("devices", 0, "index", value="0")), "run.devices[0].index is str, not int"),
+        ("a bool for an int", edited(at("settings", "seed", value=True)), "run.settings.seed is bool, not int"),
+        ("a bool for a float", edited(at("seconds", value=True)), "run.seconds is bool, not a number"),
+        ("a float for an int", edited(at("settings", "visits", value=5.0)), "run.settings.visits is float, not int"),
+        ("an int for a bool", edited(at("complete", value=1)), "run.complete is int, not bool"),
+        ("null for text", edited(at("backend", value=None)), "run.backend is NoneType, not str"),
+        ("an object for a list", edited(at("paths", value={})), "run.paths is dict, not list"),
+        ("a list for an object", edited(at("machine", value=[])), "run.machine is list, not dict"),
+        ("three ends", edited(at("paths", 0, "devices", value=[0, 1, 2])), "paths[0].devices has 3 items instead of 2"),
+        ("an unknown operation", edited(at("settings", "operations", 0, value="x")), "operations[0] is 'x', not one"),
+        ("an unknown stop", edited(at("measurements", 0, "stop", value="x")), "measurements[0].stop is 'x', not one"),
+        (
+            "a variable's number",
+            edited(at("settings", "environment", value={"NCCL_X": 1})),
+            "environment.NCCL_X is int",
+        ),
+        ("an unknown dtype", edited(at("settings", "dtype", value="float8")), "run.settings.dtype is 'float8'"),
+        ("a device too many", edited(at("measurements", 0, "cell", "members", 1, value=2)), "members is [0, 2], not"),
+        ("a negative position", edited(at("measurements", 0, "cell", "members", 0, value=-1)), "members is [-1, 1]"),
+        ("a pair of one", edited(at("paths", 0, "devices", value=[1, 1])), "run.paths[0].devices is [1, 1]"),
+        ("size zero", edited(at("measurements", 0, "cell", "size_bytes", value=0)), "size_bytes is 0, not 1 or more"),
+        ("no samples", edited(at("measurements", 0, "samples", value=[])), "run.measurements[0] has no block times"),
+        ("no blocks", edited(at("measurements", 0, "samples", 0, "seconds", value=[])), "has no block times"),
+        ("no time", edited(at("measurements", 0, "samples", 0, "seconds", 0, value=0.0)), "not positive and finite"),
+        ("not a time", edited(at("measurements", 0, "samples", 0, "seconds", 0, value=float("nan"))), "not positive"),
+    ],
+)
+def test_a_bad_file_gets_one_clear_line(title: str, text: str, says: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RunFileError) as caught:
+        run_file.load(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copy_among_three_is_damaged() -> None:
+    data = json.loads(run_file.dumps(pair_run(3, lambda a, b: 300.0, operation=Operation.CE_WRITE)))
+    data["measurements"][0]["cell"]["members"] = [0, 1, 2]
+    with pytest.raises(RunFileError, match="members are 3, but a copy has a source and a destination"):
+        run_file.loads(json.dumps(data), "x")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_never_taken_for_a_shorter_run(share: float) -> None:
+    with pytest.raises(RunFileError, match="cut off"):
+        run_file.loads(GOOD[: int(len(GOOD) * share)], "x")
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "binary").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
+    for name, says in [("absent", "No such file"), (".", "Is a directory"), ("binary", "it is not text")]:
+        with pytest.raises(RunFileError, match=says):
+            run_file.load(tmp_path / name)
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(pathlib.Path, "read_text", refuse)  # root may read everything, so permissions cannot tell
+    with pytest.raises(RunFileError, match="Permission denied"):
+        run_file.load(tmp_path / "secret")
+
+
+@pytest.mark.parametrize(
+    ("title", "place", "says"),
+    [
+        ("a folder", ".", "it is a folder"),
+        ("below a file", "file/run.json", "a part of that path is a file"),
+        ("in no folder that can be made", "/proc/none/run.json", "No such file"),
+        ("a name that is too long", "x" * 300, "File name too long"),
+        ("a name that leaves no room for its journal's", "x" * 250, "File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_measuring(
+    title: str, place: str, says: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(RunFileError, match=says) as caught:
+        run_file.check_writable(tmp_path / place)
+    assert "choose another place with --output FILE" in str(caught.value)
+    assert names_in(tmp_path) == ["file"]
+
+
+def test_checking_leaves_an_existing_file_alone(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run.json").write_text("old", encoding="utf-8")
+    run_file.check_writable(tmp_path / "run.json", replace=True)
+    assert (tmp_path / "run.json").read_text(encoding="utf-8") == "old"
+    assert names_in(tmp_path) == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "becomes", "says"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RunFileError, "No space left on device"),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt, "Ctrl-C"),
+    ],
+)
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
+    failure: BaseException,
+    becomes: type[BaseException],
+    says: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "run.json"
+    run_file.save(pair_run(2, lambda a, b: 300.0), path)
+    old = path.read_bytes()
+
+    def fail(_: int) -> None:
+        raise failure
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(becomes, match=says):
+        run_file.save(pair_run(3, lambda a, b: 100.0), path, replace=True)
+    assert path.read_bytes() == old
+    assert names_in(tmp_path) == ["run.json"]
+
+
+EARLIER_FLAGS = {
+    "throttled: SW thermal slowdown on GPU1": throttled(1, "SW thermal slowdown"),
+    "hot: GPU1 at 86 °C": hot(1, 86),
+    "shared: 1 other process on GPU0": shared(0),
+    "shared: 12 other processes on GPU0": shared(0, 12),
+    "shared: 1 other process on GPU7": Flag(FlagKind.OTHER, (), reason="shared: 1 other process on GPU7"),
+    "something else": Flag(FlagKind.OTHER, (), reason="something else"),
+}
+
+
+@pytest.mark.parametrize(("text", "flag"), EARLIER_FLAGS.items())
+def test_flags_that_earlier_versions_wrote_as_text_are_read(text: str, flag: Flag) -> None:
+    run = pair_run(2, lambda a, b: 300.0)
+    data = json.loads(run_file.dumps(run))
+    data["measurements"][0]["samples"][0]["flags"] = [text]
+    found = run_file.loads(json.dumps(data), "old.json")
+    assert found.measurements[0].samples[0].flags == (flag,)
+    assert flag.words(run.devices) == text
+    again = run_file.loads(run_file.dumps(found), "new.json")
+    assert again == found
+
+
+def test_a_flag_about_a_device_that_the_run_lacks_is_refused() -> None:
+    run = pair_run(2, lambda a, b: 300.0)
+    run.measurements[0].samples[0] = replace(run.measurements[0].samples[0], flags=(shared(2),))
+    with pytest.raises(RunFileError, match="a flag's devices is \\[2\\]"):
+        run_file.loads(run_file.dumps(run), "a.json")

@@ -1,0 +1,232 @@
+"""The published description of the run file: schema and page agree with the code and with real files."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from collbench.bench.plan import Request
+from collbench.bench.session import Session
+from collbench.model.dtypes import DTYPE_BYTES, REDOPS
+from collbench.model.errors import RunFileError
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Audit, Cell, Chosen, Health, Measurement, Run, Skipped, StopReason
+from collbench.runfile import run_file
+from tests.builders import gpus, measured, pair_run, run_of, shared
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+SCHEMA: dict[str, Any] = json.loads((DOCS / "run-file.schema.json").read_text(encoding="utf-8"))
+PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
+
+
+def flagged(found: Measurement, variant: Variant) -> Measurement:
+    """Return the same of another variant, with a flag on each sample and nothing verified."""
+    samples = [dataclasses.replace(sample, flags=(shared(0),)) for sample in found.samples]
+    return Measurement(dataclasses.replace(found.cell, variant=variant), samples, found.stop, wrong=None)
+
+
+def as_json(run: Run) -> Any:
+    return json.loads(run_file.dumps(run))
+
+
+def rich_run() -> Run:
+    """Return a run with something in every list."""
+    run = pair_run(4, lambda a, b: 300.0 + a)
+    run.measurements.append(measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0, launch=1e-5))
+    run.measurements.append(flagged(measured(Operation.CE_WRITE, (0, 1, 2, 3), 90.0), Variant.ONE_TO_ALL))
+    run.measurements.append(flagged(measured(Operation.H2D_CE, (3,), 50.0), Variant.HOST))
+    hang = Measurement(Cell(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure="no answer for 30 s")
+    run.measurements.append(hang)
+    run.chosen.append(Chosen(Operation.ALLREDUCE, 4, 2**22, "RING", "LL128", 24))
+    run.phases.update({"warm-up": 0.5, "visits": 2.0, "timed": 1.5})
+    run.machine = dataclasses.replace(run.machine, multicast=True)
+    run.skipped.append(Skipped("sizes 8G", "the fullest device has room for 4 GiB"))
+    run.audits.append(Audit(Operation.ALLREDUCE, (0, 1), "NV18", 300.0, 299.0, 0.9967, 0.02, trusted=True))
+    run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
+    return run
+
+
+@pytest.fixture(scope="module")
+def host_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the JSON of a file that a real measurement on this machine's cores has saved."""
+    path = tmp_path_factory.mktemp("host") / "run.json"
+    request = Request(
+        backend="host",
+        devices=None,
+        sizes=(4096, 65536),
+        copies=(Variant.PLAIN,),
+        collectives=(),
+        pairs=True,
+        dtype="float32",
+        redop="sum",
+        nccl=None,
+        seed=1,
+        command=("pairs",),
+    )
+    with Session(request, path, pytest.fail) as session:
+        session.measure(lambda _done, _total: None)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def validate(data: Any) -> None:
+    Draft202012Validator(SCHEMA).validate(data)
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_a_made_up_run_follows_the_schema() -> None:
+    validate(as_json(rich_run()))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_measured_run_follows_the_schema(host_run: Any) -> None:
+    validate(host_run)
+    assert host_run["complete"] is True
+    assert len(host_run["measurements"]) >= 8  # two cores or more, two directions, two copies, two sizes
+
+
+def put(*keys: str | int, value: object) -> Callable[[Any], None]:
+    return lambda data: functools.reduce(lambda place, key: place[key], keys[:-1], data).__setitem__(keys[-1], value)
+
+
+@pytest.mark.parametrize(
+    ("title", "damage"),
+    [
+        ("another format", put("format", value="other")),
+        ("another version", put("format_version", value=2)),
+        ("no devices", lambda data: data.pop("devices")),
+        ("a device without identity", lambda data: data["devices"][0].pop("uuid")),
+        ("text for a size", put("settings", "sizes", 0, value="1M")),
+        ("a fraction of a byte", put("measurements", 0, "cell", "size_bytes", value=0.5)),
+        ("an unknown operation", put("measurements", 0, "cell", "operation", value="teleport")),
+        ("a pair with itself", put("measurements", 0, "cell", "members", value=[1, 1])),
+        ("a time of zero", put("measurements", 0, "samples", 0, "seconds", 0, value=0)),
+        ("a visit without blocks", put("measurements", 0, "samples", 0, "seconds", value=[])),
+        ("a cell without visits", put("measurements", 0, "samples", value=[])),
+        ("no visits, and no word why", lambda data: data["measurements"][0].pop("samples")),
+        ("one device between devices", put("measurements", 0, "cell", "members", value=[1])),
+        ("an unknown variant", put("measurements", 0, "cell", "variant", value="sideways")),
+        ("a flag that is no flag", put("measurements", 0, "samples", 0, "flags", value=[1])),
+        ("a flag of no kind", put("measurements", 0, "samples", 0, "flags", value=[{"kind": "sad", "devices": [0]}])),
+        ("an unknown reason to stop", put("measurements", 0, "stop", value="bored")),
+        ("channels in words", put("chosen", 0, "channels", value="many")),
+        ("a phase that took less than no time", put("phases", value={"visits": -1})),
+        ("a precision of nothing", put("settings", "precision", value=0)),
+        ("a variable that is not NCCL's", put("settings", "environment", value={"HOME": "/root"})),
+        ("a temperature in words", put("health_before", 0, "temperature", value="warm")),
+        ("a path with three ends", put("paths", 0, "devices", value=[0, 1, 2])),
+    ],
+)
+def test_a_damaged_run_does_not(title: str, damage: Callable[[Any], None]) -> None:
+    data = as_json(rich_run())
+    damage(data)
+    with pytest.raises(ValidationError):
+        validate(data)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_schema_and_reader_agree_on_which_cells_may_have_no_visits(damaged: bool) -> None:
+    data = as_json(rich_run())
+    (hang,) = [found for found in data["measurements"] if found["failure"]]
+    hang["failure"] = "" if damaged else hang["failure"]
+    for accept, refusal in ((validate, ValidationError), (lambda d: run_file.loads(json.dumps(d), "x"), RunFileError)):
+        with pytest.raises(refusal) if damaged else contextlib.nullcontext():
+            accept(data)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (SCHEMA["$defs"]["operation"], list(Operation)),
+        (SCHEMA["$defs"]["variant"], list(Variant)),
+        (SCHEMA["$defs"]["measurement"]["properties"]["stop"], [*StopReason, None]),
+        (SCHEMA["$defs"]["settings"]["properties"]["dtype"], list(DTYPE_BYTES)),
+        (SCHEMA["$defs"]["settings"]["properties"]["redop"], list(REDOPS)),
+    ],
+    ids=["operation", "variant", "stop", "dtype", "redop"],
+)
+def test_the_schema_knows_every_word(schema: Any, words: list[str | None]) -> None:
+    assert schema["enum"] == words
+
+
+def test_the_page_explains_operations_variants_and_reasons_to_stop() -> None:
+    words = [*Operation, *Variant, *StopReason]
+    assert [word for word in words if f"`{word}`" not in PAGE] == []
+
+
+def schemas(part: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield every schema below `part`, with its place."""
+    yield where, part
+    for keyword in ("properties", "$defs"):
+        for name, inner in part.get(keyword, {}).items():
+            yield from schemas(inner, f"{where}.{name}")
+    for keyword in ("items", "additionalProperties"):
+        if isinstance(part.get(keyword), dict):
+            yield from schemas(part[keyword], f"{where}[]")
+
+
+def test_every_field_is_described() -> None:
+    bare = [where for where, part in schemas(SCHEMA, "run") if not part.get("description", "").endswith(".")]
+    assert bare == []
+
+
+def fields(kind: Any) -> Iterator[tuple[str, dict[str, bool]]]:
+    """Yield each dataclass that a Run holds, with its fields and whether they are required."""
+    required = {
+        field.name: field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(kind)
+    }
+    yield kind.__name__, required
+    for hint in typing.get_type_hints(kind).values():
+        for part in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(part):
+                yield from fields(part)
+
+
+def described() -> dict[str, dict[str, bool]]:
+    """Return the same from the schema, by the dataclasses' names."""
+    parts = {name.capitalize(): part for name, part in SCHEMA["$defs"].items() if "properties" in part}
+    parts["Run"] = SCHEMA
+    parts["Cell"] = parts["Measurement"]["properties"]["cell"]
+    parts["Skipped"] = SCHEMA["properties"]["skipped"]["items"]
+    own = {"format", "format_version"}
+    return {
+        name: {field: field in part["required"] for field in part["properties"] if field not in own}
+        for name, part in parts.items()
+    }
+
+
+def test_the_schema_has_the_models_fields_and_asks_for_the_same() -> None:
+    assert described() == dict(fields(Run))
+
+
+def test_the_page_names_every_field() -> None:
+    names = {name for part in described().values() for name in part}
+    assert sorted(name for name in names if not re.search(rf"[`.]{name}[`.\[]", PAGE)) == []
+
+
+def test_the_pages_example_gives_the_matrix(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = [(a, b) for a in range(3) for b in range(3) if a != b]
+    copies = [measured(Operation.CE_WRITE, (a, b), 100.0 * a + b + 1, size) for a, b in links for size in (8, 2**30)]
+    run_file.save(run_of(gpus(3), copies), tmp_path / "run.json")
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)  # noqa: S102  # the page is ours
+    expected = [[np.nan, 2, 3], [101, np.nan, 103], [201, 202, np.nan]]
+    np.testing.assert_allclose(names["matrix"], expected, rtol=1e-6)
+    assert capsys.readouterr().out.startswith("ce-write 1073741824 bytes, GB/s\n")

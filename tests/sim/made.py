@@ -1,0 +1,66 @@
+"""Small machines to simulate, for tests: round rates, so that a reader divides them in the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from collbench.bench.plan import Request
+from collbench.model.operations import Operation, Variant, Work
+from collbench.sim.fabrics import Bridge, Bundle, Delays, Engines, Fabric, Fault, Gpu, HostBridge, Noise, Sockets
+
+SLOT = 20.0
+QUIET = Noise(visit=0.0, block=0.0)
+# Every engine gets all of its path, so that a rate is the path's.
+ALL_OF_IT = Engines(1, 1, 1, 1, 1, 1, 1, 1)
+
+
+def gpu(index: int, bridge: str) -> Gpu:
+    return Gpu("NVIDIA Test", 2**34, f"00000000:{index + 1:02X}:00.0", bridge, SLOT, nvlink_line_mbps=25000)
+
+
+def tree(places: Sequence[str], bridges: Sequence[Bridge] = (), nodes: Sequence[int] = (0, 0, 1)) -> Fabric:
+    """Return GPUs on the named places; the roots root0, root1, … belong to these NUMA nodes."""
+    return Fabric(
+        name="made",
+        source="a test",
+        gpus=tuple(gpu(index, place) for index, place in enumerate(places)),
+        host_bridges=tuple(HostBridge(f"root{number}", node) for number, node in enumerate(nodes)),
+        bridges=tuple(bridges),
+        sockets=Sockets(gbs=30.0, latency_us=1.0, memory_gbs=50.0),
+        engines=ALL_OF_IT,
+        delays=Delays(),
+        noise=QUIET,
+    )
+
+
+def mesh(count: int, links: dict[tuple[int, int], int], gbs: float = 10.0) -> Fabric:
+    """Return GPUs of one root without peer access over PCIe, joined by NVLinks of `gbs` each."""
+    bundles = tuple(Bundle(pair, number, gbs) for pair, number in links.items())
+    return replace(tree(["root0"] * count), bundles=bundles, pcie_peers=False)
+
+
+def complete(count: int, links: int = 1) -> Fabric:
+    return mesh(count, {(a, b): links for a in range(count) for b in range(a + 1, count)})
+
+
+def faulty(fabric: Fabric, *faults: Fault) -> Fabric:
+    return replace(fabric, faults=faults)
+
+
+def request(**given: object) -> Request:
+    """Return a small `pairs` on the sim backend."""
+    asked: dict[str, object] = {
+        "backend": "sim",
+        "devices": None,
+        "sizes": (8, 2**20, 2**26),
+        "copies": (Variant.PLAIN,),
+        "collectives": (Work(Operation.ALLREDUCE),),
+        "pairs": True,
+        "dtype": "float32",
+        "redop": "sum",
+        "nccl": None,
+        "seed": 1,
+        "command": ("pairs",),
+    }
+    return Request(**{**asked, **given})  # type: ignore[arg-type]  # a test names fields

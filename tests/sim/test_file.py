@@ -1,0 +1,195 @@
+"""Fabric files: what is shipped, what is refused and where, and that nothing in a file makes a traceback."""
+
+import contextlib
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.backends.sim import SimBackend
+from collbench.bench.plan import make_plan, unordered_pairs
+from collbench.model.errors import CollbenchError, UsageError
+from collbench.sim import fabrics, random_fabrics
+from collbench.sim.fabrics import FaultKind
+from tests.sim.made import request
+
+DGX: dict[str, Any] = json.loads(fabrics.dumps(fabrics.load("dgx-1v")))
+
+
+def damaged(change: Callable[[dict[str, Any]], object]) -> str:
+    data = copy.deepcopy(DGX)
+    change(data)
+    return json.dumps(data)
+
+
+def test_the_shipped_fabrics_are_these() -> None:
+    assert fabrics.names() == ("dgx-1v", "hgx-h200", "nvlink-pairs-2x2", "pcie-4-two-bridges", "titan-rtx-nv2")
+
+
+@pytest.mark.parametrize("name", fabrics.names())
+def test_a_shipped_fabric_names_itself_and_its_sources(name: str) -> None:
+    fabric = fabrics.load(name)
+    assert fabric.name == name
+    assert len(fabric.source) > 100
+    assert fabric.faults == ()
+
+
+@pytest.mark.parametrize("name", fabrics.names())
+def test_a_fabric_survives_its_file(name: str) -> None:
+    assert fabrics.loads(fabrics.dumps(fabrics.load(name)), "again") == fabrics.load(name)
+
+
+def test_random_fabrics_survive_their_files() -> None:
+    for seed in range(50):
+        fabric = random_fabrics.make(np.random.default_rng(seed))
+        assert fabrics.loads(fabrics.dumps(fabric), "again") == fabric
+
+
+def test_a_path_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(fabrics.dumps(fabrics.load("titan-rtx-nv2")), encoding="utf-8")
+    assert fabrics.load(str(tmp_path / "mine.json")).name == "titan-rtx-nv2"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        (b"", "not JSON, or cut off"),
+        (b"\xff\xfe", "not text"),
+        (b"[" * 100_000, "not JSON"),
+        (b" " * (2**20 + 1), "larger than 1 MiB"),
+    ],
+)
+def test_what_is_no_fabric_is_refused_with_the_shipped_names(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = tmp_path / "mine.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=words) as refused:
+        fabrics.load(str(path))
+    assert str(path) in str(refused.value)
+
+
+def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
+    for name in (str(tmp_path), "a\0b", ""):
+        with pytest.raises(UsageError, match="dgx-1v"):
+            fabrics.load(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(format="collbench-run"), 'no "format": "collbench-fabric"'),
+        (lambda d: d.update(format_version=2), "version 2"),
+        (lambda d: d.pop("gpus"), "fabric has no 'gpus'"),
+        (lambda d: d.update(gpus=d["gpus"][:1]), "fabric.gpus has 1 items"),
+        (lambda d: d["gpus"][2].pop("name"), r"fabric.gpus\[2\] has no 'name'"),
+        (lambda d: d["gpus"][2].update(nam="x"), r"fabric.gpus\[2\] has 'nam'"),
+        (lambda d: d["gpus"][2].update(pcie_gbs="fast"), r"fabric.gpus\[2\].pcie_gbs is str"),
+        (lambda d: d["gpus"][2].update(pcie_gbs=0), r"fabric.gpus\[2\].pcie_gbs is 0"),
+        (lambda d: d["gpus"][2].update(pcie_gbs=-1), r"fabric.gpus\[2\].pcie_gbs is -1"),
+        (lambda d: d["gpus"][2].update(pcie_gbs=1e300), r"fabric.gpus\[2\].pcie_gbs is 1e\+300"),
+        (lambda d: d["gpus"][2].update(bridge="plx9"), r"fabric.gpus\[2\].bridge is 'plx9', which leads to no host"),
+        (lambda d: d["gpus"][2].update(pci_bus_id="6"), r"fabric.gpus\[2\] needs"),
+        (lambda d: d["gpus"][2].update(pci_bus_id=d["gpus"][1]["pci_bus_id"]), r"gpus\[2\].pci_bus_id is another"),
+        (lambda d: d["bridges"][0].update(parent="plx0"), "'plx0', which is above itself"),
+        (lambda d: d["bridges"][0].update(name="plx1"), "'plx1' twice"),
+        (lambda d: d["bundles"][3].update(gpus=[0, 0]), r"fabric.bundles\[3\] names \[0, 0\]"),
+        (lambda d: d["bundles"][3].update(gpus=[0, 8]), r"fabric.bundles\[3\] names \[0, 8\]"),
+        (lambda d: d["bundles"][3].update(gpus=[0, 1, 2]), r"fabric.bundles\[3\].gpus has 3 items"),
+        (lambda d: d["bundles"][3].update(gpus=[1, 0]), r"fabric.bundles\[3\] joins two GPUs that another"),
+        (lambda d: d["bundles"][3].update(links=37), r"fabric.bundles\[3\].links is 37"),
+        (lambda d: d["noise"].update(visit=2), "above 1"),
+        (lambda d: d.update(faults=[{"kind": "rust"}]), r"fabric.faults\[0\].kind is 'rust', not one of slow-link"),
+        (lambda d: d.update(faults=[{"kind": "slow-link", "devices": [1]}]), r"faults\[0\].devices is \[1\]"),
+        (lambda d: d.update(faults=[{"kind": "slow-gpu", "devices": [9]}]), r"faults\[0\].devices names \[9\]"),
+        (lambda d: d.update(faults=[{"kind": "slow-gpu", "factor": 0}]), r"faults\[0\].factor is 0"),
+        (lambda d: d.update(faults=[{"kind": "bottleneck"}]), r"faults\[0\].gbs is 0"),
+        (lambda d: d.update(faults=[{"kind": "p2p-disabled", "words": "HOME=/"}]), "no NCCL variable"),
+        (lambda d: d.update(labels=[{"gpus": [0, 1], "label": "NVX"}]), r"labels\[0\].label is 'NVX'"),
+        (lambda d: d.update(labels=[{"gpus": [0, 1], "tool_peer_access": "?"}]), "not one of OK"),
+        (lambda d: d.update(unreachable=[[3, 3]]), r"fabric.unreachable\[0\] names \[3, 3\]"),
+        (lambda d: d.update(name=""), "fabric.name"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line_with_the_place(
+    change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        fabrics.loads(damaged(change), "mine.json")
+    assert str(refused.value).startswith("mine.json")
+    assert "\n" not in str(refused.value)
+
+
+PLACES = st.sampled_from(
+    [(key,) for key in DGX]
+    + [("gpus", 0, key) for key in DGX["gpus"][0]]
+    + [("gpus", 0, "health", key) for key in DGX["gpus"][0]["health"]]
+    + [("bundles", 0, key) for key in DGX["bundles"][0]]
+    + [("bridges", 0, key) for key in DGX["bridges"][0]]
+    + [("host_bridges", 0, key) for key in DGX["host_bridges"][0]]
+    + [(part, key) for part in ("noise", "engines", "delays", "sockets") for key in DGX[part]]
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner))
+FAULTS = st.fixed_dictionaries(
+    {"kind": st.sampled_from([kind.value for kind in FaultKind])},
+    optional={
+        "devices": st.lists(st.integers(-1, 8), max_size=3),
+        "factor": st.floats(-1, 2),
+        "links": st.integers(-1, 40),
+        "gbs": st.floats(-1, 500),
+        "one_way": st.booleans(),
+        "width": st.integers(-1, 32),
+        "generation": st.integers(-1, 9),
+        "words": st.text(max_size=8),
+    },
+)
+
+
+def use(text: str) -> None:
+    """Load the text, and where it is a fabric plan and time a step of everything. Only collbench's errors may come."""
+    with contextlib.suppress(CollbenchError):
+        backend = SimBackend(fabrics.loads(text, "fuzzed"), seed=1)
+        backend.paths()
+        plan, _ = make_plan(request(sizes=(2**20,)), backend)
+        for work, groups in plan.groups.items():
+            step = plan.step(work, groups[:1], 2**20)
+            (backend.time_collective if work.operation.is_collective else backend.time_copies)(step)
+        assert len(backend.paths()) == len(unordered_pairs(len(backend.devices())))
+
+
+@settings(max_examples=150, deadline=None)
+@given(PLACES, VALUES)
+def test_no_value_in_any_place_makes_a_traceback(place: tuple[Any, ...], value: Any) -> None:
+    data = copy.deepcopy(DGX)
+    part: Any = data
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    use(json.dumps(data))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(FAULTS, max_size=2))
+def test_no_fault_makes_a_traceback(faults: list[dict[str, Any]]) -> None:
+    use(json.dumps({**DGX, "faults": faults}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text() | st.binary().map(lambda content: content.decode("latin-1")))
+def test_no_text_makes_a_traceback(text: str) -> None:
+    use(text)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 4000), st.text(max_size=4))
+def test_no_cut_and_no_slip_of_the_hand_makes_a_traceback(place: int, slip: str) -> None:
+    whole = json.dumps(DGX)
+    use(whole[:place])
+    use(whole[:place] + slip + whole[place:])

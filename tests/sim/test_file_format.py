@@ -1,0 +1,120 @@
+"""The published description of the fabric file: schema and page agree with the code and with the shipped files."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from collbench.model.errors import UsageError
+from collbench.sim import fabrics, faults, random_fabrics
+from collbench.sim.fabrics import Fabric, FaultKind
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+SCHEMA: dict[str, Any] = json.loads((DOCS / "fabric-file.schema.json").read_text(encoding="utf-8"))
+PAGE = (DOCS / "fabric-file.md").read_text(encoding="utf-8")
+(EXAMPLE,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+def validate(text: str) -> None:
+    Draft202012Validator(SCHEMA).validate(json.loads(text))
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_the_shipped_files_the_example_and_made_up_machines_follow_it() -> None:
+    shipped = pathlib.Path(fabrics.__file__).parent / "machines"
+    for name in fabrics.names():
+        validate((shipped / f"{name}.json").read_text(encoding="utf-8"))
+    validate(EXAMPLE)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        fabric = random_fabrics.make(rng)
+        possible = faults.possible(fabric)
+        validate(fabrics.dumps(faults.with_fault(fabric, possible[seed % len(possible)], rng)[0]))
+
+
+def test_the_pages_example_is_read() -> None:
+    fabric = fabrics.loads(EXAMPLE, "the page")
+    assert (fabric.name, len(fabric.gpus), fabric.faults[0].kind) == ("two-cards", 2, FaultKind.SLOW_LINK)
+
+
+@pytest.mark.parametrize(
+    ("title", "change"),
+    [
+        ("another format", {"format": "other"}),
+        ("another version", {"format_version": 2}),
+        ("no gpus", {"gpus": []}),
+        ("an unknown field", {"gpu": []}),
+        ("an unknown fault", {"faults": [{"kind": "rust"}]}),
+        ("a negative delay", {"delays": {"copy": -1}}),
+        ("a rate of zero", {"bridges": [{"name": "switch0", "parent": "cpu0", "up_gbs": 0, "down_gbs": 1}]}),
+        ("noise beyond measure", {"noise": {"visit": 2}}),
+        ("a pair with itself", {"unreachable": [[1, 1]]}),
+    ],
+)
+def test_schema_and_reader_refuse_the_same(title: str, change: dict[str, Any]) -> None:
+    damaged = json.dumps({**json.loads(EXAMPLE), **change})
+    with pytest.raises(ValidationError):
+        validate(damaged)
+    with pytest.raises(UsageError):
+        fabrics.loads(damaged, "damaged")
+
+
+def schemas(part: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield every schema below `part`, with its place."""
+    yield where, part
+    for keyword in ("properties", "$defs"):
+        for name, inner in part.get(keyword, {}).items():
+            yield from schemas(inner, f"{where}.{name}")
+    if isinstance(part.get("items"), dict) and "$ref" not in part["items"]:
+        yield from schemas(part["items"], f"{where}[]")
+
+
+def test_every_field_is_described() -> None:
+    bare = [where for where, part in schemas(SCHEMA, "fabric") if not part.get("description", "").endswith(".")]
+    assert bare == []
+
+
+def fields(kind: Any) -> Iterator[tuple[str, dict[str, bool]]]:
+    """Yield each dataclass that a Fabric holds, with its fields and whether they are required."""
+    yield kind.__name__.lower(), {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(kind)}
+    for hint in typing.get_type_hints(kind).values():
+        for part in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(part):
+                yield from fields(part)
+
+
+def described() -> dict[str, dict[str, bool]]:
+    parts = {**SCHEMA["$defs"], "fabric": SCHEMA}
+    return {
+        name: {field: field in part["required"] for field in part["properties"] if not field.startswith("format")}
+        for name, part in parts.items()
+    }
+
+
+def test_the_schema_has_the_models_fields_and_asks_for_the_same() -> None:
+    assert described() == dict(fields(Fabric))
+
+
+def test_the_schemas_defaults_are_the_models() -> None:
+    told = {name: part["default"] for name, part in SCHEMA["$defs"]["delays"]["properties"].items()}
+    assert told == {field.name: field.default for field in dataclasses.fields(type(fabrics.loads(EXAMPLE, "").delays))}
+
+
+def test_schema_and_page_know_every_fault() -> None:
+    assert SCHEMA["$defs"]["fault"]["properties"]["kind"]["enum"] == [kind.value for kind in FaultKind]
+    assert [kind.value for kind in FaultKind if f"| `{kind.value}` |" not in PAGE] == []
+
+
+def test_the_page_names_every_field_and_every_shipped_fabric() -> None:
+    names = {name for part in described().values() for name in part} | set(fabrics.names())
+    assert sorted(name for name in names if f"`{name}`" not in PAGE and f'"{name}"' not in PAGE) == []
