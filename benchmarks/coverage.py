@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from collbench.analysis.stats import median_interval, trial_seconds
 from collbench.bench.sweep import stop_reason
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Measurement, Sample
+from collbench.model.run import DataPoint, Measurement, Sample
 
 Noise = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Noise]
@@ -39,7 +39,7 @@ RULES: dict[str, tuple[int, float | None]] = {
     "stop ±1 %": (3, 0.01),
     "stop ±3 %": (3, 0.03),
 }
-_CELL = Cell(Operation.CE_WRITE, (0, 1), 2**20)
+_CELL = DataPoint(Operation.CE_WRITE, (0, 1), 2**20)
 _SEED = 20261122
 
 

@@ -56,7 +56,7 @@ lap("choose")
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class FinalistRequest:
     """Where and on what is measured: the folder with script and saved runs, the backend, and K of its devices."""
 
     folder: Path
@@ -92,13 +92,13 @@ class Sitting:
         return min((self.folder / "collbench" / "runs").glob("*.json"))
 
 
-def sit(folder: Path, asked: str, count: int | None) -> Sitting:
+def sit(folder: Path, asked: str, count: int | None) -> FinalistRequest:
     """Prepare a sitting: a script that does nothing, and a saved run of all pairs."""
     backend, why = factory.resolve(asked)
     if why is not None:
         raise RuntimeError(f"{why}: write --backend host")
     devices = len(factory.present_devices(backend))
-    sitting = Sitting(folder, backend, count or min(2, devices - 1))
+    sitting = FinalistRequest(folder, backend, count or min(2, devices - 1))
     (folder / "nothing.py").touch()
     # On cores a whole sweep takes a minute; on GPUs 5 s, and its file is as large as people's.
     quick = ["--quick", "--operations", "copy,allreduce"] if backend == "host" else []
@@ -106,7 +106,7 @@ def sit(folder: Path, asked: str, count: int | None) -> Sitting:
     return sitting
 
 
-def measure(sitting: Sitting, repeats: int) -> dict[str, list[float]]:
+def measure(sitting: FinalistRequest, repeats: int) -> dict[str, list[float]]:
     """Return wall seconds of each arm by round, after one that warms the page cache; every round in another order."""
     arms = (TORCHRUN, SAVED, PROBED)
     times: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -121,12 +121,12 @@ def measure(sitting: Sitting, repeats: int) -> dict[str, list[float]]:
     return times
 
 
-def newest(sitting: Sitting) -> Path:
+def newest(sitting: FinalistRequest) -> Path:
     """Return the probe's file; the sitting's own run is older, by its name."""
     return max((sitting.folder / "collbench" / "runs").glob("*probe*.json"))
 
 
-def report(sitting: Sitting, run: Run, times: dict[str, list[float]]) -> Iterator[str]:
+def report(sitting: FinalistRequest, run: Run, times: dict[str, list[float]]) -> Iterator[str]:
     """Yield the lines of the table, and where the time goes."""
     names = sorted({device.name for device in run.devices})
     yield f"machine   {socket.gethostname()}: {len(run.devices)} × {', '.join(names)}, backend {sitting.backend}"
@@ -149,14 +149,14 @@ def report(sitting: Sitting, run: Run, times: dict[str, list[float]]) -> Iterato
     yield from phases(sitting)
 
 
-def verdict(sitting: Sitting, arm: str, added: Sequence[float]) -> str:
+def verdict(sitting: FinalistRequest, arm: str, added: Sequence[float]) -> str:
     """Return an arm's bar, and whether it is met; CPU cores are not held to it."""
     if sitting.backend == "host":
         return f"{BARS[arm]} on GPUs"
     return f"{BARS[arm]} {'met' if statistics.median(added) <= BARS[arm] else 'missed'}"
 
 
-def phases(sitting: Sitting) -> Iterator[str]:
+def phases(sitting: FinalistRequest) -> Iterator[str]:
     """Yield a line for each step of a launch from a saved run, the middle of three."""
     words = [sys.executable, "-c", PHASES, sitting.backend, str(sitting.saved()), str(sitting.count)]
     found: dict[str, list[float]] = {"start Python": [sitting.seconds([sys.executable, "-c", ""]) for _ in range(3)]}

@@ -52,7 +52,7 @@ _HOST = ("gpu_time_ms", "host_phases", "head_share", "gpu_time_source")
 
 
 @dataclass(frozen=True)
-class Cell:
+class DataPoint:
     """One comparison, files and options as predict has them; `compute_ms` None takes it from the first arm."""
 
     label: str
@@ -74,7 +74,7 @@ class Cell:
     gpu_time_source: str | None = None
 
     @property
-    def without_host(self) -> Cell:
+    def without_host(self) -> DataPoint:
         """The same cell of a GPU that never waits for its host."""
         return replace(self, gpu_time_ms=None, host_phases=None, head_share=None, gpu_time_source=None)
 
@@ -123,7 +123,7 @@ class Arms:
 class Compared:
     """Predicted beside measured extra time of a step; `error` is predicted over measured, minus one."""
 
-    cell: Cell
+    cell: DataPoint
     compute_ms: float
     base_ms: float
     predicted_ms: Span
@@ -173,7 +173,7 @@ def read_arms(path: Path) -> Arms:
     return Arms(base, Span(*(base * (ratio[end] - 1) for end in ("low", "middle", "high"))), (first, second))
 
 
-def compare(cell: Cell, folder: Path) -> Compared:
+def compare(cell: DataPoint, folder: Path) -> Compared:
     """Return one cell's prediction and measurement. Raises CollbenchError."""
     arms = read_arms(folder / cell.ablation)
     compute, extra = predict(cell, folder, arms.base_ms, arms.devices)
@@ -181,7 +181,7 @@ def compare(cell: Cell, folder: Path) -> Compared:
     return Compared(cell, compute * 1e3, arms.base_ms, extra, arms.extra_ms, beside)
 
 
-def predict(cell: Cell, folder: Path, base_ms: float, devices: Sequence[Sequence[int]]) -> tuple[float, Span]:
+def predict(cell: DataPoint, folder: Path, base_ms: float, devices: Sequence[Sequence[int]]) -> tuple[float, Span]:
     """Return a step's seconds of compute, and the extra ms of the second arm's, by the first arm's step alone."""
     fast, slow = (_evidence(folder, files) for files in (cell.fast, cell.slow))
     here, there = _members(cell, fast, devices[0]), _members(cell, slow, devices[1])
@@ -191,7 +191,7 @@ def predict(cell: Cell, folder: Path, base_ms: float, devices: Sequence[Sequence
     return compute, Span(min(low, middle), middle, max(middle, high))
 
 
-def _compute(cell: Cell, evidence: Evidence, members: Members, base_ms: float) -> float:
+def _compute(cell: DataPoint, evidence: Evidence, members: Members, base_ms: float) -> float:
     """Return the seconds of a step's compute: as given, or what the first arm's step leaves."""
     given = base_ms if cell.compute_ms is None else cell.compute_ms
     if cell.gpu_time_ms is not None and cell.gpu_time_ms > given:
@@ -200,7 +200,7 @@ def _compute(cell: Cell, evidence: Evidence, members: Members, base_ms: float) -
     return Predictor(evidence).compute(question, cell.strategy, members) or 0.0
 
 
-def _step_ms(cell: Cell, evidence: Evidence, members: Members, compute: float) -> list[float]:
+def _step_ms(cell: DataPoint, evidence: Evidence, members: Members, compute: float) -> list[float]:
     """Return the predicted step: least, middle, most."""
     step = Predictor(evidence).cost(cell.question(), cell.strategy, members, compute).step
     return [seconds * 1e3 for seconds in step or ()]
@@ -210,7 +210,7 @@ def _evidence(folder: Path, files: Sequence[str]) -> Evidence:
     return gather([(file, run_file.load(folder / file)) for file in files])
 
 
-def _members(cell: Cell, evidence: Evidence, indices: Sequence[int]) -> Members:
+def _members(cell: DataPoint, evidence: Evidence, indices: Sequence[int]) -> Members:
     places = {device.index: place for place, device in enumerate(evidence.run.devices)}
     missing = sorted(set(indices) - places.keys())
     if missing or len(indices) != cell.gpus:
@@ -236,7 +236,7 @@ def table(found: Iterable[Compared]) -> list[str]:
     return lines + _sources([row.cell for row in rows if row.cell.gpu_time_ms is not None])
 
 
-def _sources(cells: Sequence[Cell]) -> list[str]:
+def _sources(cells: Sequence[DataPoint]) -> list[str]:
     """Return what was known of each cell's GPU and host, and whence, a line each."""
     lines = []
     for cell in cells:
@@ -247,11 +247,11 @@ def _sources(cells: Sequence[Cell]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def cells_of(path: Path) -> list[Cell]:
+def cells_of(path: Path) -> list[DataPoint]:
     """Read a list of cells from TOML. Raises UsageError."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return [Cell(**cell) for cell in data["cell"]]
+        return [DataPoint(**cell) for cell in data["cell"]]
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read the cells in {path}: {error}") from error
 
@@ -274,7 +274,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         cells = [(cell, given.cells.parent) for cell in cells_of(given.cells)] if given.cells else []
         for label, fast, slow, ablation in given.cell:
-            cells.append((Cell(label, fast.split(","), slow.split(","), ablation, **shared), Path()))
+            cells.append((DataPoint(label, fast.split(","), slow.split(","), ablation, **shared), Path()))
         if not cells:
             raise UsageError("nothing to compare: name a CELLS.toml, or add --cell")
     except CollbenchError as error:

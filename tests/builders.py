@@ -9,7 +9,7 @@ from itertools import combinations
 from collbench.bench.plan import Request
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
-    Cell,
+    DataPoint,
     Device,
     Flag,
     FlagKind,
@@ -61,7 +61,7 @@ def measured(
     """Return a cell whose algbw in GB/s is `gbs` in every visit, or that of each visit in turn; two blocks a visit."""
     rates = [gbs] * visits if isinstance(gbs, float | int) else list(gbs)
     samples = [Sample((size / rate / 1e9,) * 2, 1, concurrent=False, launch_seconds=launch) for rate in rates]
-    return Measurement(Cell(operation, tuple(members), size), samples, StopReason.PRECISION)
+    return Measurement(DataPoint(operation, tuple(members), size), samples, StopReason.PRECISION)
 
 
 def noisy(gbs: float, sigma: float, seed: int, visits: int = 5) -> list[float]:

@@ -19,18 +19,18 @@ from collbench.bench.plan import Request, make_plan
 from collbench.machine.labels import rank_key
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import Variant, Work
-from collbench.model.run import Cell, Run
+from collbench.model.run import DataPoint, Run
 from collbench.sim.fabrics import Fabric, Noise
 
 Members = tuple[int, ...]
-Times = Mapping[Cell, float]
+Times = Mapping[DataPoint, float]
 
 EQUAL = 1e-3  # links whose times differ by less are one: far below δ, far above rounding
 # METHOD.md §5: "> 10 %". An outlier is claimed from 2.5 % on; what is 2 % below the best may be called so.
 _INVERTED, _ONE_WAY, _OUTLYING = math.log(1.1), math.log(1 / 0.9), 0.02
 
 
-def times(fabric: Fabric, request: Request) -> dict[Cell, float]:
+def times(fabric: Fabric, request: Request) -> dict[DataPoint, float]:
     """Return each cell's true seconds, measured alone and without noise; cells that fail are left out."""
     backend = SimBackend(replace(fabric, noise=Noise(0.0, 0.0)), 0)
     plan, _ = make_plan(request, backend)
@@ -57,7 +57,7 @@ def _splits_equals(ranking: Ranking, true: Times) -> bool:
     for standing in ranking.standings:
         if standing.tier > tier:
             tier, slowest_above = standing.tier, slowest_so_far
-        seconds = true[Cell(ranking.operation, standing.members, ranking.size_bytes, ranking.work.variant)]
+        seconds = true[DataPoint(ranking.operation, standing.members, ranking.size_bytes, ranking.work.variant)]
         if seconds <= slowest_above * (1 + EQUAL):
             return True
         slowest_so_far = max(slowest_so_far, seconds)

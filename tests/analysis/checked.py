@@ -11,7 +11,7 @@ from pathlib import Path as File
 from collbench.analysis.diagnose import Kind, Severity, Verdict, judge
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Audit, Cell, Device, Flag, Health, Measurement, Path, Run, Sample, StopReason
+from collbench.model.run import Audit, DataPoint, Device, Flag, Health, Measurement, Path, Run, Sample, StopReason
 from tests.builders import GIB, gpus, measured, run_of
 
 Members = tuple[int, ...]
@@ -129,7 +129,7 @@ def failed(
     run: Run, operation: Operation, members: Members, reason: str, kind: FailureKind | None = FailureKind.HANG
 ) -> Run:
     """Return the run with a cell that failed; `kind` None as an older version saved it."""
-    cell = Cell(operation, members, 2 * GIB)
+    cell = DataPoint(operation, members, 2 * GIB)
     bad = Measurement(cell, [], StopReason.FAILED, 0, reason, kind)
     return replace(run, measurements=[*run.measurements, bad])
 

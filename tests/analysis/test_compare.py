@@ -9,7 +9,7 @@ import pytest
 
 from collbench.analysis.compare import Kind, Verdict, compare
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Measurement, Path, Run
+from collbench.model.run import DataPoint, Measurement, Path, Run
 from tests.analysis.runs import FAIL, copies, recorded, scaled, told
 from tests.builders import gpus, measured, noisy, paths, run_of, throttled
 
@@ -94,7 +94,8 @@ def test_when_two_cells_are_one(
 ) -> None:
     samples = measured(operation, there, 300.0).samples
     base, new = (
-        run_of(gpus(3), [Measurement(Cell(operation, members, 2**30, variant), samples)]) for members in (there, here)
+        run_of(gpus(3), [Measurement(DataPoint(operation, members, 2**30, variant), samples)])
+        for members in (there, here)
     )
     found = compare(base, new, FAIL)
     assert (len(found.changes), len(found.only_base)) == ((1, 0) if one else (0, 1))

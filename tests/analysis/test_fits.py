@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collbench.analysis.fits import Fit, Unfitted, fit_links
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Measurement, Run, Sample
+from collbench.model.run import DataPoint, Measurement, Run, Sample
 from tests.builders import gpus, run_of
 
 COPY = Work(Operation.CE_WRITE)
@@ -25,7 +25,7 @@ def curve(
     """Return a cell of each size, whose visits take `seconds(size, visit)`."""
     return [
         Measurement(
-            Cell(work.operation, members, size, work.variant),
+            DataPoint(work.operation, members, size, work.variant),
             [Sample((seconds(size, visit),) * 2, 1, concurrent=False) for visit in range(visits)],
         )
         for size in sizes

@@ -17,7 +17,7 @@ from collbench.analysis.compare import compare
 from collbench.analysis.diagnose import coverage, judge
 from collbench.analysis.outcome import Trouble, TroubleKind, outcome
 from collbench.analysis.problem import left_out
-from collbench.analysis.references import Standing
+from collbench.analysis.references import ReferenceVerdict
 from collbench.analysis.references import judge as against_figures
 from collbench.analysis.references import load as figures
 from collbench.analysis.select import choose
@@ -26,7 +26,7 @@ from collbench.analysis.tiers import Relation
 from collbench.bench.session import simulate
 from collbench.model.errors import ExitStatus, FailureKind, UsageError
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Measurement, Run, SkipKind, Skipped, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, StopReason
 from collbench.output.text import verdicts
 from collbench.output.text.frame import headline
 from collbench.output.text.measured import pairs_page
@@ -43,7 +43,7 @@ Pair = tuple[int, int]
 
 def bad(kind: FailureKind | None, members: tuple[int, ...] = (0, 1), wrong: int = 0) -> Measurement:
     """Return a data point that failed; `kind` None as an older version saved it."""
-    return Measurement(Cell(Operation.CE_WRITE, members, MIB), [], StopReason.FAILED, wrong, "words", kind)
+    return Measurement(DataPoint(Operation.CE_WRITE, members, MIB), [], StopReason.FAILED, wrong, "words", kind)
 
 
 def with_(*found: Measurement, skipped: tuple[Skipped, ...] = ()) -> Run:
@@ -151,7 +151,11 @@ def check_never_trusted(run: Run) -> None:
     assert verdicts.status(run, judged) != 0
     assert verdicts.conclusion(coverage(run), judged) != "Labels, tools and measurement agree."
     for answer in against_figures(run, figures()).answers:
-        assert not answer.failed or answer.standing in (Standing.FAILED, Standing.BELOW, Standing.UNDECIDED)
+        assert not answer.failed or answer.standing in (
+            ReferenceVerdict.FAILED,
+            ReferenceVerdict.BELOW,
+            ReferenceVerdict.UNDECIDED,
+        )
     fit = len(run.devices) - len(left_out(run))
     for k in range(2, fit + 1):
         try:

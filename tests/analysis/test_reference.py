@@ -10,7 +10,7 @@ from itertools import permutations
 import pytest
 
 from collbench.analysis.physics import Nvls, impossible, nvls
-from collbench.analysis.references import Answers, Figure, Standing, judge, load
+from collbench.analysis.references import Answers, Figure, ReferenceVerdict, judge, load
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Measurement, Run
 from tests.analysis.checked import h200
@@ -32,7 +32,7 @@ def off(run: Run) -> Run:
     return run
 
 
-def standings(answers: Answers) -> list[tuple[str, Standing]]:
+def standings(answers: Answers) -> list[tuple[str, ReferenceVerdict]]:
     return [("asked" if answer.figure.at_least else "measured", answer.standing) for answer in answers.answers]
 
 
@@ -40,14 +40,21 @@ def standings(answers: Answers) -> list[tuple[str, Standing]]:
 @pytest.mark.parametrize(
     ("title", "rates", "measured_", "asked"),
     [
-        ("as published", [465.0] * 5, Standing.NORMAL, Standing.NORMAL),
-        ("a ring's rate", [365.0] * 5, Standing.BELOW, Standing.BELOW),
-        ("more than anybody has seen", [560.0] * 5, Standing.ABOVE, Standing.NORMAL),
-        ("just below, by noisy visits", [380.0, 430.0, 460.0, 420.0, 455.0], Standing.UNDECIDED, Standing.UNDECIDED),
-        ("two visits", [300.0] * 2, Standing.UNDECIDED, Standing.UNDECIDED),
+        ("as published", [465.0] * 5, ReferenceVerdict.NORMAL, ReferenceVerdict.NORMAL),
+        ("a ring's rate", [365.0] * 5, ReferenceVerdict.BELOW, ReferenceVerdict.BELOW),
+        ("more than anybody has seen", [560.0] * 5, ReferenceVerdict.ABOVE, ReferenceVerdict.NORMAL),
+        (
+            "just below, by noisy visits",
+            [380.0, 430.0, 460.0, 420.0, 455.0],
+            ReferenceVerdict.UNDECIDED,
+            ReferenceVerdict.UNDECIDED,
+        ),
+        ("two visits", [300.0] * 2, ReferenceVerdict.UNDECIDED, ReferenceVerdict.UNDECIDED),
     ],
 )
-def test_eight_h200_at_1g(title: str, rates: Sequence[float], measured_: Standing, asked: Standing) -> None:
+def test_eight_h200_at_1g(
+    title: str, rates: Sequence[float], measured_: ReferenceVerdict, asked: ReferenceVerdict
+) -> None:
     assert dict(standings(judge(eight(rates), FIGURES))) == {"measured": measured_, "asked": asked}
 
 
@@ -59,14 +66,14 @@ def test_only_what_is_below_for_certain_fails() -> None:
 def test_nvls_off_is_said_and_nothing_is_below_for_it() -> None:
     answers = judge(off(eight([365.0] * 5)), FIGURES)
     assert {answer.mismatch for answer in answers.answers} == {"NVLS on there, off here"}
-    assert {answer.standing for answer in answers.answers} == {Standing.UNDECIDED}
+    assert {answer.standing for answer in answers.answers} == {ReferenceVerdict.UNDECIDED}
     assert not answers.below
 
 
 def test_a_figure_of_the_same_nvls_goes_before_another() -> None:
     """At 8G there are published figures for both: 473 to 480 with NVLS, 365.6 without."""
     answers = judge(off(eight([366.0] * 5, 2**33)), FIGURES)
-    assert [(answer.figure.nvls, answer.standing) for answer in answers.answers] == [("off", Standing.NORMAL)]
+    assert [(answer.figure.nvls, answer.standing) for answer in answers.answers] == [("off", ReferenceVerdict.NORMAL)]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_host_memory_counts_on_its_best_node() -> None:
     for node, found in enumerate((far, near)):
         found.cell = replace(found.cell, variant=Variant.HOST, numa_node=node)
     (answer,) = judge(run_of(gpus(1), [far, near]), [figure]).answers
-    assert answer.standing is Standing.NORMAL
+    assert answer.standing is ReferenceVerdict.NORMAL
     assert [place.gbs for place in answer.places] == pytest.approx([55.0])
 
 
@@ -129,14 +136,14 @@ def test_a_label_of_another_kind_is_not_held_against_it() -> None:
 @pytest.mark.parametrize("name", ["2xh200/pairs.json", "4xh200-peers/pairs.json", "4xh200/allreduce.json"])
 def test_recorded_h200_are_normal(name: str) -> None:
     answers = judge(recorded(f"2026-11-21-{name}"), FIGURES)
-    assert {answer.standing for answer in answers.answers} == {Standing.NORMAL}
+    assert {answer.standing for answer in answers.answers} == {ReferenceVerdict.NORMAL}
     assert len(answers.answers) >= 3
 
 
 def test_a_run_that_beats_physics_is_normal_in_nothing_that_does() -> None:
     """One to all, the copy engine writes 1187 of 450 GB/s. No limit shows it of one way and both ways."""
     answers = judge(recorded("2026-11-21-4xh200-peers/copies.json"), FIGURES)
-    assert {answer.standing for answer in answers.answers} == {Standing.NOT_JUDGED}
+    assert {answer.standing for answer in answers.answers} == {ReferenceVerdict.NOT_JUDGED}
     assert all(answer.impossible for answer in answers.answers)
 
 
@@ -152,13 +159,13 @@ def copied(rates: dict[Variant, float], size: int = 2**26) -> list[Measurement]:
 @pytest.mark.parametrize(
     ("title", "rates", "size", "standing"),
     [
-        ("nothing beats a limit", {Variant.ONE_TO_ALL: 130.0}, 2**29, Standing.NORMAL),
-        ("another pattern does", {Variant.ONE_TO_ALL: 395.6}, 2**29, Standing.NOT_JUDGED),
-        ("another pattern does, at another size", {Variant.ONE_TO_ALL: 395.6}, 2**26, Standing.NORMAL),
+        ("nothing beats a limit", {Variant.ONE_TO_ALL: 130.0}, 2**29, ReferenceVerdict.NORMAL),
+        ("another pattern does", {Variant.ONE_TO_ALL: 395.6}, 2**29, ReferenceVerdict.NOT_JUDGED),
+        ("another pattern does, at another size", {Variant.ONE_TO_ALL: 395.6}, 2**26, ReferenceVerdict.NORMAL),
     ],
 )
 def test_only_the_same_operation_and_size_is_not_judged(
-    title: str, rates: dict[Variant, float], size: int, standing: Standing
+    title: str, rates: dict[Variant, float], size: int, standing: ReferenceVerdict
 ) -> None:
     run = run_of(gpus(4), copied(rates, size), h200().paths)
     assert {answer.standing for answer in judge(run, FIGURES).answers} == {standing}
@@ -170,13 +177,16 @@ def test_what_is_below_remains_so_over_an_impossible_figure() -> None:
     slow = measured(Operation.CE_WRITE, (2, 3), [200.0] * 3, size=2**29)
     run.measurements = [slow if found.cell == slow.cell else found for found in run.measurements]
     (answer,) = judge(run, FIGURES).answers
-    assert answer.standing is Standing.BELOW
-    assert Counter(place.standing for place in answer.places) == {Standing.BELOW: 1, Standing.NOT_JUDGED: 11}
+    assert answer.standing is ReferenceVerdict.BELOW
+    assert Counter(place.standing for place in answer.places) == {
+        ReferenceVerdict.BELOW: 1,
+        ReferenceVerdict.NOT_JUDGED: 11,
+    }
 
 
 def test_h200_without_p2p_are_below_in_nccl_alone() -> None:
     answers = judge(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), FIGURES)
-    below = {answer.figure.operation for answer in answers.answers if answer.standing is Standing.BELOW}
-    normal = {answer.figure.operation for answer in answers.answers if answer.standing is Standing.NORMAL}
+    below = {answer.figure.operation for answer in answers.answers if answer.standing is ReferenceVerdict.BELOW}
+    normal = {answer.figure.operation for answer in answers.answers if answer.standing is ReferenceVerdict.NORMAL}
     assert below == {Operation.ALLREDUCE}
     assert normal == {Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ}

@@ -16,7 +16,7 @@ from collbench.analysis.stats import (
     visit_noise,
 )
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Measurement, Sample
+from collbench.model.run import DataPoint, Measurement, Sample
 from tests.builders import measured
 
 MIB = 2**20
@@ -114,7 +114,7 @@ def collective(
         Sample(seconds, 10, concurrent=False, launch_seconds=launches[i] if launches else None)
         for i, seconds in enumerate(visits)
     ]
-    return Measurement(Cell(Operation.ALLREDUCE, tuple(range(ranks)), size), samples)
+    return Measurement(DataPoint(Operation.ALLREDUCE, tuple(range(ranks)), size), samples)
 
 
 def test_a_collective_in_a_persons_units() -> None:
@@ -167,7 +167,7 @@ def test_batches_of_one_trial_are_one_observation(trials: list[float]) -> None:
 )
 def test_a_cell_is_concurrent_when_any_visit_was(flags: tuple[bool, ...], concurrent: bool) -> None:
     samples = [Sample((1.0,), 1, concurrent=flag) for flag in flags]
-    assert summarize(Measurement(Cell(Operation.CE_READ, (0, 1), 8), samples)).concurrent is concurrent
+    assert summarize(Measurement(DataPoint(Operation.CE_READ, (0, 1), 8), samples)).concurrent is concurrent
 
 
 @given(st.lists(TIMES, min_size=3, max_size=20))

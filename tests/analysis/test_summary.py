@@ -4,7 +4,7 @@ import pytest
 
 from collbench.analysis.summary import RankedWork, rank_summary
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Cell, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from tests.builders import GIB, gpus, measured, run_of
 
 MIB = 2**20
@@ -45,7 +45,7 @@ def test_which_sizes_are_ranked(
 
 def test_what_lacks_is_named_with_its_reason() -> None:
     cells = sums({GIB: 4})
-    cells.append(Measurement(Cell(SUM, (1, 3), GIB), stop=StopReason.FAILED, failure="hang: no answer within 5 s"))
+    cells.append(Measurement(DataPoint(SUM, (1, 3), GIB), stop=StopReason.FAILED, failure="hang: no answer within 5 s"))
     run = run_of(gpus(4), cells)
     assert [(lack.members, lack.reason) for lack in only(run).missing] == [
         ((1, 3), "hang: no answer within 5 s"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collbench.analysis.tiers import Ranking, Relation, rank_links, rank_pairs
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Measurement, Sample, StopReason
+from collbench.model.run import DataPoint, Measurement, Sample, StopReason
 from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, run_of
 
 Pair = tuple[int, int]
@@ -221,7 +221,7 @@ def test_renaming_the_devices_renames_the_ranking(names: list[int], values: list
 )
 def test_links_rank_by_what_was_measured(title: str, work: Work, members: list[Pair], kind: str) -> None:
     cells = [
-        Measurement(Cell(work.operation, some, GIB, work.variant), [Sample((0.001 * (n + 1),) * 2, 1, False)] * 5)
+        Measurement(DataPoint(work.operation, some, GIB, work.variant), [Sample((0.001 * (n + 1),) * 2, 1, False)] * 5)
         for n, some in enumerate(members)
     ]
     found = rank_links(run_of(gpus(3), cells), work, GIB)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from collbench.backends.isolated import IsolatedBackend
-from collbench.backends.protocol import Patience, Step, Timing, time_step
+from collbench.backends.protocol import Step, Timeouts, Timing, time_step
 from collbench.backends.worker_messages import Open, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 COPY = Step(Operation.CE_WRITE, ((0, 1),), 1024, iterations=4, blocks=2)
 COLLECTIVE = replace(COPY, operation=Operation.ALLREDUCE, groups=((0, 1), (2, 3)))
 # Where nothing hangs, time is no matter. Where something does, a healthy fake worker needs far less than this.
-LONG = Patience(opening_s=100, communicators_s=0, first_s=0, floor_s=100)
+LONG = Timeouts(opening_s=100, communicators_s=0, first_s=0, floor_s=100)
 SHORT = replace(LONG, first_s=1, floor_s=2)
 
 

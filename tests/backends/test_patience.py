@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.backends.protocol import Patience, Step
+from collbench.backends.protocol import Step, Timeouts
 from collbench.model.operations import Operation, Variant
 
 KIB, GIB = 2**10, 2**30
-FLOOR = Patience().floor_s
+FLOOR = Timeouts().floor_s
 
 
 def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
@@ -29,21 +29,21 @@ def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
     ],
 )
 def test_what_the_slowest_machine_needs_is_allowed(what: str, step: Step, needs: float) -> None:
-    assert Patience().for_step(step, None, network=False) >= needs + FLOOR, what
+    assert Timeouts().for_step(step, None, network=False) >= needs + FLOOR, what
 
 
 def test_between_hosts_it_allows_what_gigabit_ethernet_needs() -> None:
     step = Step(Operation.ALLREDUCE, ((0, 1),), GIB, 4, 2, 0)
     # Eight messages of 2^30 bytes over 125,000,000 B/s.
-    assert Patience().for_step(step, None, network=True) > 68.7
+    assert Timeouts().for_step(step, None, network=True) > 68.7
 
 
 def test_a_hang_of_a_small_message_is_found_in_seconds() -> None:
-    assert Patience().for_step(copy(KIB), None, network=False) < 10
+    assert Timeouts().for_step(copy(KIB), None, network=False) < 10
 
 
 def test_what_is_known_counts_instead() -> None:
-    patience = Patience()
+    patience = Timeouts()
     known = [patience.for_step(copy(GIB), seconds, network=False) for seconds in (0.01, 0.1, 1.0)]
     assert known == sorted(known)
     assert known[0] < patience.for_step(copy(GIB), None, network=False)

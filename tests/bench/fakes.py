@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.model.errors import StepFailed
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Device, Refusal
+from collbench.model.run import DataPoint, Device, Refusal
 from tests.builders import gpus
 
 
@@ -91,5 +91,5 @@ class FakeBackend:
         pair = frozenset(group)
         share = self._concurrency(pair) if len(step.groups) > 1 else 1.0
         jitter = self._jitter[(len(self.steps) + block) % len(self._jitter)]
-        moved = Cell(step.operation, group, step.size_bytes, step.variant).moved_bytes
+        moved = DataPoint(step.operation, group, step.size_bytes, step.variant).moved_bytes
         return moved / (self._rates.get(pair, self._gbs) * share * 1e9) * jitter

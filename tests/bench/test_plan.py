@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collbench.bench.plan import BLOCKS_A_VISIT, Plan, directed_links, unordered_pairs
 from collbench.bench.sweep import cells_of
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell
+from collbench.model.run import DataPoint
 
 MIB = 2**20
 SIZES = (8, MIB, 64 * MIB)
@@ -31,7 +31,7 @@ def plan_for(n: int, *, whole: bool = False) -> Plan:
     )
 
 
-def visited(plan: Plan, seed: int, wanted: set[Cell] | None = None) -> Counter[Cell]:
+def visited(plan: Plan, seed: int, wanted: set[DataPoint] | None = None) -> Counter[DataPoint]:
     steps = plan.passes(random.Random(seed), set(plan.cells()) if wanted is None else wanted)
     return Counter(cell for step in steps for cell in cells_of(step))
 

@@ -6,14 +6,14 @@ import pytest
 from collbench.analysis.stats import half_width, median_interval, trial_seconds
 from collbench.bench.sweep import stop_reason
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Measurement, Sample, StopReason
+from collbench.model.run import DataPoint, Measurement, Sample, StopReason
 
 MIB = 2**20
 
 
 def visits(size: int, *times: tuple[float, ...]) -> Measurement:
     samples = [Sample(blocks, 1, concurrent=False) for blocks in times]
-    return Measurement(Cell(Operation.CE_WRITE, (0, 1), size), samples)
+    return Measurement(DataPoint(Operation.CE_WRITE, (0, 1), size), samples)
 
 
 def of(*times: float) -> list[tuple[float, ...]]:

@@ -10,7 +10,7 @@ from collbench.bench.plan import Effort, Plan, directed_links, unordered_pairs
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.model.run import Cell, MarkKind, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, MarkKind, Measurement, Run, StopReason
 from tests.bench.fakes import FakeBackend
 from tests.builders import gpus, hot, paths, run_of
 
@@ -42,7 +42,7 @@ def measure(backend: FakeBackend, run: Run, told: list[Measurement] | None = Non
     return run
 
 
-def stuck(cell: Cell) -> FakeBackend:
+def stuck(cell: DataPoint) -> FakeBackend:
     """Return a machine on which one cell never comes back, wherever it is tried."""
 
     def on_step(_number: int, step: Step) -> None:
@@ -53,7 +53,7 @@ def stuck(cell: Cell) -> FakeBackend:
 
 
 def test_a_step_that_fails_costs_its_own_cell_and_no_other() -> None:
-    cell = Cell(Operation.CE_WRITE, (1, 3), MIB)
+    cell = DataPoint(Operation.CE_WRITE, (1, 3), MIB)
     run = measure(stuck(cell), empty(4))
     failed = [found for found in run.measurements if found.stop is StopReason.FAILED]
     assert [found.cell for found in failed] == [cell]
@@ -89,13 +89,13 @@ def test_collectives_that_all_fail_cost_no_copy() -> None:
 
 def test_every_finished_visit_and_every_failure_is_told_at_once() -> None:
     told: list[Measurement] = []
-    run = measure(stuck(Cell(Operation.ALLREDUCE, (0, 2), 8)), empty(4), told)
+    run = measure(stuck(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), told)
     assert len(told) == sum(len(found.samples) for found in run.measurements) + 1
 
 
 def test_a_run_taken_up_again_measures_only_what_is_not_settled() -> None:
     done = measure(FakeBackend(4), empty(4))
-    lost = {Cell(Operation.CE_WRITE, (0, 1), 8), Cell(Operation.ALLREDUCE, (1, 2), MIB)}
+    lost = {DataPoint(Operation.CE_WRITE, (0, 1), 8), DataPoint(Operation.ALLREDUCE, (1, 2), MIB)}
     cut = done.measurements[5]
     cut.samples, cut.stop = cut.samples[:1], StopReason.INTERRUPTED
     failed = done.measurements[7]
@@ -132,7 +132,7 @@ def test_a_block_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
     beaten = {found.cell.members for found in run.measurements if any(sample.marks for sample in found.samples)}
     assert beaten == {(1, 2), (2, 1)}
     assert all(len(found.samples) >= EFFORT.screening for found in run.measurements)
-    first = next(found for found in told if found.cell == Cell(Operation.CE_WRITE, (1, 2), MIB))
+    first = next(found for found in told if found.cell == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
     (flag,) = first.samples[0].marks
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
     assert flag.rate_gbs == pytest.approx(700)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import launch_cost
-from benchmarks.launch_cost import PROBED, SAVED, TORCHRUN, Sitting
+from benchmarks.launch_cost import PROBED, SAVED, TORCHRUN, FinalistRequest
 from collbench.backends import factory
 from tests.builders import gpus, pair_run
 from tests.cli.program import environment, fake_gpus, save_run
@@ -25,7 +25,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, saved: list[float], probed: list[floa
     times = {TORCHRUN: plain}
     for arm, added in ((SAVED, saved), (PROBED, probed)):
         times[arm] = [wall + more for wall, more in zip(plain, added, strict=True)]
-    return list(launch_cost.report(Sitting(Path(), backend, 2), RUN, times))
+    return list(launch_cost.report(FinalistRequest(Path(), backend, 2), RUN, times))
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_every_round_has_every_arm_once_in_turn_and_the_first_round_only_warms_u
 ) -> None:
     typed: list[str] = []
 
-    def seconds(_sitting: Sitting, words: list[str]) -> float:
+    def seconds(_sitting: FinalistRequest, words: list[str]) -> float:
         arm = TORCHRUN if "torch.distributed.run" in words else PROBED if "--fresh" in words else SAVED
         typed.append(arm)
         if arm == PROBED:
             (tmp_path / "collbench" / "runs" / f"2026112{len(typed)}T000000Z-cuda-probe-n0-1.json").touch()
         return float(len(typed))
 
-    monkeypatch.setattr(Sitting, "seconds", seconds)
+    monkeypatch.setattr(FinalistRequest, "seconds", seconds)
     save_run(tmp_path / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(4))
-    times = launch_cost.measure(Sitting(tmp_path, "cuda", 2), 2)
+    times = launch_cost.measure(FinalistRequest(tmp_path, "cuda", 2), 2)
     arms = [TORCHRUN, SAVED, PROBED]
     assert typed == [*arms, *arms[1:], arms[0], arms[2], *arms[:2]]
     assert times == {TORCHRUN: [6.0, 8.0], SAVED: [4.0, 9.0], PROBED: [5.0, 7.0]}
@@ -79,7 +79,7 @@ def test_every_round_has_every_arm_once_in_turn_and_the_first_round_only_warms_u
 
 def test_a_command_that_fails_ends_the_sitting_with_its_words(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)-c print\(1/0\) failed \(1\): .*ZeroDivisionError"):
-        Sitting(tmp_path, "cuda", 2).seconds([sys.executable, "-c", "print(1/0)"])
+        FinalistRequest(tmp_path, "cuda", 2).seconds([sys.executable, "-c", "print(1/0)"])
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_the_phases_are_those_of_a_launch(fakes: Fakes, tmp_path: Path, monkeypa
     for name, value in (fakes.environment(gpus=4) | environment(fakes, tmp_path)).items():
         monkeypatch.setenv(name, value)
     save_run(tmp_path / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
-    phases = [line[:36].strip() for line in launch_cost.phases(Sitting(tmp_path, "cuda", 2))]
+    phases = [line[:36].strip() for line in launch_cost.phases(FinalistRequest(tmp_path, "cuda", 2))]
     assert phases == [
         "start Python", "import the command line", "look at the machine (NVML once)", "ask NCCL its version",
         "read the run file", "import numpy and the choice", "choose",

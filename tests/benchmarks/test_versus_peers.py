@@ -30,7 +30,7 @@ esac
 
 
 @dataclass(frozen=True)
-class Sitting:
+class FinalistRequest:
     """A folder with fake programs, and where versus_peers.py leaves its reports."""
 
     folder: Path
@@ -61,8 +61,8 @@ class Sitting:
 
 
 @pytest.fixture
-def sitting(tmp_path: Path) -> Sitting:
-    made = Sitting(tmp_path)
+def sitting(tmp_path: Path) -> FinalistRequest:
+    made = FinalistRequest(tmp_path)
     for program in PROGRAMS:
         # The recorded all-reduce stands for all: what is tested is which figure is laid beside which.
         made.program(f"{program}_perf", f"#!/bin/sh\nexec cat '{RECORDED}/all_reduce_perf-'\"$2\"'-ranks.txt'\n")
@@ -76,7 +76,7 @@ def sitting(tmp_path: Path) -> Sitting:
     return made
 
 
-def test_copies_are_laid_beside_nvbandwidths(sitting: Sitting) -> None:
+def test_copies_are_laid_beside_nvbandwidths(sitting: FinalistRequest) -> None:
     done = sitting.compare("--part", "copies", "--repeats", "2")
     ((_, write, our_write, ratio, _, bar, verdict),) = sitting.rows("ce-write 512M, 12 links")
     # benchmarks/README.md has these medians of 512 MiB: 395.3 / 396.1 = 0.998, 393.0 / 393.8 = 0.998.
@@ -91,7 +91,7 @@ def test_copies_are_laid_beside_nvbandwidths(sitting: Sitting) -> None:
     assert "bars missed, 0 commands failed" in done.stdout
 
 
-def test_collectives_are_laid_beside_nccl_tests(sitting: Sitting) -> None:
+def test_collectives_are_laid_beside_nccl_tests(sitting: FinalistRequest) -> None:
     sitting.compare("--part", "collectives", "--repeats", "1")
     ((_, peer, ours, ratio, bar, _),) = sitting.rows("allreduce, 2 ranks, 1G, graph")
     recorded = (RECORDED / "all_reduce_perf-2-ranks.txt").read_text(encoding="utf-8")
@@ -104,14 +104,14 @@ def test_collectives_are_laid_beside_nccl_tests(sitting: Sitting) -> None:
     assert not sitting.rows("broadcast, 4 ranks")  # the fake answers with pairs alone
 
 
-def test_peer_and_collbench_take_turns(sitting: Sitting) -> None:
+def test_peer_and_collbench_take_turns(sitting: FinalistRequest) -> None:
     sitting.compare("--part", "copies", "repeat", "--repeats", "2")
     turns = [name.split("-")[0] for name in sitting.commands()]
     assert turns[:12] == ["nvbandwidth", "collbench"] * 6
     assert turns[12:] == ["pairs", "pairs", "nccl", "pairs", "nccl"]  # the first of the pairs is thrown away
 
 
-def test_a_failed_command_is_named_with_its_last_line_and_stops_nothing(sitting: Sitting) -> None:
+def test_a_failed_command_is_named_with_its_last_line_and_stops_nothing(sitting: FinalistRequest) -> None:
     sitting.program("broadcast_perf", "#!/bin/sh\necho 'Test NCCL failure'\necho ' .. vm: Test failure' >&2\nexit 3\n")
     done = sitting.compare("--part", "collectives", "growth", "--repeats", "1")
     assert done.returncode == 1
@@ -123,7 +123,7 @@ def test_a_failed_command_is_named_with_its_last_line_and_stops_nothing(sitting:
     assert sitting.rows("4 ")[0][1:3] == ["6", "3"]  # 4 GPUs: 6 pairs in 3 rounds
 
 
-def test_runs_without_noise_change_by_nothing(sitting: Sitting) -> None:
+def test_runs_without_noise_change_by_nothing(sitting: FinalistRequest) -> None:
     sitting.compare("--part", "repeat", "--repeats", "3")
     small, large = sitting.rows("collbench, all cells")[:2]
     assert small[1:] == ["small", *small[2:3], "0.00%", "0.00%", "2.0%", "met"]
@@ -138,14 +138,14 @@ def test_runs_without_noise_change_by_nothing(sitting: Sitting) -> None:
     assert sitting.rows("nccl-tests allreduce")[0][2] == "28"
 
 
-def test_the_peers_wall_time_is_that_of_every_pair_one_after_another(sitting: Sitting) -> None:
+def test_the_peers_wall_time_is_that_of_every_pair_one_after_another(sitting: FinalistRequest) -> None:
     sitting.compare("--part", "wall", "--repeats", "1")
     peers = [name for name in sitting.commands() if "wall" in name]
     assert len(peers) == 1 + 6 * 2  # nvbandwidth once; six pairs, two operations
     assert sitting.rows("collbench pairs, 4 GPUs")[0][-2] == "≤ 5 s"  # whether it is met is this machine's matter
 
 
-def test_only_the_choice_of_gpus_is_added_to_the_environment(sitting: Sitting) -> None:
+def test_only_the_choice_of_gpus_is_added_to_the_environment(sitting: FinalistRequest) -> None:
     sitting.compare("--part", "wall", "--repeats", "1")
     log = (sitting.folder / "out" / "raw" / "commands.txt").read_text(encoding="utf-8")
     assert set(re.findall(r"\b([A-Z_]+)=", log)) == {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"}
@@ -164,14 +164,14 @@ def test_only_the_choice_of_gpus_is_added_to_the_environment(sitting: Sitting) -
 def test_what_is_missing_is_said_in_one_line_before_anything_runs(
     tmp_path: Path, title: str, options: list[str], complaint: str
 ) -> None:
-    done = Sitting(tmp_path).start(*options)
+    done = FinalistRequest(tmp_path).start(*options)
     assert done.returncode == 2
     assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_different_nccls_are_no_comparison(sitting: Sitting) -> None:
+def test_different_nccls_are_no_comparison(sitting: FinalistRequest) -> None:
     sitting.program(
         "all_reduce_perf",
         f"#!/bin/sh\nsed s/nccl-library=22809/nccl-library=22707/ '{RECORDED}/all_reduce_perf-2-ranks.txt'\n",

@@ -144,7 +144,7 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
 
     monkeypatch.setattr("collbench.bench.session.Session", Measured)
     monkeypatch.setattr("collbench.backends.factory.begin", lambda _: None)
-    sitting = evidence.Sitting("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
+    sitting = evidence.FinalistRequest("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
     assert evidence.measure(sitting)[1] is None
     assert measured == [None]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Measurement, Sample
+from collbench.model.run import DataPoint, Measurement, Sample
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
 from tests.cli.program import Program
@@ -31,8 +31,8 @@ def saved(tmp_path: Path) -> Path:
     every = [measured(Operation.ALLREDUCE, range(4), 200.0, size) for size in (MIB, GIB)]
     run_file.save(run_of(gpus(4), every), tmp_path / "four.json")
     sample = Sample((1e-6,), 1, concurrent=False)
-    chase = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(4), 2)]
-    host = [Measurement(Cell(Operation.H2D_CE, (gpu,), GIB, Variant.HOST), [sample] * 3) for gpu in range(4)]
+    chase = [Measurement(DataPoint(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(4), 2)]
+    host = [Measurement(DataPoint(Operation.H2D_CE, (gpu,), GIB, Variant.HOST), [sample] * 3) for gpu in range(4)]
     run_file.save(run_of(gpus(4), chase + host), tmp_path / "other.json")
     run_file.save(run_of(gpus(4), []), tmp_path / "empty.json")
     return tmp_path

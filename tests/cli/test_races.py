@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.bench.run_writer import Keeper
+from collbench.bench.run_writer import RunWriter
 from collbench.model.errors import RunFileError
 from collbench.model.run import Run
 from collbench.runfile import run_file
@@ -79,7 +79,7 @@ def unfinished(seed: int) -> Run:
 def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: Path) -> None:
     """Whichever saves first, and ends first: neither replaces the other's file or journal."""
     path, told = tmp_path / "run.json", list[str]()
-    first, second = Keeper(unfinished(1), path, pytest.fail), Keeper(unfinished(2), path, told.append)
+    first, second = RunWriter(unfinished(1), path, pytest.fail), RunWriter(unfinished(2), path, told.append)
     run = unfinished(0)
     for _ in range(2):
         first.finished(run.measurements[0])
@@ -97,7 +97,7 @@ def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: 
 
 def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: Path) -> None:
     path, told = tmp_path / "run.json", list[str]()
-    keeper = Keeper(unfinished(1), path, told.append)
+    keeper = RunWriter(unfinished(1), path, told.append)
     keeper.finished(unfinished(0).measurements[0])
     path.unlink()
     path.write_text("mine now")
@@ -111,7 +111,7 @@ def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: P
 
 def test_a_run_that_is_being_measured_is_neither_resumed_nor_replaced(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    keeper = Keeper(unfinished(1), path, pytest.fail)
+    keeper = RunWriter(unfinished(1), path, pytest.fail)
     keeper.finished(unfinished(0).measurements[0])
     for attempt in (lambda: run_file.check_writable(path, replace=True), lambda: Journal(path)):
         with pytest.raises(RunFileError, match="is being measured by another process"):

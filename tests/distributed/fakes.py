@@ -19,11 +19,14 @@ from tests.builders import gpus
 PATIENCE_S = 30.0
 
 
-class FakeSeat:
+class FakeRankWorker:
     """A rank whose step takes `seconds` in each block; `on_step(seat, step)` may raise, or wait for `interrupted`."""
 
     def __init__(
-        self, rank: int, seconds: float = 1.0, on_step: Callable[[FakeSeat, Step], None] = lambda _seat, _step: None
+        self,
+        rank: int,
+        seconds: float = 1.0,
+        on_step: Callable[[FakeRankWorker, Step], None] = lambda _seat, _step: None,
     ) -> None:
         self.rank, self.seconds, self.on_step = rank, seconds, on_step
         self.calls: list[str] = []
@@ -100,7 +103,7 @@ class Board:
 
 
 @contextmanager
-def world(seats: Sequence[FakeSeat], board: Board | None = None, **limits: float) -> Iterator[Coordinator]:
+def world(seats: Sequence[FakeRankWorker], board: Board | None = None, **limits: float) -> Iterator[Coordinator]:
     """Give a coordinator of these seats; afterwards all of them have left."""
     ends = [pair() for _ in seats]
     left: list[bool] = []

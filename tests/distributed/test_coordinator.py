@@ -12,7 +12,7 @@ from collbench.distributed.ranks import Coordinator, RankLost, Ranks
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from tests.builders import gpus, throttled
-from tests.distributed.fakes import Board, FakeSeat, world
+from tests.distributed.fakes import Board, FakeRankWorker, world
 
 ALLREDUCE = Operation.ALLREDUCE
 
@@ -21,8 +21,8 @@ def step(groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), size: int = 64, **c
     return Step(ALLREDUCE, groups, size, iterations=1, blocks=2, **changes)  # type: ignore[arg-type]
 
 
-def seats(*seconds: float) -> list[FakeSeat]:
-    return [FakeSeat(rank, taken) for rank, taken in enumerate(seconds)]
+def seats(*seconds: float) -> list[FakeRankWorker]:
+    return [FakeRankWorker(rank, taken) for rank, taken in enumerate(seconds)]
 
 
 def test_a_step_takes_as_long_as_the_slowest_rank_of_its_group() -> None:
@@ -57,13 +57,13 @@ def test_the_id_is_made_once_read_by_all_and_deleted() -> None:
 
 
 def test_a_failure_ends_the_others_step_and_all_meet_again() -> None:
-    def fail_at_8(seat: FakeSeat, asked: Step) -> None:
+    def fail_at_8(seat: FakeRankWorker, asked: Step) -> None:
         if asked.size_bytes == 8:
             if seat.rank == 1:
                 raise StepFailed("crash: the worker died")
             seat.wait_to_be_interrupted()
 
-    board, ranks = Board(), [FakeSeat(rank, on_step=fail_at_8) for rank in range(3)]
+    board, ranks = Board(), [FakeRankWorker(rank, on_step=fail_at_8) for rank in range(3)]
     with world(ranks, board) as coordinator:
         coordinator.open()
         coordinator.reserve(512)
@@ -78,12 +78,12 @@ def test_a_failure_ends_the_others_step_and_all_meet_again() -> None:
 
 
 def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
-    def fail_once(seat: FakeSeat, asked: Step) -> None:
+    def fail_once(seat: FakeRankWorker, asked: Step) -> None:
         if asked.size_bytes == 8:
             seat.fails_to_open = 1
             raise BackendError("hang")
 
-    ranks = [FakeSeat(0), FakeSeat(1, on_step=fail_once)]
+    ranks = [FakeRankWorker(0), FakeRankWorker(1, on_step=fail_once)]
     with world(ranks) as coordinator:
         coordinator.open()
         for size, says in ((8, "rank 1: hang"), (16, "could not join again: rank 1: no room")):
@@ -93,20 +93,20 @@ def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
 
 
 def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
-    def corrupt(seat: FakeSeat, _asked: Step) -> None:
+    def corrupt(seat: FakeRankWorker, _asked: Step) -> None:
         if seat.rank == 2:
             raise DataCorruption("wrong data at byte 12")
         if seat.rank == 1:
             seat.wait_to_be_interrupted()
 
-    with world([FakeSeat(rank, on_step=corrupt) for rank in range(3)]) as coordinator:
+    with world([FakeRankWorker(rank, on_step=corrupt) for rank in range(3)]) as coordinator:
         coordinator.open()
         with pytest.raises(DataCorruption, match="rank 2: wrong data at byte 12"):
             coordinator.time_collective(step())
 
 
 def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
-    def fail(seat: FakeSeat, _asked: Step) -> None:
+    def fail(seat: FakeRankWorker, _asked: Step) -> None:
         if seat.rank == 0:
             raise PeerLost("remote process exited")
         if seat.rank == 2:
@@ -114,41 +114,41 @@ def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
         assert not seat.interrupted.wait(0.5), "abandoned before it could say why"
         raise StepFailed("unhandled system error")
 
-    with world([FakeSeat(rank, on_step=fail) for rank in range(3)]) as coordinator:
+    with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)]) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match=r"^rank 1: unhandled system error$"):
             coordinator.time_collective(step())
 
 
 def test_where_nobody_says_why_the_lost_rank_is_told_and_the_others_end() -> None:
-    def fail(seat: FakeSeat, _asked: Step) -> None:
+    def fail(seat: FakeRankWorker, _asked: Step) -> None:
         if seat.rank == 1:
             raise PeerLost("remote process exited")
         seat.wait_to_be_interrupted()
 
-    with world([FakeSeat(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
+    with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match="rank 1: remote process exited"):
             coordinator.time_collective(step())
 
 
 def test_what_no_rank_can_do_is_told_as_on_one_machine() -> None:
-    def refuse(_seat: FakeSeat, _asked: Step) -> None:
+    def refuse(_seat: FakeRankWorker, _asked: Step) -> None:
         raise UsageError("gloo cannot reduce by avg")
 
-    with world([FakeSeat(rank, on_step=refuse) for rank in range(2)]) as coordinator:
+    with world([FakeRankWorker(rank, on_step=refuse) for rank in range(2)]) as coordinator:
         coordinator.open()
         with pytest.raises(UsageError, match=r"^gloo cannot reduce by avg$"):
             coordinator.time_collective(step(((0, 1),)))
 
 
 def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
-    def break_down(seat: FakeSeat, _asked: Step) -> None:
+    def break_down(seat: FakeRankWorker, _asked: Step) -> None:
         if seat.rank == 1:
             raise KeyError("lost")
         seat.wait_to_be_interrupted()
 
-    with world([FakeSeat(rank, on_step=break_down) for rank in range(2)]) as coordinator:
+    with world([FakeRankWorker(rank, on_step=break_down) for rank in range(2)]) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match="rank 1: KeyError: 'lost'"):
             coordinator.time_collective(step(((0, 1),)))
@@ -165,13 +165,13 @@ def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
 
 
 def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
-    def interrupt_rank_0(seat: FakeSeat, asked: Step) -> None:
+    def interrupt_rank_0(seat: FakeRankWorker, asked: Step) -> None:
         if asked.size_bytes == 8:
             if seat.rank == 0:
                 os.kill(os.getpid(), signal.SIGINT)
             seat.wait_to_be_interrupted()
 
-    with world([FakeSeat(rank, on_step=interrupt_rank_0) for rank in range(2)]) as coordinator:
+    with world([FakeRankWorker(rank, on_step=interrupt_rank_0) for rank in range(2)]) as coordinator:
         coordinator.open()
         with pytest.raises(KeyboardInterrupt):
             coordinator.time_collective(step(((0, 1),), 8))
@@ -199,10 +199,10 @@ def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
         silent.ask({0: Introduce()})
     theirs.close()
 
-    def take_a_second(seat: FakeSeat, _asked: Step) -> None:
+    def take_a_second(seat: FakeRankWorker, _asked: Step) -> None:
         seat.interrupted.wait(1.0)  # signs of life come every 0.05 s
 
-    with world([FakeSeat(0, on_step=take_a_second)], silence_s=0.5) as coordinator:
+    with world([FakeRankWorker(0, on_step=take_a_second)], silence_s=0.5) as coordinator:
         coordinator.open()
         assert coordinator.time_collective(step(((0,),))).seconds
 

@@ -3,7 +3,7 @@
 import pytest
 
 from collbench.distributed.launchers import (
-    Place,
+    LaunchEnvironment,
     Step,
     alone,
     find_place,
@@ -38,40 +38,44 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "
     ("title", "environment", "place"),
     [
         ("nothing", {"HOME": "/root"}, None),
-        ("torchrun", TORCHRUN, Place(5, 8, 1, 4, "node0", 29400, "torchrun", agent_listens=True, generation=2)),
+        (
+            "torchrun",
+            TORCHRUN,
+            LaunchEnvironment(5, 8, 1, 4, "node0", 29400, "torchrun", agent_listens=True, generation=2),
+        ),
         ("torchrun with one process", TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, None),
         ("torchrun inside a Slurm step", SRUN | TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, None),
         (
             "torch's own variables without an agent, as Kubernetes operators set them",
             {name: value for name, value in TORCHRUN.items() if "ELASTIC" not in name},
-            Place(5, 8, 1, 4, "node0", 29400, "torchrun"),
+            LaunchEnvironment(5, 8, 1, 4, "node0", 29400, "torchrun"),
         ),
         ("a world size without a rank", {"WORLD_SIZE": "8", "MASTER_ADDR": "node0"}, None),
-        ("srun", SRUN, Place(5, 8, 1, 4, "gpu07", 13457, "Slurm")),
-        ("srun with a port", SRUN | {"MASTER_PORT": "6000"}, Place(5, 8, 1, 4, "gpu07", 6000, "Slurm")),
+        ("srun", SRUN, LaunchEnvironment(5, 8, 1, 4, "gpu07", 13457, "Slurm")),
+        ("srun with a port", SRUN | {"MASTER_PORT": "6000"}, LaunchEnvironment(5, 8, 1, 4, "gpu07", 6000, "Slurm")),
         ("a batch script, where nobody else would come", BATCH_SCRIPT, None),
         ("a batch script's step of one task", BATCH_SCRIPT | {"SLURM_STEP_NUM_TASKS": "1"}, None),
-        ("mpirun on one host", MPIRUN, Place(3, 4, 3, 4, "127.0.0.1", 29500, "Open MPI")),
+        ("mpirun on one host", MPIRUN, LaunchEnvironment(3, 4, 3, 4, "127.0.0.1", 29500, "Open MPI")),
         (
             "mpirun on two hosts",
             MPIRUN | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MASTER_ADDR": "a"},
-            Place(3, 4, 1, 2, "a", 29500, "Open MPI"),
+            LaunchEnvironment(3, 4, 1, 2, "a", 29500, "Open MPI"),
         ),
         (
             "mpirun inside Slurm, whose daemons are the tasks",
             SRUN | MPIRUN,
-            Place(3, 4, 3, 4, "127.0.0.1", 29500, "Open MPI"),
+            LaunchEnvironment(3, 4, 3, 4, "127.0.0.1", 29500, "Open MPI"),
         ),
         ("mpirun with one process", MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1"}, None),
         ("a pod of a PyTorchJob, in which torchrun is yet to start", POD, None),
         (
             "a rank that torchrun started in such a pod",
             TORCHRUN | {"PET_NNODES": "2"},
-            Place(5, 8, 1, 4, "node0", 29400, "torchrun", agent_listens=True, generation=2),
+            LaunchEnvironment(5, 8, 1, 4, "node0", 29400, "torchrun", agent_listens=True, generation=2),
         ),
     ],
 )
-def test_a_process_finds_its_place(title: str, environment: dict[str, str], place: Place | None) -> None:
+def test_a_process_finds_its_place(title: str, environment: dict[str, str], place: LaunchEnvironment | None) -> None:
     assert find_place(environment) == place
 
 

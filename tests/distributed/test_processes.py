@@ -16,7 +16,7 @@ import pytest
 
 from collbench.bench.plan import Request
 from collbench.distributed.factory import World, join
-from collbench.distributed.launchers import Place
+from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.store import Store
 from collbench.model.errors import BackendError
 from collbench.model.operations import Operation, Work
@@ -191,13 +191,13 @@ REQUEST = Request(
 def test_ranks_that_never_come_are_named() -> None:
     port = free_port()
     with pytest.raises(BackendError, match=rf"ranks 1, 2 of 3 did not come to 127\.0\.0\.1:{port} within 1 s"):
-        World(Place(0, 3, 0, 3, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
+        World(LaunchEnvironment(0, 3, 0, 3, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
 
 
 def test_a_rank_that_finds_nobody_says_where_it_looked() -> None:
     port = free_port()
     with pytest.raises(BackendError, match=rf"rank 1 on .* reached nobody at 127\.0\.0\.1:{port} within 1 s"):
-        join(Place(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
+        join(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
 
 
 def test_a_store_that_ends_ends_those_who_wait_for_it() -> None:
@@ -210,7 +210,7 @@ def test_a_store_that_ends_ends_those_who_wait_for_it() -> None:
     )  # fmt: skip
     assert keeper.stdout is not None
     keeper.stdout.readline()
-    store = Store(Place(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 600.0)
+    store = Store(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 600.0)
     threading.Timer(0.2, keeper.kill).start()  # before or after `read` begins to wait: it is the same
     with pytest.raises(BackendError, match=rf"rank 1 on \S+ stops: rank 0, which kept the store at .*{port}, is gone"):
         store.read("listener")
@@ -222,7 +222,7 @@ def test_a_taken_port_is_told() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(BackendError, match=r"rank 0 cannot listen at .*MASTER_PORT a free port"),
     ):
-        World(Place(0, 2, 0, 2, "127.0.0.1", taken.getsockname()[1], "Slurm"), REQUEST, timeout_s=1.0)
+        World(LaunchEnvironment(0, 2, 0, 2, "127.0.0.1", taken.getsockname()[1], "Slurm"), REQUEST, timeout_s=1.0)
 
 
 @pytest.fixture

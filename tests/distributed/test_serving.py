@@ -9,7 +9,7 @@ from collbench.distributed.connection import pair
 from collbench.distributed.messages import Abandon, Alive, Leave, Order, TakeHealth
 from collbench.distributed.rank_worker import serve
 from collbench.model.operations import Operation
-from tests.distributed.fakes import PATIENCE_S, FakeSeat
+from tests.distributed.fakes import PATIENCE_S, FakeRankWorker
 
 STEP = Step(Operation.ALLREDUCE, ((0, 1),), 8, 1, 1)
 
@@ -17,7 +17,7 @@ STEP = Step(Operation.ALLREDUCE, ((0, 1),), 8, 1, 1)
 class Serving:
     """A seat that is served in a thread; `line` is rank 0's end."""
 
-    def __init__(self, seat: FakeSeat) -> None:
+    def __init__(self, seat: FakeRankWorker) -> None:
         self.line, far = pair()
         self._released: list[bool] = []
         self._thread = threading.Thread(target=lambda: self._released.append(serve(far, seat, 0.05)), daemon=True)
@@ -29,15 +29,15 @@ class Serving:
         return self._released[0]
 
 
-def stuck() -> tuple[FakeSeat, threading.Event]:
+def stuck() -> tuple[FakeRankWorker, threading.Event]:
     """Return a seat whose step lasts until it is interrupted, and what tells that it has begun."""
     begun = threading.Event()
 
-    def wait(seat: FakeSeat, _step: Step) -> None:
+    def wait(seat: FakeRankWorker, _step: Step) -> None:
         begun.set()
         seat.wait_to_be_interrupted()
 
-    return FakeSeat(0, on_step=wait), begun
+    return FakeRankWorker(0, on_step=wait), begun
 
 
 @pytest.mark.parametrize(

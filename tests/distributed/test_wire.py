@@ -11,7 +11,7 @@ import pytest
 from collbench.distributed import connection
 from collbench.distributed.connection import MOST_BYTES, far_end, framed, is_loopback, line, own_address, plain_address
 from collbench.distributed.factory import _own_address, _told
-from collbench.distributed.launchers import Place
+from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.messages import BadMessage, Done, Introduce, Leave, UniqueId
 from collbench.distributed.ranks import RankLost, Ranks
 from collbench.distributed.store import host_key, interface_of
@@ -119,12 +119,12 @@ def test_what_a_stranger_leaves_in_the_store_is_refused(text: str) -> None:
 
 def test_rank_0_listens_where_the_others_come_from() -> None:
     """Loopback is enough for one host; a name that means loopback on its own host alone says nothing."""
-    one_host = Place(0, 2, 0, 2, "127.0.0.1", 29500, "torchrun")
+    one_host = LaunchEnvironment(0, 2, 0, 2, "127.0.0.1", 29500, "torchrun")
     assert _own_address(one_host) == "127.0.0.1"
-    assert _own_address(Place(0, 2, 0, 1, "127.0.1.1", 29500, "Slurm")) == ""
+    assert _own_address(LaunchEnvironment(0, 2, 0, 1, "127.0.1.1", 29500, "Slurm")) == ""
     outward = own_address("192.0.2.1", 29500)  # for documentation [RFC 5737]: routed, if at all, as any other host
     if outward:  # there is a network
-        assert _own_address(Place(0, 2, 0, 1, outward, 29500, "Slurm")) == outward
+        assert _own_address(LaunchEnvironment(0, 2, 0, 1, outward, 29500, "Slurm")) == outward
 
 
 def test_an_address_of_this_host_towards_another() -> None:

@@ -22,7 +22,7 @@ from collbench.backends.sim import SimBackend
 from collbench.bench.session import wrong_data
 from collbench.model.errors import DataCorruption, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Measurement, Run, Sample, Skipped, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, Sample, Skipped, StopReason
 from collbench.sim import fabrics, faults, random_fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.builders import run_of
@@ -125,7 +125,7 @@ def _run(made: Made, works: tuple[Work, ...], visits: int) -> Run:
         for members in _places(work, len(backend.devices())):
             if backend.can_run(work, members) is not None:
                 continue
-            found = Measurement(Cell(work.operation, members, SIZE, work.variant, work.numa_node))
+            found = Measurement(DataPoint(work.operation, members, SIZE, work.variant, work.numa_node))
             try:
                 for _ in range(visits):
                     step = Step(work.operation, (members,), SIZE, 4, 2, variant=work.variant)
@@ -204,7 +204,7 @@ def _pair(members: tuple[int, ...]) -> tuple[int, int]:
     return low, high
 
 
-def _canonical(cell: Cell, members: tuple[int, ...]) -> tuple[int, ...]:
+def _canonical(cell: DataPoint, members: tuple[int, ...]) -> tuple[int, ...]:
     """Return members in the order that a plan gives them where it says nothing."""
     unordered = cell.operation.is_collective or cell.variant is Variant.BOTH_WAYS
     return tuple(sorted(members)) if unordered else members
@@ -224,7 +224,7 @@ def scaled(run: Run, time: float, size: int = 1) -> Run:
     return replace(run, measurements=measurements, settings=replace(run.settings, sizes=sizes))
 
 
-def narrowest(fabric: Fabric, cell: Cell) -> float:
+def narrowest(fabric: Fabric, cell: DataPoint) -> float:
     """Return a rate in GB/s that a cell cannot exceed, by the machine's structure and makers' figures alone.
 
     It is the narrowest link, port or slot of any member, times what a pattern moves at once. For collectives on more

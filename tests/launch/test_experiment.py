@@ -11,7 +11,7 @@ import pytest
 
 from collbench.launch import experiment
 from collbench.launch.ablation import Ablation, Measure, Reader
-from collbench.launch.experiment import Ended, Experiment, Plan, Told, environment_of
+from collbench.launch.experiment import Ended, Experiment, Plan, Reporter, environment_of
 from collbench.model.errors import BackendError, UsageError
 from tests.launch.made import ablation
 
@@ -59,7 +59,7 @@ class Stage:
         words = ("--max-restarts", "0", "--", "train.py")
         compiled = re.compile(pattern) if pattern else None
         plan = Plan(words, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
-        told = Told(self.said.append, self.shown.extend, lambda _data: None, lambda _text: None)
+        told = Reporter(self.said.append, self.shown.extend, lambda _data: None, lambda _text: None)
         Experiment(made, plan, told).train()
         return made
 

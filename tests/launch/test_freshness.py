@@ -11,7 +11,7 @@ import pytest
 from collbench.analysis.freshness import Here, parse_duration, refusal
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Device, Machine, Measurement, Run, Sample, Settings
+from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings
 
 NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
 GPUS = tuple(Device(index, f"GPU-{index}", "H200") for index in range(3))
@@ -27,7 +27,7 @@ def a_run(**changes: Any) -> Run:
 
 
 def timed(operation: Operation, size_bytes: int, *links: tuple[int, ...]) -> list[Measurement]:
-    return [Measurement(Cell(operation, link, size_bytes), [SAMPLE]) for link in links]
+    return [Measurement(DataPoint(operation, link, size_bytes), [SAMPLE]) for link in links]
 
 
 def judged(run: Run, **changes: Any) -> str | None:
@@ -78,7 +78,7 @@ REFUSED = {
         "with 1 of its links still to time",
     ),
     "interrupted in the middle of a cell": (
-        a_run(complete=False, measurements=[Measurement(Cell(Operation.ALLREDUCE, (0, 1), 2**26))]),
+        a_run(complete=False, measurements=[Measurement(DataPoint(Operation.ALLREDUCE, (0, 1), 2**26))]),
         "before any pair was timed",
     ),
 }

@@ -14,7 +14,7 @@ import pytest
 
 from collbench.analysis.physics import Check, Hardware, Part, impossible, marked
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Device, Machine, MarkKind, Path, Run
+from collbench.model.run import DataPoint, Device, Machine, MarkKind, Path, Run
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
 
@@ -98,7 +98,7 @@ FOUR = tuple(range(4))
 def test_the_narrowest_part_sets_the_limit(
     case: str, run: Run, operation: Operation, variant: Variant, members: Members, gbs: float, part: str
 ) -> None:
-    found = Hardware(run).of(Cell(operation, members, 8 if operation is Operation.CHASE else GIB, variant))
+    found = Hardware(run).of(DataPoint(operation, members, 8 if operation is Operation.CHASE else GIB, variant))
     assert found is not None, case
     assert found.gbs == pytest.approx(gbs, rel=1e-3), case
     assert found.part == part, case
@@ -116,12 +116,12 @@ def test_the_narrowest_part_sets_the_limit(
 def test_an_unknown_limit_is_none(
     case: str, run: Run, operation: Operation, variant: Variant, members: Members
 ) -> None:
-    assert Hardware(run).of(Cell(operation, members, GIB, variant)) is None, case
+    assert Hardware(run).of(DataPoint(operation, members, GIB, variant)) is None, case
 
 
 def test_memory_of_a_grace_is_behind_nvlink() -> None:
     run = machine(gpus(2, "NVIDIA GH200 480GB"), {}, 25.0, slot=(5, 16))
-    limit = Hardware(run).of(Cell(Operation.H2D_CE, (0,), GIB, Variant.HOST))
+    limit = Hardware(run).of(DataPoint(Operation.H2D_CE, (0,), GIB, Variant.HOST))
     assert limit is not None
     assert limit.gbs == 450.0
 
@@ -129,7 +129,7 @@ def test_memory_of_a_grace_is_behind_nvlink() -> None:
 def test_nccls_own_words_tell_whether_the_switch_added() -> None:
     """Asked, and chosen for no message: then the ring's bound holds."""
     machine_ = replace(HGX.machine, multicast=False)
-    limit = Hardware(replace(HGX, machine=machine_)).of(Cell(Operation.ALLREDUCE, ALL, GIB))
+    limit = Hardware(replace(HGX, machine=machine_)).of(DataPoint(Operation.ALLREDUCE, ALL, GIB))
     assert limit is not None
     assert limit.gbs == 450.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Flag, FlagKind, Measurement, Path, Run, StopReason
+from collbench.model.run import DataPoint, Flag, FlagKind, Measurement, Path, Run, StopReason
 from tests.builders import gpus, measured, run_of, throttled
 
 # A quote, a comma, a pipe, a line break, a spreadsheet's formula, HTML, Markdown, a backslash, an accent, edge blanks.
@@ -16,7 +16,7 @@ def hostile_run() -> Run:
     """Return a run with copies, collectives, host copies, a chase, a failed cell and an undisturbed one."""
     devices = (replace(gpus(3)[0], name=NAME, uuid='GPU-"0,|\n'), *gpus(3)[1:])
     both = Measurement(
-        Cell(Operation.CE_READ, (2, 1), 4096, Variant.BOTH_WAYS), measured(Operation.CE_READ, (2, 1), 7).samples
+        DataPoint(Operation.CE_READ, (2, 1), 4096, Variant.BOTH_WAYS), measured(Operation.CE_READ, (2, 1), 7).samples
     )
     host = measured(Operation.H2D_CE, (1,), 50.0, size=2**26)
     host.cell = replace(host.cell, variant=Variant.HOST, numa_node=1)
@@ -26,7 +26,9 @@ def hostile_run() -> Run:
         Flag(FlagKind.OTHER, (), reason='shared: "1" other\nprocess | on GPU0'),
     )
     reduce.samples[0] = replace(reduce.samples[0], flags=flags, concurrent=True)
-    hang = Measurement(Cell(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure='no answer for 30 s, "x" | y')
+    hang = Measurement(
+        DataPoint(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure='no answer for 30 s, "x" | y'
+    )
     found = [
         measured(Operation.CE_WRITE, (0, 1), [390.1, 1 / 3, 401.7]),
         both,

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Device, Machine, Measurement, Run, Sample, Settings, StopReason
+from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings, StopReason
 from collbench.output import nccl_tests
 
 Row = tuple[str, ...]
@@ -140,7 +140,7 @@ def _measurement(recording: Recording, row: Row, variant: Variant, time: str, sh
     seconds = (float(time) + (2 * share - 1) * half_digit * 0.999) * 1e-6
     graph = recording.flags["graph"] > 0
     sample = Sample((seconds if graph else 1.0,), 20, concurrent=False, launch_seconds=1.0 if graph else seconds)
-    cell = Cell(OPERATIONS[recording.program], tuple(range(recording.ranks)), int(row[0]), variant)
+    cell = DataPoint(OPERATIONS[recording.program], tuple(range(recording.ranks)), int(row[0]), variant)
     return Measurement(cell, [sample], StopReason.PRECISION, 0 if recording.flags["validation"] else None)
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.model.operations import COLLECTIVES, Operation, Variant
-from collbench.model.run import Cell, Chosen, Measurement, Run, Skipped, StopReason
+from collbench.model.run import Chosen, DataPoint, Measurement, Run, Skipped, StopReason
 from collbench.output.text import measured as text_measured
 from collbench.output.text.measured import page
 from tests.builders import GIB, gpus, measured, run_of, shared, throttled
@@ -142,7 +142,7 @@ def test_what_nccl_chose_stands_beside_its_size() -> None:
 
 
 def test_a_failed_cell_is_a_row_and_says_why_below() -> None:
-    lost = Measurement(Cell(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure="hang: no answer in 5 s")
+    lost = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure="hang: no answer in 5 s")
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06), lost], command=("allreduce",)))
     assert rows(shown)[1] == ["8B", "2", "-", "-", "-", "-", "-", "failed"]
     assert "\nfailed    allreduce on GPU0, GPU1, GPU2, GPU3 at 8 B: hang: no answer in 5 s\n" in shown

@@ -6,7 +6,7 @@ from itertools import combinations, permutations
 import pytest
 
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Measurement, Path, Run, Sample
+from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
 from collbench.output.text.curves import curves_of, limits_of, lines_of, place_name, sizes_of, works_of
 from tests.builders import GIB, gpus, measured, run_of
 
@@ -71,7 +71,7 @@ def test_without_pairs_the_sizes_are_those_of_larger_sets() -> None:
 
 def copies(variant: Variant, members: tuple[tuple[int, ...], ...]) -> Run:
     sample = Sample((0.01, 0.01), 1, concurrent=False)
-    found = [Measurement(Cell(Operation.CE_WRITE, some, GIB, variant), [sample]) for some in members]
+    found = [Measurement(DataPoint(Operation.CE_WRITE, some, GIB, variant), [sample]) for some in members]
     links = [Path((0, 1), "NV18", theory_gbs=450.0), Path((0, 2), "NV4", theory_gbs=100.0), Path((1, 2), "SYS")]
     return run_of(gpus(3), found, links)
 
@@ -99,7 +99,7 @@ def test_theory(title: str, run: Run, limits: dict[tuple[int, int], float]) -> N
 
 def test_host_memory_is_behind_the_devices_slot() -> None:
     sample = Sample((0.01, 0.01), 1, concurrent=False)
-    found = Measurement(Cell(Operation.H2D_CE, (0,), GIB, Variant.HOST), [sample])
+    found = Measurement(DataPoint(Operation.H2D_CE, (0,), GIB, Variant.HOST), [sample])
     devices = (replace(gpus(1)[0], pcie_generation=5, pcie_width=16), gpus(2)[1])
     run = run_of(devices, [found])
     (work,) = works_of(run)

@@ -4,7 +4,7 @@ from itertools import combinations, permutations
 import pytest
 
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Measurement, Run, Sample, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.output.text.measured import page
 from tests.builders import gpus, measured, run_of
 from tests.output.pages import text
@@ -15,7 +15,7 @@ def taking(
 ) -> Measurement:
     """Return a cell of 8 bytes that takes this long in five visits."""
     samples = [Sample((microseconds * 1e-6,) * 2, 20, concurrent=False)] * 5
-    return Measurement(Cell(operation, members, 8, variant), samples, StopReason.PRECISION)
+    return Measurement(DataPoint(operation, members, 8, variant), samples, StopReason.PRECISION)
 
 
 def latencies(count: int) -> Run:

@@ -10,7 +10,7 @@ import pytest
 from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Measurement, Run, Sample, Skipped, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, Sample, Skipped, StopReason
 from collbench.output.nccl_tests import lines
 from tests.builders import gpus, measured, throttled
 from tests.builders import run_of as built
@@ -71,7 +71,7 @@ def test_these_recordings_are_there() -> None:
 def looped(loops: tuple[float | None, ...], command: tuple[str, ...] = ("allreduce",)) -> Run:
     """Return an all-reduce whose blocks took 10 µs each, and whose launch loops took these seconds, visit by visit."""
     samples = [Sample((1e-5, 1e-5), 20, concurrent=False, launch_seconds=seconds) for seconds in loops]
-    return built(gpus(4), [Measurement(Cell(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)], command=command)
+    return built(gpus(4), [Measurement(DataPoint(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)], command=command)
 
 
 @pytest.mark.parametrize(

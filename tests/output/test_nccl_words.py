@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Device, Machine, Measurement, Run, Sample
+from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample
 from collbench.output.nccl_tests import lines
 from tests.builders import gpus, measured, run_of
 from tests.output.recorded import OPERATIONS
@@ -77,7 +77,7 @@ def test_types_have_its_names(dtype: str, count: str, word: str) -> None:
 )
 def test_times_lose_decimals_before_they_outgrow_their_column(microseconds: float, printed: str) -> None:
     sample = Sample((microseconds * 1e-6,), 1, concurrent=False)
-    run = run_of(gpus(2), [Measurement(Cell(Operation.ALLREDUCE, (0, 1), 8), [sample])])
+    run = run_of(gpus(2), [Measurement(DataPoint(Operation.ALLREDUCE, (0, 1), 8), [sample])])
     (line,) = (line for line in lines(run) if line[:1] == " ")
     assert line[52:61] == printed
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Audit, Cell, Health, Measurement, Run, Skipped, StopReason
+from collbench.model.run import Audit, DataPoint, Health, Measurement, Run, Skipped, StopReason
 from collbench.output.text.frame import notes, place
 from tests.builders import gpus, measured, run_of, throttled
 
@@ -22,7 +22,7 @@ def stopped(reason: StopReason, count: int) -> list[Measurement]:
 
 
 def failed(members: tuple[int, ...], size: int, reason: str = "crash: signal 11") -> Measurement:
-    return Measurement(Cell(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=reason)
+    return Measurement(DataPoint(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=reason)
 
 
 def test_the_reasons_to_stop_are_counted_in_one_line() -> None:

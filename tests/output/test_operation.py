@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Measurement, Run, Sample, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.output.text.operation import page
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, pair_run, run_of
@@ -105,7 +105,7 @@ def test_sixteen_gpus_fit_80_columns(size: int | None, maps: int) -> None:
 
 def test_sixteen_pointer_chases_fit_80_columns() -> None:
     sample = Sample((1.1e-6,), 1000, concurrent=False)
-    links = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(16), 2)]
+    links = [Measurement(DataPoint(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(16), 2)]
     lines = shown(run_of(gpus(16), links), Work(Operation.CHASE)).split("\n")
     assert "chase (row sends to column) at 8 B, µs" in lines
     assert max(map(len, lines)) <= 80
@@ -152,7 +152,7 @@ def test_a_simulated_figure_never_stands_without_the_word() -> None:
 
 def host_copies() -> Run:
     sample = Sample((0.02, 0.02), 1, concurrent=False)
-    cells = [Cell(Operation.H2D_CE, (gpu,), GIB, Variant.HOST) for gpu in range(2)]
+    cells = [DataPoint(Operation.H2D_CE, (gpu,), GIB, Variant.HOST) for gpu in range(2)]
     return run_of(gpus(2), [Measurement(cell, [sample] * 3, StopReason.PRECISION) for cell in cells])
 
 
@@ -164,7 +164,7 @@ def test_host_copies_are_a_table_of_devices() -> None:
 
 def test_one_to_all_is_a_table_of_its_sources() -> None:
     sample = Sample((0.02, 0.02), 1, concurrent=False)
-    cell = Cell(Operation.CE_WRITE, (0, 1, 2), GIB, Variant.ONE_TO_ALL)
+    cell = DataPoint(Operation.CE_WRITE, (0, 1, 2), GIB, Variant.ONE_TO_ALL)
     run = run_of(gpus(3), [Measurement(cell, [sample], StopReason.PRECISION)])
     drawn = shown(run, Work(Operation.CE_WRITE, Variant.ONE_TO_ALL))
     assert "\nce-write one-to-all at 1G\n" in drawn
@@ -173,7 +173,7 @@ def test_one_to_all_is_a_table_of_its_sources() -> None:
 
 def test_a_pointer_chase_is_in_ns_and_has_no_curve() -> None:
     sample = Sample((1.1e-6,), 1000, concurrent=False)
-    links = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
+    links = [Measurement(DataPoint(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
     drawn = shown(run_of(gpus(2), links), Work(Operation.CHASE))
     assert "chase (row sends to column) at 8 B, ns\n" in drawn
     assert ["GPU0", "-", "1100.0"] in [line.split() for line in drawn.split("\n")]

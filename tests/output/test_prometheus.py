@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collbench.model.errors import RunFileError
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.output.prometheus import as_prometheus
 from collbench.output.rows import rows
 from tests.builders import gpus, measured, run_of
@@ -94,7 +94,7 @@ def test_there_is_a_bound_whatever_was_measured_and_nothing_is_dropped_in_silenc
 
 def test_of_places_that_failed_at_many_sizes_the_sizes_are_counted() -> None:
     lost = [
-        Measurement(Cell(Operation.CE_WRITE, (0, 1), 8 << step), [], StopReason.FAILED, failure=f"hang {step}")
+        Measurement(DataPoint(Operation.CE_WRITE, (0, 1), 8 << step), [], StopReason.FAILED, failure=f"hang {step}")
         for step in range(20)
     ]
     (failed,) = families(run_of(gpus(2), lost))["collbench_failed"].samples

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.bench.run_writer import Keeper
+from collbench.bench.run_writer import RunWriter
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run, StopReason
 from collbench.runfile import run_file
@@ -31,7 +31,7 @@ def growing(visits: int) -> tuple[Run, list[tuple[Measurement, int]]]:
 def keep(path: pathlib.Path, visits: int) -> Run:
     """Keep a run as far as it came, and leave the files as a killed process does."""
     run, order = growing(visits)
-    keeper = Keeper(run, path, pytest.fail)
+    keeper = RunWriter(run, path, pytest.fail)
     for found, count in order:
         found.samples[:] = measured(Operation.CE_WRITE, (0, 1), range(1, count + 1)).samples
         if found not in run.measurements:
@@ -120,7 +120,7 @@ def test_a_cell_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Pat
 def test_an_end_leaves_one_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     run = replace(run_of(gpus(2), [cell((0, 1), 1)]), complete=False)
-    keeper = Keeper(run, path, pytest.fail)
+    keeper = RunWriter(run, path, pytest.fail)
     keeper.finished(run.measurements[0])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run.json", "run.json.journal"]
     run.complete = True
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_while_journalling_is_told_once_and_the_end_tries_a
     told: list[str] = []
     path = tmp_path / "run.json"
     run = replace(run_of(gpus(2), [cell((0, 1), 3)]), complete=False)
-    keeper = Keeper(run, path, told.append)
+    keeper = RunWriter(run, path, told.append)
     keeper.finished(run.measurements[0])
     monkeypatch.setattr(Journal, "add", full)
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_a_disk_that_fills_up_while_journalling_is_told_once_and_the_end_tries_a
 def test_before_anything_is_finished_an_older_file_is_left_alone(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     path.write_text("an older run", encoding="utf-8")
-    Keeper(run_of(gpus(2), []), path, pytest.fail)
+    RunWriter(run_of(gpus(2), []), path, pytest.fail)
     assert path.read_text(encoding="utf-8") == "an older run"
 
 

@@ -13,7 +13,7 @@ from collbench.model.errors import RunFileError
 from collbench.model.operations import Operation
 from collbench.model.run import (
     Audit,
-    Cell,
+    DataPoint,
     Device,
     Flag,
     FlagKind,
@@ -70,7 +70,7 @@ SETTINGS = st.builds(
 def runs(draw: st.DrawFn) -> Run:
     devices = draw(st.lists(DEVICES, min_size=2, max_size=4))
     pairs = st.permutations(range(len(devices))).map(lambda order: (order[0], order[1]))
-    cells = st.builds(Cell, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
+    cells = st.builds(DataPoint, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
     stops = st.none() | st.sampled_from(StopReason)
     measurements = st.builds(Measurement, cells, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS)
     links = st.builds(Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, WORDS_OR_NONE)

@@ -20,7 +20,7 @@ from collbench.bench.session import Session
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Audit, Cell, Chosen, Health, Measurement, Run, Skipped, StopReason
+from collbench.model.run import Audit, Chosen, DataPoint, Health, Measurement, Run, Skipped, StopReason
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of, shared
 
@@ -45,7 +45,7 @@ def rich_run() -> Run:
     run.measurements.append(measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0, launch=1e-5))
     run.measurements.append(flagged(measured(Operation.CE_WRITE, (0, 1, 2, 3), 90.0), Variant.ONE_TO_ALL))
     run.measurements.append(flagged(measured(Operation.H2D_CE, (3,), 50.0), Variant.HOST))
-    hang = Measurement(Cell(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure="no answer for 30 s")
+    hang = Measurement(DataPoint(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure="no answer for 30 s")
     run.measurements.append(hang)
     run.chosen.append(Chosen(Operation.ALLREDUCE, 4, 2**22, "RING", "LL128", 24))
     run.phases.update({"warm-up": 0.5, "visits": 2.0, "timed": 1.5})

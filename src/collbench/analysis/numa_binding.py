@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from collbench.analysis.stats import summarize
 from collbench.analysis.tiers import Estimate, differs, estimates_of, ties, tolerance
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Device, Measurement, Run
+from collbench.model.run import DataPoint, Device, Measurement, Run
 
 # The copy engine shows the wire (METHOD.md §1); a job loads batches one way and offloads the other.
 _DIRECTIONS = (Operation.H2D_CE, Operation.D2H_CE)
 
-Place = tuple[int, ...]  # (position, node)
+LaunchEnvironment = tuple[int, ...]  # (position, node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def bindings(run: Run) -> tuple[Binding, ...]:
     return tuple(made)
 
 
-def _cells(run: Run) -> dict[Cell, Measurement]:
+def _cells(run: Run) -> dict[DataPoint, Measurement]:
     """Return the copies between devices and named NUMA nodes, at the size that most have, of these the largest."""
     found = {m.cell: m for m in run.measured(Variant.HOST) if m.cell.operation in _DIRECTIONS}
     found = {cell: measurement for cell, measurement in found.items() if cell.numa_node is not None}
@@ -72,7 +72,7 @@ def _cells(run: Run) -> dict[Cell, Measurement]:
     return {cell: measurement for cell, measurement in found.items() if cell.size_bytes == size}
 
 
-def _slower(found: Mapping[Cell, Measurement]) -> dict[Place, Estimate]:
+def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, Estimate]:
     """Return the slower direction's estimate for each device and node that has both; σ̂ is pooled within a direction."""
     ways = [
         {(c.members[0], c.numa_node or 0): m for c, m in found.items() if c.operation is operation}
@@ -81,7 +81,9 @@ def _slower(found: Mapping[Cell, Measurement]) -> dict[Place, Estimate]:
     both = ways[0].keys() & ways[1].keys()
     made = []
     for operation, cells in zip(_DIRECTIONS, ways, strict=True):
-        logs: dict[Place, list[float]] = {place: [*map(math.log, summarize(cells[place]).visits)] for place in both}
+        logs: dict[LaunchEnvironment, list[float]] = {
+            place: [*map(math.log, summarize(cells[place]).visits)] for place in both
+        }
         made.append(estimates_of(logs, dict.fromkeys(logs, operation.value)))
     return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
 

@@ -12,7 +12,7 @@ from collbench.analysis.stats import rate_gbs, trial_seconds
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, nvlinks
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Device, Mark, MarkKind, Measurement, Path, Run, Sample
+from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, Path, Run, Sample
 from collbench.model.units import busbw_factor
 
 # Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
@@ -132,14 +132,14 @@ class Hardware:
         self._ports = {place: self._reach(place, range(len(run.devices))) for place in range(len(run.devices))}
         self._limits: dict[tuple[Operation, Variant, tuple[int, ...]], Capacity | None] = {}
 
-    def of(self, cell: Cell) -> Capacity | None:
+    def of(self, cell: DataPoint) -> Capacity | None:
         """Return the most that a cell can reach; None where it is not known, as of CPU cores."""
         alike = (cell.operation, cell.variant, cell.members)  # of any size
         if alike not in self._limits:
             self._limits[alike] = self._limit(cell)
         return self._limits[alike]
 
-    def _limit(self, cell: Cell) -> Capacity | None:
+    def _limit(self, cell: DataPoint) -> Capacity | None:
         if self._on_cores or not self._known(cell.members):
             return None
         if cell.operation is Operation.CHASE:
@@ -202,7 +202,7 @@ class Hardware:
         over_pcie = (self.link(place, other) for other in others if not self.over_nvlink(place, other))
         return max((gbs for gbs in over_pcie if gbs is not None), default=None)
 
-    def _copies(self, cell: Cell) -> Iterator[Capacity | None]:
+    def _copies(self, cell: DataPoint) -> Iterator[Capacity | None]:
         """Yield what each link, port and slot allows all messages of a cell together."""
         messages = _messages(cell)
         through_host = cell.variant in (Variant.HOST, Variant.STAGED)
@@ -225,7 +225,7 @@ class Hardware:
             return self.link(places[0], places[1])
         return self._ports[places[0]] if part is Part.PORT else self._slot(places[0])
 
-    def _collective(self, cell: Cell) -> Iterator[Capacity | None]:
+    def _collective(self, cell: DataPoint) -> Iterator[Capacity | None]:
         """Yield what the border of each rank, and of each group that NVLinks join, allows, and all ranks together."""
         members, traffic = cell.members, _TRAFFIC[cell.operation]
         ranks, factor = len(members), busbw_factor(cell.operation, len(members))
@@ -278,7 +278,7 @@ class Hardware:
         return [tuple(sorted(island)) for island in islands]
 
 
-def _messages(cell: Cell) -> list[tuple[int | None, int | None]]:
+def _messages(cell: DataPoint) -> list[tuple[int | None, int | None]]:
     """Return (source, destination) of each message of a copy, None for host memory."""
     first, *rest = cell.members
     if cell.variant is Variant.HOST:
@@ -316,7 +316,7 @@ class Impossible:
     A launch loop counts as a block.
     """
 
-    cell: Cell
+    cell: DataPoint
     capacity: Capacity
     rate_gbs: float
     blocks: int
@@ -333,7 +333,7 @@ def impossible(run: Run) -> list[Impossible]:
     )
 
 
-def by_cell(run: Run) -> dict[Cell, Impossible]:
+def by_cell(run: Run) -> dict[DataPoint, Impossible]:
     """Return the same by cell."""
     return {one.cell: one for one in impossible(run)}
 
@@ -363,7 +363,7 @@ class Check:
         self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
         self._open = {pair for pair in over_pcie if pair not in kept}
 
-    def limit(self, cell: Cell, rate: float) -> Capacity | None:
+    def limit(self, cell: DataPoint, rate: float) -> Capacity | None:
         """Return what a cell's rate in GB/s is judged by; None where it is not known."""
         limit = self._labelled.of(cell)
         if limit is not None and rate <= MARGIN * limit.gbs:
@@ -374,7 +374,7 @@ class Check:
             return self._beyond.of(cell)
         return limit
 
-    def flag(self, cell: Cell, seconds: float) -> Mark | None:
+    def flag(self, cell: DataPoint, seconds: float) -> Mark | None:
         """Return what a block of this time per iteration is marked with, None where nothing is."""
         rate = rate_gbs(cell, seconds)
         limit = self.limit(cell, rate)
@@ -382,7 +382,7 @@ class Check:
             return None
         return Mark(MarkKind.IMPOSSIBLE, limit.devices, rate, limit.gbs)
 
-    def marked(self, cell: Cell, sample: Sample) -> Sample:
+    def marked(self, cell: DataPoint, sample: Sample) -> Sample:
         """Return the sample with its marks: one flag, of its fastest block."""
         flag = self.flag(cell, min(_times(sample)))
         marks = () if flag is None else (flag,)

@@ -251,7 +251,7 @@ _SMALL_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SelectionProblem:
     """One question of which k. Places are in the order of PCI bus ids; `order` has the run's position of each place.
 
     `order_of` names what places are in order of: devices without PCI bus ids, CPU cores say, are in that of indices.
@@ -301,7 +301,7 @@ def _order_of(devices: Sequence[Device]) -> str:
     return "PCI bus id" if all(one.pci_bus_id for one in devices) else "index"
 
 
-def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> Case:
+def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProblem:
     """Return the case that a run makes for its fit devices, by the ranking of their pairs.
 
     How the machine is wired is what all of its devices show, also those that may not be chosen.
@@ -322,7 +322,7 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> Case:
     whole = len(ranking.standings) == comb(len(order), 2) and not wired.missing.any()
     largest = ranking.size_bytes == max(_sizes(run, ranking.operation, fit))
     equal = ranking.all_tied and whole and largest
-    return Case(
+    return SelectionProblem(
         order=order,
         order_of=_order_of(devices),
         wired=wired,
@@ -352,14 +352,14 @@ def _rates(run: Run, ranking: Ranking, place: Mapping[int, int]) -> Rates:
     return rates
 
 
-def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> Case:
+def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> SelectionProblem:
     """Return the case that labels alone make, with the rates that such labels have on healthy machines."""
     order = in_bus_order(devices, fit)
     place = {position: at for at, position in enumerate(order)}
     known = _paths(paths, place)
     rates = guessed_rates(len(order), known)
     found = sorted({path.label for path in known.values()})
-    return Case(
+    return SelectionProblem(
         order=order,
         order_of=_order_of(devices),
         wired=wiring([devices[position] for position in order], known, rates),
@@ -372,14 +372,14 @@ def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collectio
     )
 
 
-def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> Case:
+def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> SelectionProblem:
     """Return the case that a matrix of rates makes, GB/s, row source and column destination; 0 is not measured."""
     order = in_bus_order(devices, range(len(devices)))
     place = {position: at for at, position in enumerate(order)}
     ordered = rates[np.ix_(order, order)]
     inside = ordered[~np.eye(len(order), dtype=bool)]
     spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
-    return Case(
+    return SelectionProblem(
         order=order,
         order_of=_order_of(devices),
         wired=wiring([devices[position] for position in order], _paths(paths, place), ordered),

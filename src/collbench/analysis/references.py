@@ -114,7 +114,7 @@ _NO_FAILURES = (TroubleKind.UNTRIED, TroubleKind.IMPOSSIBLE)
 _Matched = tuple[Figure, list[Key]]
 
 
-class Standing(StrEnum):
+class ReferenceVerdict(StrEnum):
     """How a run stands to a figure."""
 
     NORMAL = "normal"
@@ -131,7 +131,7 @@ class Measured:
 
     members: tuple[int, ...]
     gbs: float
-    standing: Standing
+    standing: ReferenceVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,19 @@ class Answer:
     impossible: Impossible | None = None
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ReferenceVerdict:
         """The worst that is certain of any place, never normal over one that failed; undecided for some unclear."""
         found = {place.standing for place in self.places}
-        if Standing.BELOW in found:
-            return Standing.UNDECIDED if self.mismatch else Standing.BELOW
+        if ReferenceVerdict.BELOW in found:
+            return ReferenceVerdict.UNDECIDED if self.mismatch else ReferenceVerdict.BELOW
         if self.failed:
-            return Standing.FAILED
-        order = (Standing.NOT_JUDGED, Standing.UNDECIDED, Standing.NORMAL, Standing.ABOVE)
+            return ReferenceVerdict.FAILED
+        order = (
+            ReferenceVerdict.NOT_JUDGED,
+            ReferenceVerdict.UNDECIDED,
+            ReferenceVerdict.NORMAL,
+            ReferenceVerdict.ABOVE,
+        )
         return next(standing for standing in order if standing in found)
 
 
@@ -184,12 +189,12 @@ class Answers:
     @property
     def below(self) -> bool:
         """True where something is below its band for certain, under the figure's own conditions."""
-        return any(answer.standing is Standing.BELOW for answer in self.answers)
+        return any(answer.standing is ReferenceVerdict.BELOW for answer in self.answers)
 
     @property
     def judged(self) -> bool:
         """True where any figure says something for certain."""
-        unknown = (Standing.UNDECIDED, Standing.NOT_JUDGED, Standing.FAILED)
+        unknown = (ReferenceVerdict.UNDECIDED, ReferenceVerdict.NOT_JUDGED, ReferenceVerdict.FAILED)
         return any(answer.standing not in unknown for answer in self.answers)
 
     @property
@@ -238,7 +243,7 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
     beaten = _beaten(figure, size_bytes, run)
     places = _places(figure, keys, run)
     if beaten is not None:
-        places = tuple(one if one.standing is Standing.BELOW else _not_judged(one) for one in places)
+        places = tuple(one if one.standing is ReferenceVerdict.BELOW else _not_judged(one) for one in places)
     return Answer(figure, size_bytes, places, _mismatch(figure, state), failed, beaten)
 
 
@@ -253,7 +258,7 @@ def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | Non
 
 
 def _not_judged(place: Measured) -> Measured:
-    return replace(place, standing=Standing.NOT_JUDGED)
+    return replace(place, standing=ReferenceVerdict.NOT_JUDGED)
 
 
 def _is_of(figure: Figure, place: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
@@ -304,17 +309,17 @@ def _places(figure: Figure, keys: Sequence[Key], run: _Evidence) -> tuple[Measur
     return tuple(sorted(places, key=lambda place: (place.gbs, place.members)))
 
 
-def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> Standing:
+def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> ReferenceVerdict:
     """Return below or above only where the whole interval lies outside the band."""
     low, high = figure.band
     if low <= gbs and (high is None or gbs <= high):
-        return Standing.NORMAL
+        return ReferenceVerdict.NORMAL
     if len(estimate.visits) < FEWEST_VISITS:
-        return Standing.UNDECIDED
+        return ReferenceVerdict.UNDECIDED
     far = math.exp(reach([Part(estimate.wary**2, estimate.freedom, estimate.label)], alpha))
     if gbs * far < low:
-        return Standing.BELOW
-    return Standing.ABOVE if high is not None and gbs / far > high else Standing.UNDECIDED
+        return ReferenceVerdict.BELOW
+    return ReferenceVerdict.ABOVE if high is not None and gbs / far > high else ReferenceVerdict.UNDECIDED
 
 
 def _mismatch(figure: Figure, state: Nvls) -> str:

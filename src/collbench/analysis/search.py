@@ -99,7 +99,7 @@ _MOST_JUDGED = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Candidates:
     """The sets looked at, shape (sets, k), each with its band's ends in GB/s and the hops between PCIe switches.
 
     `quick` is a cheap value of each set, GB/s: an upper bound on meshes, `lo` elsewhere. Sets whose bound says that
@@ -114,7 +114,7 @@ class Field:
     heuristic: bool
 
 
-def search(wired: Wiring, k: int, delta: float) -> Field:
+def search(wired: Wiring, k: int, delta: float) -> Candidates:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
     if len(wired) <= MOST_MEMBERS:
         sets = all_sets(len(wired), k)
@@ -126,7 +126,7 @@ def search(wired: Wiring, k: int, delta: float) -> Field:
     return _some(wired, sorted(grown(wired, k)))
 
 
-def best(field: Field, delta: float) -> NDArray[np.intp]:
+def best(field: Candidates, delta: float) -> NDArray[np.intp]:
     """Return the places of the sets that no figure tells from the best: by `lo`, then `hi`, then fewest hops."""
     places = np.arange(len(field.sets))
     for values in (field.lo, field.hi):
@@ -134,22 +134,22 @@ def best(field: Field, delta: float) -> NDArray[np.intp]:
     return np.asarray(places[field.hops[places] == field.hops[places].min()])
 
 
-def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Field:
+def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     """Judge the sets that a quick bound thinks most of, and the first one, the default."""
     first, *others = grown_sets
     quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
     sets = [first, *quick[:_MOST_JUDGED]]
     bands = [predict(wired.of(members)) for members in sets]
     lo, hi, hops = (np.array([getattr(band, end) for band in bands], dtype=float) for end in ("lo", "hi", "hops"))
-    return Field(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
+    return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
 
 
-def _every(wired: Wiring, sets: Sets, delta: float) -> Field:
+def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     """Judge all sets: switches and PCIe rings in one go, meshes one by one while their bound may still win."""
     sound = ~_any_pair(wired.broken, sets)
     if sets.shape[1] == 2:
         rate = np.minimum(wired.rates, wired.rates.T)[sets[:, 0], sets[:, 1]] * sound
-        return Field(sets, rate, rate, np.zeros(len(sets)), rate, heuristic=False)
+        return Candidates(sets, rate, rate, np.zeros(len(sets)), rate, heuristic=False)
     lo, hi, hops = over_pcie(wired, sets)
     planes = wired.plane[sets]
     switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
@@ -162,11 +162,11 @@ def _every(wired: Wiring, sets: Sets, delta: float) -> Field:
     if len(meshed):
         hops[meshed] = 0
         quick[meshed] = hi[meshed] = np.minimum(_narrowest(wired.nvlink, sets[meshed]), _port(wired, sets[meshed]))
-        _pack(wired, Field(sets, lo, hi, hops, quick, heuristic=False), meshed, delta)
-    return Field(sets, lo, hi, hops, quick, heuristic=False)
+        _pack(wired, Candidates(sets, lo, hi, hops, quick, heuristic=False), meshed, delta)
+    return Candidates(sets, lo, hi, hops, quick, heuristic=False)
 
 
-def _pack(wired: Wiring, field: Field, meshed: NDArray[np.intp], delta: float) -> None:
+def _pack(wired: Wiring, field: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
     """Fill in `lo` and `hi` of the meshes, the highest bounds first, until no bound reaches the best."""
     packed: dict[bytes, Packed] = {}
     widest: dict[bytes, float] = {}
@@ -238,7 +238,7 @@ _MOST = 4
 _COARSE = 4
 
 
-def finalists(wired: Wiring, field: Field, chosen: int, delta: float) -> tuple[Candidate, ...]:
+def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
     """Return the set at the place `chosen` and up to three others, best first, and the first k wherever they stand.
 
     All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no audit is sure enough to rule
@@ -268,7 +268,7 @@ def _candidate(wired: Wiring, members: Members, default: Members) -> Candidate:
     return Candidate(members, predict(wired.of(members)), default=members == default)
 
 
-def _kinds(wired: Wiring, field: Field, delta: float) -> NDArray[np.float64]:
+def _kinds(wired: Wiring, field: Candidates, delta: float) -> NDArray[np.float64]:
     """Return what tells each set from others, the best first when sorted, shape (sets, figures); rates in steps of δ.
 
     Band, hops, and how many share a host bridge at most, for what they share there no pair shows; then what is inside.
@@ -283,12 +283,12 @@ def _kinds(wired: Wiring, field: Field, delta: float) -> NDArray[np.float64]:
     return np.column_stack([lo, hi, field.hops, crowd, inside])
 
 
-def _inside(wired: Wiring, field: Field) -> NDArray[np.float64]:
+def _inside(wired: Wiring, field: Candidates) -> NDArray[np.float64]:
     """Return all bandwidth within each set, GB/s: of sets alike in all else, one without weak devices has more."""
     return np.asarray(wired.rates[field.sets[:, :, None], field.sets[:, None, :]].sum(axis=(1, 2)))
 
 
-def _farthest(field: Field, order: NDArray[np.intp], picked: list[int]) -> int:
+def _farthest(field: Candidates, order: NDArray[np.intp], picked: list[int]) -> int:
     """Return the set that shares the fewest members with any picked one, the best predicted of those."""
     shared = np.zeros(len(order))
     for place in picked:

@@ -14,9 +14,9 @@ from collbench.analysis.bands import predict
 from collbench.analysis.choice import FAULTY, Band, Candidate, Choice, LeftOut, Members, Unfit, Verified, Why
 from collbench.analysis.outcome import named, outcome
 from collbench.analysis.problem import (
-    Case,
     Level,
     Rates,
+    SelectionProblem,
     decide,
     evidence,
     from_labels,
@@ -203,7 +203,7 @@ def _forgiven(left: LeftOut) -> bool:
     return not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY}
 
 
-def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: Case | None) -> Choice:
+def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: SelectionProblem | None) -> Choice:
     members = tuple(sorted(fit))
     band = predict(case.wired) if case and len(fit) > 1 else None
     reason = f"all {len(fit)} devices" if not out else f"the {len(fit)} of {len(run.devices)} devices that are left"
@@ -211,7 +211,7 @@ def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: Case | No
     return Choice(members, reason, band, found, out)
 
 
-def _decided(case: Case, k: int) -> Choice:
+def _decided(case: SelectionProblem, k: int) -> Choice:
     """Return the choice among the devices of a case: by bandwidth where it matters, then by the tie-breaks."""
     if k == 1 or case.tied:
         sets, heuristic = _tied_sets(case, k)
@@ -229,7 +229,7 @@ def _decided(case: Case, k: int) -> Choice:
     return _choice(case, found[0].members, why, found, words, tied=False, heuristic=field.heuristic)
 
 
-def _tied_sets(case: Case, k: int) -> tuple[Sets, bool]:
+def _tied_sets(case: SelectionProblem, k: int) -> tuple[Sets, bool]:
     """Return the sets that tie-breaks decide among; beyond 16 devices a few: the first k from each device on."""
     n = len(case.order)
     if n <= MOST_MEMBERS or k == 1:
@@ -241,7 +241,7 @@ def _remainder(sets: Sets, values: np.typing.NDArray[np.float64], delta: float) 
     return Level("the best remainder for the next job", what_remains(sets, values, delta))
 
 
-def _with_default(case: Case, members: Members) -> tuple[Candidate, ...]:
+def _with_default(case: SelectionProblem, members: Members) -> tuple[Candidate, ...]:
     if len(members) < 2:
         return ()
     default = tuple(range(len(members)))
@@ -251,7 +251,7 @@ def _with_default(case: Case, members: Members) -> tuple[Candidate, ...]:
     )
 
 
-def _why(case: Case, found: tuple[Candidate, ...]) -> str:
+def _why(case: SelectionProblem, found: tuple[Candidate, ...]) -> str:
     """Return in half a sentence what the chosen set is predicted to carry; nothing where nothing is certain."""
     chosen, default = found[0], next(some for some in found if some.default)
     if case.undecided:
@@ -270,7 +270,7 @@ def _carries(band: Band) -> str:
 
 
 def _choice(
-    case: Case,
+    case: SelectionProblem,
     members: Members,
     reason: str,
     found: tuple[Candidate, ...],

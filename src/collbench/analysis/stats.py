@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, cg
 
-from collbench.model.run import Cell, Measurement
+from collbench.model.run import DataPoint, Measurement
 from collbench.model.units import algbw, busbw_factor
 
 # Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
@@ -133,7 +133,7 @@ def trial_seconds(measurement: Measurement) -> list[float]:
     return [median(sample.seconds) for sample in measurement.samples]
 
 
-def rate_gbs(cell: Cell, seconds: float) -> float:
+def rate_gbs(cell: DataPoint, seconds: float) -> float:
     """Return a cell's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
     factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
     return algbw(cell.moved_bytes, seconds) * factor

@@ -175,7 +175,7 @@ class Relation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankedLink:
     """One link, pair or device: bandwidth in GB/s with its 95 % interval, seconds, tier (1 is best), and relation."""
 
     members: Members
@@ -206,7 +206,7 @@ class Ranking:
     work: Work
     size_bytes: int
     kind: str
-    standings: tuple[Standing, ...]
+    standings: tuple[RankedLink, ...]
     delta: float
     noise: float
     spread: float
@@ -355,7 +355,7 @@ def _ranking(
         broken = troubles.failed(members)
         relation = Relation.FAILED if broken else _relation(best, estimate, len(ordered), delta)
         standings.append(
-            Standing(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
+            RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
     there = {frozenset(members) if field.kind == "pair" else members for members in found}
     absent = [p for p in field.places if (frozenset(p) if field.kind == "pair" else p) not in there]

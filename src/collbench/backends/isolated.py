@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import cast
 
 import collbench
-from collbench.backends.protocol import Patience, Step, Timing
+from collbench.backends.protocol import Step, Timeouts, Timing
 from collbench.backends.worker_messages import (
     Answer,
     AwaitPrepared,
@@ -157,7 +157,7 @@ class Supervised:
     Steps are submitted ahead and answered in order, so that the worker never waits for its parent.
     """
 
-    def __init__(self, module: str, patience: Patience, extra: Mapping[str, str]) -> None:
+    def __init__(self, module: str, patience: Timeouts, extra: Mapping[str, str]) -> None:
         """Start nothing yet; `module` is what the worker runs, with `extra` variables beside ours."""
         self._module, self._patience, self._extra = module, patience, extra
         self._child: Child | None = None
@@ -359,7 +359,7 @@ def _kind(step: Step) -> tuple[Work, int, int]:
 
 
 _WORKER = "collbench.backends.worker"
-_PATIENCE = Patience()
+_PATIENCE = Timeouts()
 # Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
 _AHEAD = 4
 
@@ -373,7 +373,7 @@ class IsolatedBackend:
     name = "cuda"
 
     def __init__(
-        self, module: str = _WORKER, patience: Patience = _PATIENCE, extra: Mapping[str, str] | None = None
+        self, module: str = _WORKER, patience: Timeouts = _PATIENCE, extra: Mapping[str, str] | None = None
     ) -> None:
         """Start nothing yet. `module` is what the worker runs, `patience` how long silence may last.
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from collbench.model.errors import StepFailed
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Device, Refusal
+from collbench.model.run import DataPoint, Device, Refusal
 from collbench.model.units import fixed
 
 # What a backend is: devices, and raw seconds for a step. It never computes a bandwidth and never decides.
@@ -153,7 +153,7 @@ _MULTIPLE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """Seconds to wait, and the slowest rates in B/s that a message may have.
 
     Staged PCIe gen 3 gives 3 GB/s, shared by several pairs a part of it; between hosts 1 Gbit Ethernet 0.12 GB/s.
@@ -177,6 +177,6 @@ class Patience:
 def _expected_s(step: Step, rate: float) -> float:
     messages = step.iterations * (step.warmup + step.blocks)
     messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
-    cells = (Cell(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
+    cells = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
     ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
     return messages * (_SECONDS_A_MESSAGE + sum(cell.moved_bytes for cell in cells) * ranks / rate)

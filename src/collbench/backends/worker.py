@@ -137,7 +137,7 @@ class _Preparation:
             raise self._failure
 
 
-class _Desk:
+class _RequestHandler:
     """What is open, and what each request means for it."""
 
     def __init__(self, pipe: Connection[Reply, Request], source: Source, patience_s: float) -> None:
@@ -186,7 +186,7 @@ class _Desk:
         return time_step(self._opened, step)
 
 
-def _serve(pipe: Connection[Reply, Request], desk: _Desk) -> None:
+def _serve(pipe: Connection[Reply, Request], desk: _RequestHandler) -> None:
     """Answer requests until the pipe closes. Raises what collbench cannot explain."""
     while True:
         try:
@@ -220,7 +220,7 @@ def run(descriptor: int, source: Source, patience_s: float = _NCCL_PATIENCE_S) -
     lifeline.leave_signals_to_parent()
     lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
     pipe: Connection[Reply, Request] = Connection(descriptor)
-    desk = _Desk(pipe, source, patience_s)
+    desk = _RequestHandler(pipe, source, patience_s)
     with suppress(BrokenPipeError):  # the parent left without its answer
         _serve(pipe, desk)
     os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL would take long to release

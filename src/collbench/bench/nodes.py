@@ -15,7 +15,7 @@ from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.model.errors import BackendError, StepFailed, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Device, Measurement, Run, Sample, StopReason
+from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
 from collbench.model.units import algbw, busbw_factor, format_size
 from collbench.sim.cluster import Cluster, measured
 
@@ -188,7 +188,7 @@ class NodePairs:
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self.lost: list[str] = []
-        self._found: dict[Cell, Measurement] = {}
+        self._found: dict[DataPoint, Measurement] = {}
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
@@ -224,7 +224,7 @@ class NodePairs:
             devices = self._backend.devices()
             hosts = dict.fromkeys(devices[rank].host for rank in step.groups[0])
             self.lost.append(f"{' and '.join(hosts)}: {error}")
-            found = self._measurement(Cell(step.operation, step.groups[0], step.size_bytes))
+            found = self._measurement(DataPoint(step.operation, step.groups[0], step.size_bytes))
             found.stop, found.failure, found.failure_kind = StopReason.FAILED, str(error), error.kind
             return [None]
         return [
@@ -236,13 +236,13 @@ class NodePairs:
 
     def _record(self, step: Step, group: Members, visits: Sequence[tuple[float, ...]]) -> float:
         """Keep the samples, and return busbw of the median visit."""
-        found = self._measurement(Cell(step.operation, group, step.size_bytes))
+        found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
         concurrent = len(step.groups) > 1
         found.samples += [Sample(seconds, step.iterations, concurrent) for seconds in visits]
         middle = float(np.median([np.median(seconds) for seconds in visits]))
         return algbw(step.size_bytes, middle) * busbw_factor(step.operation, len(group))
 
-    def _measurement(self, cell: Cell) -> Measurement:
+    def _measurement(self, cell: DataPoint) -> Measurement:
         if cell not in self._found:
             self._found[cell] = Measurement(cell)
             self._run.measurements.append(self._found[cell])

@@ -10,7 +10,7 @@ from collbench.backends.protocol import Backend, Step
 from collbench.model.dtypes import DTYPE_BYTES, whole_blocks, whole_elements
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Device, SkipKind, Skipped
+from collbench.model.run import DataPoint, Device, SkipKind, Skipped
 from collbench.model.units import format_approximate_size, format_size
 
 # How long to measure.
@@ -185,7 +185,7 @@ class Plan:
     verify: bool = True
     isolated: frozenset[tuple[Work, Members]] = frozenset()
 
-    def cells(self) -> Iterable[Cell]:
+    def cells(self) -> Iterable[DataPoint]:
         """Return every cell, in a stable order."""
         for work, groups in self.groups.items():
             for members in groups:
@@ -216,13 +216,13 @@ class Plan:
             numa_node=work.numa_node,
         )
 
-    def decides(self, cell: Cell) -> bool:
+    def decides(self, cell: DataPoint) -> bool:
         """Return whether the choice of devices rests on it: the largest all-reduce, or without any the largest copy."""
         allreduce = Work(Operation.ALLREDUCE)
         deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
         return cell.work == deciding and cell.size_bytes == self.sizes[deciding][-1]
 
-    def passes(self, rng: random.Random, wanted: set[Cell]) -> list[Step]:
+    def passes(self, rng: random.Random, wanted: set[DataPoint]) -> list[Step]:
         """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan.
 
         What the user wants together stays so, though one group alone may need another visit.
@@ -261,9 +261,9 @@ class Plan:
         return [[members] for members in alone] + ([rest] if rest else [])
 
 
-def cell_of(work: Work, members: Members, size_bytes: int) -> Cell:
+def cell_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
     """Return the cell of a work on these members."""
-    return Cell(work.operation, members, size_bytes, work.variant, work.numa_node)
+    return DataPoint(work.operation, members, size_bytes, work.variant, work.numa_node)
 
 
 def runs_alone(work: Work) -> bool:

@@ -11,7 +11,7 @@ from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 
 
-class Keeper:
+class RunWriter:
     """Writes the run whole with its first finished visit, then a journal line for each, and whole again at the end.
 
     Until there is something to keep, nothing is written; a stream (/dev/null) gets the run at the end only, and None

@@ -17,7 +17,7 @@ from collbench.analysis.freshness import Here, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.bench.plan import Members, Plan, Request, make_plan
-from collbench.bench.run_writer import Keeper
+from collbench.bench.run_writer import RunWriter
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind, RunFileError
 from collbench.model.run import Run, Settings, SkipKind, Skipped
@@ -79,10 +79,10 @@ class Session:
             if previous is None:
                 self.run = empty_run(request, self._opened, self._plan, skipped)
                 self.run.settings = _launched(self.run.settings, ranks)
-                self._keeper = Keeper(self.run, path, warn, replace=request.force)
+                self._keeper = RunWriter(self.run, path, warn, replace=request.force)
             else:
                 self.run = _taken_up(previous, self._opened, skipped)
-                self._keeper = Keeper(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
+                self._keeper = RunWriter(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
             undo.pop_all()
 
     @property

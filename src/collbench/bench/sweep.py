@@ -19,7 +19,7 @@ from collbench.bench.interference import audit, distrusted
 from collbench.bench.plan import Effort, Members, Plan, cell_of
 from collbench.model.errors import BackendError, FailureKind, StepFailed
 from collbench.model.operations import Work
-from collbench.model.run import NCCL_START, Cell, Flag, Measurement, Path, Run, Sample, StopReason
+from collbench.model.run import NCCL_START, DataPoint, Flag, Measurement, Path, Run, Sample, StopReason
 
 # When a data point has been measured enough.
 
@@ -62,7 +62,7 @@ _MOST_NOISE = 0.04
 _MOST_VISITS = 15
 
 
-def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[Cell]:
+def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
     """Return which of these cells, of one work and size, need another visit to be compared; none where nothing can be.
 
     Noise is pooled within a label, as when pairs are ranked.
@@ -125,7 +125,7 @@ class Visits:
         self._run, self._effort, self._watcher = run, effort, watcher
         self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
         self._results = {found.cell: found for found in run.measurements}
-        self._owed: dict[Cell, int] = {}
+        self._owed: dict[DataPoint, int] = {}
         for cell in plan.cells():
             found = self._results.get(cell)
             if found is None or found.stop not in _SETTLED:
@@ -218,7 +218,7 @@ class Visits:
             if cell.operation.is_collective is kind and self._owed.get(cell, 0) > 0:
                 self._fail(cell, f"not tried, as {reason}", FailureKind.UNTRIED)
 
-    def _fail(self, cell: Cell, reason: str, kind: FailureKind) -> None:
+    def _fail(self, cell: DataPoint, reason: str, kind: FailureKind) -> None:
         found = self._found(cell)
         if not found.failure:
             found.stop, found.failure, found.failure_kind = StopReason.FAILED, reason, kind
@@ -245,14 +245,14 @@ class Visits:
             self._owed[cell] -= 1
             self._watcher.finished(found)
 
-    def _found(self, cell: Cell) -> Measurement:
+    def _found(self, cell: DataPoint) -> Measurement:
         if cell not in self._results:
             self._results[cell] = Measurement(cell)
             self._run.measurements.append(self._results[cell])
         return self._results[cell]
 
 
-def cells_of(step: Step) -> list[Cell]:
+def cells_of(step: Step) -> list[DataPoint]:
     """Return the cells that a step visits, in the order of its groups."""
     return [cell_of(step.work, members, step.size_bytes) for members in step.groups]
 

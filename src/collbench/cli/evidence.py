@@ -274,7 +274,7 @@ DEFAULT_SIZE = "64M"
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class FinalistRequest:
     """What one measuring of finalists needs: the devices that a choice's positions mean, sets, a size, an NCCL."""
 
     backend: str
@@ -284,7 +284,7 @@ class Sitting:
     nccl: str | None
 
 
-def measure(sitting: Sitting) -> tuple[Run, Path | None]:
+def measure(sitting: FinalistRequest) -> tuple[Run, Path | None]:
     """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it, if one can.
 
     Only devices in a set are opened. Raises what measuring raises, with advice, NotTrusted for a set that failed, and
@@ -318,7 +318,7 @@ def measure(sitting: Sitting) -> tuple[Run, Path | None]:
     return _over_all(session.run, sitting.devices, used), session.path
 
 
-def _request(sitting: Sitting, used: Sequence[int]) -> Request:
+def _request(sitting: FinalistRequest, used: Sequence[int]) -> Request:
     place = {member: number for number, member in enumerate(used)}
     return Request(
         backend=sitting.backend,

@@ -18,14 +18,14 @@ import click
 from collbench.analysis.outcome import outcome
 from collbench.backends.factory import Opened
 from collbench.bench.plan import Request
-from collbench.bench.run_writer import Keeper
+from collbench.bench.run_writer import RunWriter
 from collbench.cli import options
 from collbench.cli.exit_codes import Interrupted
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.options import parse_budget
 from collbench.cli.terminal import echo, progress_bar, prose_width, say, show_page
 from collbench.distributed.factory import World
-from collbench.distributed.launchers import Place, find_place, join_seconds
+from collbench.distributed.launchers import LaunchEnvironment, find_place, join_seconds
 from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, Settings
@@ -105,7 +105,7 @@ def _survey(given: Mapping[str, Any], request: Request, opened: Opened, run: Run
     from collbench.output.text.frame import headline
     from collbench.output.text.nodes import Origin
 
-    keeper = Keeper(run, path, say, replace=request.force)
+    keeper = RunWriter(run, path, say, replace=request.force)
     try:
         pairs, done = _measured(given, request, opened, run)
     finally:
@@ -179,7 +179,7 @@ def _check_real_counts(given: Mapping[str, Any], pairs: NodePairs) -> None:
         raise UsageError(f"--gpus {given['gpus']} where a node has {fewest} ranks: choose 1 to {fewest}")
 
 
-def _settings(request: Request, opened: Opened, place: Place) -> Settings:
+def _settings(request: Request, opened: Opened, place: LaunchEnvironment) -> Settings:
     return Settings(
         operations=tuple(work.operation for work in request.collectives),
         sizes=request.sizes or (),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from collbench.cli.terminal import say
-from collbench.distributed.launchers import Place, find_place, join_seconds
+from collbench.distributed.launchers import LaunchEnvironment, find_place, join_seconds
 from collbench.model.errors import CollbenchError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def processes() -> int:
     return place.world_size if place else 1
 
 
-def place_of(words: list[str]) -> Place | None:
+def place_of(words: list[str]) -> LaunchEnvironment | None:
     """Return this process's place among those that run these words; None where it runs them for itself.
 
     Raises UsageError for launchers' variables that contradict each other.
@@ -88,7 +88,7 @@ def _say_aside(text: str) -> None:
     say(text, sys.__stderr__)
 
 
-def serve_rank_0(place: Place, request: Request) -> NoReturn:
+def serve_rank_0(place: LaunchEnvironment, request: Request) -> NoReturn:
     """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
     from collbench.distributed.factory import join, refuse  # late: a tenth of a second
 

@@ -265,7 +265,7 @@ def _verified(given: dict[str, Any], run: Run, choice: Choice, origin: Origin) -
 
     size = parse_size(given["size"])
     sets = tuple(one.members for one in choice.finalists)
-    found, path = evidence.measure(evidence.Sitting(run.backend, run.devices, sets, size, given["nccl"]))
+    found, path = evidence.measure(evidence.FinalistRequest(run.backend, run.devices, sets, size, given["nccl"]))
     measured = replace(origin, verification=str(path or ""), size_bytes=size)
     settled = settle(choice, found)
     return _named(settled, run.devices, measured, _binding(run, settled)), _status(run, settled)

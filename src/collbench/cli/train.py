@@ -25,7 +25,7 @@ from collbench.model.printable import one_line
 from collbench.model.run import Run
 
 if TYPE_CHECKING:
-    from collbench.launch.experiment import Told
+    from collbench.launch.experiment import Reporter
 
 
 # What people see, and how it ends, while children of ours train: notices, one live line, and no child left behind.
@@ -44,9 +44,9 @@ def interrupted(what: str) -> Iterator[None]:
         raise Interrupted(f"interrupted: {what}") from error
 
 
-def told(*, verbose: bool) -> Told:
+def told(*, verbose: bool) -> Reporter:
     """Return how an experiment speaks: on stderr, and with `verbose` the script's own output among it."""
-    from collbench.launch.experiment import Told  # late: numpy
+    from collbench.launch.experiment import Reporter  # late: numpy
 
     live = _Live(drawing=sys.stderr.isatty() and not verbose)
 
@@ -60,7 +60,7 @@ def told(*, verbose: bool) -> Told:
                 sys.stderr.buffer.write(data)
                 sys.stderr.buffer.flush()
 
-    return Told(say=live.say, show=show, watch=watch, step=live.step)
+    return Reporter(say=live.say, show=show, watch=watch, step=live.step)
 
 
 class _Live:

@@ -19,9 +19,9 @@ from collbench.bench.plan import Request
 from collbench.distributed import connection
 from collbench.distributed import ranks as distributed_ranks
 from collbench.distributed.connection import KEY_BYTES, Listener, connect
-from collbench.distributed.launchers import JOIN_S, Place
+from collbench.distributed.launchers import JOIN_S, LaunchEnvironment
 from collbench.distributed.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
-from collbench.distributed.rank_worker import Seat, serve
+from collbench.distributed.rank_worker import RankWorker, serve
 from collbench.distributed.ranks import Coordinator, Ranks, checked
 from collbench.distributed.store import UNSAID_S, Store, still_waiting
 from collbench.machine import lifeline
@@ -57,7 +57,11 @@ class World:
     """All ranks, held by rank 0, which is one of them. Use as a context manager: in the end all ranks leave."""
 
     def __init__(
-        self, place: Place, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
+        self,
+        place: LaunchEnvironment,
+        request: Request,
+        timeout_s: float = JOIN_S,
+        say: Callable[[str], object] = _in_silence,
     ) -> None:
         """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
 
@@ -157,7 +161,9 @@ class World:
         return f"rank{'s' if len(missing) > 1 else ''} {names} of {self.place.world_size}"
 
 
-def join(place: Place, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence) -> bool:
+def join(
+    place: LaunchEnvironment, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
+) -> bool:
     """Work for rank 0 as another rank; return whether it said in the end to leave, and did not just vanish.
 
     `say` tells that the wait for rank 0 lasts. Raises BackendError when it cannot be found, MachineError, UsageError.
@@ -182,7 +188,7 @@ def join(place: Place, request: Request, timeout_s: float = JOIN_S, say: Callabl
     return serve(connection.far_end(found), seat)
 
 
-def _own_address(place: Place) -> str:
+def _own_address(place: LaunchEnvironment) -> str:
     """Return the address to listen on: the one by which this host reaches the point where all meet.
 
     All addresses ("") where a name means loopback on its own host, as Debian has it, and others know it by another one.
@@ -210,14 +216,14 @@ def _told(text: str) -> _Told:
     return found
 
 
-def _seat(place: Place, request: Request, store: Store) -> Seat:
+def _seat(place: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
     if request.backend == "host":
-        from collbench.distributed.rank_worker import HostSeat
+        from collbench.distributed.rank_worker import HostRankWorker
 
-        return HostSeat(place)
-    from collbench.distributed.rank_worker import CudaSeat
+        return HostRankWorker(place)
+    from collbench.distributed.rank_worker import CudaRankWorker
 
-    return CudaSeat(place, store, request.nccl)
+    return CudaRankWorker(place, store, request.nccl)
 
 
 def _ends(found: socket.socket) -> tuple[str, str]:

@@ -51,7 +51,7 @@ _TELLING = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchEnvironment:
     """One process among `world_size` that were started together; `local_*` count those on its host.
 
     All meet at `master_addr`:`master_port`: rank 0 listens there, or the launcher where `agent_listens`. `generation`
@@ -74,7 +74,7 @@ class Place:
         return f"{self.master_addr}:{self.master_port}"
 
 
-def find_place(environment: Mapping[str, str]) -> Place | None:
+def find_place(environment: Mapping[str, str]) -> LaunchEnvironment | None:
     """Return this process's place, or None where it was started alone. Raises UsageError for contradictions.
 
     torchrun goes first, because srun and mpirun start it too; mpirun goes before srun, which it uses inside Slurm.
@@ -131,7 +131,7 @@ def find_step(environment: Mapping[str, str]) -> Step | None:
     return Step(nodes, place.rank, place.master_addr, place.master_port, f"{job}.{step}")
 
 
-def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
+def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment | None]:
     if not ("RANK" in environment and "WORLD_SIZE" in environment):
         return False, None
     if "LOCAL_RANK" not in environment and "PET_NNODES" in environment:
@@ -140,7 +140,7 @@ def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
     world_size = values.number("WORLD_SIZE")
     if world_size == 1:
         return True, None
-    return True, Place(
+    return True, LaunchEnvironment(
         rank=values.number("RANK"),
         world_size=world_size,
         local_rank=values.number("LOCAL_RANK"),
@@ -153,7 +153,7 @@ def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
     )
 
 
-def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
+def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment | None]:
     if "OMPI_COMM_WORLD_SIZE" not in environment:
         return False, None
     values = _Values(environment, "mpirun")
@@ -166,7 +166,7 @@ def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
         raise UsageError(
             "mpirun does not tell where rank 0 runs: add -x MASTER_ADDR=HOST, the host that mpirun starts first"
         )
-    return True, Place(
+    return True, LaunchEnvironment(
         rank=values.number("OMPI_COMM_WORLD_RANK"),
         world_size=world_size,
         local_rank=values.number("OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -177,7 +177,7 @@ def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
     )
 
 
-def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
+def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment | None]:
     # In a batch script SLURM_PROCID is 0 too, and nobody else would ever come: only a step has these tasks.
     values = _Values(environment, "srun")
     world_size = values.number("SLURM_STEP_NUM_TASKS", 1)
@@ -187,7 +187,7 @@ def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     job, step = values.number("SLURM_JOB_ID", 0), environment.get("SLURM_STEP_ID", "")
     own_port = _FIRST_PORT + (job + (int(step) if step.isdecimal() else 0)) % _PORTS
-    return True, Place(
+    return True, LaunchEnvironment(
         rank=values.number("SLURM_PROCID"),
         world_size=world_size,
         local_rank=values.number("SLURM_LOCALID"),
@@ -198,7 +198,7 @@ def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, Place | None]:
     )
 
 
-def _checked(place: Place) -> Place:
+def _checked(place: LaunchEnvironment) -> LaunchEnvironment:
     """Return the place. Raises UsageError where its numbers contradict each other."""
     for what, number, size in (
         ("rank", place.rank, place.world_size),

@@ -22,7 +22,7 @@ from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Step, Timing
 from collbench.backends.worker_messages import Prepare, Reserve, World
 from collbench.distributed.connection import FarEnd, HasFile, ready
-from collbench.distributed.launchers import Place
+from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.messages import (
     Abandon,
     Alive,
@@ -54,7 +54,7 @@ from collbench.model.run import Device, Flag, Health, Machine, Path
 # What a rank does for rank 0: it has one device, and times its part of each step on it.
 
 
-class Seat(Protocol):
+class RankWorker(Protocol):
     """One rank's device. Errors are CollbenchErrors; after any but DataCorruption it must be opened again."""
 
     def introduce(self) -> Introduction:
@@ -94,10 +94,10 @@ class Seat(Protocol):
 # A rank's seat on a GPU: NVML in this process, CUDA and NCCL in a worker that can be lost.
 
 
-class CudaSeat:
+class CudaRankWorker:
     """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
 
-    def __init__(self, place: Place, store: Store, nccl_path: str | None) -> None:
+    def __init__(self, place: LaunchEnvironment, store: Store, nccl_path: str | None) -> None:
         """Start the worker, which takes a moment, and wait for nothing. Raises MachineError without a driver."""
         self._place, self._store, self._nccl_path = place, store, nccl_path
         self._stack = ExitStack()
@@ -223,10 +223,10 @@ class CudaSeat:
 _BUFFERS = 6
 
 
-class HostSeat:
+class HostRankWorker:
     """One core: the LOCAL_RANK-th that this process may use, counted round where there are more ranks."""
 
-    def __init__(self, place: Place, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, place: LaunchEnvironment, patience_s: float = PATIENCE_S) -> None:
         """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
         self._place, self._patience_s = place, patience_s
         reach = sorted(os.sched_getaffinity(0))
@@ -328,7 +328,7 @@ class HostSeat:
 ALIVE_EVERY_S = 2.0
 
 
-def serve(line: FarEnd, seat: Seat, alive_every_s: float = ALIVE_EVERY_S) -> bool:
+def serve(line: FarEnd, seat: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
     """Answer requests until rank 0 says to leave: True; or until it is gone: False. Closes the seat."""
     with ThreadPoolExecutor(1) as worker:
         server = _Server(line, seat, worker, alive_every_s)
@@ -348,7 +348,7 @@ def serve(line: FarEnd, seat: Seat, alive_every_s: float = ALIVE_EVERY_S) -> boo
 
 
 class _Server:
-    def __init__(self, line: FarEnd, seat: Seat, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
+    def __init__(self, line: FarEnd, seat: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
         self._line, self._seat, self._worker, self._alive_every_s = line, seat, worker, alive_every_s
         self._next: Order | None = None  # it came while another was worked on
         self._hung_up = False
@@ -398,7 +398,7 @@ class _Server:
                 self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
 
 
-def _answer(seat: Seat, request: Request) -> Reply:
+def _answer(seat: RankWorker, request: Request) -> Reply:
     """Return the answer, which is the failure itself where there is one."""
     try:
         value = _value(seat, request)
@@ -409,7 +409,7 @@ def _answer(seat: Seat, request: Request) -> Reply:
         return BackendError(f"{type(error).__name__}: {error}")
 
 
-def _value(seat: Seat, request: Request) -> Value:
+def _value(seat: RankWorker, request: Request) -> Value:
     value: Value = None
     match request:
         case Introduce():

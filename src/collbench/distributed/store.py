@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from collbench.distributed.launchers import JOIN_VARIABLE, Place
+from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment
 from collbench.model.errors import BackendError, MachineError
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class Publisher(Protocol):
 class Store:
     """Small values by name, for all ranks of this launch. Who sets one deletes it after use: runs are long."""
 
-    def __init__(self, place: Place, timeout_s: float, say: Callable[[str], object] = lambda _text: None) -> None:
+    def __init__(
+        self, place: LaunchEnvironment, timeout_s: float, say: Callable[[str], object] = lambda _text: None
+    ) -> None:
         """Reach the store within `timeout_s` seconds; rank 0 opens it unless the launcher did. Raises MachineError.
 
         `say` tells, once and after some seconds, whom this rank waits for.
@@ -217,17 +219,17 @@ class Store:
         )
 
 
-def prefix(place: Place) -> str:
+def prefix(place: LaunchEnvironment) -> str:
     """Return what our names in the store begin with: the launcher's own, and an earlier start's, stay apart."""
     return f"collbench/{place.generation}"
 
 
-def speaks(place: Place) -> bool:
+def speaks(place: LaunchEnvironment) -> bool:
     """Return whether this rank tells for all of its host that it waits: a thousand lines would say no more."""
     return place.local_rank == 0 or place.rank == 1
 
 
-def _self(place: Place) -> str:
+def _self(place: LaunchEnvironment) -> str:
     return f"rank {place.rank} on {socket.gethostname()}"
 
 

@@ -258,7 +258,7 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reporter:
     """Whom an experiment speaks to: notices, a script's last words, its output as it comes, and steps as they come."""
 
     say: Callable[[str], None]
@@ -288,7 +288,7 @@ class Plan:
 class Experiment:
     """Fills an ablation with runs. Whatever ends it early, the runs that had ended are in its file."""
 
-    def __init__(self, ablation: Ablation, plan: Plan, told: Told) -> None:
+    def __init__(self, ablation: Ablation, plan: Plan, told: Reporter) -> None:
         self.ablation, self._plan, self._told = ablation, plan, told
         self._total = 2 * ablation.repeats
         self._file = own(plan.path, told.say, force=plan.force)

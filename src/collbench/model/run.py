@@ -81,7 +81,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class DataPoint:
     """One thing to measure: an operation on some devices at one message size.
 
     `members` are positions, as `Variant` says. The pointer chase has (reader, owner of the memory) or with the host
@@ -192,7 +192,7 @@ class Measurement:
     verified.
     """
 
-    cell: Cell
+    cell: DataPoint
     samples: list[Sample] = field(default_factory=list)
     stop: StopReason | None = None
     wrong: int | None = 0

@@ -15,7 +15,7 @@ from collbench.analysis.stats import summarize
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Device, Measurement, Run, Sample
+from collbench.model.run import DataPoint, Device, Measurement, Run, Sample
 from collbench.output.text.frame import places
 
 # A run of collectives in nccl-tests' terms: its words, its rows, and the settings that its headers name.
@@ -176,7 +176,7 @@ def pci_address(device: Device) -> str:
     return f"{match[1]}:{match[2]}:{match[3]}" if match else "none"
 
 
-def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[Cell, Impossible]) -> Table:
+def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
     for measurement in sorted(found, key=lambda m: m.cell.size_bytes):
         sizes.setdefault(measurement.cell.size_bytes, {})[measurement.cell.variant] = measurement

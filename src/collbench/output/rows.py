@@ -11,7 +11,7 @@ from enum import StrEnum
 from collbench.analysis.physics import Check, nvls
 from collbench.analysis.stats import summarize
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Device, Measurement, Run
+from collbench.model.run import DataPoint, Device, Measurement, Run
 
 # The tidy long form of a run: its columns, with their types, units and meaning. docs/exchange.md shows this table.
 
@@ -135,7 +135,7 @@ def _origin(run: Run) -> Row:
     }
 
 
-def _cell(run: Run, cell: Cell) -> Row:
+def _cell(run: Run, cell: DataPoint) -> Row:
     devices = [run.devices[member] for member in cell.members]
     collective = cell.operation.is_collective
     source, destination = _ends(cell, devices)
@@ -156,7 +156,7 @@ def _cell(run: Run, cell: Cell) -> Row:
     }
 
 
-def _ends(cell: Cell, devices: list[Device]) -> tuple[str | None, str | None]:
+def _ends(cell: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
     """Return where a copy's bytes come from and go, None where they go both ways or to many."""
     if not cell.operation.is_copy:
         return None, None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from collbench.model.errors import RunFileError
 from collbench.model.printable import cleaned
-from collbench.model.run import Cell, Device, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Device, Measurement, Run, StopReason
 from collbench.runfile import versions
 from collbench.runfile.codec import build
 
@@ -131,7 +131,7 @@ def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measureme
 
 def merge(run: Run, visits: Iterable[Measurement]) -> None:
     """Add visits to a run in their order."""
-    known: dict[Cell, Measurement] = {found.cell: found for found in run.measurements}
+    known: dict[DataPoint, Measurement] = {found.cell: found for found in run.measurements}
     for visit in visits:
         found = known.get(visit.cell)
         if found is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from collbench.model.operations import Operation
-from collbench.model.run import Cell, Measurement, Path, Run, StopReason
+from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.output.html.page import render
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.output.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated
@@ -258,7 +258,9 @@ def unlike_links() -> Run:
     links = {(0, 1): 24.0, (0, 2): 24.1, (1, 2): 47.9, (2, 3): 48.3}
     found = [measured(Operation.CE_WRITE, link, gbs, size) for link, gbs in links.items() for size in (MIB, GIB)]
     found += [
-        Measurement(Cell(Operation.CE_WRITE, (1, 3), size), [], StopReason.FAILED, failure="hang: no answer in 5 s")
+        Measurement(
+            DataPoint(Operation.CE_WRITE, (1, 3), size), [], StopReason.FAILED, failure="hang: no answer in 5 s"
+        )
         for size in (MIB, GIB)
     ]
     paths = [

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 from collbench.analysis.tiers import rank_links
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Cell, Measurement, Run, Sample
+from collbench.model.run import DataPoint, Measurement, Run, Sample
 from collbench.output.plot import figure, heatmap
 from collbench.output.plot.figure import Picture
 from tests.builders import GIB, gpus, measured, pair_run, run_of
@@ -103,7 +103,7 @@ def test_of_times_the_least_is_the_brightest() -> None:
 
 def test_a_pointer_chase_is_in_ns() -> None:
     sample = Sample((0.61e-6,), 1000, concurrent=False)
-    found = [Measurement(Cell(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
+    found = [Measurement(DataPoint(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
     picture = drawn(run_of(gpus(2), found), Work(Operation.CHASE), 8)
     assert picture.title == "chase at 8 B, ns"
     assert svg_of(picture).texts.count("610.0") == 2

@@ -19,7 +19,7 @@ _COUNTERS = (("NVLink errors", "nvlink_errors"), ("NVLink replays", "nvlink_repl
 
 
 @dataclass(frozen=True, slots=True)
-class Ailing:
+class UnhealthyDevices:
     """What was seen on the devices, by position: reasons to throttle, others' processes (in words), grown counters."""
 
     throttled: dict[int, str]
@@ -38,7 +38,7 @@ class Ailing:
         return None
 
 
-def ailing(facts: Facts) -> Ailing:
+def ailing(facts: Facts) -> UnhealthyDevices:
     """Return what the samples' flags and the health before and after tell."""
     run = facts.run
     visits = sum(len(found.samples) for found in run.measurements)
@@ -55,7 +55,7 @@ def ailing(facts: Facts) -> Ailing:
             _add_health(facts, position, state, when, throttled, shared)
     opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
     shared = {position: told for position, told in shared.items() if position not in opened}
-    return Ailing(throttled, shared, _grown(facts))
+    return UnhealthyDevices(throttled, shared, _grown(facts))
 
 
 def _flags(facts: Facts) -> Counter[tuple[FlagKind, int, str]]:

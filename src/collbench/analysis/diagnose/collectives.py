@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import combinations, permutations
 
-from collbench.analysis.diagnose.blame import Ailing, Blame, blames
-from collbench.analysis.diagnose.limits import Odd, has_peers, path_limit, pcie_ceiling
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation
 
@@ -52,7 +52,7 @@ _SLOWER = (
 _OFF = ("", "0")
 
 
-def collectives(facts: Facts, odd: Odd, ill: Ailing) -> Iterator[Finding]:
+def collectives(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield where NCCL is far below its links, and where it is no faster than PCIe over NVLink."""
     heard = [reading for reading in _readings(facts) if len(reading.members) > 2 or odd.speaks(reading)]
     readings = [reading for reading in heard if not _links(reading) <= odd.unused]
@@ -126,7 +126,9 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
     return min(carried)
 
 
-def _findings(facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], ill: Ailing) -> Iterator[Finding]:
+def _findings(
+    facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], ill: UnhealthyDevices
+) -> Iterator[Finding]:
     """Yield a finding for each group of pairs, and for each larger set that is slow."""
     pairs: dict[Link, list[_Case]] = defaultdict(list)
     for case in cases:
@@ -142,7 +144,7 @@ def _findings(facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Li
             yield _finding(facts, kind, Blame(case.reading.members, _links(case.reading), where), [case], ill)
 
 
-def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Ailing) -> Finding:
+def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: UnhealthyDevices) -> Finding:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
     works = ", ".join(sorted({str(case.reading.work) for case in cases}))
@@ -156,10 +158,10 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Ai
         what = f"{blame.where}: NCCL reaches {share:.0%} of what its slowest link carries ({works})."
     limit = path_limit(facts, first) if unused else worst.allowed
     rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
-    return found(kind, blame.members, blame.links, Told(what, cause, command, sure), rates)
+    return found(kind, blame.members, blame.links, Message(what, cause, command, sure), rates)
 
 
-def _cause(facts: Facts, blame: Blame, ill: Ailing, *, unused: bool) -> tuple[str, str, bool]:
+def _cause(facts: Facts, blame: Blame, ill: UnhealthyDevices, *, unused: bool) -> tuple[str, str, bool]:
     """Return the likely cause, the command to check it, and whether it was seen."""
     gpus = facts.indices(min(blame.links))
     again = f"collbench allreduce --devices {gpus} --sizes 64M"

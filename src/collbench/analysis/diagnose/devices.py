@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from collbench.analysis.diagnose.blame import Ailing, blames
-from collbench.analysis.diagnose.limits import Odd, has_peers, path_limit, pcie_ceiling
+from collbench.analysis.diagnose.blame import UnhealthyDevices, blames
+from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.links import lspci
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Rates, Told, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, both_ways, found
 from collbench.analysis.stats import median_deviation
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
@@ -24,12 +24,12 @@ _AUDIT_VISITS = 3
 _FASTER = math.log(4 / 3)
 
 
-def foreign(facts: Facts, ill: Ailing) -> Iterator[Finding]:
+def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the GPUs that other people's processes hold: nothing measured on them is theirs alone."""
     gpus = tuple(sorted(ill.shared))
     if gpus:
         n = len(facts.run.devices)
-        told = Told(
+        told = Message(
             f"Another process was {', '.join(ill.shared[gpu] for gpu in gpus)}.",
             "somebody else's job computes, copies or holds memory there; measure again when it has ended",
             f"nvidia-smi -i {facts.indices(gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
@@ -72,7 +72,7 @@ def _disturbed(facts: Facts, audits: list[Audit], *, over_nvlink: bool) -> Findi
     else:
         cause = "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
         command = "nvidia-smi topo -m; nvidia-smi pmon -c 1; sudo lspci -vvv | grep ACSCtl"
-    told = Told(
+    told = Message(
         f"{' and '.join(labels)} pairs: beside others at {audit.ratio:.2f} of their speed alone ({works}).",
         cause,
         command,
@@ -124,7 +124,7 @@ def slots(facts: Facts) -> Iterator[Finding]:
         ideal = slot(device)
         others = [other for other in range(len(facts.run.devices)) if other != position]
         pcie = [(position, other) for other in others if not is_nvlink(facts.label((position, other)))]
-        told = Told(
+        told = Message(
             f"{device.tag}: PCIe gen {now[0]} ×{now[1]} right after measuring, at best gen {best[0]} ×{best[1]}.",
             "the card sits in a slot with fewer lanes, badly seated or on a riser, or the link trained down"
             if now[1] != best[1]
@@ -143,7 +143,7 @@ def _host_copy(facts: Facts, position: int) -> Reading | None:
     return max(there, key=lambda reading: reading.middle, default=None)
 
 
-def staged(facts: Facts, odd: Odd) -> Iterator[Finding]:
+def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
     """Yield the links that are faster through host memory than by peer access."""
     direct = facts.readings.of(CE[0], COPY_BYTES)
     through = facts.readings.of(STAGED, COPY_BYTES)
@@ -167,7 +167,7 @@ def staged(facts: Facts, odd: Odd) -> Iterator[Finding]:
                 f"peer traffic takes a detour:{one} ACS or the IOMMU sends it up to the root, or two sockets' link is "
                 "slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
             )
-        told = Told(
+        told = Message(
             f"{blame.where}: slower by peer access than through host memory, which carries {span[1]:.1f} {unit}.",
             cause,
             f"sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; {lspci(facts, first)}",

@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from collbench.analysis.diagnose.blame import Ailing, Blame, blames
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
 from collbench.analysis.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.analysis.physics import FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import slot
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Variant
-from collbench.model.run import Cell, Measurement, SkipKind
+from collbench.model.run import DataPoint, Measurement, SkipKind
 
 # Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
 
@@ -82,7 +82,7 @@ def _found(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links:
     cause, command = _cause(facts, kind, links)
     first = min(links, default=None)
     label = facts.label(first) if first else ""
-    return found(kind, members, links, Told(what, cause, command, sure=True), Rates(label))
+    return found(kind, members, links, Message(what, cause, command, sure=True), Rates(label))
 
 
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
@@ -106,7 +106,7 @@ _HEALTHY_SHARE = 0.9
 VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
 
 
-def limits(facts: Facts, ill: Ailing) -> Iterator[Finding]:
+def limits(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield what copies show against their path's theory. Needs copies of 16 MiB or more."""
     links = _readings_of_links(facts)
     yield from _too_fast(facts, links)
@@ -166,7 +166,7 @@ def _beaten_links(beaten: Iterable[Impossible]) -> dict[Link, list[Impossible]]:
     return found
 
 
-def _ways(cell: Cell) -> tuple[Link, ...]:
+def _ways(cell: DataPoint) -> tuple[Link, ...]:
     """Return the directed links that a cell on a pair is about, none for any other cell."""
     if len(cell.members) != 2 or cell.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
         return ()
@@ -185,7 +185,7 @@ def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator
         yield from blames(facts, ours, alike)
 
 
-def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading], told: Told) -> Finding:
+def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading], told: Message) -> Finding:
     readings = [links[link] for link in blame.links]
     first = min(blame.links)
     rates = Rates(
@@ -200,7 +200,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading],
 def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     virtual = facts.run.machine.virtualization
     where = f"the virtual machine ({virtual})" if virtual not in ("", "none") else "a virtual machine or the driver"
-    told = Told(
+    told = Message(
         f"{blame.where}: no NVLink in the label, and faster than PCIe can be.",
         f"{where} hides the NVLinks or NVSwitches from the labels; the wires are there and are used",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; lspci | grep -i nvidia",
@@ -214,7 +214,7 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
     works = ", ".join(sorted({str(one.cell.work) for one in beaten}))
     blocks = sum({one.cell: one.blocks for one in beaten}.values())
-    told = Told(
+    told = Message(
         f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} carries {worst.capacity.gbs:.0f} at "
         f"most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
         "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
@@ -226,7 +226,7 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     return found(Kind.IMPOSSIBLE, blame.members, blame.links, told, Rates(label, worst.capacity.gbs, measured))
 
 
-def _too_slow(facts: Facts, links: dict[Link, Reading], ill: Ailing) -> Iterator[Finding]:
+def _too_slow(facts: Facts, links: dict[Link, Reading], ill: UnhealthyDevices) -> Iterator[Finding]:
     unused: set[Link] = set()
     degraded: set[Link] = set()
     for link, reading in links.items():
@@ -246,7 +246,7 @@ def _too_slow(facts: Facts, links: dict[Link, Reading], ill: Ailing) -> Iterator
 def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
     gpu = facts.indices(blame.members[:1])
-    told = Told(
+    told = Message(
         f"{blame.where}: copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}.",
         "CUDA refuses peer access, so copies pass through host memory"
         if refused
@@ -257,7 +257,7 @@ def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     return _finding(facts, Kind.NV_NOT_USED, blame, links, told)
 
 
-def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: Ailing) -> Finding:
+def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: UnhealthyDevices) -> Finding:
     count = nvlink_count(facts.label(min(blame.links)))
     seen = ill.cause(blame.members)
     if blame.gpu is not None:
@@ -266,7 +266,7 @@ def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: Ailin
         where = blame.alone or "these paths"
         likely = f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
     gpus = facts.indices(blame.members[:2])
-    told = Told(
+    told = Message(
         f"{blame.where}: carries {_worth(facts, blame, links, count)} of {count} links' worth.",
         seen[0] if seen else likely,
         f"nvidia-smi nvlink -s -i {gpus}; nvidia-smi nvlink -e -i {gpus}",
@@ -289,7 +289,7 @@ def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class ExcludedLinks:
     """What nobody should be compared with: links that their label says nothing of, and labels that mix unlike paths.
 
     `unused` are NVLinks that copies do not use: NCCL does not either.
@@ -317,7 +317,7 @@ def has_peers(facts: Facts, link: tuple[int, ...]) -> bool:
     return path is not None and path.cuda_peers is not False and path.peer_access in (None, "OK")
 
 
-def beyond_labels(facts: Facts, findings: list[Finding]) -> Odd:
+def beyond_labels(facts: Facts, findings: list[Finding]) -> ExcludedLinks:
     """Return what the findings of `limits` show to be beyond its label; in a virtual machine that is all of PCIe."""
 
     def links_of(*kinds: Kind) -> frozenset[Link]:
@@ -327,4 +327,4 @@ def beyond_labels(facts: Facts, findings: list[Finding]) -> Odd:
     virtual = facts.run.machine.virtualization in VIRTUAL
     mixed = (virtual or path.label in hidden or not has_peers(facts, path.devices) for path in facts.run.paths)
     labels = frozenset(path.label for path, unlike in zip(facts.run.paths, mixed, strict=True) if unlike)
-    return Odd(links_of(Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE), labels, links_of(Kind.NV_NOT_USED))
+    return ExcludedLinks(links_of(Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE), labels, links_of(Kind.NV_NOT_USED))

@@ -9,10 +9,10 @@ from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
-from collbench.analysis.diagnose.blame import Ailing, Blame, blames
-from collbench.analysis.diagnose.limits import Odd, has_peers, path_limit
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
 from collbench.model.operations import Work
 
@@ -36,7 +36,7 @@ class Gap(NamedTuple):
     wild: bool = False  # a few of its visits make it so
 
 
-def asymmetries(facts: Facts, odd: Odd, ill: Ailing) -> Iterator[Finding]:
+def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links that carry at least 10 % less than their way back, by any kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
     for work in facts.readings.works(collective=False):
@@ -52,7 +52,7 @@ def asymmetries(facts: Facts, odd: Odd, ill: Ailing) -> Iterator[Finding]:
         yield _slow(facts, Kind.ASYMMETRY, blame, readings, (what, _one_way_cause(facts, blame)), ill)
 
 
-def outliers(facts: Facts, odd: Odd, ill: Ailing) -> Iterator[Finding]:
+def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links below the others of their label; copies and collectives apart: NCCL has reasons of its own."""
     for collective in (False, True):
         gaps: dict[Link, list[Gap]] = defaultdict(list)
@@ -108,7 +108,7 @@ def works_of(readings: Iterable[Reading]) -> str:
     return ", ".join(sorted({str(reading.work) for reading in readings}))
 
 
-def by_label(facts: Facts, work: Work, odd: Odd) -> dict[str, list[Reading]]:
+def by_label(facts: Facts, work: Work, odd: ExcludedLinks) -> dict[str, list[Reading]]:
     """Return a work's readings on pairs, by label; of NVLinks and PCIe paths alike, limits of other slots apart."""
     groups: dict[str, list[Reading]] = defaultdict(list)
     for members, reading in facts.readings.of(work).items():
@@ -141,13 +141,13 @@ def _below(facts: Facts, group: Sequence[Reading]) -> Iterator[Gap]:
 
 
 def _slow(
-    facts: Facts, kind: Kind, blame: Blame, readings: Collection[Reading], told: tuple[str, str], ill: Ailing
+    facts: Facts, kind: Kind, blame: Blame, readings: Collection[Reading], told: tuple[str, str], ill: UnhealthyDevices
 ) -> Finding:
     """Return the finding; `told` are what and the likely cause, which gives way to one that was seen."""
     first = min(blame.links)
     seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
     command = f"nvidia-smi {seen[1]} -i {facts.indices(blame.members[:2])}" if seen else link_state(facts, first)
-    words = Told(told[0], seen[0] if seen else told[1], command, sure=seen is not None)
+    words = Message(told[0], seen[0] if seen else told[1], command, sure=seen is not None)
     return found(kind, blame.members, blame.links, words, rates_of(facts, first, readings))
 
 
@@ -214,7 +214,7 @@ class _Beaten(NamedTuple):
     readings: Sequence[Reading]
 
 
-def inversions(facts: Facts, odd: Odd) -> Iterator[Finding]:
+def inversions(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
     """Yield the groups of links that worse labels beat: GPUs that one label joins, by the middle of their links."""
     beaten: dict[Members, list[_Beaten]] = defaultdict(list)
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
@@ -233,7 +233,7 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
     worst = max(cases, key=lambda case: case.gap)
     links = both_ways(link for case in cases for reading in case.readings for link in ways(reading))
     better = facts.label(min(links))
-    told = Told(
+    told = Message(
         f"{better} pairs of {facts.tags(members)} carry {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "
         f"though the label is better ({works_of(reading for case in cases for reading in case.readings)}).",
         _inverted_cause(facts, better, links),

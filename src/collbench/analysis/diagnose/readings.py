@@ -15,7 +15,7 @@ from collbench.analysis.physics import Hardware
 from collbench.analysis.stats import median_deviation, summarize, visit_noise
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Measurement, Path, Run
+from collbench.model.run import DataPoint, Measurement, Path, Run
 
 # The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
 # beyond the bounds, so a false contradiction is rarer still.
@@ -155,7 +155,7 @@ class Facts:
 def read(run: Run) -> Readings:
     """Return the readings of a run: cells with three visits or more, each at its work's deciding size."""
     sizes = _deciding_sizes(run)
-    cells: dict[Cell, Measurement] = {}
+    cells: dict[DataPoint, Measurement] = {}
     for found in run.measurements:
         if found.samples and found.cell.size_bytes == sizes[found.cell.work]:
             used = _isolated_if_possible(found)
@@ -227,7 +227,9 @@ def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> s
     return next(iter(found), "") if len(found) < 2 else "mixed"
 
 
-def _noise(pools: Mapping[Cell, tuple[Work, str]], logs: Mapping[Cell, Sequence[float]]) -> dict[Cell, float]:
+def _noise(
+    pools: Mapping[DataPoint, tuple[Work, str]], logs: Mapping[DataPoint, Sequence[float]]
+) -> dict[DataPoint, float]:
     """Return σ̂ of one visit's log for each cell: pooled within its work and label, and wider where that is little."""
     narrow: dict[tuple[Work, str], list[Sequence[float]]] = defaultdict(list)
     wide: dict[bool, list[Sequence[float]]] = defaultdict(list)

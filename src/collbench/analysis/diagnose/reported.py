@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collbench.analysis.diagnose.blame import blames
 from collbench.analysis.diagnose.limits import VIRTUAL
 from collbench.analysis.diagnose.readings import Facts
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Rates, Told, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path
 
@@ -28,9 +28,9 @@ def told(facts: Facts) -> Iterator[Finding]:
     yield from _flat(facts)
 
 
-def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Told | None]) -> Iterator[Finding]:
+def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Message | None]) -> Iterator[Finding]:
     """Yield a finding for each distinct saying, over all the pairs that share it; a whole row blames its GPU."""
-    sayings: dict[Told, list[Link]] = defaultdict(list)
+    sayings: dict[Message, list[Link]] = defaultdict(list)
     for path in facts.run.paths:
         saying = ask(path)
         if saying is not None:
@@ -40,7 +40,7 @@ def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Told | None]) -> Ite
         for blame in blames(facts, both_ways(pairs), every):
             gpus = {"first": facts.indices(blame.members[:1]), "all": facts.indices(blame.members)}
             what, command = f"{blame.where}: {saying.what}.", saying.command.format(**gpus)
-            words = Told(what, saying.cause, command, sure=kind is not Kind.LABELS_DIFFER)
+            words = Message(what, saying.cause, command, sure=kind is not Kind.LABELS_DIFFER)
             rates = Rates(facts.label(min(blame.links)), _theory(facts, blame.links))
             yield found(kind, blame.members, blame.links, words, rates)
 
@@ -50,21 +50,21 @@ def _theory(facts: Facts, pairs: Iterable[Link]) -> float | None:
     return limits.pop() if len(limits) == 1 else None
 
 
-def _link_count(path: Path) -> Told | None:
+def _link_count(path: Path) -> Message | None:
     """Compare the NV# of label and topo -m with the links that NVML calls active."""
     label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
     counted = path.nvlinks > 0 or path.tool_label is not None  # a file by hand may leave the count out
     if label is None or nvlink_count(label) == path.nvlinks or not counted:
         return None
     source = "nvidia-smi topo -m" if label == path.tool_label else "the label"
-    return Told(
+    return Message(
         f"{source} says {label}, NVML counts {path.nvlinks} active NVLinks",
         "NVLinks are down at one end, or went down after one of the two was asked (or the text is another machine's)",
         "nvidia-smi nvlink -s -i {first}",
     )
 
 
-def _peer_access(path: Path) -> Told | None:
+def _peer_access(path: Path) -> Message | None:
     """Compare who allows peer access with the others, and with an NVLink label, which promises it."""
     allowed = {_NVML: _allows(path.peer_access), _TOOL: _allows(path.tool_peer_access), _CUDA: path.cuda_peers}
     told = {source: answer for source, answer in allowed.items() if answer is not None}
@@ -76,7 +76,7 @@ def _peer_access(path: Path) -> Told | None:
         what = f"the label {path.label} promises peer access and nobody allows it: {said}"
     else:
         return None
-    return Told(
+    return Message(
         what,
         "the driver, a container or MIG mode takes peer access away, or an IOMMU or ACS setting forbids it",
         "nvidia-smi topo -p2p r; nvidia-smi -q -i {all} | grep -A2 'MIG Mode'; sudo dmesg | grep -i -e iommu -e NVRM",
@@ -94,13 +94,13 @@ def _allows(words: str | None) -> bool | None:
     return all(word.strip() == "OK" for word in read.split(","))
 
 
-def _other_label(path: Path) -> Told | None:
+def _other_label(path: Path) -> Message | None:
     tool = path.tool_label
     if tool in (None, UNKNOWN) or path.label in (tool, UNKNOWN):
         return None
     if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
         return None  # of NVLinks: LINKCOUNT_MISMATCH says it
-    return Told(
+    return Message(
         f"nvidia-smi topo -m says {tool}, NVML says {path.label}",
         "the two name PCIe paths by different rules on some machines; both name the way, and neither the rate",
         "nvidia-smi topo -m; lspci -t",
@@ -115,7 +115,7 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     members = tuple(sorted({member for path in paths for member in path.devices}))
     labels = sorted({path.label for path in paths}, key=rank_key)
     ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
-    told = Told(
+    told = Message(
         f"topo -m says {', '.join(labels)} where the PCIe tree, as topo -p tells it, says {', '.join(ancestors)}"
         f"{_way(ancestors)}: both are right.",
         "topo -p tells how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
@@ -133,7 +133,7 @@ def _flat(facts: Facts) -> Iterator[Finding]:
     names = {path.label for path in run.paths}
     flat = len(names) == 1 and not is_nvlink(next(iter(names)))
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
-        words = Told(
+        words = Message(
             f"All pairs have the label {next(iter(names))} and no GPU has a NUMA node: the labels tell nothing.",
             f"the hypervisor hides the PCIe tree ({run.machine.virtualization}): only measuring shows the paths",
             "lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",

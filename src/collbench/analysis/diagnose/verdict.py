@@ -86,7 +86,7 @@ class Finding:
     sure: bool = False
 
 
-class Told(NamedTuple):
+class Message(NamedTuple):
     """A finding's words; `sure` as in Finding."""
 
     what: str
@@ -111,7 +111,7 @@ def found(
     kind: Kind,
     members: tuple[int, ...],
     links: Iterable[Link],
-    told: Told,
+    told: Message,
     rates: Rates = NO_RATES,
     severity: Severity | None = None,
 ) -> Finding:

@@ -30,7 +30,7 @@ from collbench.analysis.predict.step import (
     step_seconds,
 )
 from collbench.analysis.predict.timing import WORDS, Evidence, Span, Timing, Timings, beyond
-from collbench.analysis.problem import Case, from_run
+from collbench.analysis.problem import SelectionProblem, from_run
 from collbench.analysis.problem import evidence as ranking_of
 from collbench.analysis.rings import MOST_MEMBERS
 from collbench.analysis.search import grown, search
@@ -69,7 +69,7 @@ class Machine:
         gone = {left.member for left in self.left_out}
         self._fit = [place for place in range(len(run.devices)) if place not in gone]
         ranking = ranking_of(run, self._fit)
-        self._case: Case | None = None if ranking is None else from_run(run, self._fit, ranking)
+        self._case: SelectionProblem | None = None if ranking is None else from_run(run, self._fit, ranking)
 
     @property
     def delta(self) -> float:
@@ -141,7 +141,7 @@ class Machine:
         return Sets(found[0], found[-1], "of the sets that were measured")
 
 
-def _worst(case: Case, k: int) -> Members:
+def _worst(case: SelectionProblem, k: int) -> Members:
     """Return the set whose band begins lowest; above 16 devices of a few that hold slow pairs."""
     if len(case.order) > MOST_MEMBERS:
         slow = replace(case.wired, rates=_turned(case.wired.rates), links=np.zeros_like(case.wired.links))

@@ -14,7 +14,7 @@ from collbench.analysis.fits import Curve
 from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Cell, Run
+from collbench.model.run import DataPoint, Run
 from collbench.model.units import busbw_factor, format_size
 
 # What several runs of one machine measured, put together: the run that ranks its pairs, and all curves.
@@ -75,7 +75,7 @@ def _position(base: Run, run: Run, member: int) -> int:
     return next(place for place, device in enumerate(base.devices) if device.uuid == identity)
 
 
-def _cells(run: Run) -> Iterator[tuple[Cell, float]]:
+def _cells(run: Run) -> Iterator[tuple[DataPoint, float]]:
     """Yield the sound cells of what training sends with their seconds, out of place; in place where that is all."""
     found = {m.cell: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
     plain = {(c.operation, c.members, c.size_bytes) for c in found if c.variant is Variant.PLAIN}

@@ -19,7 +19,7 @@ from collbench.analysis.problem import left_out
 from collbench.analysis.select import choose, evidence
 from collbench.analysis.stats import summarize
 from collbench.analysis.summary import RankedWork, rank_summary
-from collbench.analysis.tiers import Ranking, Relation, Standing
+from collbench.analysis.tiers import RankedLink, Ranking, Relation
 from collbench.machine import labels
 from collbench.model.errors import UsageError
 from collbench.model.operations import Work
@@ -344,7 +344,7 @@ def ranked(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
 
 def _ranking(run: Run, ranking: Ranking) -> dict[str, Any]:
     small = ranking.size_bytes < _MIB
-    tiers: dict[int, list[Standing]] = defaultdict(list)
+    tiers: dict[int, list[RankedLink]] = defaultdict(list)
     for standing in ranking.standings:
         tiers[standing.tier].append(standing)
     return {
@@ -366,7 +366,7 @@ def _ranking(run: Run, ranking: Ranking) -> dict[str, Any]:
     }
 
 
-def _names(run: Run, ranking: Ranking, standings: Sequence[Standing]) -> str:
+def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> str:
     if len(standings) == len(ranking.standings) > 1:
         return f"all {len(standings)}"
     names = [name(run, ranking.work, standing.members) for standing in standings[:_MOST_NAMES]]
@@ -374,7 +374,7 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[Standing]) -> str:
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
-def _relations(standings: Sequence[Standing]) -> str:
+def _relations(standings: Sequence[RankedLink]) -> str:
     counts = Counter(standing.relation for standing in standings)
     if len(counts) == 1:
         return standings[0].relation.value
@@ -406,7 +406,7 @@ def _bounded(values: Bounded) -> str:
     return f"{figure(middle)} [{figure(low)}, {figure(high)}]"
 
 
-def _rate(standing: Standing) -> str:
+def _rate(standing: RankedLink) -> str:
     if standing.interval is None:
         return f"{figure(standing.gbs)} GB/s"
     return f"{figure(standing.gbs)} GB/s (95 %: {figure(standing.interval[0])}–{figure(standing.interval[1])})"

@@ -17,7 +17,7 @@ from collbench.analysis.stats import Summary, median_interval, summarize, trial_
 from collbench.analysis.summary import RankedWork
 from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_links
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Cell, Device, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Device, Measurement, Run, StopReason
 from collbench.model.units import format_size
 from collbench.output.text.comparison import group_name
 from collbench.output.text.curves import limits_of, work_order
@@ -293,7 +293,7 @@ class _Words:
         return self.words.index(text)
 
 
-def _note(family: Family, beaten: Mapping[Cell, Impossible], size: int, members: Members) -> str:
+def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
     """Return what a reader should know of one cell beside its figures; `beaten` are the impossible ones."""
     found = family.cells.get((size, members))
     if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from collbench.analysis.tiers import Ranking, Standing
+from collbench.analysis.tiers import RankedLink, Ranking
 from collbench.model.run import Run
 from collbench.model.units import figure as printed
 from collbench.model.units import format_size
@@ -54,7 +54,7 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     return Picture(figure, title, f"{_about(ranking, unit)} {origins([named])}", tips)
 
 
-def _by_place(ranking: Ranking) -> dict[tuple[int, int], Standing]:
+def _by_place(ranking: Ranking) -> dict[tuple[int, int], RankedLink]:
     placed = {standing.pair: standing for standing in ranking.standings}
     mirrored = {pair[::-1]: standing for pair, standing in placed.items()} if ranking.kind == "pair" else {}
     return mirrored | placed
@@ -69,7 +69,7 @@ def _cell(axes: Axes, place: tuple[int, int], colour: tuple[float, float, float,
     axes.add_patch(patch)
 
 
-def _figure(standing: Standing | None, unit: str, ranking: Ranking, count: int) -> str:
+def _figure(standing: RankedLink | None, unit: str, ranking: Ranking, count: int) -> str:
     """Return a cell's text: its figure, and below it the tier where there are several and room."""
     if standing is None:
         return "–"
@@ -108,7 +108,7 @@ def _unit(ranking: Ranking, unit: str) -> str:
     return "busbw, GB/s" if ranking.operation.is_collective else "GB/s"
 
 
-def _tip(run: Run, ranking: Ranking, standing: Standing, unit: str) -> str:
+def _tip(run: Run, ranking: Ranking, standing: RankedLink, unit: str) -> str:
     sim = "sim " if run.backend == "sim" else ""
     figure = printed(value(standing.seconds, standing.gbs, unit), 2)
     told = f"{sim}{name(run, ranking.work, standing.members)}: {figure}"

@@ -14,7 +14,7 @@ from rich.text import Text
 from collbench.analysis.compare import Change, Comparison, Group, Key, Kind, Verdict
 from collbench.analysis.outcome import named, outcome
 from collbench.analysis.physics import Nvls
-from collbench.analysis.references import Answer, Answers, Standing, Unknown
+from collbench.analysis.references import Answer, Answers, ReferenceVerdict, Unknown
 from collbench.analysis.trend import Line, Trend
 from collbench.model.operations import Variant, Work
 from collbench.model.run import Run
@@ -76,11 +76,11 @@ def _trend_table(trend: Trend, line: Line) -> Table:
 
 
 _STANDING_STYLES = {
-    Standing.BELOW: "bold red",
-    Standing.NORMAL: "bold green",
-    Standing.ABOVE: "bold cyan",
-    Standing.NOT_JUDGED: "bold red",
-    Standing.FAILED: "bold red",
+    ReferenceVerdict.BELOW: "bold red",
+    ReferenceVerdict.NORMAL: "bold green",
+    ReferenceVerdict.ABOVE: "bold cyan",
+    ReferenceVerdict.NOT_JUDGED: "bold red",
+    ReferenceVerdict.FAILED: "bold red",
 }
 
 
@@ -101,7 +101,7 @@ def reference_page(answers: Answers, width: int) -> Iterator[RenderableType]:
     lines = [*_unknown(answers, width)]
     if lines:
         yield Text("\n".join(lines))
-    yield Text(reference_conclusion(answers), style=_STANDING_STYLES[Standing.BELOW] if answers.below else "")
+    yield Text(reference_conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
 
 
 def reference_conclusion(answers: Answers) -> str:
@@ -111,12 +111,12 @@ def reference_conclusion(answers: Answers) -> str:
     if not answers.answers:
         return f"No figure speaks for what this run measured on {_kind(answers)}."
     standings = Counter(answer.standing for answer in answers.answers)
-    told = ", ".join(f"{standings[one]} {one.value}" for one in Standing if standings[one])
+    told = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
     if answers.below:
         return f"Below what healthy machines of this kind reach, for certain ({told})."
     if not answers.judged:
         return f"No figure says anything for certain ({told})."
-    everything = set(standings) == {Standing.NORMAL}
+    everything = set(standings) == {ReferenceVerdict.NORMAL}
     return f"{'Normal' if everything else 'Nothing is below its band for certain'} ({told})."
 
 
@@ -145,13 +145,13 @@ def _answer_lines(answers: Answers, answer: Answer, width: int) -> Iterator[Rend
 
 
 def _failed(answers: Answers, answer: Answer) -> str:
-    return f" on {named(answers.run, answer.failed)}" if answer.standing is Standing.FAILED else ""
+    return f" on {named(answers.run, answer.failed)}" if answer.standing is ReferenceVerdict.FAILED else ""
 
 
 def _beaten(answers: Answers, answer: Answer) -> str:
     """Return what is impossible, for which the figure is not judged."""
     beaten = answer.impossible
-    if answer.standing is not Standing.NOT_JUDGED or beaten is None:
+    if answer.standing is not ReferenceVerdict.NOT_JUDGED or beaten is None:
         return ""
     where = named(answers.run, [beaten.capacity.devices])
     what = f"{beaten.cell.work} at {format_size(beaten.cell.size_bytes)}"
@@ -170,7 +170,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     if len(answer.places) == 1:
         return f"{figure(least.gbs)} GB/s"
     where = "-".join(answers.run.devices[member].tag for member in least.members)
-    below = sum(place.standing is Standing.BELOW for place in answer.places)
+    below = sum(place.standing is ReferenceVerdict.BELOW for place in answer.places)
     many = f", {below} of {len(answer.places)} below" if 0 < below < len(answer.places) else ""
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, least on {where}{many}"
 

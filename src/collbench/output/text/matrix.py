@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from collbench.analysis.stats import summarize
-from collbench.analysis.tiers import Ranking, Standing
+from collbench.analysis.tiers import RankedLink, Ranking
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import figure, format_size
@@ -139,7 +139,7 @@ def tier_map(run: Run, ranking: Ranking) -> Text:
     return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")
 
 
-def _matrix(run: Run, ranking: Ranking, figure: Callable[[Standing], float]) -> Matrix:
+def _matrix(run: Run, ranking: Ranking, figure: Callable[[RankedLink], float]) -> Matrix:
     matrix = np.full((len(run.devices),) * 2, np.nan)
     for standing in ranking.standings:
         src, dst = standing.pair

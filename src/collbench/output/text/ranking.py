@@ -13,7 +13,7 @@ from rich.text import Text
 
 from collbench.analysis.fits import Bounded, Fit, Unfitted
 from collbench.analysis.summary import Missing, RankedWork, RankSummary
-from collbench.analysis.tiers import FEWEST_VISITS, Ranking, Relation, Standing, kind_of
+from collbench.analysis.tiers import FEWEST_VISITS, RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import figure, format_approximate_size, format_size
@@ -115,7 +115,7 @@ def _tiers(run: Run, ranking: Ranking, unit: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="")
     for head, justify in (("tier", "left"), (unit, "right"), (f"{ranking.kind}s", "left"), ("vs best", "left")):
         table.add_column(head, justify=justify)  # type: ignore[arg-type]
-    tiers: dict[int, list[Standing]] = defaultdict(list)
+    tiers: dict[int, list[RankedLink]] = defaultdict(list)
     for standing in ranking.standings:
         tiers[standing.tier].append(standing)
     for tier, standings in tiers.items():
@@ -132,7 +132,7 @@ def _range(figures: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _words(standings: Sequence[Standing]) -> str:
+def _words(standings: Sequence[RankedLink]) -> str:
     """Count the words of a tier; one word where all have the same."""
     counts = Counter(standing.relation for standing in standings)
     if len(counts) == 1:
@@ -140,7 +140,7 @@ def _words(standings: Sequence[Standing]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in Relation if counts[word])
 
 
-def _names(run: Run, ranking: Ranking, standings: Sequence[Standing]) -> list[str]:
+def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> list[str]:
     """Return a tier's members by name, in lines; of a large tier how many they are, and the first ones."""
     if len(standings) == len(ranking.standings) > 1:
         return [f"all {len(standings)}"]
