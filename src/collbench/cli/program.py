@@ -18,16 +18,16 @@ from collbench.model.operations import COLLECTIVES
 # In the order of a first session: each command, and the module of collbench.cli that holds it under its name, or in a
 # dictionary COMMANDS.
 _HOMES = {
-    "pairs": "pairs",
+    "pairs": "copies",
     "copies": "copies",
     "latency": "copies",
     **{operation.value: "collectives" for operation in COLLECTIVES},
-    "topo": "topo",
+    "topo": "show",
     "doctor": "doctor",
     "show": "show",
-    "rank": "rank",
-    "plot": "plot",
-    "report": "report",
+    "rank": "show",
+    "plot": "export",
+    "report": "export",
     "export": "export",
     "check": "check",
     "compare": "compare",
@@ -50,7 +50,7 @@ class _Commands(click.Group):
         if cmd_name not in _HOMES:
             return None
         home = vars(importlib.import_module(f"collbench.cli.{_HOMES[cmd_name]}"))
-        return cast("click.Command", home.get("COMMANDS", home)[cmd_name])
+        return cast("click.Command", {**home, **home.get("COMMANDS", {})}[cmd_name])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
