@@ -38,17 +38,17 @@ def lap(what, clock=[time.perf_counter()]):
     clock[0] = now
 import collbench.cli.program, collbench.cli.train
 lap("import the command line")
-from collbench.backends.present import look
+from collbench.backends.factory import look
 found = look(sys.argv[1])
 lap("look at the machine (NVML once)" if found.backend == "cuda" else "look at the machine")
 if found.backend == "cuda":
-    from collbench.backends.nccl_library import find_nccl
+    from collbench.machine.nccl_library import find_nccl
     find_nccl(os.environ.get('COLLBENCH_NCCL')).version
     lap("ask NCCL its version")
-from collbench import runfile
+from collbench.runfile import run_file as runfile
 run = runfile.load(Path(sys.argv[2]))
 lap("read the run file")
-from collbench.affinity.choose import choose
+from collbench.analysis.select import choose
 lap("import numpy and the choice")
 choose(run, int(sys.argv[3]))
 lap("choose")

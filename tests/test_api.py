@@ -78,7 +78,7 @@ def test_select_sets_what_cuda_will_see(fakes: Fakes, tmp_path: Path) -> None:
 def test_it_returns_what_the_command_prints(fakes: Fakes, tmp_path: Path) -> None:
     saved(tmp_path)
     printed = on_gpus(fakes, tmp_path, ["select", "2", "--no-verify", "--format", "json"]).stdout
-    code = "import collbench, json; from collbench.plain import plain\n"
+    code = "import collbench, json; from collbench.runfile.codec import plain\n"
     code += "print(json.dumps(plain(collbench.select(2, verify=False))))"
     returned = json.loads(python(fakes, tmp_path, code).stdout)
     assert json.loads(printed) == {"format": "collbench-selection", "format_version": 1, **returned}

@@ -14,7 +14,7 @@ from collbench.analysis.references import Figure, check, load
 from collbench.model.operations import Operation, Variant
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "src" / "collbench" / "reference" / "figures.json"
+FILE = ROOT / "src" / "collbench" / "analysis" / "figures.json"
 SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "reference-figures.schema.json").read_text(encoding="utf-8"))
 FIGURES = load()
 

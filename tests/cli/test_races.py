@@ -122,9 +122,9 @@ def test_a_run_that_is_being_measured_is_neither_resumed_nor_replaced(tmp_path: 
 
 def test_a_killed_process_holds_nothing_back(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from collbench.keeper import Keeper; "
+        "import sys, time; from pathlib import Path; from collbench.bench.run_writer import RunWriter; "
         "from tests.cli.test_races import unfinished; run = unfinished(1); "
-        "keeper = Keeper(run, Path(sys.argv[1]), print); keeper.finished(run.measurements[0]); "
+        "keeper = RunWriter(run, Path(sys.argv[1]), print); keeper.finished(run.measurements[0]); "
         "print('there', flush=True); time.sleep(60)"
     )
     path = tmp_path / "run.json"

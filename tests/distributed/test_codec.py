@@ -112,7 +112,7 @@ STEP = json.loads(encode(ORDERS[5]))
         ("nested too deep", b"[" * 100_000),
         ("a number with a million digits", b"[" + b"9" * 10**6 + b"]"),
         ("a type that is none", b'["system", {"command": "true"}]'),
-        ("a class of another module", b'["collbench.distributed.rank_worker.Seat", {}]'),
+        ("a class of another module", b'["collbench.distributed.rank_worker.RankWorker", {}]'),
         ("a word instead of an order", encode(Alive())),
         ("no fields", b'["Leave"]'),
         ("fields that are a list", b'["Leave", []]'),

@@ -20,8 +20,8 @@ DRIVER = """
 import json, os, sys
 from collbench.launch import torchrun
 from collbench.launch.arguments import split
-from collbench.launch.environment import for_devices
-from collbench.model import Device
+from collbench.launch.torchrun import for_devices
+from collbench.model.run import Device
 backend, devices, arguments = sys.argv[1], [Device(i, u, "") for i, u in json.loads(sys.argv[2])], split(sys.argv[3:])
 torchrun.check_script(arguments)
 torchrun.find_torch()

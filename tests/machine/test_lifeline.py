@@ -108,7 +108,7 @@ def test_gloo_workers_end_with_a_killed_parent_and_leave_nothing(
 
 PARENT = """
 import subprocess, sys, time
-from collbench import lifeline
+from collbench.machine import lifeline
 subprocess.Popen(lifeline.with_us(sys.argv[1:]))
 time.sleep(1000)
 """

@@ -217,7 +217,7 @@ def test_whoever_lets_the_gpus_go_waits_until_the_worker_is_gone(fakes: Fakes, t
     """Else `collbench pairs && collbench train` may take the worker that is still ending for somebody else's job."""
     script = """
         import os
-        from collbench.backends import opening
+        from collbench.backends import factory as opening
         opened = opening.open_backend("cuda", None, None, collectives=False)
         workers = opened.backend.process_ids
         opened.close()

@@ -46,7 +46,7 @@ def test_torchs_cuda_is_read_from_its_version_file(
     info = tmp_path / "torch-2.9.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
-    code = "from collbench.doctor.software import torch_build; print(*torch_build(), sep=',')"
+    code = "from collbench.machine.doctor.collect import torch_build; print(*torch_build(), sep=',')"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
@@ -54,5 +54,6 @@ def test_torchs_cuda_is_read_from_its_version_file(
 
 
 def test_looking_at_software_imports_no_torch() -> None:
-    code = "import sys; from collbench.doctor.software import software; software(None); print('torch' in sys.modules)"
+    code = "import sys; from collbench.machine.doctor.collect import software; software(None); "
+    code += "print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -18,7 +18,7 @@ from collbench.output.html.page import render
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.output.html.runs import EVERYTHING, EVIL, by_hand, hostile, page, recorded_content, simulated
 
-PIECES = Path(__file__).parents[3] / "src" / "collbench" / "html" / "pieces"
+PIECES = Path(__file__).parents[3] / "src" / "collbench" / "output" / "html" / "pieces"
 MIB = 2**20
 HEADINGS = {"h1", "h2", "h3", "caption", "figcaption", "summary"}
 
