@@ -7,6 +7,7 @@ project's interpreter, from the root of the checkout:
     export PYTHONPATH=$(/tmp/mutants/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     .venv/bin/python benchmarks/mutants.py src/collbench/analysis/stats.py tests/analysis/test_stats.py -o stats.json
 
+--output keeps one table for each module. --sample takes as many mutants as it says, drawn with a fixed seed.
 The checkout is copied, and only the copy is changed. Each mutant is tested in a fork of this process, which has loaded
 pytest and numpy already, until the first test fails or the time is up. Property tests draw the same examples each time.
 """
@@ -20,6 +21,7 @@ import importlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -50,6 +52,7 @@ OPERATORS = (
 )
 # A mutant that never ends is killed after this many times what the tests take, and never before so many seconds.
 _PATIENCE, _LEAST_S = 5.0, 15.0
+_SEED = 7
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,13 @@ def _by_cosmic_ray(text: str) -> Iterator[tuple[str, int, int, str | None]]:
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
-    nodes = list(_nodes(parso.parse(text)))
+    nodes, lines = list(_nodes(parso.parse(text))), text.splitlines()
     for name in OPERATORS:
         operator = get_operator(name)()
         places = [place for node in nodes for place in operator.mutation_positions(node)]
         for number, ((line, column), _) in enumerate(places):
-            yield name, line, column, mutate_code(text, operator, number)
+            if not lines[line - 1].startswith("*,", column):  # the * of a signature multiplies nothing
+                yield name, line, column, mutate_code(text, operator, number)
 
 
 def _membership(text: str) -> Iterator[tuple[str, int, int, str]]:
@@ -143,6 +147,7 @@ class Tests:
     def __init__(self, folder: Path, files: list[str]) -> None:
         self._folder, self._files = folder, files
         shutil.copytree(ROOT, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
+        (folder / "benchmarks" / "results").symlink_to(ROOT / "benchmarks" / "results")
         sys.dont_write_bytecode = True  # a mutant may be as long and as old as the one before
         sys.path[:0] = [str(folder / "src"), str(folder)]
         os.chdir(folder)
@@ -190,11 +195,16 @@ def main() -> int:
     given = _arguments()
     text = (ROOT / given.module).read_text(encoding="utf-8")
     every, output = mutants(text), given.output and given.output.resolve()
-    table: dict[str, Any] = {"module": given.module, "tests": given.tests, "mutants": len(every), "ends": {}}
+    tables: dict[str, Any] = json.loads(output.read_text(encoding="utf-8")) if output and output.exists() else {}
+    table: dict[str, Any] = {"tests": given.tests, "mutants": len(every), "ends": {}}
+    if given.sample and given.sample < len(every):
+        table["drawn"] = given.sample
+        every = sorted(random.Random(_SEED).sample(every, given.sample), key=lambda mutant: mutant.line)
     if given.again:
-        table = json.loads(output.read_text(encoding="utf-8"))
+        table = tables[given.module] | {"mutants": len(every)}
+        table["tests"] = [*dict.fromkeys([*table["tests"], *given.tests])]
         left = [survivor["diff"] for survivor in table["survivors"]]
-        every = [mutant for mutant in every if _diff(text, mutant.text) in left]
+        every = [mutant for mutant in every if _taken(left, _diff(text, mutant.text))]
         table["ends"].pop("survived", None)
     with tempfile.TemporaryDirectory() as folder:
         ends, survivors, seconds = _run(given, text, every, Path(folder))
@@ -206,11 +216,13 @@ def main() -> int:
         sum(table["ends"].get(end, 0) for end in some) for some in (("killed", "timed out"), ("survived",))
     )
     share = caught / max(1, caught + survived)
-    print(f"{given.module}: {table['mutants']} mutants, {table['ends']}: {share:.1%} killed, {seconds:.0f} s")
+    drawn = f"{table['drawn']} of " if "drawn" in table else ""
+    print(f"{given.module}: {drawn}{table['mutants']} mutants, {table['ends']}: {share:.1%} killed, {seconds:.0f} s")
     table |= {"killed_share": round(share, 4), "survivors": [asdict(survivor) for survivor in survivors]}
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        tables[given.module] = table
+        output.write_text(json.dumps(tables, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 
@@ -218,10 +230,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", help="the module's file, from the root of the checkout")
     parser.add_argument("tests", nargs="+", help="the test files that are to notice")
-    parser.add_argument("-o", "--output", type=Path, help="where the table is kept, as JSON")
+    parser.add_argument("-o", "--output", type=Path, help="where the module's table is kept, as JSON")
     parser.add_argument(
         "--again", action="store_true", help="run the survivors of --output's table alone, and renew it"
     )
+    parser.add_argument("--sample", type=int, metavar="N", help="run N mutants of the module, always the same")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many seconds")
     given = parser.parse_args()
     if given.again and given.output is None:
@@ -251,6 +264,14 @@ def _run(
             survivors.append(Survivor(mutant.operator, mutant.line, _diff(text, mutant.text)))
             print(f"{given.module}:{mutant.line} {mutant.operator}", *survivors[-1].diff, sep="\n  ", flush=True)
     return ends, survivors, time.monotonic() - begin
+
+
+def _taken(left: list[list[str]], diff: list[str]) -> bool:
+    """Take a diff from those that are left; False where it is not there: a module may have a line twice."""
+    if diff in left:
+        left.remove(diff)
+        return True
+    return False
 
 
 def _diff(before: str, after: str) -> list[str]:

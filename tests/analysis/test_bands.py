@@ -140,7 +140,23 @@ def test_a_broken_pair_is_worth_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("band", "text"),
-    [(Band(5.7, 9.5, ""), "5.7–9.5 GB/s"), (Band(48.38, 48.4, ""), "48.4 GB/s"), (Band(0, 0, ""), "0 GB/s")],
+    [
+        (Band(5.7, 9.5, ""), "5.7–9.5 GB/s"),
+        (Band(48.38, 48.4, ""), "48.4 GB/s"),
+        (Band(0, 0, ""), "0 GB/s"),
+        (Band(5.736, 9.54, ""), "5.74–9.54 GB/s"),
+        (Band(0, 47.46, "", unmeasured=1), "at most 47.5 GB/s"),
+        (Band(1.0, 47.46, "", unmeasured=1), "1–47.5 GB/s"),
+        (Band(28.5, 47.46, "", unmeasured=3), "28.5–47.5 GB/s"),
+    ],
 )
 def test_a_band_in_words(band: Band, text: str) -> None:
     assert str(band) == text
+
+
+@pytest.mark.parametrize(
+    ("unmeasured", "basis"),
+    [(0, "NVSwitch"), (1, "NVSwitch, 1 pair not measured"), (2, "NVSwitch, 2 pairs not measured")],
+)
+def test_a_band_says_how_many_pairs_it_lacks(unmeasured: int, basis: str) -> None:
+    assert Band(10, 20, "NVSwitch", unmeasured=unmeasured).basis == basis

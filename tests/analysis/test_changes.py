@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.analysis.compare import Verdict
+from collbench.analysis.compare import Change, Found, Key, Named, Verdict, judge_change
+from collbench.analysis.tiers import Estimate
+from collbench.model.operations import Operation, Work
 from tests.analysis.runs import change_of
+from tests.builders import measured
 
 STEADY = [400.0, 400.4, 399.6, 400.1, 399.9, 400.2, 399.8]
 
@@ -70,3 +74,56 @@ def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:
     assert forth.ratio * back.ratio == pytest.approx(1)
     opposite = {Verdict.WORSE: Verdict.BETTER, Verdict.BETTER: Verdict.WORSE}
     assert back.verdict is opposite.get(forth.verdict, forth.verdict)
+
+
+def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Change:
+    """Return what became of a copy of 1 GiB by the logs of its visits, ascending, whose medians have this error."""
+    found = Named(
+        Key("ce-write", (0, 1), None, 2**30), Work(Operation.CE_WRITE), measured(Operation.CE_WRITE, (0, 1), 400)
+    )
+    ends = [Estimate((0,), "", tuple(some), some[len(some) // 2], error, error, 100.0) for some in (old, now)]
+    return judge_change(Found(found, found, ends[0], ends[1]), 0.01, 0.05, on_cores=False)
+
+
+CALM = [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("title", "slow", "fast", "slower"),
+    [
+        ("by 3 %", [-0.03] * 5, CALM, True),
+        ("by 1 %", [-0.01] * 5, CALM, False),
+        ("one visit as fast", [-0.1, -0.1, -0.1, -0.1, -0.01], CALM, False),
+        ("one visit at δ", [-0.1, -0.1, -0.1, -0.1, -0.02], CALM, False),
+        ("one visit slower than that", [-0.1, -0.1, -0.1, -0.1, -0.03], CALM, True),
+        ("one visit of the other as slow", [-0.04] * 5, [-0.03, 0.0, 0.0, 0.0, 0.0], False),
+        ("one of the other at δ", [-0.04] * 5, [-0.02, 0.0, 0.0, 0.0, 0.0], False),
+        ("all of the other faster", [-0.04] * 5, [-0.01, 0.0, 0.0, 0.0, 0.0], True),
+        ("one wild visit of seven", [*[-0.1] * 6, 0.0], [-0.2, *[0.0] * 6], True),
+    ],
+)
+def test_nearly_all_visits_have_to_agree(title: str, slow: list[float], fast: list[float], slower: bool) -> None:
+    assert (made(fast, slow).verdict is Verdict.WORSE) is slower
+    assert (made(slow, fast).verdict is Verdict.BETTER) is slower
+
+
+@pytest.mark.parametrize(
+    ("title", "now", "error", "verdict"),
+    [
+        ("exactly δ apart is the same", -0.02, 0.0, Verdict.SAME),
+        # The 90 % interval of a difference is 1.65 · √2 errors wide, that of all cells at once 2.6 · √2.
+        ("near, as far as noise tells", -0.01, 0.004, Verdict.SAME),
+        ("near or not", -0.01, 0.0045, Verdict.UNDECIDED),
+        ("far or not", -0.05, 0.0084, Verdict.UNDECIDED),
+        ("far, as far as noise tells", -0.05, 0.0078, Verdict.WORSE),
+    ],
+)
+def test_noise_decides_what_is_certain(title: str, now: float, error: float, verdict: Verdict) -> None:
+    assert made(CALM, [now] * 5, error).verdict is verdict
+    back = {Verdict.WORSE: Verdict.BETTER}.get(verdict, verdict)
+    assert made([now] * 5, CALM, error).verdict is back
+
+
+@pytest.mark.parametrize(("loss", "regressed"), [(0.049, False), (0.051, True), (-0.2, False)])
+def test_only_what_loses_more_than_allowed_fails(loss: float, regressed: bool) -> None:
+    assert made(CALM, [math.log(1 - loss)] * 5).regressed is regressed

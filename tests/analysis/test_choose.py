@@ -80,8 +80,10 @@ def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_
 
 
 def test_the_reason_names_what_was_gained() -> None:
-    run = dgx_1v()
-    assert choose(run, 2).reason == "it carries 48.3 GB/s, the machine's worst pair 9.5"
+    run = pair_run(4, lambda a, b: {(0, 1): 48.34, (2, 3): 9.536}.get((a, b), 24.0))
+    assert choose(run, 2).reason == "it carries 48.3 GB/s, the machine's worst pair 9.54"
+    run.measurements = run.measurements[:-2] + run.measurements[-1:]
+    assert choose(run, 2).reason == "it carries 48.3 GB/s, the machine's worst measured pair 9.54"
 
 
 def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
@@ -117,13 +119,23 @@ def test_a_run_without_pairs_cannot_choose_some_but_can_take_all() -> None:
 
 
 def test_all_devices_are_no_choice() -> None:
-    assert (choose(dgx_1v(), 8).members, choose(dgx_1v(), 8).reason) == (tuple(range(8)), "all 8 devices")
+    chosen = choose(dgx_1v(), 8)
+    assert (chosen.members, chosen.reason) == (tuple(range(8)), "all 8 devices")
+    assert (chosen.tied, chosen.heuristic, chosen.estimated) == (False, False, False)
+    assert [(some.members, some.default) for some in chosen.finalists] == [(tuple(range(8)), True)]
 
 
 def test_one_device_is_chosen_by_the_tie_break_alone() -> None:
     run = dgx_1v()
     run.health_before = (Health(processes=1), *[Health()] * 7)
-    assert choose(run, 1).members == (1,)
+    one = choose(run, 1)
+    assert (one.members, one.reason, one.tied, one.heuristic) == (
+        (1,),
+        "one device has no pair to compare",
+        True,
+        False,
+    )
+    assert (one.band, one.finalists) == (None, ())
 
 
 @pytest.mark.parametrize(("slow", "members"), [(None, (0, 1)), (0, (1, 2))])
@@ -132,6 +144,30 @@ def test_seventeen_devices_are_searched_by_a_heuristic_and_say_so(slow: int | No
     assert (chosen.members, chosen.heuristic) == (members, True)
     assert ("heuristic" in chosen.reason) == (slow is not None)
     assert chosen.tied == (slow is None)
+
+
+def test_two_of_two_are_their_pair_and_one_of_one_is_none() -> None:
+    two = choose(pair_run(2, lambda a, b: 300.0), 2)
+    assert two.band is not None
+    assert (round(two.band.lo), round(two.band.hi), two.reason) == (300, 300, "all 2 devices")
+    one = choose(run_of(gpus(1), [measured(Operation.H2D_CE, (0,), 50.0)]), 1)
+    assert (one.members, one.band, one.finalists) == ((0,), None, ())
+
+
+@pytest.mark.parametrize(("n", "k", "heuristic"), [(16, 2, False), (17, 1, False), (17, 2, True)])
+def test_ties_among_many_devices_are_broken_among_neighbours(n: int, k: int, heuristic: bool) -> None:
+    """The first on node 0 are the outermost two: the last one's neighbour is the first."""
+    run = pair_run(n, lambda a, b: 300.0)
+    nodes = [0 if place in (0, n - 1) else 2 + place for place in range(n)]
+    run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
+    chosen = choose(run, k)
+    assert (chosen.members, chosen.heuristic, chosen.tied) == ((0, n - 1)[:k], heuristic, True)
+    assert len(chosen.finalists) == (2 if k == 2 else 0)
+
+
+def test_the_next_job_of_five_gets_the_best_remainder_too() -> None:
+    chosen = choose(pair_run(5, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
+    assert (chosen.members, chosen.decided_by) == ((0, 2), "the best remainder for the next job, then PCI bus id")
 
 
 def test_cpu_cores_have_no_pci_bus_id_so_their_index_decides() -> None:
@@ -265,6 +301,14 @@ def test_a_corrupt_pair_is_not_chosen_together() -> None:
     assert choose(run, 3).members == (0, 2, 3)
 
 
+def test_a_default_with_a_corrupt_pair_is_said_to_carry_nothing() -> None:
+    run = pair_run(4, lambda a, b: 200.0 if (a, b) == (1, 3) else 300.0)
+    run.measurements[0].wrong = 5
+    chosen = choose(run, 3)
+    assert chosen.members == (0, 2, 3)
+    assert ", the first 3 nothing: " in chosen.reason
+
+
 def test_labels_alone_choose_and_say_that_nothing_was_measured() -> None:
     devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
     six = choose_by_labels(devices, links, 6)
@@ -296,6 +340,16 @@ def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
     np.fill_diagonal(rates, 0)
     chosen = choose_by_rates(gpus(1024), rates, 8)
     assert (chosen.members, chosen.heuristic) == (tuple(range(1016, 1024)), True)
+
+
+def test_of_too_many_devices_to_try_all_sets_none_is_called_the_best_remainder() -> None:
+    """Fast links 7-2-3-8 in a row: whoever takes the middle one leaves the next job none of them."""
+    rates = np.full((18, 18), 10.0)
+    for a, b in ((2, 3), (2, 7), (3, 8)):
+        rates[a, b] = rates[b, a] = 30.0
+    np.fill_diagonal(rates, 0)
+    chosen = choose_by_rates(gpus(18), rates, 2)
+    assert (chosen.members, chosen.decided_by, chosen.heuristic) == ((2, 3), "PCI bus id", True)
 
 
 def test_evidence_is_what_training_runs_at_the_largest_size() -> None:

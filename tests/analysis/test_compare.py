@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
+from scipy.stats import t
 
-from collbench.analysis.compare import Kind, Verdict, compare
+from collbench.analysis.compare import Kind, Verdict, cells, compare
+from collbench.analysis.stats import median_deviation, visit_noise
+from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Path, Run
 from tests.analysis.runs import FAIL, copies, recorded, scaled, told
@@ -60,6 +64,15 @@ def test_a_replaced_gpu_takes_the_place_that_is_left() -> None:
     assert found.match.told == "3 matched by UUID, the others by their order: GPU2 = GPU1"
 
 
+def test_what_was_matched_by_order_is_named_where_it_tells_something() -> None:
+    one = [replace(gpu, uuid="GPU-new") if gpu.index == 1 else gpu for gpu in gpus(4)]
+    found = compare(copies(), replace(copies(), devices=tuple(one)), FAIL)
+    assert found.match.told == "3 matched by UUID, the others by their order: GPU1 = GPU1"
+    others = [replace(gpu, uuid=f"GPU-other-{gpu.index}", index=gpu.index + 4) for gpu in gpus(4)]
+    found = compare(copies(), replace(copies(), devices=tuple(others)), FAIL)
+    assert found.match.told.startswith("other devices, matched by their order: GPU0 = GPU4, GPU1 = GPU5, ")
+
+
 def test_cells_that_one_run_has_are_said() -> None:
     base, new = copies(), copies(seed=3)
     new.measurements = [*new.measurements[1:], measured(Operation.SM_READ, (1, 3), 300.0)]
@@ -99,6 +112,104 @@ def test_when_two_cells_are_one(
     )
     found = compare(base, new, FAIL)
     assert (len(found.changes), len(found.only_base)) == ((1, 0) if one else (0, 1))
+
+
+def test_a_key_has_each_device_once() -> None:
+    lanes = measured(Operation.CE_WRITE, (1, 2, 0), 300.0)
+    lanes.cell = replace(lanes.cell, variant=Variant.ONE_TO_ALL)
+    run = run_of(gpus(3), [lanes, measured(Operation.BROADCAST, (2, 1, 0), 300.0)])
+    run.settings = replace(run.settings, root=3)
+    assert [key.root for key in cells(run)] == [None, None]  # a root that is not among them
+    run.settings = replace(run.settings, root=1)
+    assert [(key.members, key.root) for key in cells(run)] == [((1, 0, 2), None), ((0, 1, 2), 1)]
+    assert [(key.members, key.root) for key in cells(run, {0: 2, 1: 0, 2: 1})] == [((0, 1, 2), None), ((0, 1, 2), 0)]
+
+
+def test_a_device_of_the_new_run_alone_is_taken_for_none_of_the_base() -> None:
+    """It is listed first, so its position is another device's in the base."""
+    base = run_of(gpus(2), [measured(Operation.H2D_CE, (place,), 50.0) for place in range(2)])
+    devices = (replace(gpus(1)[0], uuid="GPU-new"), *gpus(2))
+    rates = (30.0, 50.0, 50.0)
+    found = compare(
+        base, run_of(devices, [measured(Operation.H2D_CE, (i,), rate) for i, rate in enumerate(rates)]), FAIL
+    )
+    assert [(change.key.members, round(change.ratio, 6)) for change in found.changes] == [((0,), 1.0), ((1,), 1.0)]
+    assert ([key.members for key in found.only_new], found.only_base) == ([(0,)], ())
+
+
+def pairs_run(rates: dict[tuple[int, int], float], n: int = 3, visits: int = 5, size: int = 2**30) -> Run:
+    """Return copies over some links at these rates, without noise."""
+    found = [measured(Operation.CE_WRITE, link, rate, size, visits) for link, rate in rates.items()]
+    return run_of(gpus(n), found)
+
+
+LINKS = {(0, 1): 400.0, (1, 2): 400.0, (2, 0): 400.0}
+FEWER = {(0, 1): 400.0, (1, 2): 400.0}
+BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure="no answer", failure_kind=FailureKind.HANG)
+
+
+@pytest.mark.parametrize(
+    ("title", "new", "judged", "lost", "status"),
+    [
+        ("the same", pairs_run(LINKS), 3, [], ExitStatus.DONE),
+        ("4 % slower", pairs_run(LINKS | {(0, 1): 384.0}), 3, [], ExitStatus.DONE),
+        ("10 % slower", pairs_run(LINKS | {(0, 1): 360.0}), 3, [], ExitStatus.CONTRADICTION),
+        ("10 % faster", pairs_run(LINKS | {(0, 1): 440.0}), 3, [], ExitStatus.DONE),
+        ("two visits judge nothing", pairs_run(LINKS, visits=2), 0, [], ExitStatus.FAILED),
+        ("a link is lost", pairs_run(FEWER), 2, [(2, 0)], ExitStatus.FAILED),
+        (
+            "a link is lost and another slower",
+            pairs_run(FEWER | {(0, 1): 300.0}),
+            2,
+            [(2, 0)],
+            ExitStatus.CONTRADICTION,
+        ),
+        ("its device is gone", pairs_run({(0, 1): 400.0}, n=2), 1, [], ExitStatus.DONE),
+        ("another size", pairs_run(LINKS, size=2**20), 0, [], ExitStatus.FAILED),
+        (
+            "something else failed",
+            replace(pairs_run(LINKS), measurements=[*pairs_run(LINKS).measurements, BROKEN]),
+            3,
+            [],
+            ExitStatus.UNTRUSTED,
+        ),
+    ],
+)
+def test_how_a_comparison_ends(
+    title: str, new: Run, judged: int, lost: list[tuple[int, ...]], status: ExitStatus
+) -> None:
+    found = compare(pairs_run(LINKS), new, FAIL)
+    assert (found.judged, [key.members for key in found.lost], found.status) == (judged, lost, status)
+
+
+def test_all_devices_together_can_be_lost_too() -> None:
+    both = [measured(Operation.ALLREDUCE, some, 300.0) for some in ((0, 1, 2), (0, 1))]
+    found = compare(run_of(gpus(3), both), run_of(gpus(3), both[1:]), FAIL)
+    assert [key.members for key in found.lost] == [(0, 1, 2)]
+
+
+VISITS = [0.99, 0.995, 1.0, 1.002, 1.003, 1.006, 1.012]
+
+
+@pytest.mark.parametrize(
+    ("title", "cells_", "answers", "pooled"),
+    [
+        ("one cell", [(Operation.CE_WRITE, (0, 1))], 1, 1),
+        ("two without anything in common", [(Operation.CE_WRITE, (0, 1)), (Operation.SM_READ, (1, 2))], 2, 1),
+        ("two of a work are a group, too", [(Operation.CE_WRITE, (0, 1)), (Operation.CE_WRITE, (1, 2))], 3, 2),
+        ("two of a place as well", [(Operation.CE_WRITE, (0, 1)), (Operation.SM_READ, (1, 0))], 3, 1),
+    ],
+)
+def test_the_more_is_asked_the_wider_is_each_interval(
+    title: str, cells_: list[tuple[Operation, tuple[int, int]]], answers: int, pooled: int
+) -> None:
+    """All answers together err in one of a hundred; the quantile is Student's, of both runs' degrees of freedom."""
+    run = run_of(gpus(3), [measured(work, link, [400 * visit for visit in VISITS]) for work, link in cells_])
+    found = compare(run, scaled(run, 1 / 0.9), FAIL)
+    error = visit_noise([[math.log(visit) for visit in VISITS]]) * median_deviation(len(VISITS))
+    far = float(t.ppf(1 - 0.01 / answers / 2, 2 * 0.5 * 6 * pooled)) * math.sqrt(2) * error
+    for change in found.changes:
+        assert change.interval == pytest.approx((0.9 * math.exp(-far), 0.9 * math.exp(far)))
 
 
 def noisy_copies(factor: float, seed: int) -> Run:

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from scipy.stats import t
 
 from collbench.analysis.stats import median_deviation, range_quantile
 
@@ -32,6 +33,8 @@ def test_so_are_those_of_one_percent(n: int, quantile: float) -> None:
     ("n", "deviation"),
     [  # √variance of the middle order statistic [Sarhan & Greenberg's tables: 0.4487, 0.2868, 0.2104, 0.1661]
         (1, 1.0),
+        (2, 0.8256),  # of even numbers the lower of the two in the middle
+        (4, 0.6004),
         (3, 0.6698),
         (5, 0.5356),
         (7, 0.4587),
@@ -67,7 +70,14 @@ def test_fewer_visits_widen_the_range(n: int, freedom: float, probability: float
     assert range_quantile(n, probability, freedom) == pytest.approx(quantile, abs=0.006)
 
 
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 6.314), (5, 2.015), (30, 1.697)])
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 6.314), (5, 2.015), (30, 1.697), (math.inf, 1.645)])
 def test_of_two_it_is_students(freedom: float, quantile: float) -> None:
     """Student's t, 90 % on both sides [published tables]."""
     assert range_quantile(2, 0.90, freedom) / math.sqrt(2) == pytest.approx(quantile, abs=0.002)
+
+
+@pytest.mark.parametrize("probability", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("freedom", [0.5, 0.6, 1.5, 2, 100, 1000])
+def test_less_than_one_degree_of_freedom_is_students_too(freedom: float, probability: float) -> None:
+    found = range_quantile(2, probability, freedom) / math.sqrt(2)
+    assert found == pytest.approx(float(t.ppf((1 + probability) / 2, freedom)), rel=3e-3)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from scipy.stats import t
 
 from collbench.analysis.physics import Nvls, impossible, nvls
 from collbench.analysis.references import Answers, Figure, ReferenceVerdict, judge, load
+from collbench.analysis.stats import median_deviation, summarize, visit_noise
+from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Measurement, Run
 from tests.analysis.checked import h200
 from tests.analysis.runs import recorded
-from tests.builders import GIB, gpus, measured, run_of
+from tests.builders import GIB, gpus, measured, paths, run_of
 
 FIGURES = load()
 
@@ -190,3 +194,126 @@ def test_h200_without_p2p_are_below_in_nccl_alone() -> None:
     normal = {answer.figure.operation for answer in answers.answers if answer.standing is ReferenceVerdict.NORMAL}
     assert below == {Operation.ALLREDUCE}
     assert normal == {Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ}
+
+
+COPY = Figure("H200", "kind", "NV18", Operation.CE_WRITE, 2, (GIB, 2 * GIB), "so", "there", at_least=400.0)
+
+
+def copies(rates: Sequence[float], size: int = GIB, links: int = 1) -> Run:
+    """Return copies over some links of three GPUs, each with these rates in GB/s."""
+    found = [measured(Operation.CE_WRITE, link, rates, size) for link in [*permutations(range(3), 2)][:links]]
+    return run_of(gpus(3), found)
+
+
+@pytest.mark.parametrize(
+    ("title", "rates", "standing"),
+    [
+        ("three visits below", [300.0] * 3, ReferenceVerdict.BELOW),
+        ("two", [300.0] * 2, ReferenceVerdict.UNDECIDED),
+        ("two that are normal", [500.0] * 2, ReferenceVerdict.NORMAL),
+    ],
+)
+def test_three_visits_are_needed_to_be_below(title: str, rates: list[float], standing: ReferenceVerdict) -> None:
+    (answer,) = judge(copies(rates), [COPY]).answers
+    assert answer.standing is standing
+
+
+def test_the_ends_of_a_band_are_normal() -> None:
+    run = copies([400.0] * 3)
+    gbs = summarize(run.measurements[0]).busbw
+    upper = replace(COPY, at_least=None, measured=(gbs / 1.05,))
+    assert upper.band[1] == gbs
+    for figure in (replace(COPY, at_least=gbs), upper):
+        (answer,) = judge(run, [figure]).answers
+        assert answer.standing is ReferenceVerdict.NORMAL
+
+
+NOISY = [math.exp(0.01 * step) for step in (0, 4, 1, 3, 2)]
+
+
+@pytest.mark.parametrize("links", [1, 2])
+@pytest.mark.parametrize(("side", "standing"), [(-1, ReferenceVerdict.BELOW), (1, ReferenceVerdict.ABOVE)])
+def test_only_a_whole_interval_outside_the_band_is_certain(links: int, side: int, standing: ReferenceVerdict) -> None:
+    """All places together err in one of a hundred runs; noise is pooled over the links."""
+    run = copies([400 * rate for rate in NOISY], links=links)
+    gbs = summarize(run.measurements[0]).busbw
+    error = visit_noise([[math.log(rate) for rate in NOISY]]) * median_deviation(5)
+    far = float(t.ppf(1 - 0.01 / links / 2, 0.5 * 4 * links)) * error
+    for nearer, expected in ((1.001, standing), (0.999, ReferenceVerdict.UNDECIDED)):
+        end = gbs * math.exp(-side * far * nearer)
+        band = COPY if side < 0 else replace(COPY, at_least=None, measured=(end / 1.05,))
+        figure = replace(band, at_least=end) if side < 0 else band
+        (answer,) = judge(run, [figure]).answers
+        assert {place.standing for place in answer.places} == {expected}
+        assert len(answer.places) == links
+
+
+@pytest.mark.parametrize(
+    ("title", "run", "below", "judged", "status"),
+    [
+        ("normal", copies([400.5] * 3), False, True, ExitStatus.DONE),
+        ("below", copies([300.0] * 3), True, True, ExitStatus.CONTRADICTION),
+        ("undecided", copies([300.0] * 2), False, False, ExitStatus.FAILED),
+        ("no figure speaks of it", copies([400.0] * 3, size=GIB // 2), False, False, ExitStatus.FAILED),
+    ],
+)
+def test_how_a_judgement_ends(title: str, run: Run, below: bool, judged: bool, status: ExitStatus) -> None:
+    found = judge(run, [COPY])
+    assert (found.below, found.judged, found.status) == (below, judged, status)
+
+
+@pytest.mark.parametrize(
+    ("title", "members", "labels", "named"),
+    [
+        ("a link of its kind", (2, 1), {}, True),
+        ("a link of another label", (2, 1), {(1, 2): "SYS"}, False),
+        ("all three", (0, 1, 2), {}, False),
+    ],
+)
+def test_a_place_of_its_kind_that_failed_is_named_and_nothing_normal(
+    title: str, members: tuple[int, ...], labels: dict[tuple[int, int], str], named: bool
+) -> None:
+    bad = measured(Operation.ALLREDUCE, members, 300.0)
+    bad = replace(bad, failure="no answer", failure_kind=FailureKind.ERROR, samples=[])
+    run = copies([400.5] * 3)
+    run = replace(run, measurements=[*run.measurements, bad], paths=paths(3, but=labels))
+    found = judge(run, [COPY])
+    (answer,) = found.answers
+    assert answer.failed == ((tuple(sorted(members)),) if named else ())
+    assert answer.standing is (ReferenceVerdict.FAILED if named else ReferenceVerdict.NORMAL)
+    assert (found.judged, found.status) == (not named, ExitStatus.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "judged"),
+    [
+        ("the largest that it covers", (GIB, 2 * GIB, 4 * GIB), 2 * GIB),
+        ("the smallest", (GIB // 2, GIB), GIB),
+        ("none of them", (GIB // 2, 4 * GIB), None),
+    ],
+)
+def test_a_figure_speaks_for_its_sizes(title: str, sizes: tuple[int, ...], judged: int | None) -> None:
+    cells = [measured(Operation.CE_WRITE, (0, 1), 400.5, size) for size in sizes]
+    found = judge(run_of(gpus(2), cells), [COPY])
+    assert [answer.size_bytes for answer in found.answers] == ([judged] if judged else [])
+    assert [one.others for one in found.unknown] == ([] if judged else [(COPY,)])
+
+
+def test_figures_of_other_works_members_and_variants_are_no_help() -> None:
+    others = [
+        replace(COPY, operation=Operation.CE_READ),
+        replace(COPY, ranks=3),
+        replace(COPY, variant=Variant.BOTH_WAYS),
+        replace(COPY, gpus="H100"),
+    ]
+    found = judge(copies([400.0] * 3, size=GIB // 2), [*others, COPY])
+    assert [one.others for one in found.unknown] == [(COPY,)]
+
+
+def test_the_slowest_place_is_first_and_one_below_is_enough() -> None:
+    rates = {(0, 1): 450.0, (1, 0): 420.0, (0, 2): 300.0}
+    run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, rate) for link, rate in rates.items()])
+    (answer,) = judge(run, [COPY]).answers
+    assert [place.members for place in answer.places] == [(0, 2), (1, 0), (0, 1)]
+    assert (answer.standing, answer.places[0].standing) == (ReferenceVerdict.BELOW, ReferenceVerdict.BELOW)
+    assert judge(run, [COPY], Operation.CE_READ).answers == ()

@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.analysis.bands import predict
-from collbench.analysis.problem import Level, decide, different, members_with, what_remains, worst_inside
-from collbench.analysis.rings import all_sets
 from collbench.analysis.search import best, grown, search
 from collbench.analysis.wiring import Wiring, wiring
 from collbench.model.run import Path
@@ -59,54 +57,6 @@ def test_growing_leaves_broken_pairs_apart_where_it_can() -> None:
     broken[0, 1] = broken[1, 0] = True
     sets = grown(wiring(gpus(20), {}, rates, broken=broken), 3)
     assert [some for some in sets if {0, 1} <= set(some)] == [(0, 1, 2)]  # the default, whatever it is worth
-
-
-COSTS = members_with(np.array([True, False, False, False]))
-TIERS = np.array([[1.0, 1, 2, 2], [1, 1, 1, 2], [2, 1, 1, 1], [2, 2, 1, 1]])
-
-
-@pytest.mark.parametrize(
-    ("title", "levels", "members", "words"),
-    [
-        ("nothing differs", (), (0, 1), "PCI bus id"),
-        ("one level leaves several", (Level("a", COSTS),), (1, 2), "a, then PCI bus id"),
-        (
-            "a later one decides",
-            (Level("a", COSTS), Level("b", different(np.array([0, 0, 1, 1])))),
-            (2, 3),
-            "a, then b",
-        ),
-        (
-            "the worst pair counts",
-            (Level("a", COSTS), Level("c", worst_inside(TIERS))),
-            (1, 2),
-            "a, then c, then PCI bus id",
-        ),
-        (
-            "an earlier one goes first",
-            (Level("b", different(np.array([0, 0, 1, 1]))), Level("a", COSTS)),
-            (2, 3),
-            "b, then a",
-        ),
-    ],
-)
-def test_tie_breaks_go_level_by_level(
-    title: str, levels: tuple[Level, ...], members: tuple[int, ...], words: str
-) -> None:
-    sets = all_sets(4, 2)
-    place, decided_by = decide(sets, levels, "PCI bus id")
-    assert (tuple(sets[place].tolist()), decided_by) == (members, words)
-
-
-def test_a_single_set_needs_no_tie_break() -> None:
-    assert decide(all_sets(3, 3), (Level("a", lambda sets: np.zeros(len(sets))),), "PCI bus id") == (0, "")
-
-
-def test_sets_are_rated_by_the_best_that_they_leave() -> None:
-    """0-1 and 2-3 carry 50, all others 10: after 0-1 the next job gets 50, after 0-2 it gets 10."""
-    sets = all_sets(4, 2)
-    values = np.array([50.0, 10, 10, 10, 10, 50])
-    assert what_remains(sets, values, 0.02)(sets).tolist() == [0, 1, 1, 1, 1, 0]
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,10 +1,13 @@
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
+from scipy.stats import t
 
 from collbench.analysis.choice import Band, Candidate, Choice
 from collbench.analysis.select import settle
+from collbench.analysis.tiers import estimates
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
 from tests.builders import gpus, measured, run_of
@@ -108,3 +111,58 @@ def test_the_size_that_most_finalists_have_decides() -> None:
 def test_members_in_any_order_are_the_same_set() -> None:
     run = run_of(gpus(8), [measured(Operation.ALLREDUCE, some[::-1], near(300 / BUS)) for some in (OTHER, FIRST)])
     assert len(settle(predicted(OTHER, FIRST), run).verified) == 2
+
+
+def test_the_gain_has_the_interval_of_a_single_comparison() -> None:
+    """Two medians are compared, so the 95 % interval is Student's, whoever else was measured."""
+    run = verification({OTHER: near(400), FIRST: near(300)})
+    choice = settle(predicted(OTHER, FIRST), run)
+    found = estimates({m.cell.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
+    wide = t.ppf(0.975, found[OTHER].freedom) * math.hypot(found[OTHER].error, found[FIRST].error)
+    assert choice.gain is not None
+    assert choice.gain == pytest.approx([400 / 300 * math.exp(side * wide) for side in (-1, 0, 1)], rel=1e-3)
+    assert choice.gain[2] / choice.gain[1] - 1 == pytest.approx(math.expm1(wide), rel=1e-2)
+
+
+def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
+    prediction = predicted(OTHER, FIRST)
+    bands = Band(30.0, 50.0, "4 NVLink rings"), Band(20.0, 45.0, "2 NVLink rings")
+    found = tuple(replace(one, band=band) for one, band in zip(prediction.finalists, bands, strict=True))
+    choice = settle(replace(prediction, finalists=found), verification({OTHER: near(31.26), FIRST: near(41.26)}))
+    assert (choice.reason, choice.band) == ("41.3 GB/s measured, by the first 4 themselves", bands[1])
+
+
+def test_bandwidth_that_decides_names_no_tie_break() -> None:
+    choice = settle(predicted(OTHER, FIRST), verification({OTHER: near(400), FIRST: near(300)}))
+    assert (choice.members, choice.decided_by) == (OTHER, "")
+
+
+def test_a_single_finalist_ties_with_nobody() -> None:
+    choice = settle(predicted(FIRST), verification({FIRST: near(300)}))
+    assert (choice.members, choice.tied) == (FIRST, False)
+
+
+@pytest.mark.parametrize(
+    ("title", "before", "failing", "failed"),
+    [
+        ("nothing failed", (), None, ()),
+        ("a pair within the winner", ((4, 5), (1, 2)), None, ((4, 5),)),
+        ("the winner itself", (OTHER,), None, (OTHER,)),
+        ("a pair of another set", ((0, 1),), None, ()),
+        ("a pair while the finalists were measured", (), (2, 5), ((2, 5),)),
+        ("a pair of another set then", (), (1, 2), ()),
+        ("what was known before goes first", ((4, 5),), (2, 5), ((4, 5),)),
+    ],
+)
+def test_what_failed_within_the_winner_stays_said(
+    title: str,
+    before: tuple[tuple[int, ...], ...],
+    failing: tuple[int, int] | None,
+    failed: tuple[tuple[int, ...], ...],
+) -> None:
+    run = verification({OTHER: near(400), FIRST: near(300)})
+    if failing:
+        run.measurements.append(broken(measured(Operation.ALLREDUCE, failing, 100.0), "wrong"))
+    choice = settle(replace(predicted(OTHER, FIRST), failed=before), run)
+    assert (choice.members, choice.failed) == (OTHER, failed)
+    assert ("includes failed" in choice.reason) == bool(failed)

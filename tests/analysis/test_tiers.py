@@ -6,13 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.analysis.tiers import Ranking, Relation, rank_links, rank_pairs
+from collbench.analysis.tiers import (
+    Estimate,
+    RankedLink,
+    Ranking,
+    Relation,
+    cells_of,
+    estimates,
+    kind_of,
+    labels_of,
+    margin,
+    places_of,
+    rank_links,
+    rank_pairs,
+    tiers_of,
+)
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
 from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, run_of
 
 Pair = tuple[int, int]
+MIB = 2**20
 Rates = Callable[[int, int], float | Iterable[float]]
 
 
@@ -248,3 +263,166 @@ def test_one_slow_direction_is_its_links_alone() -> None:
     found = rank_links(run_of(gpus(3), cells), Work(Operation.CE_WRITE), GIB)
     assert found is not None
     assert [standing.members for standing in found.standings if standing.tier == 2] == [(2, 0)]
+
+
+PAIRS = list(combinations(range(3), 2))
+
+
+def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
+    """Return three pairs, or fewer, that tie without noise, but for what is given."""
+    standings = tuple(
+        RankedLink(pair, "NV18", 300.0, None, 1.0, tier, Relation.TIED)
+        for pair, tier in zip(PAIRS, tiers, strict=False)
+    )
+    plain = Ranking(Work(Operation.ALLREDUCE), GIB, "pair", standings, delta=0.02, noise=0.0, spread=0.0, visits=3)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("title", "found", "all_tied"),
+    [
+        ("calm and equal", ranking(), True),
+        ("two visits", ranking(visits=2), False),
+        ("a spread of δ", ranking(spread=0.02), True),
+        ("a spread beyond it", ranking(spread=0.021), False),
+        ("a spread that noise makes", ranking(spread=0.05, noise=0.05), True),
+        ("and one beyond that", ranking(spread=0.051, noise=0.05), False),
+        ("noise of three δ", ranking(noise=0.06), True),
+        ("noise that would hide three δ", ranking(noise=0.061), False),
+        ("two tiers", ranking((1, 1, 2)), False),
+        ("a place that failed", ranking(failed=((0, 1),)), False),
+        ("a place without a figure", ranking((1, 1), lacking=((1, 2),)), False),
+        ("a place that never has one", ranking((1, 1), excused=1), True),
+    ],
+)
+def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) -> None:
+    assert found.all_tied is all_tied
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (ranking((1,)), "there is one pair, so there is nothing to choose"),
+        (
+            ranking((1,), failed=((0, 1),)),
+            "1 of 1 pairs failed; no other pair differs for certain: the worst looks 0.0%",
+        ),
+        (ranking((1,), excused=1), "all 1 of 2 pairs tie within 0.0%: the choice does not affect bandwidth"),
+        (ranking(size_bytes=MIB - 1), "all pairs tie within 0.0%: the choice does not affect latency"),
+        (ranking(size_bytes=MIB), "all pairs tie within 0.0%: the choice does not affect bandwidth"),
+        (ranking(spread=0.02, noise=0.03), "all pairs tie within 2.0%: the choice"),
+        (ranking(spread=0.021, noise=0.03), "all pairs tie within 2.1%, which is noise: the choice"),
+        (ranking((1, 1), excused=1), "all 2 of 3 pairs tie within 0.0%: "),
+        (ranking(spread=0.05), "no pair differs for certain: the worst looks 5.0% slower than the best"),
+        (ranking((1, 2, 2), spread=0.25), "2 tiers: the worst pair is 25% slower than the best"),
+        (ranking((1, 2), spread=0.25, lacking=((1, 2),)), "2 of 3 pairs were measured; 2 tiers: "),
+        (ranking((1, 1), lacking=((0, 1),), excused=2), "2 of 5 pairs were measured; no pair differs for certain: "),
+        (ranking((1, 2, 2), spread=0.25, failed=((0, 1),)), "1 of 3 pairs failed; 2 tiers: the worst pair is 25% "),
+    ],
+)
+def test_the_verdict_begins_with_what_it_lacks(found: Ranking, words: str) -> None:
+    assert found.verdict.startswith(words)
+
+
+def steady(*middles: float) -> list[Estimate]:
+    """Return links of these log rates without noise, the best first."""
+    return [Estimate((0, place), "", (middle,) * 5, middle, 0.0, 0.0, 100.0) for place, middle in enumerate(middles)]
+
+
+@pytest.mark.parametrize(
+    ("title", "middles", "tiers"),
+    [
+        ("one", (0.0,), [1]),
+        ("two within δ", (0.0, -0.02), [1, 1]),
+        ("two beyond it", (0.0, -0.021), [1, 2]),
+        ("below the widest gap", (0.0, -0.005, -0.019, -0.021, -0.022), [1, 1, 2, 2, 2]),
+        ("of equal gaps below the last", (0.0, -0.011, -0.022), [1, 1, 2]),
+        ("a second tier's top counts", (0.0, -0.03, -0.04, -0.05, -0.051), [1, 2, 2, 3, 3]),
+        ("one step opens two tiers", (0.0, -0.03, -0.06), [1, 2, 3]),
+        ("gaps above a tier's top are not its own", (0.0, -0.1, -0.101, -0.122), [1, 2, 2, 3]),
+    ],
+)
+def test_where_a_tier_begins(title: str, middles: tuple[float, ...], tiers: list[int]) -> None:
+    assert tiers_of(steady(*middles), 0.02) == tiers
+
+
+def test_the_relation_is_to_the_best() -> None:
+    rates = {(0, 1): 300.0, (0, 2): 299.0, (1, 2): 200.0}
+    found = ranked(3, lambda a, b: rates[a, b])
+    assert [one.relation for one in found.standings] == [Relation.TIED, Relation.TIED, Relation.DIFFERENT]
+    assert [one.members for one in found.standings] == [(0, 1), (0, 2), (1, 2)]
+    assert found.spread == pytest.approx(1 / 3)
+    assert (found.visits, found.noise) == (5, 0.0)
+
+
+def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
+    run = pair_run(3, lambda a, b: 300.0)
+    run.measurements[1].wrong = 3
+    found = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert found is not None
+    assert [one.relation for one in found.standings] == [Relation.TIED, Relation.FAILED, Relation.TIED]
+    assert (found.failed, found.lacking, found.places) == (((0, 2),), (), 3)
+
+
+def test_noise_is_how_far_apart_equals_may_look_and_visits_the_fewest() -> None:
+    visits = {(0, 1): 7, (0, 2): 4, (1, 2): 5}
+    found = ranked(3, lambda a, b: noisy(300.0, 0.01, seed=a + 10 * b, visits=visits[a, b]))
+    assert found.visits == 4
+    assert 0.01 < found.noise < 0.1
+
+
+def test_noise_is_between_the_best_and_another() -> None:
+    """The best is noisy and another calm, so two such as the best might be further apart."""
+    visits = {(0, 1): [290.0, 295.0, 300.0, 305.0, 310.0], (0, 2): [100.0, 100.1, 100.2, 99.9, 99.8]}
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, rates) for pair, rates in visits.items()])
+    run = replace(run, paths=paths(3, but={(0, 2): "SYS"}))
+    cells = cells_of(run, Work(Operation.ALLREDUCE), GIB)
+    best, other = estimates(cells, labels_of(run, cells)).values()
+    found = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert found is not None
+    assert found.noise == margin(best, other, 2)
+    assert ranked(2, lambda a, b: visits[0, 1]).noise == 0.0
+
+
+def test_a_ranking_among_some_lacks_only_their_pairs() -> None:
+    run = run_of(gpus(5), [measured(Operation.ALLREDUCE, pair, 300.0) for pair in ((1, 3), (3, 4))])
+    found = rank_pairs(run, Operation.ALLREDUCE, GIB, among=(4, 1, 3))
+    assert found is not None
+    assert (found.lacking, found.places) == (((1, 4),), 3)
+    every = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert every is not None
+    assert (len(every.lacking), every.places) == (8, 10)
+
+
+def test_a_link_that_was_not_measured_is_lacking_one_without_peer_access_is_excused() -> None:
+    links = [measured(Operation.SM_WRITE, link, 370.0) for link in permutations(range(3), 2) if link != (2, 0)]
+    found = rank_links(run_of(gpus(3), links), Work(Operation.SM_WRITE), GIB)
+    assert found is not None
+    assert (found.lacking, found.excused) == (((2, 0),), 0)
+    refused = tuple(replace(path, cuda_peers=path.devices != (0, 2), peer_access="OK") for path in paths(3))
+    some = [found for found in links if set(found.cell.members) != {0, 2}]
+    found = rank_links(replace(run_of(gpus(3), some), paths=refused), Work(Operation.SM_WRITE), GIB)
+    assert found is not None
+    assert (found.lacking, found.excused, found.places) == ((), 2, 6)
+
+
+def test_the_slower_direction_counts_whichever_came_first_and_of_equal_ones_the_ascending() -> None:
+    rates = {(0, 1): 9.0, (1, 0): 48.0, (0, 2): 30.0, (2, 0): 30.0, (2, 1): 20.0}
+    for order in (list(rates), list(rates)[::-1]):
+        run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, rates[link]) for link in order])
+        found = rank_pairs(run, Operation.CE_WRITE, GIB)
+        assert found is not None
+        assert [(one.members, round(one.gbs)) for one in found.standings] == [((0, 2), 30), ((1, 2), 20), ((0, 1), 9)]
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "places"),
+    [
+        (Work(Operation.H2D_CE, Variant.HOST), "device", [(1,), (4,)]),
+        (Work(Operation.ALLREDUCE), "pair", [(1, 4)]),
+        (Work(Operation.CE_WRITE, Variant.BOTH_WAYS), "pair", [(1, 4)]),
+        (Work(Operation.CE_WRITE), "link", [(1, 4), (4, 1)]),
+    ],
+)
+def test_places_are_devices_pairs_or_links(work: Work, kind: str, places: list[tuple[int, ...]]) -> None:
+    assert (kind_of(work), list(places_of(work, (1, 4)))) == (kind, places)

@@ -29,6 +29,17 @@ def test_each_run_has_its_median_its_worst_place_and_the_change_from_the_first()
     assert {change.key.members for change in found.last.regressions if hasattr(change, "key")} == {(0, 2), (1, 2)}
 
 
+def test_two_runs_are_a_trend_and_each_change_is_from_the_first() -> None:
+    runs = [
+        replace(pair_run(2, lambda a, b, gbs=gbs: gbs), started=day)  # type: ignore[misc]
+        for gbs, day in zip((300.0, 150.0, 270.0), DAYS, strict=True)
+    ]
+    assert [point.change for point in trend(runs, FAIL).lines[0].points] == pytest.approx([0.0, -0.5, -0.1])
+    two = trend(runs[:2], FAIL)
+    assert two.last.new is runs[1]
+    assert [point.change for point in two.lines[0].points] == pytest.approx([0.0, -0.5])
+
+
 def test_a_dip_that_is_over_is_no_regression() -> None:
     runs = [copies(), scaled(copies(seed=1), 1.25), copies(seed=2)]
     found = trend([replace(run, started=day) for run, day in zip(runs, DAYS, strict=True)], FAIL)

@@ -1,13 +1,15 @@
 """Other people's processes, PCIe slots, peer access that does not pay, and pairs that disturb each other."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
+from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
-from tests.analysis.checked import audited, faults, flagged, h200, pcie, slow, the
+from tests.analysis.checked import HOST, STAGED, audited, faults, flagged, h200, pcie, slow, the, visits
 from tests.builders import shared
 
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
@@ -159,9 +161,13 @@ def test_peer_access_that_is_slower_than_host_memory() -> None:
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
-@pytest.mark.parametrize(("direct", "staged"), [(22.0, 21.0), (20.5, 21.0)])
+@pytest.mark.parametrize(("direct", "staged"), [(22.0, 21.0), (20.5, 21.0), (16.0, 21.0)])
 def test_peer_access_that_pays_or_nearly(direct: float, staged: float) -> None:
     assert Kind.P2P_SLOWER_THAN_STAGED not in [v.kind for v in judge(via_host(direct, staged))]
+
+
+def test_more_than_a_third_faster_through_host_memory_is_a_contradiction() -> None:
+    assert Kind.P2P_SLOWER_THAN_STAGED in [v.kind for v in judge(via_host(15.5, 21.0))]
 
 
 def test_without_peer_access_both_are_staged() -> None:
@@ -180,3 +186,108 @@ def test_copies_beside_others_are_not_compared_with_staged_ones() -> None:
     ]
     kinds = [v.kind for v in judge(replace(run, measurements=busy))]
     assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
+
+
+@pytest.mark.parametrize(
+    ("title", "nodes", "found"),
+    [
+        ("each pair on a node of its own", (0, 0, 1, 1), True),
+        ("all on one", (0, 0, 0, 0), False),
+        ("one of the others on theirs", (0, 0, 0, 1), False),
+        ("over two nodes", (0, 1, 2, 2), False),
+        ("the others over two", (0, 0, 1, 2), False),
+        ("nobody tells the others' nodes", (0, 0, None, None), False),
+        ("nobody tells theirs", (None, None, 1, 1), False),
+    ],
+)
+def test_two_pairs_on_numa_nodes_of_their_own_share_nothing(
+    title: str, nodes: tuple[int | None, ...], found: bool
+) -> None:
+    run = pcie({}, lambda _w, _m: 22.0)
+    run = replace(run, devices=tuple(replace(gpu, numa_node=n) for gpu, n in zip(run.devices, nodes, strict=True)))
+    slowed = audited(run, Operation.CE_WRITE, "PHB", 0.5)
+    assert ([v.kind for v in faults(slowed)] == [Kind.CONTENTION]) is found
+    refused = tuple(replace(path, cuda_peers=False) for path in run.paths)
+    assert Kind.CONTENTION not in [v.kind for v in judge(replace(slowed, paths=refused))]
+
+
+@pytest.mark.parametrize(("beyond", "found"), [(0.999, False), (1.001, True)])
+def test_an_audit_contradicts_beyond_its_tolerance_and_the_noise_of_two_medians(beyond: float, found: bool) -> None:
+    run = h200()
+    readings = Facts(run).readings
+    error = max(one.error for one in readings.of(Work(Operation.CE_WRITE)).values())
+    ratio = math.exp(-beyond * (0.02 + readings.z * math.hypot(error, error)))
+    assert bool(faults(audited(run, Operation.CE_WRITE, "NV18", ratio))) is found
+
+
+def test_what_an_audit_shows_has_the_interval_of_its_noise() -> None:
+    verdict = the(audited(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+    assert verdict.measured is not None
+    low, middle, high = verdict.measured
+    assert verdict.theory_gbs is not None
+    assert middle == pytest.approx(0.6 * verdict.theory_gbs)
+    assert 0.99 * middle < low < middle < high < 1.01 * middle
+    assert low * high == pytest.approx(middle**2)
+
+
+@pytest.mark.parametrize(("host", "found"), [(15.5, True), (15.75, True), (15.8, False), (24.0, False)])
+def test_a_slot_that_carried_more_than_it_shows_had_gone_to_rest(host: float, found: bool) -> None:
+    """Gen 3 ×16 carries 15.75 GB/s; the host copies' visits vary by a thousandth."""
+    run = slot(pcie({}, lambda _w, _m: 22.0), 3, 16)
+    kept = [m for m in run.measurements if m.cell.variant is not Variant.HOST]
+    copies = [visits(work, (gpu,), host if gpu == 2 else 24.0) for work in HOST for gpu in range(4)]
+    assert (Kind.PCIE_DEGRADED in [v.kind for v in judge(replace(run, measurements=[*kept, *copies]))]) is found
+
+
+def test_copies_of_another_size_are_not_compared_with_staged_ones() -> None:
+    """In as much time, twice as much: their rate is the higher one."""
+    run = via_host(9.0, 14.0)
+    assert Kind.P2P_SLOWER_THAN_STAGED in [v.kind for v in judge(run)]
+    other = [
+        replace(m, cell=replace(m.cell, size_bytes=m.cell.size_bytes * 2)) if m.cell.work == STAGED else m
+        for m in run.measurements
+    ]
+    assert Kind.P2P_SLOWER_THAN_STAGED not in [v.kind for v in judge(replace(run, measurements=other))]
+
+
+def test_what_disturbs_nvlinks_is_no_bridge() -> None:
+    over_nvlink = the(audited(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+    assert ("NVLinks" in over_nvlink.cause, "bridge" in over_nvlink.cause) == (True, False)
+    run = audited(pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, _m: 22.0), Operation.CE_WRITE, "PIX", 0.5)
+    assert "below one bridge" in the(run, Kind.CONTENTION).cause
+
+
+def test_nvlinks_that_run_over_pcie_share_its_wires() -> None:
+    run = h200(slow([(a, b) for a in range(4) for b in range(4) if a != b], 38.4 / 393.8))
+    assert Kind.NV_NOT_USED in [v.kind for v in judge(run)]
+    assert Kind.CONTENTION not in [v.kind for v in judge(audited(run, Operation.CE_WRITE, "NV18", 0.6))]
+
+
+def test_an_audit_is_held_to_the_noise_of_its_own_work() -> None:
+    run = h200()
+    wild = [
+        replace(
+            m, samples=[replace(s, seconds=(s.seconds[0] * f,) * 2) for s, f in zip(m.samples, SPREAD, strict=True)]
+        )
+        if m.cell.operation is Operation.SM_WRITE
+        else m
+        for m in run.measurements
+    ]
+    run = replace(run, measurements=wild)
+    assert Kind.CONTENTION in [v.kind for v in judge(audited(run, Operation.CE_WRITE, "NV18", 0.95))]
+    assert Kind.CONTENTION not in [v.kind for v in judge(audited(run, Operation.SM_WRITE, "NV18", 0.95))]
+
+
+@pytest.mark.parametrize(("generation", "width", "cause"), [(4, 8, "fewer lanes"), (3, 16, "a lower generation")])
+def test_lanes_and_generations_go_down_for_other_reasons(generation: int, width: int, cause: str) -> None:
+    run = slot(pcie({}, lambda _w, _m: 22.0), generation, width)
+    kept = [m for m in run.measurements if m.cell.variant is not Variant.HOST]
+    (verdict,) = (v for v in judge(replace(run, measurements=kept)) if v.kind is Kind.PCIE_DEGRADED)
+    assert cause in verdict.cause
+
+
+def test_a_detour_of_one_path_may_be_its_own_and_of_a_gpu_is_not() -> None:
+    assert "detour: this path alone is slow" in the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED).cause
+    row = pcie({}, lambda work, m: 5.0 if work.operation.is_copy and 2 in m else 22.0)
+    (verdict,) = (v for v in judge(row) if v.kind is Kind.P2P_SLOWER_THAN_STAGED)
+    assert (verdict.members, "detour: ACS" in verdict.cause) == ((2,), True)

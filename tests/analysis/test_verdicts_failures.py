@@ -6,7 +6,7 @@ import pytest
 
 from collbench.analysis.diagnose import Kind, coverage, judge
 from collbench.model.errors import FailureKind
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
 from tests.analysis.checked import failed, faults, h200, pcie, the
 
@@ -121,3 +121,49 @@ def test_an_interrupted_run_is_judged_on_what_it_has() -> None:
     run = replace(h200(), complete=False)
     assert faults(replace(run, measurements=run.measurements[:20])) == []
     assert judge(replace(run, measurements=[])) == judge(h200())
+
+
+def test_wrong_elements_without_words_are_counted() -> None:
+    run = h200()
+    run.measurements[0].wrong = 3
+    assert "3 elements of ce-write were wrong" in the(run, Kind.DATA_CORRUPT).what
+    run.measurements[0].failure = "wrong data: the link lies"
+    assert "Wrong data arrived. wrong data: the link lies." in the(run, Kind.DATA_CORRUPT).what
+
+
+@pytest.mark.parametrize(
+    ("title", "operation", "variant", "where"),
+    [
+        ("a copy", Operation.CE_WRITE, Variant.PLAIN, "GPU1 → GPU0: "),
+        ("both ways at once", Operation.CE_WRITE, Variant.BOTH_WAYS, "GPU0-GPU1: "),
+        ("a collective", Operation.ALLREDUCE, Variant.PLAIN, "GPU0-GPU1: "),
+    ],
+)
+def test_a_failure_is_of_the_ways_that_its_work_uses(
+    title: str, operation: Operation, variant: Variant, where: str
+) -> None:
+    run = failed(h200(), operation, (1, 0), HUNG)
+    bad = run.measurements[-1]
+    bad.cell = replace(bad.cell, variant=variant)
+    assert the(run, Kind.HANG).what.startswith(where)
+
+
+def test_sets_that_failed_are_told_apart_with_the_first_words_of_each() -> None:
+    run = h200()
+    for operation, members, reason in (
+        (Operation.ALLREDUCE, (0, 1, 2), "one"),
+        (Operation.BROADCAST, (0, 1, 2), "two"),
+        (Operation.REDUCE, (1, 2, 3), "three"),
+    ):
+        run = failed(run, operation, members, reason, FailureKind.ERROR)
+    assert [(verdict.members, verdict.what) for verdict in faults(run)] == [
+        ((0, 1, 2), "GPU0, GPU1, GPU2: the work failed (allreduce, broadcast). one."),
+        ((1, 2, 3), "GPU1, GPU2, GPU3: the work failed (reduce). three."),
+    ]
+
+
+@pytest.mark.parametrize(("members", "nvlink"), [((3, 1), True), ((), False), ((2,), False)])
+def test_over_nvlink_its_own_wires_are_the_likely_cause(members: tuple[int, ...], nvlink: bool) -> None:
+    verdict = the(ended(h200(), WRONG, members), Kind.DATA_CORRUPT)
+    assert ("an NVLink, a GPU's memory" in verdict.cause) is nvlink
+    assert ("fabricmanager" in verdict.command) is nvlink

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge, not_judged
+from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels, has_peers, pcie_ceiling
+from collbench.analysis.diagnose.readings import Facts, Reading
+from collbench.analysis.diagnose.verdict import Finding, Message, Rates, found
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
-from tests.analysis.checked import faults, h200, kinds, pcie, run_on, slow, the, visits
-from tests.builders import GIB, gpus
+from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, visits
+from tests.builders import GIB, gpus, run_of, throttled
 
 BOTH = [(0, 1), (1, 0)]
 ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
@@ -178,3 +181,132 @@ def test_two_visits_show_no_noise_and_are_not_judged() -> None:
     run = h200(slow(BOTH, 0.2))
     few = [replace(found, samples=found.samples[:2]) for found in run.measurements]
     assert faults(replace(run, measurements=few)) == []
+
+
+def test_what_pcie_carries_at_most_is_the_slower_slots_or_what_was_measured() -> None:
+    run = h200()
+    slots = (replace(run.devices[0], pcie_generation=4, pcie_width=8), *run.devices[1:])
+    known = Facts(replace(run, devices=slots))
+    assert (pcie_ceiling(known, (0, 1)), pcie_ceiling(known, (1, 2))) == (15.75, 63.0)
+    unknown = tuple(replace(gpu, pcie_generation=None) if gpu.index == 1 else gpu for gpu in run.devices)
+    fast = [  # staged copies between others are no evidence
+        visits(found.cell.work, found.cell.members, 100.0)
+        if found.cell.variant is Variant.STAGED and set(found.cell.members) == {2, 3}
+        else found
+        for found in run.measurements
+    ]
+    facts = Facts(replace(run, devices=unknown, measurements=fast))
+    host = max(facts.readings.interval(reading)[2] for reading in facts.readings.host(0))
+    assert pcie_ceiling(facts, (0, 1)) == pytest.approx(host)
+    assert 55.0 < host < 55.2
+    staged = [found for found in fast if found.cell.variant is not Variant.HOST]
+    assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=staged)), (0, 1)) == pytest.approx(
+        38.4, rel=0.01
+    )
+    plain = [found for found in staged if found.cell.variant is Variant.PLAIN]
+    assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=plain)), (0, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "where"), [(Variant.PLAIN, "GPU0 → GPU1: 3000 GB/s"), (Variant.BOTH_WAYS, "GPU0-GPU1: 3000 GB/s")]
+)
+def test_what_beats_a_link_is_told_of_its_ways_with_all_rates(variant: Variant, where: str) -> None:
+    rates = {Operation.SM_READ: 1000.0, Operation.CE_READ: 2000.0, Operation.SM_WRITE: 3000.0}
+    run = h200()
+    kept = [m for m in run.measurements if not (m.cell.work.operation in rates and set(m.cell.members) == {0, 1})]
+    ways = 2 if variant is Variant.BOTH_WAYS else 1
+    fast = [visits(Work(op, variant), (0, 1), gbs / ways) for op, gbs in rates.items()]
+    fast = [replace(found, samples=[replace(found.samples[2], seconds=found.samples[2].seconds[:1])]) for found in fast]
+    verdict = the(replace(run, measurements=[*kept, *fast]), Kind.IMPOSSIBLE)
+    assert verdict.members == (0, 1)
+    assert verdict.what.startswith(where)
+    assert "3 timed blocks" in verdict.what
+    assert verdict.measured == pytest.approx((1000.0, 2000.0, 3000.0))
+    (one,) = (v for v in judge(replace(run, measurements=[*kept, fast[0]])) if v.kind is Kind.IMPOSSIBLE)
+    assert "1 timed block)" in one.what
+
+
+def test_unused_links_are_looked_at_from_one_end_and_degraded_ones_from_both() -> None:
+    assert "nvlink -s -i 0; " in the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED).command
+    assert "nvlink -s -i 0,1; " in the(h200(slow(BOTH, 0.5)), Kind.NV_DEGRADED).command
+
+
+def test_a_degraded_row_of_a_throttled_gpu_names_the_reason() -> None:
+    verdict = the(flagged(h200(slow(ROW, 0.5)), throttled(2, "HW slowdown")), Kind.NV_DEGRADED)
+    assert verdict.cause.startswith("GPU2 was throttled (HW slowdown) in ")
+
+
+@pytest.mark.parametrize(("worth", "told"), [(1.2, "1"), (0.5, "0.5"), (16.0 / 2, "8")])
+def test_links_worth(worth: float, told: str) -> None:
+    """In slots of PCIe gen 3 ×4 even half an NVLink is faster than PCIe."""
+    run = h200(slow(BOTH, worth / 18))
+    narrow = tuple(replace(gpu, pcie_generation=3, pcie_width=4) for gpu in run.devices)
+    plain = [found for found in run.measurements if found.cell.variant is Variant.PLAIN]
+    (verdict,) = (v for v in judge(replace(run, devices=narrow, measurements=plain)) if v.kind is Kind.NV_DEGRADED)
+    assert f"carries {told} of 18 links' worth" in verdict.what
+
+
+@pytest.mark.parametrize(
+    ("title", "label", "alone", "isolated", "speaks"),
+    [
+        ("over PCIe what ran alone", "PHB", True, True, True),
+        ("what an audit found to be as fast as alone", "PHB", True, False, True),
+        ("not where the label mixes unlike paths", "PIX", True, False, False),
+        ("even there what ran alone", "PIX", True, True, True),
+        ("what ran beside others", "PHB", False, False, False),
+        ("over NVLink all", "NV18", False, False, True),
+    ],
+)
+def test_what_may_be_compared_with_its_like(title: str, label: str, alone: bool, isolated: bool, speaks: bool) -> None:
+    odd = ExcludedLinks(frozenset({(2, 3)}), frozenset({"PIX"}), frozenset())
+    reading = Reading(Work(Operation.CE_WRITE), (0, 1), GIB, label, 1.0, 0.1, alone, isolated, ())
+    assert odd.speaks(reading) is speaks
+    assert not odd.speaks(replace(reading, members=(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "nvml", "peers"),
+    [(True, "OK", True), (None, None, True), (None, "OK", True), (False, "OK", False), (True, "CNS", False)],
+)
+def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -> None:
+    facts = Facts(run_of(gpus(3), [], [Path((0, 1), "PHB", peer_access=nvml, cuda_peers=cuda)]))
+    assert has_peers(facts, (1, 0)) is peers
+    assert not has_peers(facts, (0, 2))
+
+
+def finding(kind: Kind, label: str) -> Finding:
+    return found(kind, (), [(0, 1)], Message("", "", ""), Rates(label))
+
+
+@pytest.mark.parametrize(
+    ("title", "virtual", "refused", "findings", "labels"),
+    [
+        ("labels that tell what is there", "none", False, [], set()),
+        ("a virtual machine's", "pass-through", False, [], {"PHB", "PIX"}),
+        ("one whose copies meet in host memory", "none", True, [], {"PIX"}),
+        ("one that hides NVLinks", "none", False, [finding(Kind.HIDDEN_NVLINK, "PHB")], {"PHB"}),
+        ("not one that is slow", "none", False, [finding(Kind.NV_DEGRADED, "PHB")], set()),
+    ],
+)
+def test_labels_that_mix_unlike_paths(
+    title: str, virtual: str, refused: bool, findings: list[Finding], labels: set[str]
+) -> None:
+    paths = (Path((0, 1), "PIX", cuda_peers=not refused), Path((0, 2), "PHB", cuda_peers=True))
+    run = run_of(gpus(3), [], paths)
+    facts = Facts(replace(run, machine=replace(run.machine, virtualization=virtual)))
+    assert beyond_labels(facts, findings).labels == labels
+
+
+@pytest.mark.parametrize(
+    ("kind", "links", "unused"),
+    [
+        (Kind.HIDDEN_NVLINK, True, False),
+        (Kind.IMPOSSIBLE, True, False),
+        (Kind.NV_NOT_USED, False, True),
+        (Kind.NV_DEGRADED, False, False),
+    ],
+)
+def test_links_that_nobody_is_compared_with(kind: Kind, links: bool, unused: bool) -> None:
+    odd = beyond_labels(Facts(run_of(gpus(2), [])), [finding(kind, "NV18")])
+    both = frozenset(BOTH)
+    assert (odd.links, odd.unused) == (both if links else frozenset(), both if unused else frozenset())

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge, not_judged
-from collbench.model.operations import Operation
+from collbench.analysis.diagnose.readings import Facts
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from tests.analysis.checked import faults, flagged, h200, pcie, slow, the
-from tests.builders import GIB, measured, shared
+from tests.analysis.checked import beside_others, faults, flagged, h200, pcie, slow, the
+from tests.builders import GIB, measured, shared, throttled
 
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
 # all_reduce_perf on two of the recorded machine's GPUs at 512 MiB: 27.9 GB/s with NCCL_P2P_DISABLE=1, 312.2 without.
@@ -148,3 +149,54 @@ def test_what_two_ways_through_one_uplink_may_reach(
     paths = [replace(path, peer_access=word, tool_peer_access=word, cuda_peers=peers) for path in run.paths]
     found = {verdict.kind for verdict in faults(replace(run, paths=tuple(paths)))}
     assert (Kind.COLLECTIVE_CONTRADICTION in found) is contradicts, title
+
+
+def test_over_pcie_only_what_ran_alone_is_held_against_the_links() -> None:
+    run = pcie({}, lambda work, _m: 4.4 if work.operation is Operation.ALLREDUCE else 22.0)
+    busy = [
+        beside_others(replace(run, measurements=[found])).measurements[0]
+        if found.cell.operation is Operation.ALLREDUCE
+        else found
+        for found in run.measurements
+    ]
+    assert faults(replace(run, measurements=busy)) == []
+
+
+def test_all_devices_at_once_are_heard_though_others_ran_beside_them() -> None:
+    run = beside_others(replace(h200(), measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 20.0, GIB)]))
+    found = faults(run)
+    assert [verdict.kind for verdict in found] == [Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
+    assert not any(verdict.confirmed for verdict in found)
+
+
+@pytest.mark.parametrize(("beside", "found"), [(1.0002, False), (0.9998, True)])
+def test_far_below_is_half_of_what_the_slower_way_surely_carries(beside: float, found: bool) -> None:
+    readings = Facts(h200()).readings
+    copies = [readings.best(link) for link in ((0, 1), (1, 0))]
+    allowed = min(readings.interval(copy)[0] for copy in copies if copy)
+    high = readings.interval(readings.of(Work(Operation.ALLREDUCE))[0, 1])[2]
+    run = h200(slow([(0, 1)], 0.5 * allowed / high * beside, copies=False))
+    assert (Kind.COLLECTIVE_CONTRADICTION in [v.kind for v in faults(run)]) is found
+
+
+def test_over_pcie_theory_alone_contradicts_no_collective() -> None:
+    run = pcie({}, lambda _w, _m: 2.0)
+    alone = [found for found in run.measurements if found.cell.operation is Operation.ALLREDUCE]
+    assert faults(replace(run, measurements=alone)) == []
+
+
+def test_unused_nvlinks_are_put_down_to_any_variable_where_none_is_about_paths() -> None:
+    run = h200(slow(PAIRS, DISABLED, copies=False))
+    unused = faults(with_settings(run, {"NCCL_PROTO": "LL"}))[0]
+    assert unused.kind is Kind.NV_NOT_USED
+    assert "NCCL_PROTO=LL" in unused.cause
+    both = faults(with_settings(run, {"NCCL_PROTO": "LL", "NCCL_SHM_DISABLE": "1"}))[0]
+    assert "NCCL_SHM_DISABLE=1" in both.cause
+
+
+def test_a_throttled_gpu_slows_its_collectives() -> None:
+    run = flagged(h200(slow([(1, 2)], 0.3, copies=False)), throttled(1, "HW slowdown"))
+    verdict = faults(run)[-1]
+    assert verdict.kind is Kind.COLLECTIVE_CONTRADICTION
+    assert verdict.cause.startswith("GPU1 was throttled (HW slowdown)")
+    assert verdict.command == "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 1,2"

@@ -116,3 +116,40 @@ def test_what_no_tool_said_is_said() -> None:
     silent = tuple(replace(path, tool_label=None, tool_peer_access=None, cuda_peers=None) for path in run.paths)
     (line,) = not_judged(replace(run, paths=silent))
     assert line == "the labels against nvidia-smi topo -m, nvidia-smi topo -p2p, CUDA's peer access: not in this run"
+
+
+def test_pairs_that_share_a_saying_show_their_limit_where_it_is_one() -> None:
+    run = saying(saying(h200(), (0, 1), nvlinks=16), (0, 2), nvlinks=16)
+    run = saying(run, (0, 3), nvlinks=16)
+    assert the(run, Kind.LINKCOUNT_MISMATCH).theory_gbs == 450.0
+    assert the(saying(run, (0, 3), theory_gbs=400.0), Kind.LINKCOUNT_MISMATCH).theory_gbs is None
+
+
+def test_a_file_by_hand_that_counts_no_links_contradicts_no_label() -> None:
+    assert faults(saying(h200(), (0, 1), nvlinks=0, tool_label=None)) == []
+    assert the(saying(h200(), (0, 1), nvlinks=1, tool_label=None), Kind.LINKCOUNT_MISMATCH).what.startswith(
+        "GPU0-GPU1: the label says NV18, NVML counts 1"
+    )
+
+
+def test_links_that_nvml_does_not_see_are_one_verdict() -> None:
+    assert kinds(saying(pcie({}, lambda _w, _m: 22.0), (1, 2), tool_label="NV4")) == [Kind.LINKCOUNT_MISMATCH]
+
+
+def test_links_are_counted_at_the_first_end() -> None:
+    assert the(saying(h200(), (1, 2), nvlinks=16), Kind.LINKCOUNT_MISMATCH).command == "nvidia-smi nvlink -s -i 1"
+
+
+@pytest.mark.parametrize(
+    ("ancestors", "told"),
+    [
+        (("PHB",) * 6, "says PHB (a PCIe host bridge): both"),
+        (("SYS",) * 6, "says SYS: both"),
+        (("PIX", *["SYS"] * 5), "says PIX, SYS: both"),
+    ],
+)
+def test_the_pcie_way_beside_nvlinks_is_named_where_it_is_one(ancestors: tuple[str, ...], told: str) -> None:
+    run = h200()
+    paths = [replace(path, ancestor=word) for path, word in zip(run.paths, ancestors, strict=True)]
+    (verdict,) = judge(replace(run, paths=tuple(paths)))
+    assert told in verdict.what

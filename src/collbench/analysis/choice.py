@@ -45,7 +45,7 @@ class Candidate:
 
     members: Members
     band: Band
-    default: bool = False
+    default: bool
 
 
 class Unfit(StrEnum):

@@ -175,8 +175,6 @@ def reach(parts: Sequence[Part], alpha: float) -> float:
     Student's quantile with Welch and Satterthwaite's degrees of freedom.
     """
     variance = sum(part.variance for part in parts)
-    if variance == 0:
-        return 0.0
     pools: dict[tuple[str, float], float] = defaultdict(float)
     for part in parts:
         pools[part.pool, part.freedom] += part.variance

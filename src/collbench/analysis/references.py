@@ -291,7 +291,7 @@ def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], 
         and low <= key.size_bytes <= high
         and _links_are(figure, key.members, labels)
     ]
-    largest = max((key.size_bytes for key in ours), default=0)
+    largest = max((key.size_bytes for key in ours), default=None)
     best: dict[tuple[int, ...], Key] = {}
     for key in (key for key in ours if key.size_bytes == largest):
         # Memory on another NUMA node is slower by its nature: the nearest shows what the slot carries.

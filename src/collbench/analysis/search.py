@@ -253,7 +253,7 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
     order = np.lexsort((-_inside(wired, field), *kinds.T[::-1]))
     order = order[able[order]]
     picked = [chosen]
-    for columns in (_COARSE, kinds.shape[1]):
+    for columns in (_COARSE, None):
         _, first = np.unique(kinds[order, :columns], axis=0, return_index=True)
         picked += [place for place in order[np.sort(first)].tolist() if place not in picked]
         picked = picked[:_MOST]
@@ -273,11 +273,8 @@ def _kinds(wired: Wiring, field: Candidates, delta: float) -> NDArray[np.float64
 
     Band, hops, and how many share a host bridge at most, for what they share there no pair shows; then what is inside.
     """
-    hosts = np.sort(wired.host[field.sets], axis=1)
-    alike = crowd = np.ones(len(hosts))
-    for column in range(1, hosts.shape[1]):
-        alike = np.where(hosts[:, column] == hosts[:, column - 1], alike + 1, 1)
-        crowd = np.maximum(crowd, alike)
+    hosts = wired.host[field.sets]
+    crowd = (hosts[:, :, None] == hosts[:, None, :]).sum(axis=2).max(axis=1)
     rates = (field.lo, field.hi, _inside(wired, field))
     lo, hi, inside = (-np.round(np.log(np.maximum(values, 1e-9)) / delta) for values in rates)
     return np.column_stack([lo, hi, field.hops, crowd, inside])

@@ -87,7 +87,7 @@ def _cells(choice: Choice, run: Run) -> dict[Members, Measurement]:
         and not m.failure
     ]
     sizes = Counter(m.cell.size_bytes for m in found)
-    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=None)
     return {tuple(sorted(m.cell.members)): m for m in found if m.cell.size_bytes == size}
 
 
@@ -205,7 +205,7 @@ def _forgiven(left: LeftOut) -> bool:
 
 def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: SelectionProblem | None) -> Choice:
     members = tuple(sorted(fit))
-    band = predict(case.wired) if case and len(fit) > 1 else None
+    band = predict(case.wired) if case else None
     reason = f"all {len(fit)} devices" if not out else f"the {len(fit)} of {len(run.devices)} devices that are left"
     found = (Candidate(members, band, default=True),) if band else ()
     return Choice(members, reason, band, found, out)

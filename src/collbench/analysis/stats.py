@@ -202,7 +202,7 @@ def range_quantile(n: int, probability: float = 0.95, freedom: float = math.inf)
     """
     spreads, weights = _spread_distribution(freedom)
     chances = _range_distribution(n)
-    low, high = 0.0, 1000.0  # of two normals with half a degree of freedom the 99 % quantile is below
+    low, high = 0.0, 1e5  # of a thousand normals with half a degree of freedom the 99 % quantile is below
     for _ in range(50):
         middle = (low + high) / 2
         inside = float(weights @ np.interp(middle * spreads, _RANGES, chances))
@@ -215,19 +215,17 @@ def _spread_distribution(freedom: float) -> tuple[_Array, _Array]:
     """Return values of s = √(χ²/freedom) and their probabilities."""
     if math.isinf(freedom):
         return np.ones(1), np.ones(1)
-    # Midpoints, as the density has a pole at 0 below one degree of freedom.
-    edges = np.linspace(0.0, 1 + 8 / math.sqrt(2 * freedom), 1001)
+    # Below one degree of freedom the density has a pole at 0: steps are finer there, and midpoints leave it out.
+    edges = (1 + 8 / math.sqrt(2 * freedom)) * np.linspace(0.0, 1.0, 1001) ** max(1.0, 2 / freedom)
     spreads = (edges[1:] + edges[:-1]) / 2
     logs = (freedom - 1) * np.log(spreads) - freedom * spreads * spreads / 2
-    weights = np.exp(logs - logs.max())
+    weights = np.exp(logs - logs.max()) * np.diff(edges)
     return spreads, weights / weights.sum()
 
 
 @functools.cache
 def median_deviation(n: int) -> float:
     """Return the standard deviation of the median of n independent standard normals (1.2533/√n for large n)."""
-    if n == 1:
-        return 1.0
     # The lower middle order statistic; for even n the two middles average to slightly less, so this errs wide.
     rank = (n + 1) // 2
     weight = rank * math.comb(n, rank)

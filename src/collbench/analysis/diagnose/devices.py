@@ -10,15 +10,12 @@ from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_li
 from collbench.analysis.diagnose.links import lspci
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, both_ways, found
-from collbench.analysis.stats import median_deviation
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import slot
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Audit
 
-# An audit's median is over three visits on each side (bench/interference.py).
-_AUDIT_VISITS = 3
 # By more than a third: a host bridge that passes peer traffic on at less than a slot's rate makes staging a little
 # faster on machines that are well. nccl#814 has a factor of 2.2.
 _FASTER = math.log(4 / 3)
@@ -33,7 +30,6 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
             f"Another process was {', '.join(ill.shared[gpu] for gpu in gpus)}.",
             "somebody else's job computes, copies or holds memory there; measure again when it has ended",
             f"nvidia-smi -i {facts.indices(gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
-            sure=True,
         )
         # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
         shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
@@ -101,9 +97,8 @@ def _audit_noise(facts: Facts, audit: Audit) -> float:
     alike = [r for r in facts.readings.cells if r.work == Work(audit.operation, audit.variant)]
     if not alike:
         return audit.delta
-    # What one visit varies by: a reading's error is that of a median of at least three.
-    visit = max(reading.error for reading in alike) / median_deviation(_AUDIT_VISITS)
-    return facts.readings.z * math.sqrt(2) * median_deviation(_AUDIT_VISITS) * visit
+    # A reading's error is that of a median of at least three, as an audit's two medians are (measure/audit.py).
+    return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 
 def _audited(facts: Facts, audit: Audit) -> tuple[float, float, float]:
@@ -130,7 +125,6 @@ def slots(facts: Facts) -> Iterator[Finding]:
             if now[1] != best[1]
             else "the link trained down to a lower generation, or power management holds it there under load",
             lspci(facts, (position,)),
-            sure=True,
         )
         rates = Rates("", ideal.gbs if ideal else None, facts.readings.interval(seen) if seen else None)
         yield found(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), told, rates)

@@ -82,7 +82,7 @@ def _found(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links:
     cause, command = _cause(facts, kind, links)
     first = min(links, default=None)
     label = facts.label(first) if first else ""
-    return found(kind, members, links, Message(what, cause, command, sure=True), Rates(label))
+    return found(kind, members, links, Message(what, cause, command), Rates(label))
 
 
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
@@ -204,7 +204,6 @@ def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
         f"{blame.where}: no NVLink in the label, and faster than PCIe can be.",
         f"{where} hides the NVLinks or NVSwitches from the labels; the wires are there and are used",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; lspci | grep -i nvidia",
-        sure=True,
     )
     return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, told)
 
@@ -270,7 +269,6 @@ def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: Unhea
         f"{blame.where}: carries {_worth(facts, blame, links, count)} of {count} links' worth.",
         seen[0] if seen else likely,
         f"nvidia-smi nvlink -s -i {gpus}; nvidia-smi nvlink -e -i {gpus}",
-        sure=seen is not None,
     )
     return _finding(facts, Kind.NV_DEGRADED, blame, links, told)
 

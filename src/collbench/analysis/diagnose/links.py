@@ -147,7 +147,7 @@ def _slow(
     first = min(blame.links)
     seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
     command = f"nvidia-smi {seen[1]} -i {facts.indices(blame.members[:2])}" if seen else link_state(facts, first)
-    words = Message(told[0], seen[0] if seen else told[1], command, sure=seen is not None)
+    words = Message(told[0], seen[0] if seen else told[1], command)
     return found(kind, blame.members, blame.links, words, rates_of(facts, first, readings))
 
 

@@ -40,7 +40,7 @@ def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Message | None]) -> 
         for blame in blames(facts, both_ways(pairs), every):
             gpus = {"first": facts.indices(blame.members[:1]), "all": facts.indices(blame.members)}
             what, command = f"{blame.where}: {saying.what}.", saying.command.format(**gpus)
-            words = Message(what, saying.cause, command, sure=kind is not Kind.LABELS_DIFFER)
+            words = Message(what, saying.cause, command)
             rates = Rates(facts.label(min(blame.links)), _theory(facts, blame.links))
             yield found(kind, blame.members, blame.links, words, rates)
 
@@ -137,7 +137,6 @@ def _flat(facts: Facts) -> Iterator[Finding]:
             f"All pairs have the label {next(iter(names))} and no GPU has a NUMA node: the labels tell nothing.",
             f"the hypervisor hides the PCIe tree ({run.machine.virtualization}): only measuring shows the paths",
             "lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
-            sure=True,
         )
         links = both_ways(path.devices for path in run.paths)
         yield found(Kind.VIRTUAL_FLAT, tuple(range(len(run.devices))), links, words, Rates(next(iter(names))))

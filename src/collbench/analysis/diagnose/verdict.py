@@ -79,7 +79,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A verdict on its way, with the directed links that it is about; `sure` where its cause was seen, not guessed."""
+    """A verdict on its way, with the directed links that it is about.
+
+    `sure`: the cause of unused NVLinks or of a slow collective was seen, not guessed.
+    """
 
     verdict: Verdict
     links: frozenset[Link]

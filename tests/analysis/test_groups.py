@@ -1,0 +1,140 @@
+"""Cells that are judged together: which belong together, and what becomes of them, on estimates made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from scipy.stats import t
+
+from collbench.analysis import compare
+from collbench.analysis.compare import Bunch, Found, Group, Key, Kind, Named, Verdict, find_bunches, judge_group
+from collbench.analysis.tiers import Estimate
+from collbench.model.operations import Operation, Work
+from tests.builders import measured
+
+GIB, MIB = 2**30, 2**20
+
+
+def cell(
+    difference: float = 0.0,
+    error: float = 0.0,
+    work: Operation = Operation.CE_WRITE,
+    members: tuple[int, ...] = (0, 1),
+    size: int = GIB,
+    visits: int = 5,
+) -> Found:
+    """Return a cell whose log bandwidth changed by so much, with this error in either run and 8 degrees of freedom."""
+    named = Named(Key(str(work), members, None, size), Work(work), measured(work, members, 400, size))
+    old, now = (Estimate((0,), "", (end,) * visits, end, error, error, 8.0) for end in (0.0, difference))
+    return Found(named, named, old, now)
+
+
+def judged(*found: Found, alpha: float = 0.01) -> Group:
+    cells = [compare.judge_change(one, alpha, 0.05, on_cores=False) for one in found]
+    return judge_group(Bunch(Kind.WORK, "ce-write", (), found), cells, alpha, 0.05)
+
+
+READ = Operation.SM_READ
+
+
+@pytest.mark.parametrize(
+    ("title", "found", "groups"),
+    [
+        ("a cell alone", [cell()], []),
+        ("a link and its way back", [cell(), cell(members=(1, 0))], [("", (0, 1), 2), ("ce-write", (), 2)]),
+        ("two works of a link", [cell(), cell(work=READ)], [("", (0, 1), 2)]),
+        ("a work on two links", [cell(), cell(members=(2, 1))], [("ce-write", (), 2)]),
+        ("of 1 MiB", [cell(size=MIB), cell(size=MIB, members=(0, 2))], [("ce-write", (), 2)]),
+        ("of less", [cell(size=MIB // 2), cell(size=MIB // 2, members=(0, 2))], []),
+        ("of a work's smaller size", [cell(), cell(size=GIB // 2, members=(0, 2))], []),
+        ("each work at its own largest size", [cell(size=GIB // 2), cell(work=READ)], [("", (0, 1), 2)]),
+        ("of two visits", [cell(), cell(members=(0, 2), visits=2)], []),
+        ("of three visits", [cell(visits=3), cell(members=(0, 2), visits=3)], [("ce-write", (), 2)]),
+        (
+            "of as many members",
+            [cell(work=Operation.ALLREDUCE, members=some) for some in ((0, 1), (0, 1, 2), (0, 2))],
+            [("allreduce", (), 2)],
+        ),
+    ],
+)
+def test_what_belongs_together(title: str, found: list[Found], groups: list[tuple[str, tuple[int, ...], int]]) -> None:
+    made = find_bunches(found)
+    assert [(bunch.work, bunch.members, len(bunch.found)) for bunch in made] == groups
+    assert [bunch.kind for bunch in made] == [Kind.WORK if work else Kind.PLACE for work, _, _ in groups]
+
+
+@pytest.mark.parametrize(
+    ("title", "differences", "verdict", "regressed"),
+    [
+        ("nothing changed", (0.0, 0.0, 0.0), Verdict.SAME, False),
+        ("all are δ slower", (-0.02, -0.02), Verdict.SAME, False),
+        ("all are δ faster", (0.02, 0.02), Verdict.SAME, False),
+        ("slower", (-0.03, -0.04), Verdict.WORSE, False),
+        ("faster", (0.03, 0.04), Verdict.BETTER, False),
+        ("much slower", (-0.06, -0.07), Verdict.WORSE, True),
+        ("much faster", (0.06, 0.07), Verdict.BETTER, False),
+        ("one of three", (0.0, 0.0, -0.3), Verdict.UNDECIDED, False),
+        ("one of three faster", (0.0, 0.0, 0.3), Verdict.UNDECIDED, False),
+        ("one of three, the others by δ", (-0.02, -0.02, -0.5), Verdict.UNDECIDED, False),
+        ("one of three faster, the others by δ", (0.02, 0.02, 0.5), Verdict.UNDECIDED, False),
+        ("one of three much slower, the others slower", (-0.04, -0.04, -0.5), Verdict.WORSE, False),
+        ("most, yet together not", (-0.04, -0.04, 0.05), Verdict.SAME, False),
+        ("two of three, together slower", (-0.06, -0.06, 0.0), Verdict.WORSE, False),
+        ("4.9 % slower", (math.log(0.951),) * 2, Verdict.WORSE, False),
+        (
+            "one of three much slower, the others by what is allowed",
+            (*[math.log1p(-0.05)] * 2, -0.5),
+            Verdict.WORSE,
+            False,
+        ),
+        ("most, together by δ", (-0.03, -0.03, -0.03, 0.01), Verdict.SAME, False),
+        ("5.1 % slower", (math.log(0.949),) * 2, Verdict.WORSE, True),
+    ],
+)
+def test_most_cells_have_to_agree_with_the_mean(
+    title: str, differences: Sequence[float], verdict: Verdict, regressed: bool
+) -> None:
+    found = judged(*map(cell, differences))
+    assert (found.verdict, found.regressed, found.cells) == (verdict, regressed, len(differences))
+    assert math.log(found.ratio) == pytest.approx(sum(differences) / len(differences))
+
+
+def test_a_cell_counts_by_what_is_known_of_it() -> None:
+    """Twice the error is a quarter of the weight; without any error all count alike."""
+    found = judged(cell(-0.1, 0.01), cell(0.0, 0.02))
+    assert math.log(found.ratio) == pytest.approx(-0.08)
+    variance = 2 * ((0.8 * 0.01) ** 2 + (0.2 * 0.02) ** 2)
+    far = float(t.ppf(0.995, 16)) * math.sqrt(variance)  # 8 degrees of freedom in each run
+    assert [math.log(end) for end in found.interval] == pytest.approx([-0.08 - far, -0.08 + far])
+    assert math.log(judged(cell(-0.1, 0.01), cell(0.0, 0.0)).ratio) == pytest.approx(-0.05)
+
+
+# Two cells alike: one error wide in either run; Student's t for 16 degrees of freedom is 1.746 (90 %), 2.921 (99 %).
+@pytest.mark.parametrize(
+    ("title", "difference", "error", "verdict", "regressed"),
+    [
+        ("the same, as far as noise tells", 0.0, 0.0114, Verdict.SAME, False),
+        ("the same or not", 0.0, 0.0115, Verdict.UNDECIDED, False),
+        ("slower or not", -0.05, 0.0103, Verdict.UNDECIDED, False),
+        ("slower, as far as noise tells", -0.05, 0.0102, Verdict.WORSE, False),
+        ("faster or not", 0.05, 0.0103, Verdict.UNDECIDED, False),
+        ("faster, as far as noise tells", 0.05, 0.0102, Verdict.BETTER, False),
+        ("slower than allowed or not", -0.081, 0.0103, Verdict.WORSE, False),
+        ("slower than allowed, as far as noise tells", -0.081, 0.0101, Verdict.WORSE, True),
+    ],
+)
+def test_noise_decides_what_is_certain(
+    title: str, difference: float, error: float, verdict: Verdict, regressed: bool
+) -> None:
+    found = judged(cell(difference, error), cell(difference, error))
+    assert (found.verdict, found.regressed) == (verdict, regressed)
+
+
+def test_the_widest_tolerance_of_its_cells_is_a_groups() -> None:
+    small, large = cell(-0.05, size=MIB // 2), cell(-0.05)
+    found = judged(small, large)
+    assert found.delta == pytest.approx(0.15e-6 * 400e9 / (MIB // 2))  # of 1.3 µs a run keeps 0.15 to itself
+    assert (found.verdict, found.size_bytes) == (Verdict.SAME, GIB)
+    assert judged(large, large).verdict is Verdict.WORSE

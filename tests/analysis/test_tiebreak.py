@@ -1,0 +1,116 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from collbench.analysis.problem import Level, Values, decide, different, members_with, what_remains, worst_inside
+from collbench.analysis.rings import Sets, all_sets
+
+COSTS = members_with(np.array([True, False, False, False]))
+TIERS = np.array([[1.0, 1, 2, 2], [1, 1, 1, 2], [2, 1, 1, 1], [2, 2, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("title", "levels", "members", "words"),
+    [
+        ("nothing differs", (), (0, 1), "PCI bus id"),
+        ("one level leaves several", (Level("a", COSTS),), (1, 2), "a, then PCI bus id"),
+        (
+            "a later one decides",
+            (Level("a", COSTS), Level("b", different(np.array([0, 0, 1, 1])))),
+            (2, 3),
+            "a, then b",
+        ),
+        (
+            "the worst pair counts",
+            (Level("a", COSTS), Level("c", worst_inside(TIERS))),
+            (1, 2),
+            "a, then c, then PCI bus id",
+        ),
+        (
+            "an earlier one goes first",
+            (Level("b", different(np.array([0, 0, 1, 1]))), Level("a", COSTS)),
+            (2, 3),
+            "b, then a",
+        ),
+    ],
+)
+def test_tie_breaks_go_level_by_level(
+    title: str, levels: tuple[Level, ...], members: tuple[int, ...], words: str
+) -> None:
+    sets = all_sets(4, 2)
+    place, decided_by = decide(sets, levels, "PCI bus id")
+    assert (tuple(sets[place].tolist()), decided_by) == (members, words)
+
+
+def test_a_single_set_needs_no_tie_break() -> None:
+    assert decide(all_sets(3, 3), (Level("a", lambda sets: np.zeros(len(sets))),), "PCI bus id") == (0, "")
+
+
+def test_sets_are_rated_by_the_best_that_they_leave() -> None:
+    """0-1 and 2-3 carry 50, all others 10: after 0-1 the next job gets 50, after 0-2 it gets 10."""
+    sets = all_sets(4, 2)
+    values = np.array([50.0, 10, 10, 10, 10, 50])
+    assert what_remains(sets, values, 0.02)(sets).tolist() == [0, 1, 1, 1, 1, 0]
+
+
+def test_a_level_is_asked_only_of_those_that_are_left_and_named_only_where_it_decides() -> None:
+    asked: list[list[list[int]]] = []
+
+    def alike(sets: Sets) -> Values:
+        asked.append(sets.tolist())
+        return np.zeros(len(sets))
+
+    some = np.array([[0, 1], [1, 2], [2, 3]])
+    assert decide(some, (Level("a", COSTS), Level("alike", alike)), "index") == (1, "a, then index")
+    assert asked == [[[1, 2], [2, 3]]]
+
+
+def test_a_level_that_leaves_one_set_ends_the_questions() -> None:
+    def never(sets: Sets) -> Values:
+        raise AssertionError(sets)
+
+    assert decide(np.array([[0, 1], [1, 2]]), (Level("a", COSTS), Level("b", never)), "index") == (1, "a")
+
+
+def test_the_order_of_positions_decides_last_the_first_position_first() -> None:
+    sets = np.array([[1, 2, 3], [0, 3, 4], [0, 2, 5], [0, 2, 6]])
+    assert decide(sets, (), "index") == (2, "index")
+
+
+def test_what_levels_count() -> None:
+    sets = np.array([[0, 1, 2], [0, 2, 3], [1, 2, 3]])
+    groups = np.array([4, 9, 4, 4])
+    assert different(groups)(sets).tolist() == [2, 1, 2]
+    assert different(np.array([4, 9, 9, 4]))(sets).tolist() == [2, 2, 2]
+    assert different(np.array([1, 0, 2, 1]))(sets).tolist() == [3, 2, 3]
+    assert members_with(np.array([True, False, True, True]))(sets).tolist() == [2, 3, 2]
+    tiers = np.array([[9.0, 1, 2, 5], [7, 0, 1, 1], [1, 1, 0, 1], [1, 1, 8, 0]])
+    assert worst_inside(np.where(np.eye(4), 0, tiers))(sets).tolist() == [7, 8, 8]
+
+
+@pytest.mark.parametrize(("k", "seed"), [(1, 0), (2, 1), (2, 2), (3, 3), (3, 4)])
+def test_what_remains_is_the_best_set_without_these_members(k: int, seed: int) -> None:
+    sets = all_sets(7, k)
+    values = np.random.default_rng(seed).choice(np.arange(1.0, 40.0), len(sets))
+    members = [set(some) for some in combinations(range(7), k)]
+    left = [
+        max((value for other, value in zip(members, values, strict=True) if not some & other), default=0.0)
+        for some in members
+    ]
+    assert what_remains(sets, values, 0.1)(sets).tolist() == [0.0 if one >= max(left) * 0.9 else 1.0 for one in left]
+
+
+def test_remainders_are_rated_for_the_sets_asked_about() -> None:
+    sets = all_sets(5, 2)
+    values = np.array(
+        [100.0 if some == (3, 4) else 97.0 if some == (0, 1) else 10.0 for some in combinations(range(5), 2)]
+    )
+    some = np.array([[0, 1], [2, 3], [1, 3]])
+    assert what_remains(sets, values, 0.02)(some).tolist() == [0, 1, 1]
+    assert what_remains(sets, values, 0.03)(some).tolist() == [0, 0, 1]
+
+
+def test_where_nothing_remains_all_cost_the_same() -> None:
+    sets = all_sets(3, 2)
+    assert what_remains(sets, np.array([3.0, 2.0, 1.0]), 0.02)(sets).tolist() == [0, 0, 0]
