@@ -15,7 +15,7 @@ from collbench.analysis.stats import trial_seconds
 from collbench.analysis.tiers import Members, cells_of, labels_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import busbw_factor, fixed
+from collbench.model.units import fixed
 
 # Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
 
@@ -90,8 +90,7 @@ def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> F
     if beta[0] <= _FLAT:
         return Unfitted(members, label, "time does not grow with size, so there is no bandwidth")
     drawn = _line(sizes, _redrawn(visits, seed), weights, _REDRAWN_ROUNDS)
-    operation = curve[0].cell.operation
-    factor = busbw_factor(operation, len(members)) if operation.is_collective else 1.0
+    factor = curve[0].cell.operation.busbw_factor(len(members))
     return Fit(
         members=members,
         label=label,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
@@ -90,7 +91,9 @@ def mismatch(run: Run, here: Here) -> str | None:
     """Return why `run` speaks for another machine than this one, as a clause; None where it is the same."""
     if run.backend != here.backend:
         return f"it was measured on the {run.backend} backend, not {here.backend}"
-    return _other_devices(run.devices, here) or (_other_versions(run, here) if here.backend == "cuda" else None)
+    return _other_devices(run.devices, here) or (
+        _other_versions(run, here) if capabilities(here.backend).nvml else None
+    )
 
 
 def _other_devices(measured: Sequence[Device], here: Here) -> str | None:

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, cg
 
 from collbench.model.run import DataPoint, Measurement
-from collbench.model.units import algbw, busbw_factor
+from collbench.model.units import algbw
 
 # Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
 #
@@ -135,14 +135,14 @@ def trial_seconds(measurement: Measurement) -> list[float]:
 
 def rate_gbs(cell: DataPoint, seconds: float) -> float:
     """Return a cell's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
-    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    factor = cell.operation.busbw_factor(len(cell.members))
     return algbw(cell.moved_bytes, seconds) * factor
 
 
 def summarize(measurement: Measurement) -> Summary:
     """Return the cell's medians and interval. The measurement must hold at least one sample."""
     cell = measurement.cell
-    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    factor = cell.operation.busbw_factor(len(cell.members))
     moved = cell.moved_bytes
     trials = trial_seconds(measurement)
     middle = median(trials)

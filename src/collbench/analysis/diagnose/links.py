@@ -14,6 +14,7 @@ from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_li
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 
 # Links against each other: the two ways of a pair, and links of one label.
@@ -153,7 +154,7 @@ def _slow(
 
 def link_state(facts: Facts, link: Link) -> str:
     """Return the command that shows the state of a link's wires."""
-    if facts.run.backend == "host":
+    if capabilities(facts.run.backend).cores:
         return "lscpu -e; numactl --hardware"
     if is_nvlink(facts.label(link)):
         return f"nvidia-smi nvlink -s -i {facts.indices(link)}; nvidia-smi nvlink -e -i {facts.indices(link)}"
@@ -178,7 +179,7 @@ def _one_way_cause(facts: Facts, blame: Blame) -> str:
 
 
 def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> str:
-    if facts.run.backend == "host":
+    if capabilities(facts.run.backend).cores:
         return "these cores share a cache, a core's threads or a busy neighbour with somebody"
     if blame.gpu is not None:
         return f"{facts.tags((blame.gpu,))} itself: its slot, its NVLinks or its clocks, as all of its links are slow"

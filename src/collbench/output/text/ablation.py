@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, format_range, format_seconds
+from collbench.model.capabilities import capabilities
 from collbench.model.units import figure, fixed, format_size
 from collbench.output.text.frame import settings
 
@@ -75,7 +76,7 @@ def _percent(share: float) -> str:
 
 def _header(ablation: Ablation) -> str:
     kinds = ", ".join(f"{count} × {name}" for name, count in Counter(ablation.gpus).items())
-    cores = ": gloo on CPU cores, which heeds no NCCL variable" if ablation.backend == "host" else ""
+    cores = ": gloo on CPU cores, which heeds no NCCL variable" if capabilities(ablation.backend).cores else ""
     lines = [
         f"backend   {ablation.backend}{cores}",
         f"machine   {ablation.hostname}: {kinds}",
@@ -91,7 +92,7 @@ def _header(ablation: Ablation) -> str:
 
 
 def _setting(arm: Arm, backend: str) -> str:
-    kind = "CPU" if backend == "host" else "GPU"
+    kind = "CPU" if capabilities(backend).cores else "GPU"
     devices = ", ".join(f"{kind}{index}" for index in arm.devices)
     changes = ", ".join(f"{name}={value}" for name, value in arm.environment.items())
     return f"{devices}; {changes or 'no variable changed'}"

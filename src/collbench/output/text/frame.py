@@ -11,6 +11,7 @@ from rich.text import Text
 from collbench.analysis.outcome import Trouble, TroubleKind, named, outcome
 from collbench.machine.labels import is_pcie
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
 from collbench.model.run import NCCL_START, Audit, Device, Flag, FlagKind, Health, Run, StopReason
 from collbench.model.units import format_size
@@ -45,7 +46,7 @@ def nvls(run: Run) -> str:
 def header(run: Run) -> str:
     """Return the run's origin: backend first, then machine, devices, versions, and what was measured when."""
     machine = run.machine
-    if run.backend == "sim":
+    if capabilities(run.backend).simulated:
         return _simulated(run)
     kinds = Counter(device.name for device in run.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
@@ -99,10 +100,9 @@ def _processes(run: Run) -> str:
 
 
 def _backend_note(backend: str) -> str:
-    return {
-        "host": ": memory copies between CPU cores and gloo collectives, no GPU",
-        "cuda": ": copies by the driver API, collectives by NCCL",
-    }.get(backend, "")
+    if capabilities(backend).cores:
+        return ": memory copies between CPU cores and gloo collectives, no GPU"
+    return ": copies by the driver API, collectives by NCCL" if capabilities(backend).nccl else ""
 
 
 def settings(environment: Mapping[str, str]) -> str:
@@ -367,7 +367,7 @@ def places(run: Run) -> str:
     told = "; ".join(_told(run, trouble) for trouble in troubles[:_MOST_PLACES])
     left = len(troubles) - _MOST_PLACES
     more = f"; and {left} more" if left > 0 else ""
-    return f"{told}{more}{' (sim)' if run.backend == 'sim' else ''}"
+    return f"{told}{more}{' (sim)' if capabilities(run.backend).simulated else ''}"
 
 
 def alarm(run: Run) -> Iterator[Text]:

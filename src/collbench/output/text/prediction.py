@@ -13,6 +13,7 @@ from rich.text import Text
 from collbench.analysis.predict.networks import PARAMS
 from collbench.analysis.predict.predict import Cost, PredictedSet, Prediction
 from collbench.analysis.predict.timing import Span
+from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import fixed
 from collbench.output.text.frame import header
@@ -70,7 +71,7 @@ def _scale(prediction: Prediction) -> _Scale:
 
 def page(run: Run, prediction: Prediction) -> Iterator[RenderableType]:
     """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and what follows."""
-    sim = " (sim)" if run.backend == "sim" else ""
+    sim = " (sim)" if capabilities(run.backend).simulated else ""
     timed = prediction.question.step_seconds is not None
     scale = _scale(prediction)
     yield Text(f"{header(run)}\n{_question(prediction)}")
