@@ -158,7 +158,7 @@ NAMED = [
     ("a library", "pairs", ("--nccl", "{trap}")),
     ("a file of labels", "check", ("--topology", "{trap}")),
     ("a file of peer access", "check", ("--p2p", "{trap}")),
-    ("a file to write", "allreduce", ("--json", "{trap}")),
+    ("a file to write", "allreduce", ("--output_file", "{trap}")),
     ("a file to write, by its other name", "allreduce", ("-J", "{trap}")),
     ("a file to save in, by force", "pairs", ("-o", "{trap}", "--force")),
 ]
