@@ -18,7 +18,7 @@ from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, 
 # Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
 
 
-_SWITCH = "NCCL_NVLS_ENABLE"
+NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
 
 
 class Nvls(StrEnum):
@@ -34,7 +34,7 @@ def nvls(run: Run) -> Nvls:
     """Return what a run tells: NCCL's own words first, then the variable, then what the GPUs can do."""
     if any(found.algorithm.startswith("NVLS") for found in run.chosen):
         return Nvls.ON
-    if run.chosen or run.settings.environment.get(_SWITCH) == "0" or run.machine.multicast is False:
+    if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
         return Nvls.OFF
     return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from collbench.analysis import freshness
 from collbench.analysis.freshness import part
 from collbench.analysis.outcome import named, outcome
+from collbench.analysis.restrict import renumbered
 from collbench.backends import factory
 from collbench.backends.factory import Present
 from collbench.bench.plan import Request
@@ -345,10 +346,7 @@ def _request(sitting: FinalistRequest, used: Sequence[int]) -> Request:
 
 def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
     """Return the run with its members as positions in `devices`."""
-    measurements = [
-        replace(found, cell=replace(found.cell, members=tuple(used[member] for member in found.cell.members)))
-        for found in run.measurements
-    ]
+    measurements = [renumbered(found, dict(enumerate(used))) for found in run.measurements]
     return replace(run, devices=tuple(devices), paths=(), measurements=measurements)
 
 

@@ -159,12 +159,12 @@ def _measured(given: Mapping[str, Any], request: Request, opened: Opened, run: R
 
 def _gpus(run: Run, pairs: NodePairs, chosen: NodeChoice, wanted: int) -> tuple[tuple[int, ...], ...]:
     """Return each chosen node's best devices, by nvidia-smi's index, from that node's own pairs."""
-    from collbench.analysis.nodes import own_run
+    from collbench.analysis.restrict import restricted
     from collbench.analysis.select import choose
 
     sets = []
     for node in chosen.members:
-        own = own_run(run, pairs.ranks[node])
+        own = restricted(run, pairs.ranks[node])
         sets.append(tuple(own.devices[member].index for member in choose(own, wanted).members))
     return tuple(sets)
 

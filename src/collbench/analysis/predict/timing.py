@@ -202,7 +202,7 @@ class Timings:
         """
         port, switched = self._ports(members)
         ring = operation.busbw_factor(len(members))
-        sent = 1.0 if switched and operation is Operation.ALLREDUCE and not timing.ring else ring
+        sent = 1.0 if switched and operation.collective.traffic.in_switch and not timing.ring else ring
         return min(sent, ring) / port / 1e9
 
     def _measured(self, operation: Operation, members: Members) -> Timing | None:

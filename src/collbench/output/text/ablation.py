@@ -10,13 +10,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from collbench.analysis.stats import DELTA
 from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, format_range, format_seconds
 from collbench.model.capabilities import capabilities
 from collbench.model.units import figure, fixed, format_size
 from collbench.output.text.frame import settings
 
-# A smaller difference changes nobody's decision (METHOD.md §4).
-_DELTA = 0.02
 # What "a run's value" is the time of, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
 # Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (METHOD.md §2.7).
@@ -56,7 +55,7 @@ def verdict(ablation: Ablation) -> str:
 
 def _tied(ratio: Ratio, change: str, what: str) -> str:
     beyond = max(1 - ratio.low, ratio.high - 1)
-    if beyond <= _DELTA:
+    if beyond <= DELTA:
         return f"no difference beyond ±{_percent(beyond)} %: {change} {what} of this job takes as long"
     return (
         f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)} % less and "

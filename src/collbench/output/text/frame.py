@@ -8,7 +8,9 @@ from collections.abc import Set as AbstractSet
 
 from rich.text import Text
 
+from collbench.analysis import physics
 from collbench.analysis.outcome import Trouble, TroubleKind, named, outcome
+from collbench.analysis.physics import NVLS_VARIABLE, Nvls
 from collbench.machine.labels import is_pcie
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.model.capabilities import capabilities
@@ -19,24 +21,22 @@ from collbench.model.units import format_size
 # Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
 
 
-_SWITCH = "NCCL_NVLS_ENABLE"
-
-
 def nvls(run: Run) -> str:
     """Return what is known of NVLS, "" without NCCL or where nothing is: off, not supported, possible, or chosen."""
-    setting = run.settings.environment.get(_SWITCH)
+    setting = run.settings.environment.get(NVLS_VARIABLE)
     if not run.machine.nccl:
         return ""
-    if setting == "0":
-        return f"NVLS off ({_SWITCH}=0)"
-    if run.machine.multicast is False:
+    state = physics.nvls(run)
+    if state is Nvls.OFF and setting == "0":
+        return f"NVLS off ({NVLS_VARIABLE}=0)"
+    if state is Nvls.OFF and run.machine.multicast is False:
         return "NVLS not supported by these GPUs"
     used = sum(found.algorithm.startswith("NVLS") for found in run.chosen)
     if run.chosen:
         return f"NVLS {'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
-    if run.machine.multicast is None:
-        return f"{_SWITCH}={setting}" if setting else ""
-    asked = f" ({_SWITCH}={setting})" if setting else ""
+    if state is Nvls.UNKNOWN:
+        return f"{NVLS_VARIABLE}={setting}" if setting else ""
+    asked = f" ({NVLS_VARIABLE}={setting})" if setting else ""
     return f"NVLS possible{asked}: the GPUs support multicast, NCCL decides"
 
 

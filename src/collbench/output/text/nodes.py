@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.nodes import Judgement, NodeChoice, State, Uplink, described
+from collbench.analysis.stats import DELTA
 from collbench.model.capabilities import capabilities
 from collbench.model.units import fixed, format_size
 from collbench.output.text.layout import WIDE, named
@@ -165,7 +166,7 @@ def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
     noise = f"noise {found.noise:.1%} a measurement"
     yield f"typical   a pair carries {fixed(found.typical_gbs)} GB/s of busbw; {noise}{mark}"
     for lost in found.across:
-        if lost < -0.02:
+        if lost < -DELTA:
             yield f"across    leaving a switch while all do costs {-lost:.0%}: its uplinks are oversubscribed{mark}"
     for one in found.slow_nodes:
         yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
