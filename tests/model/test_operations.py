@@ -1,14 +1,17 @@
 """One row is a collective: an imaginary one is seen everywhere, or refused by name of what it lacks."""
 
 import csv
+import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 import collbench
 from collbench.model.capabilities import capabilities
@@ -56,11 +59,38 @@ def with_row(folder: pathlib.Path, fields: dict[str, str]) -> pathlib.Path:
     return folder
 
 
-def python(folder: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200", "XDG_STATE_HOME": str(folder / "state")}
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+# Every command of one session, in one process, which alone has the row: the first two measure on a simulated machine.
+SIM = "--backend sim --fabric dgx-1v --seed 1 --sizes 1M,64M"
+SESSION = (
+    f"shuffle {SIM} -o shuffle.json",
+    f"allreduce {SIM} -o allreduce.json",
+    "--help",
+    "shuffle --help",
+    "show shuffle.json",
+    "export shuffle.json --format csv",
+    "export allreduce.json --format csv",
+    "export shuffle.json --format markdown",
+    "export shuffle.json --format json",
+    "export shuffle.json --format prometheus",
+    "export shuffle.json --format nccl-tests",
+    "report shuffle.json -o report.html",
+    "shuffle --backend host --sizes 1M",
+)
+PROGRAM = """
+import contextlib, io, json, sys
+from pathlib import Path
+import collbench
+from collbench.cli import main
+from collbench.model.capabilities import CUDA, Operation
+said = {"where": str(Path(collbench.__file__).parent.parent), "cuda": CUDA.lacks(Operation.SHUFFLE)}
+for line in json.loads(sys.argv[1]):
+    sys.argv = ["collbench", *line.split()]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main()
+    said[line] = [int(status), out.getvalue(), err.getvalue()]
+print(json.dumps(said))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,83 +99,84 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def measured(changed: pathlib.Path) -> str:
-    """Measure the imaginary collective, and for comparison an all-reduce, on a simulated machine; return the page."""
-    for name in ("shuffle", "allreduce"):
-        words = (name, "--backend", "sim", "--fabric", "dgx-1v", "--seed", "1", "--sizes", "1M,64M")
-        done = python(changed, "-m", "collbench", *words, "--output", f"{name}.json")
-        assert done.returncode == 0, done.stderr
-        if name == "shuffle":
-            page = done.stdout
-    return page
-
-
-def exported(changed: pathlib.Path, name: str) -> list[dict[str, str]]:
-    done = python(changed, "-m", "collbench", "export", f"{name}.json", "--format", "csv")
+def session(changed: pathlib.Path) -> dict[str, Any]:
+    """Return what each command of the session answers: its status, stdout and stderr."""
+    environment = {**os.environ, "PYTHONPATH": str(changed), "COLUMNS": "200", "XDG_STATE_HOME": str(changed / "state")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(SESSION)],
+        cwd=changed,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    return list(csv.DictReader(done.stdout.splitlines()))
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["where"] == str(changed)
+    return said
+
+
+def answer(session: dict[str, Any], line: str) -> str:
+    status, out, err = session[line]
+    assert status == 0, err
+    assert isinstance(out, str)
+    return out
+
+
+def exported(session: dict[str, Any], name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(answer(session, f"export {name}.json --format csv").splitlines()))
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("line", "shown"),
     [
+        (SESSION[0], "shuffle over GPU0"),
+        (SESSION[0], "busbw = algbw × (n+1)/n"),
         ("--help", "Time shuffle-it: every rank gets some."),
         ("shuffle --help", "every rank gets some of the data"),
         ("shuffle --help", "collbench shuffle --sizes 64M --split 2"),
         ("shuffle --help", "bytes of all ranks' blocks together"),
-    ],
-)
-def test_help_shows_it(changed: pathlib.Path, words: str, shown: str) -> None:
-    done = python(changed, "-m", "collbench", *words.split())
-    assert shown in " ".join(done.stdout.split()), done.stderr
-
-
-def test_its_page_shows_its_own_factor(measured: str) -> None:
-    assert "shuffle over GPU0" in measured
-    assert "busbw = algbw × (n+1)/n" in measured
-
-
-def test_its_bus_bandwidth_goes_by_its_own_factor(changed: pathlib.Path, measured: str) -> None:
-    for row in exported(changed, "shuffle"):
-        assert float(row["busbw_gbs"]) == pytest.approx(9 / 8 * float(row["algbw_gbs"]), rel=1e-3)
-
-
-def test_physics_limits_it(changed: pathlib.Path, measured: str) -> None:
-    """The same bytes as an all-reduce's cross every border, so the limits of busbw differ as the factors do."""
-    ours, known = ([float(row["limit_gbs"]) for row in exported(changed, name)] for name in ("shuffle", "allreduce"))
-    assert ours == pytest.approx([limit * (9 / 8) / (14 / 8) for limit in known], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
         ("show shuffle.json", "shuffle over GPU0"),
         ("export shuffle.json --format markdown", "shuffle"),
         ("export shuffle.json --format json", '"shuffle"'),
         ("export shuffle.json --format prometheus", 'operation="shuffle"'),
         ("export shuffle.json --format nccl-tests", "shuffle_perf"),
-        ("report shuffle.json -o report.html", ""),
     ],
 )
-def test_every_output_shows_it(changed: pathlib.Path, measured: str, words: str, shown: str) -> None:
-    done = python(changed, "-m", "collbench", *words.split())
-    assert done.returncode == 0, done.stderr
-    text = done.stdout if shown else (changed / "report.html").read_text(encoding="utf-8")
-    assert (shown or "shuffle") in text
+def test_every_page_and_export_shows_it(session: dict[str, Any], line: str, shown: str) -> None:
+    assert shown in " ".join(answer(session, line).split())
 
 
-def test_what_cannot_time_it_names_what_lacks(changed: pathlib.Path) -> None:
-    done = python(changed, "-m", "collbench", "shuffle", "--backend", "host", "--sizes", "1M")
-    assert done.returncode == 2
-    assert "backends/gloo_worker.py" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    program = (
-        "from collbench.model.capabilities import CUDA, Operation; from pathlib import Path; import collbench; "
-        "print(Path(collbench.__file__).parent, CUDA.lacks(Operation.SHUFFLE))"
-    )
-    done = python(changed, "-c", program)
-    assert done.stdout.startswith(str(changed)), done.stderr
-    assert "csrc/collective_round.hpp" in done.stdout
+def test_the_report_shows_it(changed: pathlib.Path, session: dict[str, Any]) -> None:
+    answer(session, "report shuffle.json -o report.html")
+    assert "shuffle" in (changed / "report.html").read_text(encoding="utf-8")
+
+
+def test_its_bus_bandwidth_goes_by_its_own_factor(session: dict[str, Any]) -> None:
+    for row in exported(session, "shuffle"):
+        assert float(row["busbw_gbs"]) == pytest.approx(9 / 8 * float(row["algbw_gbs"]), rel=1e-3)
+
+
+def test_physics_limits_it(session: dict[str, Any]) -> None:
+    """The same bytes as an all-reduce's cross every border, so the limits of busbw differ as the factors do."""
+    ours, known = ([float(row["limit_gbs"]) for row in exported(session, name)] for name in ("shuffle", "allreduce"))
+    assert ours == pytest.approx([limit * (9 / 8) / (14 / 8) for limit in known], rel=1e-3)
+
+
+def test_the_published_schema_refuses_it(changed: pathlib.Path, session: dict[str, Any]) -> None:
+    """A new collective changes the published format: whoever adds one adds it there."""
+    answer(session, SESSION[0])
+    run = json.loads((changed / "shuffle.json").read_text(encoding="utf-8"))
+    schema = json.loads((CSRC.parent / "docs" / "run-file.schema.json").read_text(encoding="utf-8"))
+    assert any(error.instance == "shuffle" for error in Draft202012Validator(schema).iter_errors(run))
+
+
+def test_what_cannot_time_it_names_what_lacks(session: dict[str, Any]) -> None:
+    status, _, err = session["shuffle --backend host --sizes 1M"]
+    assert status == 2
+    assert len(err.splitlines()) == 1
+    assert "backends/gloo_worker.py" in err
+    assert "csrc/collective_round.hpp" in session["cuda"]
 
 
 @pytest.mark.parametrize("field", SHUFFLE)

@@ -308,9 +308,7 @@ _split = click.option(
     default=1,
     help="Time N disjoint sets of neighbours at once, each a communicator.",
 )
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print the run as JSON instead of the page (docs/run-file.md)."
-)
+_json = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
 _in_place = click.option("--in-place", is_flag=True, help="Time it in place as well, in rows of their own.")
 
 
@@ -345,8 +343,8 @@ class CollectiveCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                letter = not param.opts[0].startswith("--") and "--help" not in param.opts
-                (theirs if letter else ours).append(record)
+                letter = not param.opts[0].startswith("--") and param.name not in ("help", "output")
+                (theirs if letter or param.opts[0] in (_THEIRS, _ASKED_FOR) else ours).append(record)
         for title, records in (("Options", ours), ("Options with nccl-tests' names", theirs)):
             with formatter.section(title):
                 formatter.write_dl(records)
