@@ -343,7 +343,7 @@ class CollectiveCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                letter = not param.opts[0].startswith("--") and param.name not in ("help", "output")
+                letter = not param.opts[0].startswith("--") and not {"--help", "--output"} & set(param.opts)
                 (theirs if letter or param.opts[0] in (_THEIRS, _ASKED_FOR) else ours).append(record)
         for title, records in (("Options", ours), ("Options with nccl-tests' names", theirs)):
             with formatter.section(title):
