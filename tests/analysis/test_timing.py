@@ -11,7 +11,6 @@ from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Path, Run
-from collbench.model.units import busbw_factor
 from collbench.runfile import run_file
 from tests.analysis.made import MIB, curve, pairs, simulated
 from tests.builders import gpus, run_of
@@ -113,7 +112,7 @@ def test_no_time_beats_the_port(title: str, members: tuple[int, ...] | None, ope
     asked = members or (0, 1, 2, 3)
     found = timings(through_a_switch(cells)).of(operation, asked).seconds(2**30)
     # A switch may reduce on the way: then each sends an all-reduce's message once, and never less.
-    sent = min(1.0, busbw_factor(operation, len(asked)))
+    sent = min(1.0, operation.busbw_factor(len(asked)))
     assert min(found) >= sent * 2**30 / 450e9 * (1 - 1e-9)
 
 

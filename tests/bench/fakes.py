@@ -17,7 +17,7 @@ class FakeBackend:
     `concurrency` gives the share of the rate that a pair keeps beside others; `jitter` multiplies times in turn.
     """
 
-    name = "fake"
+    name = "cuda"
 
     def __init__(
         self,

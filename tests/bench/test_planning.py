@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.bench.plan import EFFORTS, Plan, Request, default_sizes, make_plan, survey_sizes
+from collbench.bench.plan import Plan, Request, default_sizes, effort_on, make_plan, survey_sizes
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
@@ -103,7 +103,7 @@ def test_a_launch_loop_has_as_many_launches_as_nccl_tests_or_as_asked(iterations
 
 
 def test_how_long_each_request_measures() -> None:
-    own = EFFORTS["cuda"]
+    own = effort_on("cuda")
     assert ALL.effort().screening == own.screening < 6
     assert ALL.effort().budget_seconds == own.budget_seconds
     assert replace(ONE, sets=((0, 1), (0, 2))).effort().screening == 6

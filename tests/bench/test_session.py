@@ -47,7 +47,7 @@ def test_a_finished_session_has_saved_what_it_holds(use: Callable[[Opened], None
     saved = run_file.load(path)
     assert run_file.dumps(saved) == run_file.dumps(one.run)
     assert saved.complete
-    assert (saved.backend, saved.settings.seed, saved.settings.command) == ("fake", 5, ALL.command)
+    assert (saved.backend, saved.settings.seed, saved.settings.command) == ("cuda", 5, ALL.command)
     assert saved.settings.sizes == (8, MIB)
     assert [health.temperature for health in saved.health_before + saved.health_after] == [40] * 6
     assert backend.reserved == [MIB]

@@ -53,9 +53,16 @@ COLLECTIVES: list[Row] = [
     ("pairs and sets", "reduce --pairs --split 2", "--pairs and --split both say", "leave one out"),
     ("no set", "reduce --split 0", "'--split': 0 is not in the range", "see 'collbench reduce --help'"),
     ("a root that no pair has", "reduce --pairs --root 2", "--root 2 is no rank of a pair", "write 0 or 1"),
-    ("a file for -o", "reduce -o run.json", "-o is the reduction here", "--output run.json"),
+    (
+        "a file for nccl-tests' -o",
+        "reduce --format nccl-tests -o run.json",
+        "-o is the reduction here",
+        "--output run.json",
+    ),
+    ("a reduction for the run's file", "reduce -o max", "-o max: -o is the run's file", "--op max"),
+    ("two things to print", "reduce --json --format nccl-tests", "both say what to print", "leave one out"),
     ("a layout that does not exist", "reduce --format csv", "'csv' is not one of", "'nccl-tests'"),
-    ("JSON in a folder", "reduce --json .", "it is a folder", "--json"),
+    ("JSON in a folder", "reduce -J .", "it is a folder", "-J"),
     ("operations of pairs", "reduce --operations copy", "no such option '--operations'", "reduce --help'"),
     ("an option of raw copies", "allgather --patterns host", "no such option '--patterns'", "allgather --help'"),
 ]

@@ -28,7 +28,7 @@ def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: P
 
 
 def test_the_page_of_the_same_run_is_a_table(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    words = ["allgather", "--sizes", "1K", "--json", "a.json", "--output", "run.json"]
+    words = ["allgather", "--sizes", "1K", "-J", "a.json", "-o", "run.json"]
     done = on_gpus(fakes, tmp_path, words)
     assert done.code == 0, done.stderr
     assert "allgather over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32\n" in done.stdout

@@ -13,7 +13,7 @@ import pytest
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import collectives
-from collbench.cli.collectives import NCCL_FLAGS, apply_nccl_flags
+from collbench.cli.collectives import NCCL_FLAGS, CollectiveCommand, apply_nccl_flags, translated
 from collbench.model.errors import CollbenchError, RunFileError
 from collbench.runfile import atomic_write
 from tests.builders import gpus
@@ -21,7 +21,7 @@ from tests.builders import gpus
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 DEFAULTS = {"dtype": "float32", "redop": "sum", "root": 0}
 
-_JSON = ("write", "--json")
+_JSON = ("write", "-J")
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +35,16 @@ def given(words: str) -> dict[str, Any]:
     """Return what click makes of the words, on a command that has --sizes and --devices of its own."""
     found: dict[str, Any] = {}
 
-    @click.command()
+    @click.command(cls=CollectiveCommand)
     @click.option("--sizes")
     @click.option("--devices")
+    @click.option("-o", "--output")
     def command(**values: Any) -> None:
         found.update(values)
 
     for option in reversed(NCCL_FLAGS):
         command = option(command)
-    command.main(shlex.split(words), standalone_mode=False)
+    command.main(["--nccl-tests-flags", *shlex.split(words)], standalone_mode=False)
     return found
 
 
@@ -187,8 +188,8 @@ def test_flags_that_change_nothing_are_taken() -> None:
 
 def test_every_short_flag_of_nccl_tests_is_known() -> None:
     known = {name for option in click_options() for name in option.opts if len(name) == 2}
-    # getopt's string in src/common.cu but -h, which is every command's help.
-    assert known == {f"-{letter}" for letter in "tgbeifnmwNpIKcodrzyTGCaRxDVJSMu"}
+    # getopt's string in src/common.cu but -h, which is every command's help; -o is in `translated`.
+    assert known | {"-o"} == {f"-{letter}" for letter in "tgbeifnmwNpIKcodrzyTGCaRxDVJSMu"}
 
 
 def click_options() -> list[click.Option]:
@@ -201,10 +202,32 @@ def click_options() -> list[click.Option]:
     return [option for option in command.params if isinstance(option, click.Option)]
 
 
-def test_the_json_file_has_three_names() -> None:
-    for word in ("-J", "--json", "--output_file"):
-        assert given(f"{word} x.json")["json"] == Path("x.json")
-    assert given("")["json"] is None
+def test_the_json_file_has_two_names() -> None:
+    for word in ("-J", "--output_file"):
+        assert given(f"{word} x.json")["output_file"] == Path("x.json")
+    assert given("")["output_file"] is None
+
+
+@pytest.mark.parametrize("asked_for", ["--nccl-tests-flags", "--format nccl-tests", "--format=nccl-tests"])
+@pytest.mark.parametrize(("words", "read"), [("-o max", "--op max"), ("-omax", "--op=max"), ("--op max", "--op max")])
+def test_where_ncclss_flags_are_asked_for_o_is_the_reduction(asked_for: str, words: str, read: str) -> None:
+    for line, told in (
+        (f"{asked_for} {words}", f"{asked_for} {read}"),
+        (f"{words} {asked_for}", f"{read} {asked_for}"),
+    ):
+        assert translated(line.split()) == told.split()
+
+
+@pytest.mark.parametrize("words", ["-o run.json", "-orun.json", "-o ./max", "--op max", "--format table -o run.json"])
+def test_elsewhere_o_is_the_runs_file(words: str) -> None:
+    assert translated(words.split()) == words.split()
+
+
+@pytest.mark.parametrize("words", ["-o max", "-omax", "-b 8 -o all --sizes 1M", "-o mulsum", "--format table -o sum"])
+def test_a_reduction_where_the_runs_file_is_expected_is_refused(words: str) -> None:
+    with pytest.raises(CollbenchError, match="-o is the run's file") as caught:
+        translated(words.split())
+    assert "--nccl-tests-flags" in str(caught.value)
 
 
 def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -227,7 +250,7 @@ def test_a_full_disk_is_told_in_one_line_and_keeps_the_old_file(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunFileError) as caught:
         atomic_write.write("new", path, *_JSON, force=True)
-    assert str(caught.value) == (f"cannot write {path}: No space left on device; choose another place with --json FILE")
+    assert str(caught.value) == (f"cannot write {path}: No space left on device; choose another place with -J FILE")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
 

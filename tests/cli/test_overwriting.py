@@ -26,7 +26,7 @@ WRITERS = [
     ("copies", f"copies {SIM} -o out.json", "out.json"),
     ("latency", f"latency {FAST} -o out.json", "out.json"),
     *((f"{one}", f"{one} {SIM} --output out.json", "out.json") for one in COLLECTIVES),
-    ("nccl-tests' JSON", f"allreduce {SIM} --output new.json --json out.json", "out.json"),
+    ("nccl-tests' JSON", f"allreduce {SIM} --output new.json --output_file out.json", "out.json"),
     ("nccl-tests' JSON by its other name", f"allreduce {SIM} --output new.json -J out.json", "out.json"),
     ("check", f"check {FAST} -o out.json", "out.json"),
     ("nodes", "nodes --backend host -o out.json", "out.json"),
@@ -145,9 +145,9 @@ def test_an_installed_completion_is_ours_to_replace(here: Program) -> None:
 
 
 def test_two_files_of_one_name_are_refused_at_once(here: Program) -> None:
-    said = here(*f"allreduce {SIM} --output one.json --json ./one.json".split())
+    said = here(*f"allreduce {SIM} -o one.json -J ./one.json".split())
     assert (said.status, said.out) == (2, "")
-    assert "--output and --json name the same file" in said.line
+    assert "--output and -J name the same file" in said.line
 
 
 def test_only_the_rank_that_writes_looks_at_the_place(
@@ -156,7 +156,7 @@ def test_only_the_rank_that_writes_looks_at_the_place(
     """On another host an old file of that name may lie about: whoever left there would keep rank 0 waiting."""
     as_rank_0(monkeypatch)
     (tmp_path / "out.json").write_text("old")
-    given = {"json": Path("out.json"), "force": False, "layout": "table"}
+    given = {"output_file": Path("out.json"), "as_json": False, "force": False, "layout": "table"}
     with pytest.raises(Taken):
         Showing.asked(given)
     for name in ("RANK", "LOCAL_RANK"):

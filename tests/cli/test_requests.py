@@ -70,7 +70,10 @@ def test_a_spelling_with_hyphens_is_recorded_as_the_command(asked: Asked) -> Non
         ("reduce --backend cuda --pairs --root 1", {"pairs": True, "root": 1}),
         ("reduce --backend cuda --split 2", {"split": 2}),
         ("reduce --backend cuda --op max --dtype half", {"redop": "max", "dtype": "float16"}),
-        ("reduce --backend cuda -o avg -d bfloat16 -r 3", {"redop": "avg", "dtype": "bfloat16", "root": 3}),
+        (
+            "reduce --backend cuda --nccl-tests-flags -o avg -d bfloat16 -r 3",
+            {"redop": "avg", "dtype": "bfloat16", "root": 3},
+        ),
         ("reduce --backend cuda -b 8 -e 64 -f 2", {"sizes": (8, 16, 32, 64)}),
         ("reduce --backend cuda -n 5 -w 2 -c 0", {"iterations": 5, "warmup": 2, "verify": False}),
         ("reduce --backend cuda --in-place", {"collectives": BOTH_PLACES}),
@@ -116,7 +119,7 @@ def test_copies_ask_for_every_pattern(asked: Asked) -> None:
     [
         ("alltoall --backend cuda", False),
         ("alltoall --backend cuda --format nccl-tests", True),
-        ("alltoall --backend cuda --json a.json", True),
+        ("alltoall --backend cuda -J a.json", True),
         ("alltoall --backend host --format nccl-tests", False),
     ],
 )

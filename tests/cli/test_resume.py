@@ -158,7 +158,7 @@ NAMED = [
     ("a library", "pairs", ("--nccl", "{trap}")),
     ("a file of labels", "check", ("--topology", "{trap}")),
     ("a file of peer access", "check", ("--p2p", "{trap}")),
-    ("a file to write", "allreduce", ("--json", "{trap}")),
+    ("a file to write", "allreduce", ("--output_file", "{trap}")),
     ("a file to write, by its other name", "allreduce", ("-J", "{trap}")),
     ("a file to save in, by force", "pairs", ("-o", "{trap}", "--force")),
 ]
@@ -187,7 +187,7 @@ def test_what_a_stranger_recorded_is_not_touched(
         assert showing.json is None
         return path
 
-    for module in ("pairs", "check", "collectives"):
+    for module in ("copies", "check", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", lambda given: measured(*options.make_request("check", given)))
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)
@@ -200,7 +200,7 @@ def test_what_a_stranger_recorded_is_not_touched(
     assert said.status == 0, said.err
     assert (asked[0].nccl, asked[0].force, asked[0].resume) == (None, False, True)
     assert trap.read_text() == "mine\n"
-    given_again = words[0].lstrip("-") in ("topology", "p2p", "json", "J")
+    given_again = words[0].lstrip("-") in ("topology", "p2p", "output_file", "J")
     assert ("write it again" in said.err) == given_again, what
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
 from collbench.model.units import (
     algbw,
-    busbw_factor,
     figure,
     fixed,
     format_approximate_size,
@@ -123,11 +123,13 @@ def test_free_memory_reads_as_people_say_it(size: int, text: str) -> None:
         ("broadcast", 8, 1.0),
         ("reduce", 4, 1.0),
         ("sendrecv", 2, 1.0),
+        ("gather", 4, 0.75),
+        ("scatter", 8, 0.875),
         ("ce-write", 2, 1.0),
     ],
 )
 def test_busbw_factors(operation: str, ranks: int, factor: float) -> None:
-    assert busbw_factor(operation, ranks) == factor
+    assert Operation(operation).busbw_factor(ranks) == factor
 
 
 def recorded(ranks: int) -> list[list[str]]:
@@ -151,7 +153,7 @@ def test_bandwidths_are_those_that_nccl_tests_prints(ranks: int, place: str) -> 
     for row in rows:
         time, alg, bus, wrong = row[5:9] if place == "out" else row[9:13]
         assert wrong == "0"
-        for printed, factor in ((alg, 1.0), (bus, busbw_factor("allreduce", ranks))):
+        for printed, factor in ((alg, 1.0), (bus, Operation.ALLREDUCE.busbw_factor(ranks))):
             low, high = possible(int(row[0]), time, factor)
             assert low - 0.00501 <= float(printed) <= high + 0.00501, row
 

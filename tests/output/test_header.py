@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Machine
 from collbench.output.text.frame import header
@@ -68,8 +69,9 @@ def test_mixed_devices_are_counted_by_name() -> None:
     assert "machine   box: 2 × NVIDIA A100, 1 × NVIDIA H200; " in header(run)
 
 
-def test_an_unknown_backend_is_named_without_a_guess() -> None:
-    assert header(run_of(gpus(2), [CELL], backend="mars")).startswith("backend   mars\n")
+def test_an_unknown_backend_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="'mars' is unknown"):
+        header(run_of(gpus(2), [CELL], backend="mars"))
 
 
 def test_a_simulated_run_says_so_in_the_first_line_and_names_its_fabric() -> None:

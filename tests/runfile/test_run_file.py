@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
 from collbench.model.operations import Operation
 from collbench.model.run import (
@@ -76,7 +77,7 @@ def runs(draw: st.DrawFn) -> Run:
     links = st.builds(Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, WORDS_OR_NONE)
     audits = st.builds(Audit, st.sampled_from(Operation), pairs, WORDS, *[NUMBERS] * 4, st.booleans())
     return Run(
-        backend=draw(WORDS),
+        backend=draw(st.sampled_from(sorted(BACKENDS))),
         version=draw(WORDS),
         started="2026-01-02T03:04:05Z",
         machine=draw(MACHINES),
@@ -184,6 +185,7 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
             edited(at("settings", "environment", value={"NCCL_X": 1})),
             "environment.NCCL_X is int",
         ),
+        ("an unknown backend", edited(at("backend", value="tpu")), "run.backend is 'tpu', not one of cuda, host, sim"),
         ("an unknown dtype", edited(at("settings", "dtype", value="float8")), "run.settings.dtype is 'float8'"),
         ("a device too many", edited(at("measurements", 0, "cell", "members", 1, value=2)), "members is [0, 2], not"),
         ("a negative position", edited(at("measurements", 0, "cell", "members", 0, value=-1)), "members is [-1, 1]"),

@@ -13,6 +13,7 @@ from statistics import median
 from collbench.analysis.outcome import outcome
 from collbench.analysis.stats import summarize
 from collbench.analysis.tiers import FEWEST_VISITS, Estimate, Members, estimates_of, tolerance
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Measurement, Path, Run
@@ -545,7 +546,6 @@ def _yes(value: bool | None) -> str:
 # Two runs cell by cell: what is the same, better, worse or undecided, what differs beside, and what only one has.
 
 
-_CORES = "host"
 # All answers of a comparison together: in one of a hundred, an answer at the border of δ may be wrong.
 _ALPHA = 0.01
 
@@ -604,7 +604,7 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
     match = match_devices(base, new)
     wanted = _filter(operation)
     old, now = wanted(cells(base)), wanted(cells(new, match.positions))
-    judged, grouped = _judged(in_both(old, now, base.paths), fail_below, on_cores=base.backend == _CORES)
+    judged, grouped = _judged(in_both(old, now, base.paths), fail_below, on_cores=capabilities(base.backend).cores)
     own = wanted(cells(new))
     renamed = dict(zip(now, own, strict=True))
     return Comparison(

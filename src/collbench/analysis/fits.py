@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression, nnls
 
-from collbench.analysis.stats import trial_seconds
+from collbench.analysis.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
 from collbench.analysis.tiers import Members, cells_of, labels_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import busbw_factor, fixed
+from collbench.model.units import fixed
 
 # Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
 
@@ -29,9 +29,6 @@ _FEWEST_VISITS = 2  # with one there is nothing to draw from
 _RESAMPLES = 200
 # Of reweighting, after which recorded runs move by less than 0.1 %; drawn anew they begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
-# Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber, Robust Statistics, §7.7].
-_HUBER = 1.345
-_MAD_TO_SIGMA = 1.4826
 _FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
 _EXACT = 1e-6  # a relative residual below any clock's resolution: all points count alike
 
@@ -90,8 +87,7 @@ def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> F
     if beta[0] <= _FLAT:
         return Unfitted(members, label, "time does not grow with size, so there is no bandwidth")
     drawn = _line(sizes, _redrawn(visits, seed), weights, _REDRAWN_ROUNDS)
-    operation = curve[0].cell.operation
-    factor = busbw_factor(operation, len(members)) if operation.is_collective else 1.0
+    factor = curve[0].cell.operation.busbw_factor(len(members))
     return Fit(
         members=members,
         label=label,
@@ -118,8 +114,8 @@ def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_
     for _ in range(rounds):
         alpha, beta = _weighted_line(sizes / times, 1 / times, weights)
         far = np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1)
-        scale = np.maximum(_MAD_TO_SIGMA * np.median(far, axis=1, keepdims=True), _EXACT)
-        weights = np.minimum(1.0, _HUBER * scale / np.maximum(far, _EXACT * scale))
+        scale = np.maximum(MAD_TO_SIGMA * np.median(far, axis=1, keepdims=True), _EXACT)
+        weights = huber_weights(far, scale, _EXACT * scale)
     return alpha, beta, weights
 
 

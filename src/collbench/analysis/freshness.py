@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from collbench.analysis.restrict import restricted
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
@@ -22,24 +24,7 @@ def part(run: Run, devices: Sequence[Device]) -> Run:
     kept = [place for place, device in enumerate(run.devices) if device.uuid in wanted]
     if len(kept) == len(run.devices):
         return run
-    new = {place: number for number, place in enumerate(kept)}
-    measurements = [
-        replace(found, cell=replace(found.cell, members=tuple(new[member] for member in found.cell.members)))
-        for found in run.measurements
-        if new.keys() >= set(found.cell.members)
-    ]
-    paths = [path for path in run.paths if new.keys() >= set(path.devices)]
-    audits = [audit for audit in run.audits if new.keys() >= set(audit.members)]
-    return replace(
-        run,
-        devices=tuple(run.devices[place] for place in kept),
-        paths=tuple(replace(path, devices=(new[path.devices[0]], new[path.devices[1]])) for path in paths),
-        measurements=measurements,
-        audits=[replace(audit, members=tuple(new[member] for member in audit.members)) for audit in audits],
-        chosen=[],
-        health_before=tuple(run.health_before[place] for place in kept if run.health_before),
-        health_after=tuple(run.health_after[place] for place in kept if run.health_after),
-    )
+    return restricted(run, kept)
 
 
 # Whether a saved run still speaks for this machine.
@@ -90,7 +75,9 @@ def mismatch(run: Run, here: Here) -> str | None:
     """Return why `run` speaks for another machine than this one, as a clause; None where it is the same."""
     if run.backend != here.backend:
         return f"it was measured on the {run.backend} backend, not {here.backend}"
-    return _other_devices(run.devices, here) or (_other_versions(run, here) if here.backend == "cuda" else None)
+    return _other_devices(run.devices, here) or (
+        _other_versions(run, here) if capabilities(here.backend).nvml else None
+    )
 
 
 def _other_devices(measured: Sequence[Device], here: Here) -> str | None:

@@ -5,46 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.stats import Estimate, estimate
+from collbench.analysis.stats import DELTA, Estimate, estimate
 from collbench.model.errors import UsageError
-from collbench.model.run import Health, Run
-
-# One node's part of a run over several: what the choice of its GPUs rests on.
-
-
-def own_run(run: Run, members: Sequence[int]) -> Run:
-    """Return the run of these positions alone, counted from 0 in their order; the original is left as it is."""
-    place = {member: number for number, member in enumerate(members)}
-    return replace(
-        run,
-        devices=tuple(run.devices[member] for member in members),
-        paths=tuple(
-            replace(path, devices=(place[path.devices[0]], place[path.devices[1]]))
-            for path in run.paths
-            if set(path.devices) <= set(members)
-        ),
-        measurements=[
-            replace(found, cell=replace(found.cell, members=tuple(place[member] for member in found.cell.members)))
-            for found in run.measurements
-            if set(found.cell.members) <= set(members)
-        ],
-        health_before=_of(run.health_before, members),
-        health_after=_of(run.health_after, members),
-        audits=[],
-        chosen=[],
-    )
-
-
-def _of(states: tuple[Health, ...], members: Sequence[int]) -> tuple[Health, ...]:
-    return tuple(states[member] for member in members) if states else ()
-
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
@@ -57,8 +26,6 @@ Level = tuple[Members, ...]
 _Array = NDArray[np.float64]
 _Places = NDArray[np.int_]
 
-# METHOD.md §4: a smaller difference, of log bandwidth, changes nobody's decision.
-DELTA = 0.02
 # Two low nodes are alike where the better one lacks more than half of what the other does.
 ALIKE = 0.5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
@@ -11,14 +11,14 @@ from statistics import median
 from collbench.analysis.stats import rate_gbs, trial_seconds
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, nvlinks
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, Path, Run, Sample
-from collbench.model.units import busbw_factor
 
 # Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
 
 
-_SWITCH = "NCCL_NVLS_ENABLE"
+NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
 
 
 class Nvls(StrEnum):
@@ -34,7 +34,7 @@ def nvls(run: Run) -> Nvls:
     """Return what a run tells: NCCL's own words first, then the variable, then what the GPUs can do."""
     if any(found.algorithm.startswith("NVLS") for found in run.chosen):
         return Nvls.ON
-    if run.chosen or run.settings.environment.get(_SWITCH) == "0" or run.machine.multicast is False:
+    if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
         return Nvls.OFF
     return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
 
@@ -71,49 +71,6 @@ class Capacity:
     devices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Traffic:
-    """What a collective of S bytes moves at least, over S. Sources: each line's own comment.
-
-    `across(c, n, root)` must cross the border of any c of n ranks in one direction; `root` says whether the root is
-    among them. `sent` is what all n ranks send together, without a switch that reduces or copies.
-    """
-
-    across: Callable[[int, int, bool], float]
-    sent: Callable[[int], float]
-
-
-def _whole(_count: int, _ranks: int, _root: bool) -> float:
-    return 1.0
-
-
-def _blocks(count: int, ranks: int, _root: bool) -> float:
-    return max(count, ranks - count) / ranks
-
-
-# Every element depends on every rank, so S leaves each set of ranks and S enters it. Patarasuk and Yuan, J. Parallel
-# Distrib. Comput. 69 (2009), §3: all ranks send 2(n−1)S together.
-_ALLREDUCE = _Traffic(_whole, lambda n: 2.0 * (n - 1))
-_TRAFFIC = {
-    Operation.ALLREDUCE: _ALLREDUCE,
-    # S enters every set without the root; from each rank of a reduction S leaves, or what it was added to.
-    Operation.BROADCAST: _Traffic(_whole, lambda n: n - 1.0),
-    Operation.REDUCE: _Traffic(_whole, lambda n: n - 1.0),
-    # Each rank has one block of n and wants the others', or the reverse.
-    Operation.ALLGATHER: _Traffic(_blocks, lambda n: n - 1.0),
-    Operation.REDUCESCATTER: _Traffic(_blocks, lambda n: n - 1.0),
-    # Each rank of a set has a block of S/n for each rank outside.
-    Operation.ALLTOALL: _Traffic(lambda c, n, _root: c * (n - c) / n, lambda n: n - 1.0),
-    # Rank r sends S to r + 1: a set is left once at least.
-    Operation.SENDRECV: _Traffic(_whole, float),
-    # The root gets, or gives, a block of S/n of each other rank.
-    Operation.GATHER: _Traffic(lambda c, n, root: (n - c if root else c) / n, lambda n: (n - 1) / n),
-    Operation.SCATTER: _Traffic(lambda c, n, root: (n - c if root else c) / n, lambda n: (n - 1) / n),
-}
-# What NVLink SHARP does in the switch: there a rank sends each element once. It saves a broadcast's senders nothing.
-_IN_SWITCH = (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER)
-
-
 class Hardware:
     """What the devices and paths of a run carry. `hidden` pairs have NVLinks though their label is of PCIe.
 
@@ -127,7 +84,7 @@ class Hardware:
         self._root = run.settings.root
         # What NCCL may do, it is allowed to have done: it is asked after the sweep, or never.
         self._in_switch = nvls(run) is not Nvls.OFF
-        self._on_cores = run.backend == "host"
+        self._on_cores = capabilities(run.backend).cores
         self._switched = {place: self._on_a_switch(place) for place in range(len(run.devices))}
         self._ports = {place: self._reach(place, range(len(run.devices))) for place in range(len(run.devices))}
         self._limits: dict[tuple[Operation, Variant, tuple[int, ...]], Capacity | None] = {}
@@ -227,8 +184,8 @@ class Hardware:
 
     def _collective(self, cell: DataPoint) -> Iterator[Capacity | None]:
         """Yield what the border of each rank, and of each group that NVLinks join, allows, and all ranks together."""
-        members, traffic = cell.members, _TRAFFIC[cell.operation]
-        ranks, factor = len(members), busbw_factor(cell.operation, len(members))
+        members, row = cell.members, cell.operation.collective
+        ranks, factor, traffic = len(members), row.busbw.of(len(members)), row.traffic
         root = members[self._root] if self._root < ranks else members[0]
         islands = [island for island in self._islands(members) if 1 < len(island) < ranks]
         borders: dict[tuple[int, ...], float | None] = {}
@@ -237,12 +194,12 @@ class Hardware:
             least = traffic.across(len(inside), ranks, root in inside)
             yield None if border is None else Capacity(border * factor / least, self._part(inside), inside)
             borders[inside] = border
-        if not (self._in_switch and cell.operation in _IN_SWITCH and all(map(self.switched, members))):
+        if not (self._in_switch and traffic.in_switch and all(map(self.switched, members))):
             each = [borders[member,] for member in members]
             known = [gbs for gbs in each if gbs is not None]
             sent = sum(known) * factor / traffic.sent(ranks)
             yield Capacity(sent, self._part(members), members) if len(known) == ranks else None
-        if cell.operation is Operation.SENDRECV:
+        if traffic.neighbors:
             yield from (self._hop(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True))
 
     def _part(self, members: Sequence[int]) -> Part:

@@ -14,7 +14,7 @@ from collbench.analysis.bands import on_one_plane
 from collbench.analysis.choice import LeftOut, Unfit, Why
 from collbench.analysis.outcome import outcome
 from collbench.analysis.rings import Sets, masks
-from collbench.analysis.stats import summarize
+from collbench.analysis.stats import DELTA, summarize
 from collbench.analysis.tiers import Ranking, cells_of, rank_links, rank_pairs
 from collbench.analysis.wiring import Wiring, guessed_rates, wiring
 from collbench.machine.limits import BUSY_PERCENT, holds_back, only_opened
@@ -244,8 +244,6 @@ _EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
 _ASYMMETRIC = 1.10
 # Sets are told apart by what several noisy pairs show together, up to this much.
 _MOST_NOISE = 0.05
-# METHOD.md §4: a smaller difference changes nobody's decision.
-_DELTA = 0.02
 # A message this small takes its latency; larger ones show bandwidth.
 _SMALL_BYTES = 64 * 2**10
 
@@ -364,7 +362,7 @@ def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collectio
         order_of=_order_of(devices),
         wired=wiring([devices[position] for position in order], known, rates),
         levels=(_numa([devices[position] for position in order]),),
-        delta=_DELTA,
+        delta=DELTA,
         verdict=f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels",
         worst=float(rates[~np.eye(len(order), dtype=bool)].min()) if len(order) > 1 else 0.0,
         tied=len(found) <= 1,
@@ -384,10 +382,10 @@ def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = 
         order_of=_order_of(devices),
         wired=wiring([devices[position] for position in order], _paths(paths, place), ordered),
         levels=(_numa([devices[position] for position in order]),),
-        delta=_DELTA,
-        verdict=f"all pairs are within {spread:.1%}" if spread <= _DELTA else f"pairs differ by up to {spread:.0%}",
+        delta=DELTA,
+        verdict=f"all pairs are within {spread:.1%}" if spread <= DELTA else f"pairs differ by up to {spread:.0%}",
         worst=float(inside.min()) if len(inside) else 0.0,
-        tied=bool(spread <= _DELTA),
+        tied=bool(spread <= DELTA),
         undecided=False,
     )
 

@@ -28,6 +28,7 @@ from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.analysis.search import best, finalists, search
 from collbench.analysis.stats import summarize
 from collbench.analysis.tiers import Estimate, estimates, margin, ties, tolerance
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run
@@ -53,7 +54,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     winner = choice.members if choice.members in tied else tied[0]
     default = _default(choice)
     gain = _gain(found[winner], found[default]) if default in found and winner != default else None
-    measured = _measured(cells[winner], sim=verification.backend == "sim")
+    measured = _measured(cells[winner], sim=capabilities(verification.backend).simulated)
     failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
         winner
     )
@@ -298,9 +299,12 @@ def _choice(
 # A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.
 
 
+LABELS = "labels"  # what stands for a backend where nothing was measured and label text was read
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the evidence came from: a backend ("labels" for label text), a host, and words that name the source.
+    """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
 
     `fabric` names the simulated machine of a sim run, "" otherwise. `verification` is the file of the run that measured
     the finalists at `size_bytes`; "" and None where none did.
@@ -312,6 +316,16 @@ class Origin:
     fabric: str = ""
     verification: str = ""
     size_bytes: int | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """True where the figures are a simulation's."""
+        return self.backend != LABELS and capabilities(self.backend).simulated
+
+    @property
+    def acts(self) -> bool:
+        """True where CUDA_VISIBLE_DEVICES can choose the devices."""
+        return self.backend == LABELS or capabilities(self.backend).visible
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, cg
 
 from collbench.model.run import DataPoint, Measurement
-from collbench.model.units import algbw, busbw_factor
+from collbench.model.units import algbw
 
 # Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
 #
@@ -34,10 +34,11 @@ _LEVEL = 0.965
 _FACTORS = {3: 3.058, 4: 1.878, 5: 1.509}
 # In logs: e^±50 times any duration is still a number to divide by.
 _WIDEST = 50.0
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
 # The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2.
 _DIFFERENCE_OF_TWO = 0.9539
-_SMALLEST_DELTA = 0.02
+# A smaller difference, of bandwidth or of its logarithm, changes nobody's decision.
+DELTA = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def deviations(logs: Sequence[float]) -> list[float]:
 
 def sigma(pooled: Sequence[float]) -> float:
     """Return σ̂ of one visit from deviations: 1.4826 · MAD (METHOD.md §4)."""
-    return _MAD_TO_SIGMA * float(np.median(pooled))
+    return MAD_TO_SIGMA * float(np.median(pooled))
 
 
 def visit_noise(cells: Iterable[Sequence[float]]) -> float:
@@ -125,7 +126,7 @@ def visit_noise(cells: Iterable[Sequence[float]]) -> float:
 
 def tie_threshold(noise: float) -> float:
     """Return δ = max(2 %, 3σ̂): a smaller difference is not told from noise, or changes nobody's decision."""
-    return max(_SMALLEST_DELTA, 3 * noise)
+    return max(DELTA, 3 * noise)
 
 
 def trial_seconds(measurement: Measurement) -> list[float]:
@@ -135,14 +136,14 @@ def trial_seconds(measurement: Measurement) -> list[float]:
 
 def rate_gbs(cell: DataPoint, seconds: float) -> float:
     """Return a cell's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
-    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    factor = cell.operation.busbw_factor(len(cell.members))
     return algbw(cell.moved_bytes, seconds) * factor
 
 
 def summarize(measurement: Measurement) -> Summary:
     """Return the cell's medians and interval. The measurement must hold at least one sample."""
     cell = measurement.cell
-    factor = busbw_factor(cell.operation, len(cell.members)) if cell.operation.is_collective else 1.0
+    factor = cell.operation.busbw_factor(len(cell.members))
     moved = cell.moved_bytes
     trials = trial_seconds(measurement)
     middle = median(trials)
@@ -238,7 +239,7 @@ def median_deviation(n: int) -> float:
 # Huber's robust linear estimate for many unknowns, of which each measurement shows a few.
 
 
-# Huber's constant for 95 % efficiency under normal noise [Huber & Ronchetti, Robust Statistics, §4].
+# Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber & Ronchetti, Robust Statistics, §4].
 _HUBER = 1.345
 # Of log bandwidth: the estimate is settled when nothing moves by a thousandth of a percent.
 _STEPS, _SETTLED = 50, 1e-5
@@ -248,6 +249,11 @@ _LEAST_SIGMA = 1e-3
 # deviation were 16 times the noise, 30 % for 2 %. Of an effect that eight measurements show it takes a two-thousandth.
 _RIDGE = 0.004
 _PRECISE = 1e-10
+
+
+def huber_weights(residuals: _Array, sigma: float | _Array, least: float | _Array) -> _Array:
+    """Return Huber's weights of absolute residuals for a robust scale; none counts as less than `least`."""
+    return np.minimum(1.0, _HUBER * sigma / np.maximum(residuals, least))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +286,8 @@ def estimate(dense: _Array, held: _Array, measured: _Array) -> Estimate:
         system = _System(design, weights, held, ridge)
         values = system.solved(design.T @ (weights * measured), before)
         rest = np.abs(measured - design @ values)
-        sigma = max(_LEAST_SIGMA, _MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / freedom))
-        weights = np.minimum(1.0, _HUBER * sigma / np.maximum(rest, _LEAST_SIGMA))
+        sigma = max(_LEAST_SIGMA, MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / freedom))
+        weights = huber_weights(rest, sigma, _LEAST_SIGMA)
         if float(np.max(np.abs(values - before))) < _SETTLED:
             break
     return Estimate(values, sigma, freedom, system.dense())

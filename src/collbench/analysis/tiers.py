@@ -12,7 +12,7 @@ from itertools import combinations, permutations
 from statistics import median
 
 from collbench.analysis.outcome import Absences, outcome
-from collbench.analysis.stats import median_deviation, range_quantile, summarize, visit_noise
+from collbench.analysis.stats import DELTA, median_deviation, range_quantile, summarize, visit_noise
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 
@@ -24,9 +24,8 @@ from collbench.model.run import Measurement, Run
 Members = tuple[int, ...]
 
 _MIB = 2**20
-# METHOD.md §4: a smaller difference changes nobody's decision. Below 1 MiB three times that, as §2.7 asks three times
-# less of a small cell: 6 % of the 5 µs of a small message is what its launch alone may vary by.
-_DELTA, _SMALL_DELTA = 0.02, 0.06
+# Below 1 MiB three times as much: 6 % of the 5 µs of a small message is what its launch alone may vary by.
+_SMALL_DELTA = 3 * DELTA
 FEWEST_VISITS = 3  # METHOD.md §4: three visits screen
 _PUBLISHING_VISITS = 5  # at least five publish a tier, so fewer have to be surer
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
@@ -63,7 +62,7 @@ class Estimate:
 
 def tolerance(size_bytes: int) -> float:
     """Return δ, the ratio up to which a difference changes nobody's decision: 2 %, below 1 MiB 6 %."""
-    return _DELTA if size_bytes >= _MIB else _SMALL_DELTA
+    return DELTA if size_bytes >= _MIB else _SMALL_DELTA
 
 
 def cells_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:

@@ -11,6 +11,7 @@ from collbench import _native
 from collbench.backends.protocol import Coverage, Step, Timing, time_each
 from collbench.backends.worker_messages import World
 from collbench.machine.numa import usable_nodes
+from collbench.model.capabilities import CUDA
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import (
     BackendError,
@@ -21,7 +22,7 @@ from collbench.model.errors import (
     StepFailed,
     UsageError,
 )
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Refusal, SkipKind
 from collbench.model.units import format_approximate_size, format_size
 
@@ -279,10 +280,13 @@ class CudaBackend:
             raise BackendError(f"{step.operation} was asked for, but the backend was opened without NCCL")
         if step.dtype not in _DTYPES:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
+        native = step.operation.collective.native
+        if native is None:
+            raise UsageError(f"the cuda backend cannot time {step.operation}: {CUDA.lacks(step.operation)}")
         with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step, self._ours):
             times = self._collectives.time(
                 groups=[list(group) for group in step.groups],
-                operation=COLLECTIVES.index(step.operation),
+                operation=native,
                 dtype=_DTYPES[step.dtype],
                 reduction=REDOPS.index(step.redop),
                 root=step.root,

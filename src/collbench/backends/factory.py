@@ -18,6 +18,7 @@ from collbench.machine.nvidia_smi import LiveTools
 from collbench.machine.nvml import Nvml
 from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
+from collbench.model.capabilities import HOST, capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 
@@ -57,8 +58,8 @@ class Present:
 
 def look(name: str) -> Present:
     """Return what the backend finds here: "auto" takes GPUs alone. Raises MachineError, and UsageError for MIG."""
-    if name == "host":
-        return Present("host", numa.devices())
+    if name == HOST.name:
+        return Present(HOST.name, numa.devices())
     setting = os.environ.get(NAME)
     try:
         found = _look(setting)
@@ -163,7 +164,7 @@ def present_devices(name: str) -> tuple[Device, ...]:
 
     A simulated machine is not here: see `simulated_devices`.
     """
-    if name == "host":
+    if capabilities(name).cores:
         return numa.devices()
     with Nvml() as nvml:
         return may_use(nvml)
@@ -171,7 +172,7 @@ def present_devices(name: str) -> tuple[Device, ...]:
 
 def begin(name: str) -> Begun:
     """Start what the backend takes long to start, and return at once: the worker, in which the driver starts."""
-    if name in ("host", "sim"):
+    if not capabilities(name).nvml:
         return None
     from collbench.backends.isolated import IsolatedBackend
 
@@ -187,7 +188,7 @@ def open_backend(
 
     Raises UsageError, MachineError.
     """
-    if name == "host":
+    if capabilities(name).cores:
         return _open_host(wanted)
     return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives)
 

@@ -13,8 +13,9 @@ from multiprocessing.connection import Connection, Pipe
 import collbench
 from collbench.backends.gloo_tasks import DTYPE_BYTES, REDOPS, Reply, Task
 from collbench.backends.protocol import Step
+from collbench.model.capabilities import HOST
 from collbench.model.errors import BackendError, FailureKind, UsageError
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Variant
 
 # Silence for longer than the work could ever take, plus this many seconds, is a hang. Generous: `import torch` alone
 # takes 3 s, and tens of seconds from a cold network disk.
@@ -25,9 +26,6 @@ _SLOWEST_RATE = 20e6
 
 # A worker whose pipe has closed is about to exit; a worker that was told to go exits at once.
 EXIT_S = 5.0
-
-# Each rank sends a block to every other at once: no buffer can be both.
-_TWO_BUFFERS = (Operation.ALLTOALL, Operation.SENDRECV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,9 @@ def task_of(step: Step) -> Task:
     """Return the step as the workers understand it. Raises UsageError for what gloo cannot do exactly."""
     if not step.operation.is_collective:
         raise UsageError(f"gloo does collectives, not {step.operation}")
-    if step.operation in _TWO_BUFFERS and step.variant is Variant.IN_PLACE:
+    if missing := HOST.lacks(step.operation):
+        raise UsageError(f"the host backend cannot time {step.operation}: {missing}")
+    if not step.work.verifiable:
         raise UsageError(f"gloo does {step.operation} out of place only: leave out what asks for in place")
     if step.dtype not in DTYPE_BYTES:
         raise UsageError(f"gloo has no {step.dtype}: choose one of {', '.join(DTYPE_BYTES)}")

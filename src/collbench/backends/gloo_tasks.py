@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypedDict
 
+from collbench.model.operations import Operation
+
 # Which elements a gloo rank puts into a collective and gets out of it, by nccl-tests' definitions. Free of torch.
-
-
-REDUCING = ("allreduce", "reduce", "reducescatter")
-# torch gives these no second buffer: gloo works in the one that holds the input.
-ONE_BUFFER = ("allreduce", "broadcast", "reduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +42,10 @@ class Layout:
 
 def layout(task: Task, position: int, members: int) -> Layout:
     """Return the buffers of the rank at `position` of so many members."""
-    count, operation = task["count"], task["operation"]
-    block, at_root = count // members, position == task["root"]
-    whole = {
-        "gather": (block, count if at_root else 0),
-        "scatter": (count if at_root else 0, block),
-        "allgather": (block, count),
-        "reducescatter": (count, block),
-    }
-    sent, received = whole.get(operation, (count, count))
-    shared = task["in_place"] or operation in ONE_BUFFER
-    place = position * block if 0 < min(sent, received) < max(sent, received) else 0
+    row, at_root = Operation(task["operation"]).collective, position == task["root"]
+    sent, received = (part.count(task["count"], members, at_root=at_root) for part in (row.sends, row.receives))
+    shared = task["in_place"] or row.gloo_buffers == 1  # gloo works in the buffer that holds the input
+    place = position * (task["count"] // members) if 0 < min(sent, received) < max(sent, received) else 0
     return Layout(sent, received, tuple(_segments(task, position, members)), shared, place)
 
 
@@ -80,8 +70,10 @@ def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:
             yield from (Segment((sender,), position * block, sender * block, block) for sender in everyone)
         case "allgather":
             yield from (Segment((sender,), 0, sender * block, block) for sender in everyone)
-        case "gather" if position == root:
-            yield from (Segment((sender,), 0, sender * block, block) for sender in everyone)
+        case "gather":
+            yield from (Segment((sender,), 0, sender * block, block) for sender in everyone if position == root)
+        case unknown:
+            raise ValueError(f"nobody says what {unknown} delivers: its data cannot be verified")
 
 
 # What the gloo parent and its workers say to each other, and what gloo can reduce. Free of torch.

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.distributed as dist
 
-from collbench.backends.gloo_tasks import DTYPE_BYTES, REDOPS, REDUCING, Reply, Task, Wrong, layout
+from collbench.backends.gloo_tasks import DTYPE_BYTES, REDOPS, Reply, Task, Wrong, layout
 from collbench.machine import lifeline
+from collbench.model.operations import Operation
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # dist.Store, whose name the types of torch.distributed lack
@@ -65,7 +66,7 @@ class Message:
     def __init__(self, task: Task, position: int, members: int) -> None:
         self._layout = layout(task, position, members)
         self._dtype: torch.dtype = getattr(torch, task["dtype"])
-        self._redop = task["redop"] if task["operation"] in REDUCING else ""
+        self._redop = task["redop"] if Operation(task["operation"]).reduces else ""
         self._overwrites = bool(self._redop) and self._layout.shared
         self._position = position
         self._base = _random_base(task["count"] + members * _RANK_SHIFT)

@@ -17,15 +17,6 @@ from collbench.model.errors import StepFailed
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Device
 
-# NCCL's names [collectives.cc, ncclFuncToString] of what its tuner decides. Send/recv, and what we make of it, has no
-# algorithm to choose.
-_NAMES = {
-    Operation.ALLREDUCE: "AllReduce",
-    Operation.BROADCAST: "Broadcast",
-    Operation.REDUCE: "Reduce",
-    Operation.ALLGATHER: "AllGather",
-    Operation.REDUCESCATTER: "ReduceScatter",
-}
 # By number until 2.23 [nccl_common.h].
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
@@ -68,7 +59,7 @@ def questions(steps: Iterable[Step]) -> list[Step]:
     """
     found: dict[tuple[Operation, int, int], Step] = {}
     for step in steps:
-        if step.operation in _NAMES:
+        if step.operation.is_collective and step.operation.collective.tuned:
             found.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
     return [
         replace(
@@ -101,7 +92,7 @@ def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chose
     fitting = {size_bytes, size_bytes // ranks} if operation.shares else {size_bytes}
     told = None
     for match in (found for line in log.splitlines() if (found := _match(line))):
-        if match["name"] in (None, _NAMES.get(operation)) and int(match["bytes"]) in fitting:
+        if match["name"] in (None, operation.collective.nccl) and int(match["bytes"]) in fitting:
             told = Chosen(operation, ranks, size_bytes, *_decision(match))
     return told
 

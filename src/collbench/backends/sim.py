@@ -18,7 +18,7 @@ from collbench.machine.limits import wrong
 from collbench.model.errors import DataCorruption, FailureKind, StepFailed
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, Refusal
-from collbench.model.units import busbw_factor, format_size
+from collbench.model.units import format_size
 from collbench.sim import labels
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
@@ -210,17 +210,16 @@ class SimBackend:
         return found
 
     def _collectives(self, step: Step) -> list[tuple[float, float]]:
-        groups = [tuple(self._gpus[member] for member in members) for members in step.groups]
+        row, groups = step.operation.collective, [tuple(self._gpus[one] for one in members) for members in step.groups]
         found = []
         for members, ringed in zip(groups, self._truth.concurrent(groups), strict=True):
             count, rate = len(members), ringed
-            if step.operation is Operation.SENDRECV:  # each rank sends to the next, and by no other way
+            if row.traffic.neighbors:  # each rank sends to the next, and by no other way
                 ring = zip(members, (*members[1:], members[0]), strict=True)
                 rate = min(rate, *(self._network.alone_gbs(self._network.direct[hop]) for hop in ring))
-            hops = {Operation.ALLREDUCE: 2 * (count - 1), Operation.SENDRECV: 1}.get(step.operation, count - 1)
             delays = self._fabric.delays
-            wait = delays.collective + hops * (delays.hop + self._truth.rings(members).latency_us)
-            found.append((wait * _MICRO, busbw_factor(step.operation, count) / rate * 1e-9))
+            wait = delays.collective + row.steps(count) * (delays.hop + self._truth.rings(members).latency_us)
+            found.append((wait * _MICRO, row.busbw.of(count) / rate * 1e-9))
         return found
 
     def _timing(self, step: Step, costs: list[tuple[float, float]]) -> Timing:

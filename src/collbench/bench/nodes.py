@@ -16,7 +16,7 @@ from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.model.errors import BackendError, StepFailed, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
-from collbench.model.units import algbw, busbw_factor, format_size
+from collbench.model.units import algbw, format_size
 from collbench.sim.cluster import Cluster, measured
 
 # How long a survey of nodes takes, before it is made: an estimate, whose assumptions each have a name here.
@@ -62,7 +62,7 @@ def start_seconds(nodes: int, gpus: int) -> float:
 def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
     """Return the seconds of one round: communicators, then visits of `size_bytes` at `gbs` GB/s of busbw."""
     calls = WARMUP * iterations(size_bytes) + VISITS * BLOCKS * iterations(size_bytes)
-    call = size_bytes * busbw_factor(Operation.ALLREDUCE, 2 * gpus) / (gbs * 1e9)
+    call = size_bytes * Operation.ALLREDUCE.busbw_factor(2 * gpus) / (gbs * 1e9)
     return _ROUND_START_S + calls * call + VISITS * _MESSAGE_S * nodes * gpus
 
 
@@ -240,7 +240,7 @@ class NodePairs:
         concurrent = len(step.groups) > 1
         found.samples += [Sample(seconds, step.iterations, concurrent) for seconds in visits]
         middle = float(np.median([np.median(seconds) for seconds in visits]))
-        return algbw(step.size_bytes, middle) * busbw_factor(step.operation, len(group))
+        return algbw(step.size_bytes, middle) * step.operation.busbw_factor(len(group))
 
     def _measurement(self, cell: DataPoint) -> Measurement:
         if cell not in self._found:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collbench.backends.protocol import Backend, Step
+from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES, whole_blocks, whole_elements
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import InPlace, Operation, Variant, Work
 from collbench.model.run import DataPoint, Device, SkipKind, Skipped
 from collbench.model.units import format_approximate_size, format_size
 
@@ -40,17 +41,17 @@ class Effort:
 # 128 MiB they are 1 % (copy engine) to 3 % (kernels), of 1 GiB 0.3 %. nvbandwidth moves 16 messages: with
 # as many, 8 GiB at 512 MiB, kernels' reads agree with it within 0.05 %, with four they are 0.2 % slower [2 × H200].
 # A simulated machine is measured as a real one would be, by its own clock.
-EFFORTS = {
-    "cuda": Effort(
-        screening=3, deciding=7, budget_seconds=2.3, block_bytes=128 * 2**20, longest_block_bytes=16 * 2**30, rate=3e11
-    ),
-    "sim": Effort(
-        screening=3, deciding=7, budget_seconds=2.3, block_bytes=128 * 2**20, longest_block_bytes=16 * 2**30, rate=3e11
-    ),
-    "host": Effort(
-        screening=3, deciding=7, budget_seconds=8.0, block_bytes=4 * 2**20, longest_block_bytes=4 * 2**20, rate=5e9
-    ),
-}
+_GPUS = Effort(
+    screening=3, deciding=7, budget_seconds=2.3, block_bytes=128 * 2**20, longest_block_bytes=16 * 2**30, rate=3e11
+)
+_CORES = Effort(
+    screening=3, deciding=7, budget_seconds=8.0, block_bytes=4 * 2**20, longest_block_bytes=4 * 2**20, rate=5e9
+)
+
+
+def effort_on(backend: str) -> Effort:
+    """Return how long to measure on a backend's devices where nobody asked for anything else."""
+    return _CORES if capabilities(backend).cores else _GPUS
 
 
 # How many messages a timed block holds: enough for the clock, few enough for many blocks.
@@ -342,7 +343,7 @@ class Request:
 
     def effort(self) -> Effort:
         """Return how long to measure: the backend's own effort, and what was asked for instead."""
-        own = EFFORTS[self.backend]
+        own = effort_on(self.backend)
         budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
         screening = max(own.screening, _VISITS_OF_SETS) if self.sets else own.screening
         return Effort(
@@ -375,6 +376,10 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
             if refusal
         ]
     for work in request.collectives:
+        if missing := capabilities(request.backend).lacks(work.operation):
+            raise UsageError(f"the {request.backend} backend cannot time {work.operation}: {missing}")
+        if work.variant is Variant.IN_PLACE and work.operation.collective.in_place is InPlace.NONE:
+            raise UsageError(f"{work.operation} has no form in place: leave out what asks for it")
         groups[work] = _sets(request, len(devices))
         works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
         skipped += small
@@ -400,12 +405,17 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
 
 def default_sizes(backend: str) -> tuple[int, ...]:
     """Return powers of two from 8 B to 1 GiB; to 64 MiB on the host backend, whose cores would take minutes."""
-    return tuple(2**exponent for exponent in range(3, 27 if backend == "host" else 31))
+    return _up_to_largest(backend, (2**exponent for exponent in range(3, 60)))
 
 
 def survey_sizes(backend: str) -> tuple[int, ...]:
     """Return the default sizes for every link of a machine: 8 B, and every second power of two from 64 B."""
-    return (8, *(4**exponent for exponent in range(3, 14 if backend == "host" else 16)))
+    return _up_to_largest(backend, (8, *(4**exponent for exponent in range(3, 30))))
+
+
+def _up_to_largest(backend: str, sizes: Iterable[int]) -> tuple[int, ...]:
+    largest = capabilities(backend).largest_bytes
+    return tuple(size for size in sizes if size <= largest)
 
 
 def _wanted_sizes(request: Request) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.bench.plan import Members, Plan, Request, make_plan
 from collbench.bench.run_writer import RunWriter
 from collbench.bench.sweep import Watcher, sweep
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind, RunFileError
 from collbench.model.run import Run, Settings, SkipKind, Skipped
 from collbench.runfile import atomic_write, run_file
@@ -149,7 +150,7 @@ class Session:
 def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
     if ranks is not None:
         return ranks.open()
-    if request.backend == "sim":
+    if capabilities(request.backend).simulated:
         return open_simulated(simulated(request.fabric), request.devices, request.seed)
     collectives = bool(request.collectives)
     return open_backend(request.backend, request.devices, request.nccl, collectives=collectives, begun=begun)
@@ -197,7 +198,7 @@ def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Ru
         reason = "its devices have another order"
     if reason is not None:
         # A file names no library to be loaded: whoever measured with --nccl says so again.
-        other = backend.name == "cuda" and run.machine.nccl != opened.machine.nccl
+        other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
         advice = "add --nccl PATH to name the one that it was measured with, or " if other else ""
         raise RunFileError(f"{previous.path} cannot be resumed here: {reason}; {advice}measure anew, without --resume")
     run.skipped, run.complete = skipped, False

@@ -28,6 +28,7 @@ from collbench.launch.ablation import Ablation, Arm, Change, Measure
 from collbench.launch.arguments import AblateArguments, split_ablation
 from collbench.launch.experiment import rehearse
 from collbench.machine import visible_devices
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Device
@@ -238,7 +239,7 @@ def _on(devices: Sequence[Device]) -> str:
 def _make(experiment: Experiment, plan: Plan, *, allreduce: bool) -> None:
     """Measure and train. What an interruption leaves is in the file, and said."""
     plan.logs.mkdir(mode=0o700)
-    if experiment.ablation.backend == "host":
+    if capabilities(experiment.ablation.backend).cores:
         say("the host backend trains with gloo, which heeds no NCCL variable: only the script itself can")
     try:
         if allreduce:

@@ -19,6 +19,7 @@ from collbench.cli.measuring import Showing, measure_and_show
 from collbench.cli.terminal import echo, prose_width, say, show_page
 from collbench.machine import nvidia_smi
 from collbench.machine.nvidia_smi import with_words
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
@@ -281,7 +282,7 @@ def _measured(given: dict[str, Any]) -> Run:
 
 def _planned(request: Request) -> Request:
     """Return the request with what a check times. --quick confirms nothing afterwards: all of it runs alone."""
-    sizes = request.sizes or (_SIZE_OF_CORES if request.backend == "host" else _SIZE,)
+    sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
     if request.quick:
         copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
         return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, alone=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import click
 from collbench.backends import factory
 from collbench.bench.plan import default_sizes
 from collbench.cli import options
-from collbench.cli.measuring import FORMAT, Showing, measure_and_show
+from collbench.cli.measuring import FORMAT, NCCL_TESTS, Showing, measure_and_show
 from collbench.cli.nonzero_ranks import processes
+from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
@@ -146,7 +148,7 @@ def _devices(given: Mapping[str, Any], backend: str, processes: int) -> str | No
         return None
     if count < 2:
         raise UsageError(f"{flags} is one device, and a collective needs two: write -g 2, or start a process for each")
-    simulated = backend == "sim"
+    simulated = capabilities(backend).simulated
     present = factory.simulated_devices(given["fabric"]) if simulated else factory.present_devices(backend)
     if count > len(present):
         raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
@@ -190,6 +192,34 @@ def _root(_context: click.Context, _option: click.Parameter, root: int) -> int:
     return root
 
 
+# The one of nccl-tests' letters that means something else in every other command of collbench: the run's file. Users
+# who ask for nccl-tests' flags by name, or for its output, mean the reduction by it.
+_CLASHING, _THEIRS, _ASKED_FOR = "-o", "--op", "--nccl-tests-flags"
+_NOT_OURS = (*REDOPS, "all", "mulsum")
+
+
+def translated(words: Sequence[str]) -> list[str]:
+    """Return a command's words with -o as the reduction where nccl-tests' flags are asked for by name.
+
+    Raises UsageError where they are not, and a reduction stands where the run's file is expected.
+    """
+    asked = _ASKED_FOR in words or f"--format={NCCL_TESTS}" in words or ("--format", NCCL_TESTS) in pairwise(words)
+    if asked:
+        return [_THEIRS + word.removeprefix(_CLASHING) if word == _CLASHING else _spelt_out(word) for word in words]
+    for word, after in pairwise([*words, ""]):
+        value = after if word == _CLASHING else word.removeprefix(_CLASHING) if word.startswith(_CLASHING) else ""
+        if value in _NOT_OURS:
+            raise UsageError(
+                f"-o {value}: -o is the run's file, as in every command: write --op {value}, or add {_ASKED_FOR}"
+            )
+    return list(words)
+
+
+def _spelt_out(word: str) -> str:
+    """Return "-omax" as "--op=max"."""
+    return f"{_THEIRS}={word.removeprefix(_CLASHING)}" if word.startswith(_CLASHING) else word
+
+
 _BYTES, _COUNT = "BYTES", click.IntRange(min=1)
 NCCL_FLAGS = (
     click.option("-b", "--minbytes", metavar=_BYTES, callback=_size, help="Smallest size.  [default: 8]"),
@@ -220,14 +250,13 @@ NCCL_FLAGS = (
         help=f"Element type: {', '.join(DTYPE_BYTES)}, or nccl-tests' names.",
     ),
     click.option(
-        "-o",
         "--op",
         "redop",
         metavar="OP",
         default="sum",
         show_default=True,
         callback=_redop,
-        help=f"Reduction, where there is one: {', '.join(REDOPS)}.",
+        help=f"Reduction, where there is one: {', '.join(REDOPS)}; -o with --nccl-tests-flags.",
     ),
     click.option(
         "-r",
@@ -245,18 +274,19 @@ NCCL_FLAGS = (
         "--cudagraph",
         metavar="N",
         type=click.IntRange(min=0),
-        help="With 1 or more, --format nccl-tests and --json show the graph replay's time, not the launch loop's.",
+        help="With 1 or more, --format nccl-tests and -J show the graph replay's time, not the launch loop's.",
     ),
     click.option("-g", "--ngpus", metavar="N", type=_COUNT, help="Measure the first N devices.  [default: all]"),
     click.option("-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; N times -g with -g."),
     click.option(
         "-J",
-        "--json",
         "--output_file",
-        "json",
         metavar="FILE",
         type=click.Path(path_type=Path),
         help="Write nccl-tests' JSON (version 3) here too.",
+    ),
+    click.option(
+        _ASKED_FOR, is_flag=True, expose_value=False, help="Read -o as nccl-tests does, as the reduction: -o max."
     ),
     *REFUSED,
 )
@@ -278,60 +308,12 @@ _split = click.option(
     default=1,
     help="Time N disjoint sets of neighbours at once, each a communicator.",
 )
+_json = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
 _in_place = click.option("--in-place", is_flag=True, help="Time it in place as well, in rows of their own.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """What the help of one command says: its name, what it does, in short, what a size counts, an example's words."""
-
-    name: str
-    does: str
-    short: str
-    size: str = "of one rank's buffer"
-    example: str = "--pairs"
-
-
-_TOTAL = "of all ranks' blocks together"
-_WORDS = {
-    Operation.ALLREDUCE: _Words(
-        "all-reduce",
-        "every rank gets the reduction of all ranks' data",
-        "every rank gets the reduction",
-        example="--op max",
-    ),
-    Operation.BROADCAST: _Words(
-        "broadcast", "every rank gets the root's data", "every rank gets the root's data", example="--devices 0,1"
-    ),
-    Operation.REDUCE: _Words(
-        "reduce",
-        "the root gets the reduction of all ranks' data",
-        "the root gets the reduction",
-        example="--op avg --root 1",
-    ),
-    Operation.ALLGATHER: _Words(
-        "all-gather", "every rank gets every rank's block", "every rank gets all blocks", _TOTAL, "--dtype bfloat16"
-    ),
-    Operation.REDUCESCATTER: _Words(
-        "reduce-scatter",
-        "each rank gets its block of the reduction of all ranks' data",
-        "each rank gets a reduced block",
-        _TOTAL,
-        "--split 2",
-    ),
-    Operation.ALLTOALL: _Words(
-        "all-to-all", "each rank sends a block to every rank", "a block from each to each", _TOTAL, "--precision 0.5%"
-    ),
-    Operation.SENDRECV: _Words(
-        "send/recv", "each rank sends to the next and receives from the one before", "each rank sends to the next"
-    ),
-    Operation.GATHER: _Words(
-        "gather", "the root gets every rank's block", "the root gets all blocks", _TOTAL, "--root 1"
-    ),
-    Operation.SCATTER: _Words(
-        "scatter", "each rank gets its block of the root's data", "each rank gets a block", _TOTAL, "--root 1"
-    ),
-}
+# What a size counts, by whether ranks share it.
+_SIZE = {False: "of one rank's buffer", True: "of all ranks' blocks together"}
 _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
 
     Sizes are nccl-tests': bytes {size}. Prints size, count, time, algbw, busbw and its 95 % interval. "time" is device
@@ -344,36 +326,46 @@ _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
     """
 
 
-class _Collective(click.Command):
-    """A command whose help shows nccl-tests' flags, which have one letter, in a section of their own."""
+class CollectiveCommand(click.Command):
+    """A command that takes nccl-tests' flags, and shows them, which have one letter, in a section of their own."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Make the context of the words as nccl-tests or collbench means them. Raises UsageError."""
+        words = list(args) if extra.get("resilient_parsing") else translated(args)
+        return super().make_context(info_name, words, parent, **extra)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write our options first, then nccl-tests'."""
         ours: list[tuple[str, str]] = []
         theirs: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                letter = not param.opts[0].startswith("--") and "--help" not in param.opts
-                (theirs if letter else ours).append(record)
+                letter = not param.opts[0].startswith("--") and not {"--help", "--output"} & set(param.opts)
+                (theirs if letter or param.opts[0] in (_THEIRS, _ASKED_FOR) else ours).append(record)
         for title, records in (("Options", ours), ("Options with nccl-tests' names", theirs)):
             with formatter.section(title):
                 formatter.write_dl(records)
 
 
 def _command(operation: Operation) -> click.Command:
-    words = _WORDS[operation]
+    row = operation.collective
 
-    @options.measuring(_pairs, _split, _in_place, _algorithms, FORMAT, *NCCL_FLAGS, saves=options.long_output)
+    @options.measuring(_pairs, _split, _in_place, _algorithms, FORMAT, _json, *NCCL_FLAGS)
     def measure(**given: Any) -> None:
         _measure(operation, given)
 
     command = click.command(
         operation.value,
-        cls=_Collective,
-        help=_HELP.format(command=operation, name=words.name, does=words.does, size=words.size, example=words.example),
-        short_help=f"Time {words.name}: {words.short}.",
+        cls=CollectiveCommand,
+        help=_HELP.format(
+            command=operation, name=row.title, does=row.does, size=_SIZE[row.shares], example=row.example
+        ),
+        short_help=f"Time {row.title}: {row.summary}.",
     )(measure)
-    idle = {name for name, has_a_use in (("redop", operation.reduces), ("root", operation.rooted)) if not has_a_use}
+    idle = {name for name, has_a_use in (("redop", row.reduces), ("root", row.rooted)) if not has_a_use}
     for option in command.params:
         if isinstance(option, click.Option) and option.name in idle:
             option.hidden = True  # taken and ignored, as nccl-tests does
@@ -385,7 +377,7 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
     showing = Showing.asked(given)
     request, path = options.make_request(operation.value, given)
     # The host backend's collectives are in place in any case: nccl-tests' second half stays N/A.
-    both = given["in_place"] or (showing.as_nccl_tests and request.backend != "host")
+    both = given["in_place"] or (showing.as_nccl_tests and capabilities(request.backend).in_place)
     places = (Variant.PLAIN, Variant.IN_PLACE) if both else (Variant.PLAIN,)
     request = replace(
         request,

@@ -9,6 +9,7 @@ import click
 
 from collbench.cli import options
 from collbench.cli.measuring import measure_and_show
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant, Work
 
@@ -24,7 +25,6 @@ _PATTERNS = {
     "staged": Variant.STAGED,
 }
 # nvbandwidth's own default on GPUs (-b 512); cores copy fifty times slower.
-_LARGEST = {"cuda": 512 * 2**20, "sim": 512 * 2**20, "host": 64 * 2**20}
 # All that a latency needs: the smallest message of the reference tools.
 _SMALL = 8
 
@@ -57,9 +57,9 @@ def copies(**given: Any) -> None:
     wanted = _parse_patterns(given["patterns"])
     request, path = options.make_request("copies", given)
     elsewhere = [word for word, variant in _PATTERNS.items() if variant in wanted and variant is not Variant.PLAIN]
-    if request.backend == "host" and given["patterns"] is not None and elsewhere:
+    if capabilities(request.backend).cores and given["patterns"] is not None and elsewhere:
         raise UsageError(f"the host backend copies one-way only: leave out {', '.join(elsewhere)}")
-    sizes = request.sizes or (_LARGEST[request.backend],)
+    sizes = request.sizes or (capabilities(request.backend).largest_pattern_bytes,)
     measure_and_show(replace(request, copies=wanted, sizes=sizes), path)
 
 

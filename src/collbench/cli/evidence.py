@@ -18,6 +18,7 @@ from pathlib import Path
 from collbench.analysis import freshness
 from collbench.analysis.freshness import part
 from collbench.analysis.outcome import named, outcome
+from collbench.analysis.restrict import renumbered
 from collbench.backends import factory
 from collbench.backends.factory import Present
 from collbench.bench.plan import Request
@@ -29,6 +30,7 @@ from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments
 from collbench.machine import lifeline, visible_devices
 from collbench.machine.nvml import Nvml
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
@@ -88,7 +90,7 @@ class Evidence:
         reading stands: its killed workers may still be on the GPUs. What visits saw of other processes is forgotten,
         for they may have gone. `states` are by UUID, where NVML was asked already. Raises MachineError for a lost GPU.
         """
-        if self.probed or self.run.backend != "cuda":
+        if self.probed or not capabilities(self.run.backend).nvml:
             return self.run
         now = (
             health_of(self.run.devices)
@@ -208,7 +210,7 @@ def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
 
 def here(wanted: Wanted, present: tuple[Device, ...]) -> freshness.Here:
     """Return the machine as it is now, to compare saved runs with. Raises MachineError without driver or NCCL."""
-    if wanted.backend == "host":
+    if capabilities(wanted.backend).cores:
         return freshness.Here(wanted.backend, present, besides=wanted.besides)
     driver = factory.driver_version() if wanted.driver is None else wanted.driver
     return freshness.Here(wanted.backend, present, driver, _nccl_of_the_job(wanted), wanted.besides)
@@ -235,7 +237,13 @@ def probe(wanted: Wanted, why: str) -> Run:
 
 
 def _probed(wanted: Wanted, why: str, path: Path) -> Run:
-    words = [*(_HOST_PROBE if wanted.backend == "host" else _PROBE), "--backend", wanted.backend, "-o", str(path)]
+    words = [
+        *(_HOST_PROBE if capabilities(wanted.backend).cores else _PROBE),
+        "--backend",
+        wanted.backend,
+        "-o",
+        str(path),
+    ]
     words += ["--nccl", wanted.nccl] if wanted.nccl else []
     words += ["--devices", ",".join(device.uuid for device in wanted.only)] if wanted.only else []
     say(f"{why}probing for a few seconds")
@@ -338,10 +346,7 @@ def _request(sitting: FinalistRequest, used: Sequence[int]) -> Request:
 
 def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
     """Return the run with its members as positions in `devices`."""
-    measurements = [
-        replace(found, cell=replace(found.cell, members=tuple(used[member] for member in found.cell.members)))
-        for found in run.measurements
-    ]
+    measurements = [renumbered(found, dict(enumerate(used))) for found in run.measurements]
     return replace(run, devices=tuple(devices), paths=(), measurements=measurements)
 
 
@@ -431,7 +436,7 @@ def _barred(found: Present, excluded: Sequence[Device]) -> list[tuple[Device, st
 
 def _lost(found: Present) -> list[tuple[Device, str]]:
     """Return the GPUs that this machine had when it was last measured, and what to do about them."""
-    gone = vanished((*found.every, *found.hidden)) if found.backend == "cuda" else ()
+    gone = vanished((*found.every, *found.hidden)) if capabilities(found.backend).nvml else ()
     return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
 
 

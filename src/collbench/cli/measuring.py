@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 # How a run is shown: as its page, or as nccl-tests prints it; and the JSON file beside it.
 
 
-_TABLE, _NCCL_TESTS = "table", "nccl-tests"
-_JSON = ("write", "--json")
-_SAME = "--output and --json name the same file, and each writes its own: choose another one for --json"
+_TABLE, NCCL_TESTS, _RUN = "table", "nccl-tests", "json"
+_JSON = ("write", "-J")
+_SAME = "--output and -J name the same file, and each writes its own: choose another one for -J"
 
 FORMAT = click.option(
     "--format",
     "layout",
-    type=click.Choice((_TABLE, _NCCL_TESTS)),
+    type=click.Choice((_TABLE, NCCL_TESTS)),
     default=_TABLE,
     show_default=True,
     help="nccl-tests: print what its parsers read, in and out of place.",
@@ -49,7 +49,7 @@ FORMAT = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """Where a finished run goes: stdout in one of two layouts, and the file of --json."""
+    """Where a finished run goes: stdout, as a page, as nccl-tests' text or as JSON, and the file of -J."""
 
     layout: str = _TABLE
     json: Path | None = None
@@ -58,19 +58,22 @@ class Showing:
     @classmethod
     def asked(cls, given: Mapping[str, Any]) -> Showing:
         """Return what the options ask for. Raises RunFileError if the JSON file could not be written, UsageError."""
-        json, run = given.get("json"), given.get("resume") or given.get("output")
+        json, run = given.get("output_file"), given.get("resume") or given.get("output")
         if json is not None:
             if run is not None and run.resolve() == json.resolve() and not atomic_write.is_stream(json):
                 raise UsageError(_SAME)
             place = find_place(os.environ)
             if place is None or place.rank == 0:  # who writes it
                 atomic_write.check(json, *_JSON, force=given["force"])
-        return cls(given["layout"], json, given["force"])
+        layout = given["layout"]
+        if given["as_json"] and layout == NCCL_TESTS:
+            raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: leave one out")
+        return cls(_RUN if given["as_json"] else layout, json, given["force"])
 
     @property
     def as_nccl_tests(self) -> bool:
         """True where nccl-tests' columns are wanted, which are two: out of place and in place."""
-        return self.layout == _NCCL_TESTS or self.json is not None
+        return self.layout == NCCL_TESTS or self.json is not None
 
     def begun(self, run: Run) -> None:
         """Take note of a run that is about to be measured, or taken up; it fills while it is."""
@@ -81,9 +84,11 @@ class Showing:
         from collbench.output import nccl_tests
         from collbench.output.text.measured import page
 
-        if self.layout == _NCCL_TESTS:
+        if self.layout == NCCL_TESTS:
             for line in nccl_tests.lines(run):
                 echo(line)
+        elif self.layout == _RUN:
+            echo(run_file.dumps(run).rstrip("\n"))
         else:
             show_page(page(run))
         if self.json is not None:
@@ -94,8 +99,8 @@ class Showing:
         return outcome(run).status
 
     def saved(self, path: Path) -> None:
-        """Say where the run is: in nccl-tests' layout on stderr, for stdout is a parser's."""
-        if self.layout == _NCCL_TESTS:
+        """Say where the run is: on stderr where stdout is a parser's."""
+        if self.layout != _TABLE:
             say(f"saved {path}")
         else:
             show_page([f"\nsaved     {one_line(str(path))}"])

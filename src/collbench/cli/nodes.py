@@ -26,6 +26,7 @@ from collbench.cli.options import parse_budget
 from collbench.cli.terminal import echo, progress_bar, prose_width, say, show_page
 from collbench.distributed.factory import World
 from collbench.distributed.launchers import LaunchEnvironment, find_place, join_seconds
+from collbench.model.capabilities import SIM
 from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, Settings
@@ -158,12 +159,12 @@ def _measured(given: Mapping[str, Any], request: Request, opened: Opened, run: R
 
 def _gpus(run: Run, pairs: NodePairs, chosen: NodeChoice, wanted: int) -> tuple[tuple[int, ...], ...]:
     """Return each chosen node's best devices, by nvidia-smi's index, from that node's own pairs."""
-    from collbench.analysis.nodes import own_run
+    from collbench.analysis.restrict import restricted
     from collbench.analysis.select import choose
 
     sets = []
     for node in chosen.members:
-        own = own_run(run, pairs.ranks[node])
+        own = restricted(run, pairs.ranks[node])
         sets.append(tuple(own.devices[member].index for member in choose(own, wanted).members))
     return tuple(sets)
 
@@ -198,7 +199,6 @@ def _settings(request: Request, opened: Opened, place: LaunchEnvironment) -> Set
 # `collbench nodes`: which nodes of a cluster to take, from pairs of nodes measured in rounds.
 
 
-_SIM = "sim"
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
 # What a healthy pair of nodes carries by the wires: 8 cards of 400 Gb/s. Only the plan needs to assume it.
 _ASSUMED_GBS = 400.0
@@ -245,7 +245,7 @@ def nodes(**given: Any) -> None:
     size_bytes, budget_seconds = parse_size(given["size"]), parse_budget(given["budget"])
     if given["plan"] is not None:
         _show_plan(given["plan"], size_bytes)
-    elif given["backend"] == _SIM:
+    elif given["backend"] == SIM.name:
         _simulate(given, size_bytes, budget_seconds)
     elif given["fabric_cluster"] is not None:
         raise UsageError("--fabric-cluster names a simulated cluster: add --backend sim")
@@ -283,7 +283,7 @@ def _simulate(given: dict[str, Any], size_bytes: int, budget_seconds: float) -> 
         bound = best_bound(cluster, len(chosen.members))
         truth = Truth(allreduce_busbw(cluster, chosen.members), bound)
     origin = Origin(
-        backend=_SIM,
+        backend=SIM.name,
         where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",
         names=tuple(f"node{node}" for node in range(cluster.nodes)),
         rounds=tuple(made.kind for made in done.rounds),

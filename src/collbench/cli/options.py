@@ -23,6 +23,7 @@ from collbench.bench.plan import Request
 from collbench.cli.terminal import say
 from collbench.distributed.launchers import find_place
 from collbench.launch.arguments import BACKENDS, check_backend
+from collbench.model.capabilities import SIM
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.run import Run, StopReason
@@ -188,8 +189,8 @@ OPTION = click.option(
 _COMMAND = re.compile(r"[a-z]+")
 # Options that name files. What is recorded of them is not obeyed: of "nccl" our own search decides, and a fabric's file
 # is refused by name; of the others one line says that they were left out.
-_NAMING_FILES = ("nccl", "fabric", "json", "topology", "p2p")
-_LEFT_OUT = ("json", "topology", "p2p")
+_NAMING_FILES = ("nccl", "fabric", "output_file", "topology", "p2p")
+_LEFT_OUT = ("output_file", "topology", "p2p")
 
 
 def resumable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -309,8 +310,6 @@ fabric = click.option(
 _SAVE = "Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
 _FILE = click.Path(path_type=Path)
 output = click.option("-o", "--output", metavar="FILE", type=_FILE, help=_SAVE)
-# On collective commands -o is the reduction, as nccl-tests' users type it.
-long_output = click.option("--output", metavar="FILE", type=_FILE, help=_SAVE)
 force = click.option("--force", is_flag=True, help="Replace a file that exists.")
 nccl = click.option(
     "--nccl",
@@ -355,10 +354,10 @@ def apply(*options: Command) -> Callable[[Command], Command]:
     return decorate
 
 
-def measuring(*own: Command, saves: Command = output, sized: Command | None = sizes) -> Callable[[Command], Command]:
+def measuring(*own: Command, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(*first, *own, *OPTIONS, backend, fabric, saves, force, OPTION, nccl, seed)
+    add_options = apply(*first, *own, *OPTIONS, backend, fabric, output, force, OPTION, nccl, seed)
     return lambda function: add_options(resumable(function))
 
 
@@ -398,7 +397,7 @@ def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path 
 
 def _check_fabric(backend_name: str, given: str | None) -> None:
     """Raise UsageError for a fabric without the sim backend, no or a wrong fabric with it, and several processes."""
-    if backend_name != "sim":
+    if backend_name != SIM.name:
         if given is not None:
             raise UsageError(f"--fabric {given} is a machine to simulate: add --backend sim, or leave it out")
         return

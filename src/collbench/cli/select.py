@@ -21,6 +21,7 @@ from collbench.cli.evidence import Evidence, Wanted
 from collbench.cli.terminal import echo, prose_width
 from collbench.launch import formats, torchrun
 from collbench.machine import nvidia_smi, visible_devices
+from collbench.model.capabilities import HOST, capabilities
 from collbench.model.errors import ExitStatus, MachineError, NotTrusted, UsageError
 from collbench.model.run import Device, Run
 from collbench.model.units import parse_size
@@ -151,7 +152,7 @@ def _check(given: dict[str, Any]) -> None:
         raise UsageError("--verify measures this machine, --topology and --elsewhere speak of others: leave one out")
     if given["verify"] and given["count"] == 1:
         raise UsageError("--verify measures all-reduces, and one device alone has none: leave it out")
-    if given["backend"] == "host" and layout in formats.ACTING:
+    if given["backend"] == HOST.name and layout in formats.ACTING:
         raise UsageError(f"--format {layout} is for GPUs, and --backend host chooses CPU cores: write --format list")
     if topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
@@ -165,12 +166,13 @@ def _by_labels(given: dict[str, Any]) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(given["topology"])))
     excluded = _excluded(given, devices)
     from collbench.analysis.select import (
+        LABELS,
         Origin,
         choose_by_labels,  # late: numpy, scipy
     )
 
     choice = choose_by_labels(devices, paths, given["count"], exclude=excluded)
-    return _named(choice, devices, Origin("labels", f"labels in {given['topology']}"))
+    return _named(choice, devices, Origin(LABELS, f"labels in {given['topology']}"))
 
 
 def _by_a_run_of_elsewhere(given: dict[str, Any]) -> tuple[Selection, ExitStatus]:
@@ -178,7 +180,7 @@ def _by_a_run_of_elsewhere(given: dict[str, Any]) -> tuple[Selection, ExitStatus
     from collbench.runfile import run_file
 
     run = run_file.load(Path(given["file"]))
-    if run.backend != "cuda" and given["layout"] in formats.ACTING:
+    if not capabilities(run.backend).visible and given["layout"] in formats.ACTING:
         raise UsageError(
             f"{given['file']} was measured on the {run.backend} backend, which has no GPUs to use: "
             "write --format text, list or json"
@@ -187,7 +189,7 @@ def _by_a_run_of_elsewhere(given: dict[str, Any]) -> tuple[Selection, ExitStatus
 
     excluded, count = _excluded(given, run.devices), given["count"]
     choice = choose(run, count, exclude=excluded, allow_busy=given["allow_busy"])
-    words = f"{'sim ' if run.backend == 'sim' else ''}{torchrun.saved_run(run.started, given['file'])}"
+    words = f"{'sim ' if capabilities(run.backend).simulated else ''}{torchrun.saved_run(run.started, given['file'])}"
     origin = Origin(run.backend, words, run.machine.hostname, run.machine.fabric)
     return _named(choice, run.devices, origin, _binding(run, choice)), _status(run, choice)
 
@@ -255,7 +257,7 @@ def _excluded(given: dict[str, Any], devices: Sequence[Device]) -> tuple[int, ..
 def _worth_measuring(given: dict[str, Any], choice: Choice, backend: str) -> bool:
     if given["verify"] is not None:
         return bool(given["verify"]) and bool(choice.finalists)
-    return backend == "cuda" and given["count"] > 1 and not choice.tied and len(choice.finalists) > 1
+    return capabilities(backend).visible and given["count"] > 1 and not choice.tied and len(choice.finalists) > 1
 
 
 def _verified(given: dict[str, Any], run: Run, choice: Choice, origin: Origin) -> tuple[Selection, ExitStatus]:
@@ -281,8 +283,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
     from collbench.analysis.select import selection_by_name
 
     chosen = [devices[member] for member in choice.members]
-    acts = origin.backend in ("cuda", "labels")
-    return selection_by_name(choice, devices, formats.variables(chosen) if acts else {}, origin, binding)
+    return selection_by_name(choice, devices, formats.variables(chosen) if origin.acts else {}, origin, binding)
 
 
 def _print(answer: Selection, layout: str) -> None:

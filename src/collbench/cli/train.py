@@ -21,6 +21,7 @@ from collbench.cli.terminal import echo, say, tell
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.machine import numa
+from collbench.model.capabilities import capabilities
 from collbench.model.printable import one_line
 from collbench.model.run import Run
 
@@ -100,7 +101,7 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     They are where host copies find each one's own node the fastest. Nothing is said where the user decides, where the
     run does not compare nodes, or where nodes tie.
     """
-    if run is None or run.backend != "cuda" or arguments.has("--numa-binding"):
+    if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
         return Decision()
     from collbench.analysis.numa_binding import bindings  # late: numpy
     from collbench.output.text.selection import numactl

@@ -25,6 +25,7 @@ from collbench.distributed.rank_worker import RankWorker, serve
 from collbench.distributed.ranks import Coordinator, Ranks, checked
 from collbench.distributed.store import UNSAID_S, Store, still_waiting
 from collbench.machine import lifeline
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.run import Machine
 from collbench.runfile.codec import build
@@ -217,7 +218,7 @@ def _told(text: str) -> _Told:
 
 
 def _seat(place: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
-    if request.backend == "host":
+    if capabilities(request.backend).cores:
         from collbench.distributed.rank_worker import HostRankWorker
 
         return HostRankWorker(place)

@@ -30,6 +30,7 @@ from collbench.distributed.messages import (
     UniqueId,
 )
 from collbench.distributed.store import Publisher
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -83,7 +84,7 @@ def check(ranks: Sequence[Introduction]) -> None:
                 f"rank {rank} on {hosts[rank]} runs collbench {found.version} and rank 0 on {hosts[0]} "
                 f"{ranks[0].version}: install one version on all hosts"
             )
-    if ranks[0].backend == "host":
+    if capabilities(ranks[0].backend).cores:
         return  # two ranks on one core are slow, and right
     for uuid, count in Counter(found.device.uuid for found in ranks).items():
         if count > 1:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from collbench.launch import rendezvous
 from collbench.launch.arguments import TrainArguments
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Device
@@ -29,7 +30,7 @@ def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, back
     GPUs go by UUID: CUDA's indices differ from nvidia-smi's unless CUDA_DEVICE_ORDER=PCI_BUS_ID. The host backend
     hides every GPU, so that training uses gloo; its cores are pinned by `launch.pin`, not by the environment.
     """
-    visible = "" if backend == "host" else ",".join(device.uuid for device in devices)
+    visible = "" if capabilities(backend).cores else ",".join(device.uuid for device in devices)
     wanted = {"CUDA_VISIBLE_DEVICES": visible}
     return {name: value for name, value in wanted.items() if inherited.get(name) != value}
 
@@ -83,7 +84,7 @@ def choice(
 
     `among` is a clause on what limited the choice and `binding` one on NUMA nodes, "" for none.
     """
-    if backend == "host":
+    if capabilities(backend).cores:
         which = ", ".join(f"core {device.index}" for device in devices) + " (host backend)"
     else:
         names = ", ".join(f"GPU{device.index}" for device in devices)
@@ -199,7 +200,7 @@ def _shims(
     --run-path leaves no process for them: then nodes are not compared.
     """
     found: list[tuple[str, ...]] = []
-    if backend == "host":
+    if capabilities(backend).cores:
         _refuse_unpinnable(arguments)
         found.append(("pin.py", f"--cores={','.join(str(device.index) for device in devices)}"))
     if rendezvous.several_nodes(arguments, inherited) and not arguments.has("--run-path"):

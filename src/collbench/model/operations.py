@@ -1,13 +1,139 @@
-"""What can be timed, and how it runs."""
+"""What can be timed, and how it runs. A collective is one row: whatever differs by collective stands in it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
+from typing import Self
+
+# What the rows below say of a collective. n is the number of ranks, S the bytes of the whole message.
+
+
+@dataclass(frozen=True, slots=True)
+class BusFactor:
+    """busbw = algbw × `of(n)`, and the factor as people write it [nccl-tests doc/PERFORMANCE.md]."""
+
+    formula: str
+    of: Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a collective of S bytes moves at least, over S.
+
+    `across(c, n, root)` must cross the border of any c of n ranks in one direction; `root` says whether the root is
+    among them. `sent(n)` is what all ranks send together, without a switch that reduces or copies; `in_switch` is True
+    where NVLink SHARP makes a rank send each element once. `neighbors` is True where each rank sends to the next one
+    alone, by no other way.
+    """
+
+    across: Callable[[int, int, bool], float]
+    sent: Callable[[int], float]
+    in_switch: bool
+    neighbors: bool
+
+
+class Buffer(Enum):
+    """How much of the message one rank's buffer holds."""
+
+    WHOLE = auto()
+    BLOCK = auto()  # 1/n of it
+    WHOLE_AT_ROOT = auto()  # elsewhere nothing
+
+    def count(self, whole: int, ranks: int, *, at_root: bool) -> int:
+        """Return the elements of one rank's buffer, of `whole` elements in the message."""
+        if self is Buffer.BLOCK:
+            return whole // ranks
+        return whole if self is Buffer.WHOLE or at_root else 0
+
+
+class InPlace(Enum):
+    """Whether a collective may receive into the buffer that it sends from, and whether its result is then defined.
+
+    nccl-tests times UNDEFINED ones and checks nothing [src/alltoall.cu:44, src/sendrecv.cu:34]: their ranks overwrite
+    what others still read.
+    """
+
+    NONE = auto()
+    UNDEFINED = auto()
+    DEFINED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One row of the table of collectives. No field has a default: a row that lacks one does not import."""
+
+    title: str  # in a sentence
+    does: str  # in its help: what a rank gets or gives
+    summary: str  # the same in the list of commands
+    example: str  # options in its help's second example
+    nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
+    tuned: bool  # NCCL chooses an algorithm for it; what is made of send/recv has none
+    native: int | None  # in csrc/collective_round.hpp, enum Collective; None: the extension cannot time it
+    gloo_buffers: int | None  # torch's gloo call takes so many; None: backends/gloo_worker.py has no call for it
+    nccl_tests: str  # nccl-tests' program
+    prints_redop: bool  # that program prints the reduction that was asked for
+    reduces: bool  # the reduction (--op) matters
+    rooted: bool  # one rank is the root
+    shares: bool  # the message size is the total over ranks, each with an equal block of it (docs/method.md)
+    sends: Buffer
+    receives: Buffer
+    in_place: InPlace
+    busbw: BusFactor
+    traffic: Traffic
+    ring_bound: bool  # its busbw is that of a ring's slowest link; others' depends on how many links a GPU has
+    steps: Callable[[int], int]  # of a ring of n, one after another
+
+
+_RING = BusFactor("2(n-1)/n", lambda n: 2 * (n - 1) / n)
+_OTHERS = BusFactor("(n-1)/n", lambda n: (n - 1) / n)
+_ONE = BusFactor("1", lambda _n: 1.0)
+
+
+def _whole(_count: int, _ranks: int, _root: bool) -> float:
+    return 1.0
+
+
+def _blocks(count: int, ranks: int, _root: bool) -> float:
+    return max(count, ranks - count) / ranks
+
+
+def _roots_blocks(count: int, ranks: int, root: bool) -> float:
+    return (ranks - count if root else count) / ranks
+
+
+# Every element depends on every rank, so S leaves each set of ranks and S enters it. Patarasuk and Yuan, J. Parallel
+# Distrib. Comput. 69 (2009), §3: all ranks send 2(n−1)S together.
+_ALLREDUCED = Traffic(_whole, lambda n: 2.0 * (n - 1), in_switch=True, neighbors=False)
+# S enters every set without the root; from each rank of a reduction S leaves, or what it was added to. NVLink SHARP
+# saves a broadcast's senders nothing.
+_FROM_ROOT = Traffic(_whole, lambda n: n - 1.0, in_switch=False, neighbors=False)
+# Each rank has one block of n and wants the others', or the reverse.
+_GATHERED = Traffic(_blocks, lambda n: n - 1.0, in_switch=True, neighbors=False)
+# Each rank of a set has a block of S/n for each rank outside.
+_EXCHANGED = Traffic(lambda c, n, _root: c * (n - c) / n, lambda n: n - 1.0, in_switch=False, neighbors=False)
+# Rank r sends S to r + 1: a set is left once at least.
+_PASSED_ON = Traffic(_whole, float, in_switch=False, neighbors=True)
+# The root gets, or gives, a block of S/n of each other rank.
+_AT_ROOT = Traffic(_roots_blocks, lambda n: (n - 1) / n, in_switch=False, neighbors=False)
 
 
 class Operation(StrEnum):
-    """What is timed. A copy names who moves the bytes (engine) and which side issues it (METHOD.md §1)."""
+    """What is timed. A copy names who moves the bytes (engine) and which side issues it; a collective has its row.
+
+    To add a collective: add a row; then its calls in csrc/ and in backends/gloo_worker.py, which `native` and
+    `gloo_buffers` stand for.
+    """
+
+    row: Collective | None
+
+    def __new__(cls, value: str, row: Collective | None = None) -> Self:
+        """Make a member of its name, and of a collective its row."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.row = row
+        return member
 
     CE_WRITE = "ce-write"
     CE_READ = "ce-read"
@@ -20,20 +146,236 @@ class Operation(StrEnum):
     H2D_SM = "h2d-sm"
     D2H_SM = "d2h-sm"
     CHASE = "chase"
-    ALLREDUCE = "allreduce"
-    BROADCAST = "broadcast"
-    REDUCE = "reduce"
-    ALLGATHER = "allgather"
-    REDUCESCATTER = "reducescatter"
-    ALLTOALL = "alltoall"
-    SENDRECV = "sendrecv"
-    GATHER = "gather"
-    SCATTER = "scatter"
+    ALLREDUCE = (
+        "allreduce",
+        Collective(
+            title="all-reduce",
+            does="every rank gets the reduction of all ranks' data",
+            summary="every rank gets the reduction",
+            example="--op max",
+            nccl="AllReduce",
+            tuned=True,
+            native=0,
+            gloo_buffers=1,
+            nccl_tests="all_reduce_perf",
+            prints_redop=True,
+            reduces=True,
+            rooted=False,
+            shares=False,
+            sends=Buffer.WHOLE,
+            receives=Buffer.WHOLE,
+            in_place=InPlace.DEFINED,
+            busbw=_RING,
+            traffic=_ALLREDUCED,
+            ring_bound=True,
+            steps=lambda n: 2 * (n - 1),
+        ),
+    )
+    BROADCAST = (
+        "broadcast",
+        Collective(
+            title="broadcast",
+            does="every rank gets the root's data",
+            summary="every rank gets the root's data",
+            example="--devices 0,1",
+            nccl="Broadcast",
+            tuned=True,
+            native=1,
+            gloo_buffers=1,
+            nccl_tests="broadcast_perf",
+            prints_redop=False,
+            reduces=False,
+            rooted=True,
+            shares=False,
+            sends=Buffer.WHOLE,
+            receives=Buffer.WHOLE,
+            in_place=InPlace.DEFINED,
+            busbw=_ONE,
+            traffic=_FROM_ROOT,
+            ring_bound=True,
+            steps=lambda n: n - 1,
+        ),
+    )
+    REDUCE = (
+        "reduce",
+        Collective(
+            title="reduce",
+            does="the root gets the reduction of all ranks' data",
+            summary="the root gets the reduction",
+            example="--op avg --root 1",
+            nccl="Reduce",
+            tuned=True,
+            native=2,
+            gloo_buffers=1,
+            nccl_tests="reduce_perf",
+            prints_redop=True,
+            reduces=True,
+            rooted=True,
+            shares=False,
+            sends=Buffer.WHOLE,
+            receives=Buffer.WHOLE,
+            in_place=InPlace.DEFINED,
+            busbw=_ONE,
+            traffic=_FROM_ROOT,
+            ring_bound=True,
+            steps=lambda n: n - 1,
+        ),
+    )
+    ALLGATHER = (
+        "allgather",
+        Collective(
+            title="all-gather",
+            does="every rank gets every rank's block",
+            summary="every rank gets all blocks",
+            example="--dtype bfloat16",
+            nccl="AllGather",
+            tuned=True,
+            native=3,
+            gloo_buffers=2,
+            nccl_tests="all_gather_perf",
+            prints_redop=False,
+            reduces=False,
+            rooted=False,
+            shares=True,
+            sends=Buffer.BLOCK,
+            receives=Buffer.WHOLE,
+            in_place=InPlace.DEFINED,
+            busbw=_OTHERS,
+            traffic=_GATHERED,
+            ring_bound=True,
+            steps=lambda n: n - 1,
+        ),
+    )
+    REDUCESCATTER = (
+        "reducescatter",
+        Collective(
+            title="reduce-scatter",
+            does="each rank gets its block of the reduction of all ranks' data",
+            summary="each rank gets a reduced block",
+            example="--split 2",
+            nccl="ReduceScatter",
+            tuned=True,
+            native=4,
+            gloo_buffers=2,
+            nccl_tests="reduce_scatter_perf",
+            prints_redop=True,
+            reduces=True,
+            rooted=False,
+            shares=True,
+            sends=Buffer.WHOLE,
+            receives=Buffer.BLOCK,
+            in_place=InPlace.DEFINED,
+            busbw=_OTHERS,
+            traffic=_GATHERED,
+            ring_bound=True,
+            steps=lambda n: n - 1,
+        ),
+    )
+    ALLTOALL = (
+        "alltoall",
+        Collective(
+            title="all-to-all",
+            does="each rank sends a block to every rank",
+            summary="a block from each to each",
+            example="--precision 0.5%",
+            nccl="AlltoAll",
+            tuned=False,
+            native=5,
+            gloo_buffers=2,
+            nccl_tests="alltoall_perf",
+            prints_redop=False,
+            reduces=False,
+            rooted=False,
+            shares=True,
+            sends=Buffer.WHOLE,
+            receives=Buffer.WHOLE,
+            in_place=InPlace.UNDEFINED,
+            busbw=_OTHERS,
+            traffic=_EXCHANGED,
+            ring_bound=False,
+            steps=lambda n: n - 1,
+        ),
+    )
+    SENDRECV = (
+        "sendrecv",
+        Collective(
+            title="send/recv",
+            does="each rank sends to the next and receives from the one before",
+            summary="each rank sends to the next",
+            example="--pairs",
+            nccl="SendRecv",
+            tuned=False,
+            native=6,
+            gloo_buffers=2,
+            nccl_tests="sendrecv_perf",
+            prints_redop=True,  # though it has none [src/sendrecv.cu:120]
+            reduces=False,
+            rooted=False,
+            shares=False,
+            sends=Buffer.WHOLE,
+            receives=Buffer.WHOLE,
+            in_place=InPlace.UNDEFINED,
+            busbw=_ONE,
+            traffic=_PASSED_ON,
+            ring_bound=False,
+            steps=lambda _n: 1,
+        ),
+    )
+    GATHER = (
+        "gather",
+        Collective(
+            title="gather",
+            does="the root gets every rank's block",
+            summary="the root gets all blocks",
+            example="--root 1",
+            nccl="Gather",
+            tuned=False,
+            native=7,
+            gloo_buffers=2,
+            nccl_tests="gather_perf",
+            prints_redop=False,
+            reduces=False,
+            rooted=True,
+            shares=True,
+            sends=Buffer.BLOCK,
+            receives=Buffer.WHOLE_AT_ROOT,
+            in_place=InPlace.DEFINED,
+            busbw=_OTHERS,
+            traffic=_AT_ROOT,
+            ring_bound=False,
+            steps=lambda n: n - 1,
+        ),
+    )
+    SCATTER = (
+        "scatter",
+        Collective(
+            title="scatter",
+            does="each rank gets its block of the root's data",
+            summary="each rank gets a block",
+            example="--root 1",
+            nccl="Scatter",
+            tuned=False,
+            native=8,
+            gloo_buffers=2,
+            nccl_tests="scatter_perf",
+            prints_redop=False,
+            reduces=False,
+            rooted=True,
+            shares=True,
+            sends=Buffer.WHOLE_AT_ROOT,
+            receives=Buffer.BLOCK,
+            in_place=InPlace.DEFINED,
+            busbw=_OTHERS,
+            traffic=_AT_ROOT,
+            ring_bound=False,
+            steps=lambda n: n - 1,
+        ),
+    )
 
     @property
     def is_collective(self) -> bool:
         """True for a collective on a communicator, False for what one link or device does."""
-        return self in COLLECTIVES
+        return self.row is not None
 
     @property
     def is_copy(self) -> bool:
@@ -41,38 +383,33 @@ class Operation(StrEnum):
         return self is not Operation.CHASE and not self.is_collective
 
     @property
+    def collective(self) -> Collective:
+        """The row of a collective. Raises ValueError for a copy: a collective's facts were asked of none."""
+        if self.row is None:
+            raise ValueError(f"{self.value} is no collective: it has no row in the table of collectives")
+        return self.row
+
+    @property
     def reduces(self) -> bool:
         """True where the reduction (--op) matters."""
-        return self in (Operation.ALLREDUCE, Operation.REDUCE, Operation.REDUCESCATTER)
+        return self.row is not None and self.row.reduces
 
     @property
     def rooted(self) -> bool:
         """True where one rank is the root."""
-        return self in (Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER)
+        return self.row is not None and self.row.rooted
 
     @property
     def shares(self) -> bool:
-        """True where the message size is the total over ranks, each with an equal block of it (METHOD.md §1)."""
-        return self in (
-            Operation.ALLGATHER,
-            Operation.REDUCESCATTER,
-            Operation.ALLTOALL,
-            Operation.GATHER,
-            Operation.SCATTER,
-        )
+        """True where the message size is the total over ranks, each with an equal block of it (docs/method.md)."""
+        return self.row is not None and self.row.shares
+
+    def busbw_factor(self, world_size: int) -> float:
+        """Return what turns algbw into busbw for so many ranks; 1 for what is no collective, whose rate is algbw."""
+        return 1.0 if self.row is None else self.row.busbw.of(world_size)
 
 
-COLLECTIVES = (
-    Operation.ALLREDUCE,
-    Operation.BROADCAST,
-    Operation.REDUCE,
-    Operation.ALLGATHER,
-    Operation.REDUCESCATTER,
-    Operation.ALLTOALL,
-    Operation.SENDRECV,
-    Operation.GATHER,
-    Operation.SCATTER,
-)
+COLLECTIVES = tuple(operation for operation in Operation if operation.is_collective)
 
 
 class Variant(StrEnum):
@@ -105,9 +442,9 @@ class Work:
 
     @property
     def verifiable(self) -> bool:
-        """False where the result is undefined: in place, all-to-all and send/recv overwrite what they have to send."""
-        overwrites = self.operation in (Operation.ALLTOALL, Operation.SENDRECV)
-        return not (overwrites and self.variant is Variant.IN_PLACE)
+        """False where the result is undefined: in place, the ranks of some collectives overwrite what others read."""
+        row = self.operation.row
+        return row is None or self.variant is not Variant.IN_PLACE or row.in_place is InPlace.DEFINED
 
     def __str__(self) -> str:
         """Return what tables call it: "ce-write", "ce-write both-ways", "allreduce in-place", "h2d-ce host node 1"."""

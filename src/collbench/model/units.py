@@ -16,17 +16,6 @@ _SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _HUNDREDTHS = 0.1  # from where two decimals tell enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
-# busbw = algbw × factor(world_size) [nccl-tests doc/PERFORMANCE.md]
-_ALLREDUCE, _EACH_OTHER, _ONE_WAY = "allreduce", "each other", "one way"
-_TRAFFIC = {
-    "allreduce": _ALLREDUCE,
-    "allgather": _EACH_OTHER,
-    "reducescatter": _EACH_OTHER,
-    "alltoall": _EACH_OTHER,
-    "gather": _EACH_OTHER,
-    "scatter": _EACH_OTHER,
-}
-
 
 def parse_size(text: str) -> int:
     """Return the bytes that `text` names: "8", "64K", "1M", "2GiB". Raises UsageError."""
@@ -112,11 +101,3 @@ def figure(value: float, decimals: int = 1) -> str:
 def algbw(size_bytes: int, seconds: float) -> float:
     """Return S / t in GB/s (1e9 B/s)."""
     return size_bytes / seconds / 1e9
-
-
-def busbw_factor(operation: str, world_size: int) -> float:
-    """Return what turns algbw into busbw for `world_size` ranks; 1 for copies, broadcast and send/recv."""
-    traffic = _TRAFFIC.get(operation, _ONE_WAY)
-    if traffic == _ALLREDUCE:
-        return 2 * (world_size - 1) / world_size
-    return (world_size - 1) / world_size if traffic == _EACH_OTHER else 1.0

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
 from collbench.model.units import fixed
@@ -47,7 +48,9 @@ def as_markdown(run: Run, found: Sequence[Row]) -> str:
     """Return a head of what all rows share, the backend first, and a table of what they differ in."""
     shared = [name for name in _NAMES if len({row[name] for row in found}) == 1]
     kept = [name for name in _NAMES if name not in shared]
-    origin = "sim: SIMULATED, nothing below was measured on a GPU" if run.backend == "sim" else run.backend
+    origin = (
+        "sim: SIMULATED, nothing below was measured on a GPU" if capabilities(run.backend).simulated else run.backend
+    )
     head = [f"- backend: {_escaped(origin)}"]
     head += [f"- {_escaped(name)}: {_shown(found[0][name])}" for name in shared if _told(name, found[0][name])]
     if not kept:  # one cell: the head is all of it

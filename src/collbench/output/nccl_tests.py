@@ -23,17 +23,6 @@ from collbench.output.text.frame import places
 # Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
 
 
-PROGRAMS = {
-    Operation.ALLREDUCE: "all_reduce_perf",
-    Operation.BROADCAST: "broadcast_perf",
-    Operation.REDUCE: "reduce_perf",
-    Operation.ALLGATHER: "all_gather_perf",
-    Operation.REDUCESCATTER: "reduce_scatter_perf",
-    Operation.ALLTOALL: "alltoall_perf",
-    Operation.SENDRECV: "sendrecv_perf",
-    Operation.GATHER: "gather_perf",
-    Operation.SCATTER: "scatter_perf",
-}
 # The types that it names otherwise than we do [src/common.cu, test_typenames].
 _TYPES = {
     "float16": "half",
@@ -42,8 +31,6 @@ _TYPES = {
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
 }
-# In place their ranks overwrite what others still read, so neither tool checks it [src/alltoall.cu:44, sendrecv.cu:34].
-_UNCHECKED_IN_PLACE = (Operation.ALLTOALL, Operation.SENDRECV)
 # Its defaults, and ours where the command did not say otherwise: -n 20, -w 1 [src/common.cu].
 _ITERATIONS, _WARMUP = 20, 1
 _ONE_SIZE_STEP = 2**20  # what it prints as the step where there is one size
@@ -100,7 +87,7 @@ class Table:
     @property
     def program(self) -> str:
         """The name of the program that measures this operation."""
-        return PROGRAMS[self.operation]
+        return self.operation.collective.nccl_tests
 
     @property
     def errors(self) -> int:
@@ -194,14 +181,12 @@ def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataP
 def _row(run: Run, found: list[Measurement]) -> Row:
     cell, wanted = found[0].cell, run.settings
     halves = {measurement.cell.variant: _half(run, measurement) for measurement in found}
-    # sendrecv prints the reduction that was asked for, though it has none [src/sendrecv.cu:120].
-    reduces = cell.operation.reduces or cell.operation is Operation.SENDRECV
     ranks = len(cell.members) if cell.operation.shares else 1
     return Row(
         size_bytes=cell.size_bytes,
         count=cell.size_bytes // DTYPE_BYTES[wanted.dtype] // ranks,
         dtype=_TYPES.get(wanted.dtype, wanted.dtype),
-        redop=wanted.redop if reduces else "none",
+        redop=wanted.redop if cell.operation.collective.prints_redop else "none",
         root=wanted.root if cell.operation.rooted else -1,
         out_of_place=halves.get(Variant.PLAIN),
         in_place=halves.get(Variant.IN_PLACE),
@@ -214,8 +199,7 @@ def _half(run: Run, measurement: Measurement) -> Half | None:
         return None
     looped = [_as_looped(sample) for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
     summary = summarize(replace(measurement, samples=looped or measurement.samples))
-    in_place = measurement.cell.variant is Variant.IN_PLACE
-    unchecked = measurement.failure or (in_place and measurement.cell.operation in _UNCHECKED_IN_PLACE)
+    unchecked = measurement.failure or not measurement.cell.work.verifiable
     return Half(
         microseconds=summary.seconds * 1e6,
         algbw=summary.algbw,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from collbench.model.capabilities import BACKENDS
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import RunFileError
 from collbench.model.operations import Variant
@@ -118,6 +119,8 @@ def _tags(devices: Any) -> tuple[str, ...]:
 def _check_meaning(run: Run) -> None:
     """Raise ValueError where fields of the right kind mean nothing: whoever judges the run would stumble over them."""
     positions = range(len(run.devices))
+    if run.backend not in BACKENDS:
+        raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
     if run.settings.dtype not in DTYPE_BYTES:
         raise ValueError(f"run.settings.dtype is '{run.settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
     for number, path in enumerate(run.paths):

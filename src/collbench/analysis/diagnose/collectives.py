@@ -11,7 +11,7 @@ from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_li
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import is_nvlink
-from collbench.model.operations import Operation
+from collbench.model.capabilities import capabilities
 
 # NCCL's busbw over what the slowest link of a copy engine's carries. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
@@ -21,14 +21,6 @@ _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
 # Of theory, where no copy tells what a link carries: METHOD.md §5 calls less than this degraded.
 _SURE_OF_THEORY = 0.7
-# Their busbw is that of a ring's slowest link; the others' depends on how many links a GPU has.
-_RINGS = (
-    Operation.ALLREDUCE,
-    Operation.BROADCAST,
-    Operation.REDUCE,
-    Operation.ALLGATHER,
-    Operation.REDUCESCATTER,
-)
 # What users set and forget, strongest first [NCCL docs, environment variables]; "{}" is the value.
 _P2P = (
     ("NCCL_P2P_DISABLE", "forbids direct transfers between GPUs, so NCCL goes through host memory"),
@@ -86,8 +78,8 @@ def setting(environment: Mapping[str, str], *, paths_only: bool) -> tuple[str, s
 
 
 def _readings(facts: Facts) -> list[Reading]:
-    works = (work for work in facts.readings.works(collective=True) if work.operation in _RINGS)
-    if facts.run.backend == "host":
+    works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
+    if capabilities(facts.run.backend).cores:
         return []  # gloo goes through sockets or shared memory, not over the cores' paths
     return [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
 

@@ -11,6 +11,7 @@ from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, F
 from collbench.analysis.diagnose.verdict import Link
 from collbench.analysis.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
 from collbench.machine.labels import is_nvlink
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.model.units import format_size
@@ -115,7 +116,7 @@ _MOST_NAMES = 4
 def missing(facts: Facts) -> Iterator[str]:
     """Yield a line for each check that could not be made, and what would make it possible."""
     yield from _cells(facts)
-    if facts.run.backend != "host":
+    if not capabilities(facts.run.backend).cores:
         yield from _copies(facts)
         yield from _collectives(facts)
         yield from _sources(facts)

@@ -13,6 +13,7 @@ from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, b
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import slot
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Audit
 
@@ -152,7 +153,7 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
         span = facts.readings.span(vias)
         first = min(blame.links)
-        unit = "GB/s sim" if facts.run.backend == "sim" else "GB/s"
+        unit = "GB/s sim" if capabilities(facts.run.backend).simulated else "GB/s"
         one = f" {blame.alone} is slow (a riser, a switch port), or" if blame.alone and len(alike) > 2 else ""
         if is_nvlink(facts.label(first)):
             cause = f"{one.strip()} the NVLinks of this path do not carry the traffic".strip()

@@ -13,6 +13,7 @@ from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Ra
 from collbench.analysis.physics import FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import slot
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Variant
 from collbench.model.run import DataPoint, Measurement, SkipKind
@@ -88,7 +89,7 @@ def _found(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links:
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
     if kind is Kind.FAILED:
         return "a CUDA or NCCL call, the driver or a worker process failed on the way", _LOG
-    if facts.run.backend == "host":
+    if capabilities(facts.run.backend).cores:
         return "this machine's memory or a core is faulty", "sudo dmesg | grep -i -e mce -e edac; memtest86+"
     if links and all(is_nvlink(facts.label(link)) for link in links):
         broken = "an NVLink, a GPU's memory or the NVSwitch fabric is faulty"
@@ -153,7 +154,7 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
 
 
 def _beyond_pcie(facts: Facts, link: Link, reading: Reading) -> bool:
-    if facts.run.backend == "host" or is_nvlink(facts.label(link)):
+    if capabilities(facts.run.backend).cores or is_nvlink(facts.label(link)):
         return False
     return facts.readings.interval(reading)[0] > HIDDEN * (path_limit(facts, link) or FASTEST_PCIE_GBS)
 

@@ -13,7 +13,9 @@ from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
+from collbench.analysis.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 
 # Links against each other: the two ways of a pair, and links of one label.
@@ -153,7 +155,7 @@ def _slow(
 
 def link_state(facts: Facts, link: Link) -> str:
     """Return the command that shows the state of a link's wires."""
-    if facts.run.backend == "host":
+    if capabilities(facts.run.backend).cores:
         return "lscpu -e; numactl --hardware"
     if is_nvlink(facts.label(link)):
         return f"nvidia-smi nvlink -s -i {facts.indices(link)}; nvidia-smi nvlink -e -i {facts.indices(link)}"
@@ -178,7 +180,7 @@ def _one_way_cause(facts: Facts, blame: Blame) -> str:
 
 
 def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> str:
-    if facts.run.backend == "host":
+    if capabilities(facts.run.backend).cores:
         return "these cores share a cache, a core's threads or a busy neighbour with somebody"
     if blame.gpu is not None:
         return f"{facts.tags((blame.gpu,))} itself: its slot, its NVLinks or its clocks, as all of its links are slow"
@@ -201,7 +203,6 @@ _NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
 # METHOD.md §5: what carries more than this share of its limit is not degraded.
 _WELL = 0.7
 _MEDIAN_ERROR = 1.2533  # of the median of many normal values, over σ/√n
-_MAD_TO_SIGMA = 1.4826
 
 Members = tuple[int, ...]
 
@@ -284,6 +285,6 @@ def _typical(group: Sequence[Reading]) -> tuple[float, float]:
     """Return the middle of a label's links (log) and its error: of noise, and of links that differ truly."""
     middles = [reading.middle for reading in group]
     middle = median(middles)
-    spread = _MAD_TO_SIGMA * median(abs(value - middle) for value in middles)
+    spread = MAD_TO_SIGMA * median(abs(value - middle) for value in middles)
     error = math.hypot(max(reading.error for reading in group), spread)
     return middle, error if len(group) == 1 else _MEDIAN_ERROR * error / math.sqrt(len(group))

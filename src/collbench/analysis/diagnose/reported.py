@@ -10,6 +10,7 @@ from collbench.analysis.diagnose.limits import VIRTUAL
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
+from collbench.model.capabilities import capabilities
 from collbench.model.run import Path
 
 # Who tells of peer access, by the order in which they are named.
@@ -19,7 +20,7 @@ _WAYS = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host br
 
 def told(facts: Facts) -> Iterator[Finding]:
     """Yield the disagreements between the tools; equal ones share a finding."""
-    if facts.run.backend == "host":
+    if capabilities(facts.run.backend).cores:
         return  # the labels of CPU cores are our own
     yield from _merged(facts, Kind.LINKCOUNT_MISMATCH, _link_count)
     yield from _merged(facts, Kind.P2P_CAP_MISMATCH, _peer_access)

@@ -29,7 +29,7 @@ from collbench.analysis.predict.step import (
     pace,
     step_seconds,
 )
-from collbench.analysis.predict.timing import WORDS, Evidence, Span, Timing, Timings, beyond
+from collbench.analysis.predict.timing import Evidence, Span, Timing, Timings, beyond
 from collbench.analysis.problem import SelectionProblem, from_run
 from collbench.analysis.problem import evidence as ranking_of
 from collbench.analysis.rings import MOST_MEMBERS
@@ -39,7 +39,7 @@ from collbench.analysis.wiring import wiring
 from collbench.machine.labels import is_nvlink
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.units import busbw_factor, fixed
+from collbench.model.units import fixed
 
 # Which sets of k devices a prediction compares: the one that `select` would take, and the worst.
 
@@ -338,7 +338,7 @@ class Predictor:
         for transfer in transfers:
             sent[transfer.operation] += transfer.size_bytes
             messages[transfer.operation] += 1
-            through += transfer.size_bytes * busbw_factor(transfer.operation, ranks[transfer.group])
+            through += transfer.size_bytes * transfer.operation.busbw_factor(ranks[transfer.group])
         compute = self.compute(question, strategy, sets.best)
         return PredictedSet(
             strategy=strategy,
@@ -384,7 +384,8 @@ class Predictor:
                 for told in (timing.told, beyond(timing, found)):
                     if told:
                         where = self._assumed.setdefault(told, _Where({}, {}))
-                        where.operations[WORDS[operation]] = where.sets[self._evidence.tags(sorted(some))] = None
+                        where.operations[operation.collective.title] = None
+                        where.sets[self._evidence.tags(sorted(some))] = None
 
     def _told(self) -> Iterator[str]:
         for told, where in self._assumed.items():

@@ -15,7 +15,7 @@ from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Run
-from collbench.model.units import busbw_factor, format_size
+from collbench.model.units import format_size
 
 # What several runs of one machine measured, put together: the run that ranks its pairs, and all curves.
 
@@ -124,11 +124,6 @@ Bands = Callable[[Members], Band | None]
 Ports = Callable[[Members], tuple[float, bool]]
 
 _ALONE = 1.0, 1.0, 1.0
-WORDS = {
-    Operation.ALLREDUCE: "all-reduce",
-    Operation.ALLGATHER: "all-gather",
-    Operation.REDUCESCATTER: "reduce-scatter",
-}
 # What stands in for an operation that was not measured, the likest first: gather and scatter move the same bytes.
 _INSTEAD = {
     Operation.ALLREDUCE: (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER),
@@ -196,8 +191,8 @@ class Timings:
                 return replace(timing, floor=self._floor(operation, members, timing))
         names = self._evidence.tags(members)
         raise UsageError(
-            f"cannot predict {WORDS[operation]} on {names}: neither they nor all of their pairs were measured in any "
-            "run; add the run file of 'collbench pairs', or measure these with --devices"
+            f"cannot predict {operation.collective.title} on {names}: neither they nor all of their pairs were "
+            "measured in any run; add the run file of 'collbench pairs', or measure these with --devices"
         )
 
     def _floor(self, operation: Operation, members: Members, timing: Timing) -> float:
@@ -206,8 +201,8 @@ class Timings:
         A switch may reduce on the way (NVLS): then an all-reduce sends its message once, where a ring sends more.
         """
         port, switched = self._ports(members)
-        ring = busbw_factor(operation, len(members))
-        sent = 1.0 if switched and operation is Operation.ALLREDUCE and not timing.ring else ring
+        ring = operation.busbw_factor(len(members))
+        sent = 1.0 if switched and operation.collective.traffic.in_switch and not timing.ring else ring
         return min(sent, ring) / port / 1e9
 
     def _measured(self, operation: Operation, members: Members) -> Timing | None:
@@ -215,9 +210,9 @@ class Timings:
         curves = self._curves(members)
         for other in _INSTEAD[operation]:
             if other in curves:
-                ratio = busbw_factor(operation, len(members)) / busbw_factor(other, len(members))
+                ratio = operation.busbw_factor(len(members)) / other.busbw_factor(len(members))
                 share = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[ratio]
-                told = f"as long as the measured {WORDS[other]} of {share}"
+                told = f"as long as the measured {other.collective.title} of {share}"
                 own = other is operation
                 return Timing(curves[other], ratio, told="" if own else told, own=own)
         return None
@@ -249,11 +244,11 @@ class Timings:
             return None
         _, pair, other, gbs = found
         curve, k = self._evidence.curves[other, pair], len(members)
-        more = _steps(operation, k) - _steps(other, 2)
-        told = f"a ring at {band} ({band.basis}), shaped as the {WORDS[other]} of {self._evidence.tags(pair)}"
+        more = operation.collective.steps(k) - other.collective.steps(2)
+        told = f"a ring at {band} ({band.basis}), shaped as the {other.collective.title} of {self._evidence.tags(pair)}"
         return Timing(
             curve=curve,
-            ratio=busbw_factor(operation, k) / busbw_factor(other, 2),
+            ratio=operation.busbw_factor(k) / other.busbw_factor(2),
             latency=curve.latency,
             start=curve.latency * (1 + _STEP_SHARE * more),
             stretch=(gbs / band.hi, gbs / sqrt(band.lo * band.hi), gbs / band.lo),
@@ -273,12 +268,7 @@ class Timings:
 
     def _curves(self, members: Members) -> Mapping[Operation, Curve]:
         curves = self._evidence.curves
-        return {operation: curves[operation, members] for operation in WORDS if (operation, members) in curves}
-
-
-def _steps(operation: Operation, k: int) -> int:
-    """Return the steps of a ring of k: an all-reduce scatters, then gathers."""
-    return 2 * (k - 1) if operation is Operation.ALLREDUCE else k - 1
+        return {operation: curves[operation, members] for operation in SENT if (operation, members) in curves}
 
 
 def beyond(timing: Timing, sizes: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slo
 from collbench.machine.memory import available_bytes
 from collbench.machine.numa import read, usable_nodes
 from collbench.machine.nvml import Nvml, Query
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError
 from collbench.model.run import Device
 
@@ -396,8 +397,9 @@ def examine(
     binding: Callable[[], Any] = nvml_binding,
 ) -> Facts:
     """Return the facts for the cuda or the host backend; `root` and `binding` (the module pynvml) are for tests."""
-    driver = read_driver(root, binding) if backend == "cuda" else Driver()
-    if backend == "cuda":
+    can = capabilities(backend)
+    driver = read_driver(root, binding) if can.nvml else Driver()
+    if can.nccl:
         libraries = software(nccl)
     else:
         version, cuda = torch_build()
@@ -409,7 +411,7 @@ def examine(
         driver=driver,
         software=libraries,
         environment={name: environment[name] for name in environment if _counts(name)},
-        configured=configured(root, environment) if backend == "cuda" else (),
+        configured=configured(root, environment) if can.nccl else (),
     )
 
 

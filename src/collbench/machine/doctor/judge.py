@@ -13,6 +13,7 @@ from collbench.machine.doctor.nccl_variables import meaning
 from collbench.machine.limits import HOT_C, holds_back
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.visible_devices import NAME, ORDER, read
+from collbench.model.capabilities import capabilities
 from collbench.model.run import Path
 from collbench.model.units import fixed, format_approximate_size
 
@@ -358,8 +359,8 @@ def _cores(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     count = len(host.cpus)
     told = f"{count} in reach: {format_cpus(host.cpus)}"
     fix = "widen the cgroup's cpuset, taskset's mask, or the CPUs that the job asks for (srun --cpus-per-task)"
-    needed = len(gpus) if facts.backend == "cuda" else 2
-    if count < needed and facts.backend == "host":
+    needed = 2 if capabilities(facts.backend).cores else len(gpus)
+    if count < needed and capabilities(facts.backend).cores:
         yield Finding(Group.HOST, "CPUs", Level.FAIL, f"{told}; the host backend needs two", fix)
     elif count < needed:
         yield Finding(
@@ -377,7 +378,7 @@ def _cores(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
 
 
 def _memory(facts: Facts) -> Iterable[Finding]:
-    if facts.backend != "host":
+    if not capabilities(facts.backend).cores:
         return
     available = facts.host.memory_available
     told = f"{format_approximate_size(available)} available" if available else "available memory is unknown"
@@ -615,7 +616,7 @@ def judge_variables(facts: Facts) -> list[Finding]:
         _nccl_variable(name, value, source=f" (set in {file})")
         for file, name, value in sorted(facts.configured, key=lambda row: row[1])
     ]
-    if not found and facts.backend == "cuda":
+    if not found and capabilities(facts.backend).nccl:
         found.append(Finding(Group.VARIABLES, "NCCL_*", Level.OK, "none is set: NCCL decides by itself"))
     return [*found, *_cuda(facts)]
 
@@ -652,7 +653,7 @@ FAILED = 1
 def judge(facts: Facts) -> tuple[Finding, ...]:
     """Return all findings, in the order of the report."""
     found: list[Finding] = []
-    if facts.backend == "cuda":
+    if capabilities(facts.backend).nvml:
         gpus = visible_gpus(facts)
         found += driver(facts)
         if facts.driver.gpus:

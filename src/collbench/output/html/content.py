@@ -21,6 +21,7 @@ from collbench.analysis.stats import summarize
 from collbench.analysis.summary import RankedWork, rank_summary
 from collbench.analysis.tiers import RankedLink, Ranking, Relation
 from collbench.machine import labels
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Work
 from collbench.model.run import Device, Health, Measurement, Run
@@ -428,9 +429,6 @@ def _size(size_bytes: int) -> str:
 # Runs → all that the page says of them, as JSON's own types. Pure: the same runs give the same page.
 
 
-_SIM = "sim"
-
-
 def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
     """Return what the page shows of these runs, each with the name that it goes by; the first one is the base.
 
@@ -456,7 +454,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     return {
         "id": key,
         "name": name,
-        "sim": run.backend == _SIM,
+        "sim": capabilities(run.backend).simulated,
         "title": _devices(run),
         "origin": _origin(run),
         "answers": answers(run, judged),
@@ -473,7 +471,12 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "limits": limits(run),
         "paths": paths(run),
         "audits": list(audits(run)),
-        "data": {"id": key, "sim": run.backend == _SIM, "tags": _tags(run), "series": series(run, works)},
+        "data": {
+            "id": key,
+            "sim": capabilities(run.backend).simulated,
+            "tags": _tags(run),
+            "series": series(run, works),
+        },
     }
 
 
@@ -527,6 +530,6 @@ def _origin(run: Run) -> list[str]:
     versions = [f"driver {machine.driver}"] if machine.driver else []
     versions += [f"NCCL {machine.nccl}"] if machine.nccl else []
     told = nvls(run)
-    where = f"simulated machine {machine.fabric}" if run.backend == _SIM else machine.hostname
+    where = f"simulated machine {machine.fabric}" if capabilities(run.backend).simulated else machine.hostname
     parts = [where, f"{run.backend} backend", *versions, told, run.started]
     return [part for part in parts if part]

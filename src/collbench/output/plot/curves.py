@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collbench.analysis.tiers import labels_of
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.units import fixed, format_size
 from collbench.output.plot.figure import (
@@ -85,7 +86,7 @@ def _front(found: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work
     """Return what tells a line's run and work from the others'."""
     several_runs = len({one.name for one, _, _ in found}) > 1
     several_works = len({one for _, one, _ in found}) > 1
-    sim = "sim " if named.run.backend == "sim" else ""
+    sim = "sim " if capabilities(named.run.backend).simulated else ""
     words = [f"{sim}{clean(named.name, 30)}"] * several_runs + [str(work)] * several_works
     return f"{': '.join(words)}: " if words else ""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from collbench.analysis.physics import impossible
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Work
 from collbench.model.run import Run
@@ -47,10 +48,10 @@ def clean(text: str, most: int = _LONGEST) -> str:
 def subject(works: Iterable[Work], runs: Iterable[Named]) -> str:
     """Return what is shown: "allreduce, ce-write"; of simulated machines never without "sim"."""
     names = ", ".join(dict.fromkeys(map(str, works)))
-    backends = {named.run.backend for named in runs}
-    if backends == {"sim"}:
+    simulated = {capabilities(named.run.backend).simulated for named in runs}
+    if simulated == {True}:
         return f"sim {names}"
-    return f"{names} (some sim)" if "sim" in backends else names
+    return f"{names} (some sim)" if True in simulated else names
 
 
 def quantity(works: Iterable[Work]) -> str:
@@ -77,9 +78,9 @@ def _origin(run: Run) -> str:
     kinds = Counter(device.name for device in run.devices)
     devices = ", ".join(f"{count} × {clean(name, 40)}" for name, count in kinds.items())
     machine = run.machine
-    if run.backend == "sim":
+    if capabilities(run.backend).simulated:
         return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {_made(run)}"
-    backend = {"host": ", CPU cores (host backend)"}.get(run.backend, "")
+    backend = ", CPU cores (host backend)" if capabilities(run.backend).cores else ""
     versions = [f"driver {machine.driver}"] * bool(machine.driver) + [f"NCCL {machine.nccl}"] * bool(machine.nccl)
     told = [f"{clean(machine.hostname, 40)}, {devices}{backend}", *versions, *([nvls(run)] if nvls(run) else [])]
     return f"{clean('; '.join(told), 200)}; {_made(run)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from collbench.analysis.tiers import RankedLink, Ranking
+from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import figure as printed
 from collbench.model.units import format_size
@@ -109,7 +110,7 @@ def _unit(ranking: Ranking, unit: str) -> str:
 
 
 def _tip(run: Run, ranking: Ranking, standing: RankedLink, unit: str) -> str:
-    sim = "sim " if run.backend == "sim" else ""
+    sim = "sim " if capabilities(run.backend).simulated else ""
     figure = printed(value(standing.seconds, standing.gbs, unit), 2)
     told = f"{sim}{name(run, ranking.work, standing.members)}: {figure}"
     interval = standing.interval if unit == "GB/s" else None

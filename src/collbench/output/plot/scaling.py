@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from collbench.analysis.stats import Summary
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Work
 from collbench.model.units import fixed, format_size
@@ -99,7 +100,7 @@ def _lines(shown: Iterable[Shown], size: int) -> list[_Line]:
 
 def _machine(named: Named) -> str:
     run = named.run
-    if run.backend == "sim":
+    if capabilities(run.backend).simulated:
         return f"sim {clean(run.machine.fabric, 30)}"
     nccl = f", NCCL {clean(run.machine.nccl, 20)}" if run.machine.nccl else ""
     return f"{clean(run.machine.hostname, 30)} ({run.backend}{nccl})"

@@ -10,12 +10,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from collbench.analysis.stats import DELTA
 from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, format_range, format_seconds
+from collbench.model.capabilities import capabilities
 from collbench.model.units import figure, fixed, format_size
 from collbench.output.text.frame import settings
 
-# A smaller difference changes nobody's decision (METHOD.md §4).
-_DELTA = 0.02
 # What "a run's value" is the time of, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
 # Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (METHOD.md §2.7).
@@ -55,7 +55,7 @@ def verdict(ablation: Ablation) -> str:
 
 def _tied(ratio: Ratio, change: str, what: str) -> str:
     beyond = max(1 - ratio.low, ratio.high - 1)
-    if beyond <= _DELTA:
+    if beyond <= DELTA:
         return f"no difference beyond ±{_percent(beyond)} %: {change} {what} of this job takes as long"
     return (
         f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)} % less and "
@@ -75,7 +75,7 @@ def _percent(share: float) -> str:
 
 def _header(ablation: Ablation) -> str:
     kinds = ", ".join(f"{count} × {name}" for name, count in Counter(ablation.gpus).items())
-    cores = ": gloo on CPU cores, which heeds no NCCL variable" if ablation.backend == "host" else ""
+    cores = ": gloo on CPU cores, which heeds no NCCL variable" if capabilities(ablation.backend).cores else ""
     lines = [
         f"backend   {ablation.backend}{cores}",
         f"machine   {ablation.hostname}: {kinds}",
@@ -91,7 +91,7 @@ def _header(ablation: Ablation) -> str:
 
 
 def _setting(arm: Arm, backend: str) -> str:
-    kind = "CPU" if backend == "host" else "GPU"
+    kind = "CPU" if capabilities(backend).cores else "GPU"
     devices = ", ".join(f"{kind}{index}" for index in arm.devices)
     changes = ", ".join(f"{name}={value}" for name, value in arm.environment.items())
     return f"{devices}; {changes or 'no variable changed'}"

@@ -16,6 +16,7 @@ from collbench.analysis.outcome import named, outcome
 from collbench.analysis.physics import Nvls
 from collbench.analysis.references import Answer, Answers, ReferenceVerdict, Unknown
 from collbench.analysis.trend import Line, Trend
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
 from collbench.model.run import Run
 from collbench.model.units import figure, fixed, format_size
@@ -40,7 +41,7 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType]
 
 
 def _sim(trend: Trend) -> bool:
-    return trend.runs[0].backend == "sim"
+    return capabilities(trend.runs[0].backend).simulated
 
 
 def _runs(trend: Trend, names: tuple[str, ...]) -> Iterator[str]:
@@ -130,7 +131,7 @@ def _kind(answers: Answers) -> str:
 def _answer_lines(answers: Answers, answer: Answer, width: int) -> Iterator[RenderableType]:
     source = answer.figure
     work = Work(source.operation, source.variant)
-    simulated = "sim: " if answers.run.backend == "sim" else ""
+    simulated = "sim: " if capabilities(answers.run.backend).simulated else ""
     what = f"{simulated}{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}: "
     yield (
         Lines(what)
@@ -365,7 +366,7 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     """Yield the lines that say which runs these are, and what differs between them: the candidate causes."""
     base, new = comparison.base, comparison.new
-    if base.backend == "sim":
+    if capabilities(base.backend).simulated:
         yield "backend   sim: SIMULATED machines, nothing below was measured on a GPU"
     else:
         yield f"backend   {base.backend}"
@@ -498,4 +499,4 @@ def _more(count: int) -> Iterator[RenderableType]:
 
 
 def _simulated(comparison: Comparison) -> str:
-    return "sim: " if comparison.base.backend == "sim" else ""
+    return "sim: " if capabilities(comparison.base.backend).simulated else ""

@@ -15,6 +15,7 @@ from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.stats import Summary, summarize
 from collbench.analysis.tiers import Members, kind_of, rank_links
 from collbench.machine.theory import slot
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
@@ -206,7 +207,7 @@ def limits_of(run: Run, work: Work, places: Iterable[Members]) -> dict[Members, 
 def _limit(facts: Facts, members: Members) -> float | None:
     if len(members) == 1:
         told = slot(facts.run.devices[members[0]])
-        return told.gbs if told is not None and facts.run.backend != "host" else None
+        return told.gbs if told is not None and not capabilities(facts.run.backend).cores else None
     return path_limit(facts, (members[0], members[1])) if len(members) == 2 else None
 
 

@@ -8,9 +8,12 @@ from collections.abc import Set as AbstractSet
 
 from rich.text import Text
 
+from collbench.analysis import physics
 from collbench.analysis.outcome import Trouble, TroubleKind, named, outcome
+from collbench.analysis.physics import NVLS_VARIABLE, Nvls
 from collbench.machine.labels import is_pcie
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
 from collbench.model.run import NCCL_START, Audit, Device, Flag, FlagKind, Health, Run, StopReason
 from collbench.model.units import format_size
@@ -18,24 +21,22 @@ from collbench.model.units import format_size
 # Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
 
 
-_SWITCH = "NCCL_NVLS_ENABLE"
-
-
 def nvls(run: Run) -> str:
     """Return what is known of NVLS, "" without NCCL or where nothing is: off, not supported, possible, or chosen."""
-    setting = run.settings.environment.get(_SWITCH)
+    setting = run.settings.environment.get(NVLS_VARIABLE)
     if not run.machine.nccl:
         return ""
-    if setting == "0":
-        return f"NVLS off ({_SWITCH}=0)"
-    if run.machine.multicast is False:
+    state = physics.nvls(run)
+    if state is Nvls.OFF and setting == "0":
+        return f"NVLS off ({NVLS_VARIABLE}=0)"
+    if state is Nvls.OFF and run.machine.multicast is False:
         return "NVLS not supported by these GPUs"
     used = sum(found.algorithm.startswith("NVLS") for found in run.chosen)
     if run.chosen:
         return f"NVLS {'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
-    if run.machine.multicast is None:
-        return f"{_SWITCH}={setting}" if setting else ""
-    asked = f" ({_SWITCH}={setting})" if setting else ""
+    if state is Nvls.UNKNOWN:
+        return f"{NVLS_VARIABLE}={setting}" if setting else ""
+    asked = f" ({NVLS_VARIABLE}={setting})" if setting else ""
     return f"NVLS possible{asked}: the GPUs support multicast, NCCL decides"
 
 
@@ -45,7 +46,7 @@ def nvls(run: Run) -> str:
 def header(run: Run) -> str:
     """Return the run's origin: backend first, then machine, devices, versions, and what was measured when."""
     machine = run.machine
-    if run.backend == "sim":
+    if capabilities(run.backend).simulated:
         return _simulated(run)
     kinds = Counter(device.name for device in run.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
@@ -99,10 +100,9 @@ def _processes(run: Run) -> str:
 
 
 def _backend_note(backend: str) -> str:
-    return {
-        "host": ": memory copies between CPU cores and gloo collectives, no GPU",
-        "cuda": ": copies by the driver API, collectives by NCCL",
-    }.get(backend, "")
+    if capabilities(backend).cores:
+        return ": memory copies between CPU cores and gloo collectives, no GPU"
+    return ": copies by the driver API, collectives by NCCL" if capabilities(backend).nccl else ""
 
 
 def settings(environment: Mapping[str, str]) -> str:
@@ -367,7 +367,7 @@ def places(run: Run) -> str:
     told = "; ".join(_told(run, trouble) for trouble in troubles[:_MOST_PLACES])
     left = len(troubles) - _MOST_PLACES
     more = f"; and {left} more" if left > 0 else ""
-    return f"{told}{more}{' (sim)' if run.backend == 'sim' else ''}"
+    return f"{told}{more}{' (sim)' if capabilities(run.backend).simulated else ''}"
 
 
 def alarm(run: Run) -> Iterator[Text]:

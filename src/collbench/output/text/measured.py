@@ -14,6 +14,7 @@ from collbench.analysis.problem import left_out
 from collbench.analysis.select import choose, evidence
 from collbench.analysis.stats import half_width, summarize, trial_seconds
 from collbench.analysis.tiers import Ranking, rank_pairs
+from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Chosen, Measurement, Run
@@ -50,7 +51,7 @@ def copies_page(run: Run) -> Iterator[RenderableType]:
             yield from tables(run, variant, found)
     yield Text(f"\n{_COPIES_LEGEND}")
     lines = notes(run)
-    if run.backend == "host":
+    if capabilities(run.backend).cores:
         lines.append("not here  copies both ways, one to all, all to one, staged, to devices: cores have none")
     if lines:
         yield Lines("\n" + "\n".join(lines))
@@ -149,7 +150,7 @@ def latency_page(run: Run) -> Iterator[RenderableType]:
         yield legend()
     yield from _allreduce(run)
     lines = notes(run)
-    if run.backend == "host":
+    if capabilities(run.backend).cores:
         lines.append("not here  pointer chase: cores have none; their small copies run back to back, so overlap")
     if lines:
         yield Lines("\n" + "\n".join(lines))
@@ -204,16 +205,6 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
 # The tables of the collective commands: time, bandwidths, the interval of busbw, and what NCCL chose.
 
 
-# nccl-tests, doc/PERFORMANCE.md
-_FACTORS = {
-    Operation.ALLREDUCE: "2(n-1)/n",
-    **dict.fromkeys((Operation.BROADCAST, Operation.REDUCE, Operation.SENDRECV), "1"),
-}
-_SHARED_FACTOR = "(n-1)/n"
-# In place their ranks overwrite what others still read: nccl-tests times that and checks nothing, and so do we.
-_UNCHECKED_IN_PLACE = (Operation.ALLTOALL, Operation.SENDRECV)
-
-
 def collectives_page(run: Run) -> Iterator[RenderableType]:
     """Yield the page's blocks, one table for each communicator."""
     yield Lines(header(run))
@@ -250,7 +241,7 @@ def _legend(run: Run, operation: Operation) -> str:
         ]
     if operation.shares:
         lines.append("size: all ranks' blocks together, count: elements of one block;")
-    lines.append(f"busbw = algbw × {_FACTORS.get(operation, _SHARED_FACTOR)}; interval: 95 % of busbw, GB/s;")
+    lines.append(f"busbw = algbw × {operation.collective.busbw.formula}; interval: 95 % of busbw, GB/s;")
     lines.append("wrong: elements that failed verification")
     return "\n".join(lines)
 
@@ -296,7 +287,7 @@ def _figures(measurement: Measurement) -> dict[str, str]:
     if not measurement.samples:
         return dict.fromkeys(("time µs", "launch µs", "algbw", "busbw", "interval", "wrong"), "-")
     summary = summarize(measurement)
-    unchecked = measurement.cell.variant is Variant.IN_PLACE and measurement.cell.operation in _UNCHECKED_IN_PLACE
+    unchecked = not measurement.cell.work.verifiable
     return {
         "time µs": f"{summary.seconds * 1e6:.2f}",
         "launch µs": f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-",
@@ -352,7 +343,7 @@ def pairs_page(run: Run) -> Iterator[RenderableType]:
 
 
 def _label_source(run: Run) -> str:
-    return "from NUMA nodes" if run.backend == "host" else "as nvidia-smi topo -m names them"
+    return "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
 
 
 def _measured(run: Run) -> list[Operation]:
@@ -418,7 +409,7 @@ def _row(
 
 def _recommendations(run: Run) -> Iterator[str]:
     """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
-    out, sim = left_out(run), " (sim)" if run.backend == "sim" else ""
+    out, sim = left_out(run), " (sim)" if capabilities(run.backend).simulated else ""
     count = 2
     while count <= len(run.devices) - len(out):
         chosen = choose(run, count)

@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.nodes import Judgement, NodeChoice, State, Uplink, described
+from collbench.analysis.stats import DELTA
+from collbench.model.capabilities import capabilities
 from collbench.model.units import fixed, format_size
 from collbench.output.text.layout import WIDE, named
 from collbench.runfile.codec import plain
@@ -50,7 +52,6 @@ def plan_page(
 # The page of `collbench nodes`: what the rounds showed of nodes and uplinks, which nodes to take, and the plan.
 
 
-_SIM = "sim"
 _MORE = "a longer --budget measures more, and two nodes alone are never told apart"
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 
@@ -77,7 +78,7 @@ class Origin:
     @property
     def mark(self) -> str:
         """What stands behind each figure: " (sim)" where nothing was measured."""
-        return f" ({_SIM})" if self.backend == _SIM else ""
+        return " (sim)" if capabilities(self.backend).simulated else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
     noise = f"noise {found.noise:.1%} a measurement"
     yield f"typical   a pair carries {fixed(found.typical_gbs)} GB/s of busbw; {noise}{mark}"
     for lost in found.across:
-        if lost < -0.02:
+        if lost < -DELTA:
             yield f"across    leaving a switch while all do costs {-lost:.0%}: its uplinks are oversubscribed{mark}"
     for one in found.slow_nodes:
         yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from collbench.analysis.stats import summarize
 from collbench.analysis.tiers import Members, Ranking, labels_of, rank_links
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import figure, format_size
@@ -74,7 +75,7 @@ def _cells(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator
 
 
 def _sim(run: Run) -> str:
-    return "sim " if run.backend == "sim" else ""
+    return "sim " if capabilities(run.backend).simulated else ""
 
 
 def _figures(measurement: Measurement, unit: str) -> list[str]:

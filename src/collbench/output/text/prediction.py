@@ -13,6 +13,8 @@ from rich.text import Text
 from collbench.analysis.predict.networks import PARAMS
 from collbench.analysis.predict.predict import Cost, PredictedSet, Prediction
 from collbench.analysis.predict.timing import Span
+from collbench.analysis.stats import DELTA
+from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import fixed
 from collbench.output.text.frame import header
@@ -20,8 +22,6 @@ from collbench.output.text.layout import filled, named
 
 FORMAT, VERSION = "collbench-prediction", 1
 _WIDTH, _INDENT = 80, " " * 10
-# METHOD.md §4: a smaller difference changes nobody's decision.
-_DELTA = 0.02
 _LEGEND = """\
 sent: by each GPU through the wires in a step. raw: all transfers one after the
 other; exposed: what of it compute waits for, as scheduled; band: with perfect
@@ -70,7 +70,7 @@ def _scale(prediction: Prediction) -> _Scale:
 
 def page(run: Run, prediction: Prediction) -> Iterator[RenderableType]:
     """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and what follows."""
-    sim = " (sim)" if run.backend == "sim" else ""
+    sim = " (sim)" if capabilities(run.backend).simulated else ""
     timed = prediction.question.step_seconds is not None
     scale = _scale(prediction)
     yield Text(f"{header(run)}\n{_question(prediction)}")
@@ -227,9 +227,9 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
 def _matters(cases: Sequence[PredictedSet]) -> str:
     """Say who loses by the worst set, and how much of a step."""
     shares = {case.strategy: case.lost_share or 0.0 for case in cases}
-    same = [case for case in cases if abs(shares[case.strategy]) < _DELTA]
-    told = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] >= _DELTA]
-    gained = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] <= -_DELTA]
+    same = [case for case in cases if abs(shares[case.strategy]) < DELTA]
+    told = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] >= DELTA]
+    gained = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] <= -DELTA]
     parts = []
     if same:
         most = max(cost.exposed[1] for case in same for cost in (case.best, case.worst) if cost and cost.exposed)

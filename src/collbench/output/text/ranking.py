@@ -14,6 +14,7 @@ from rich.text import Text
 from collbench.analysis.fits import Bounded, Fit, Unfitted
 from collbench.analysis.summary import Missing, RankedWork, RankSummary
 from collbench.analysis.tiers import FEWEST_VISITS, RankedLink, Ranking, Relation, kind_of
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import figure, format_approximate_size, format_size
@@ -100,7 +101,7 @@ def section(run: Run, ranking: Ranking, *, mapped: bool) -> Iterator[RenderableT
 def title(run: Run, work: Work) -> str:
     """Name a work and what it ran on; a simulated one never without saying so."""
     kind = {"device": "by device", "pair": "by pair", "link": "row sends to column"}[kind_of(work)]
-    return f"{'sim ' if run.backend == 'sim' else ''}{work} ({kind})"
+    return f"{'sim ' if capabilities(run.backend).simulated else ''}{work} ({kind})"
 
 
 def _resolution(ranking: Ranking) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from collbench.analysis.numa_binding import Binding, bindings
 from collbench.analysis.select import Finalist, Selection
+from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.output.text.layout import named
@@ -19,7 +20,7 @@ def line(run: Run, members: Sequence[int]) -> str:
     found = [one for one in bindings(run) if one.member in members]
     if not found:
         return ""
-    sim = " (sim)" if run.backend == "sim" else ""
+    sim = " (sim)" if capabilities(run.backend).simulated else ""
     if all(one.tied for one in found):
         return f"NUMA nodes tie: no binding needed{sim}"
     wrong = [one for one in found if one.agrees is False]
@@ -43,9 +44,6 @@ def _by_node(run: Run, found: Sequence[Binding]) -> str:
 
 
 # Why these devices: the page of `collbench select`.
-
-
-_SIM = "sim"
 
 
 def explanation(selection: Selection, width: int | None = None) -> str:
@@ -85,14 +83,14 @@ def _lines(selection: Selection) -> Iterator[str]:
 def _where(selection: Selection) -> str:
     origin = selection.origin
     kind = f" ({selection.devices[0].name})" if selection.devices and selection.devices[0].name else ""
-    if origin.backend == _SIM:
+    if origin.simulated:
         return f" of the simulated machine {origin.fabric} (sim)"
     return f"{kind} on {origin.machine}" if origin.machine else kind
 
 
 def _sim(selection: Selection) -> str:
     """Return " (sim)" for a simulated machine: none of its figures stands without the word."""
-    return " (sim)" if selection.origin.backend == _SIM else ""
+    return " (sim)" if selection.origin.simulated else ""
 
 
 def _table(finalists: tuple[Finalist, ...]) -> Iterator[str]:

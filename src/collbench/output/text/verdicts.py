@@ -14,6 +14,7 @@ from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, cover
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.outcome import named, outcome
 from collbench.machine.labels import rank_key
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import figure, fixed, format_size
@@ -149,7 +150,7 @@ def _measured(run: Run, verdict: Verdict) -> str:
 
 def _sim(run: Run) -> str:
     """Return the word that no simulated figure goes without."""
-    return " sim" if run.backend == "sim" else ""
+    return " sim" if capabilities(run.backend).simulated else ""
 
 
 def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:

@@ -1,0 +1,54 @@
+"""A run restricted to some of its devices, as if it had measured no others: the one place that renumbers devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from collbench.model.run import Measurement, Run, Sample
+
+
+def restricted(run: Run, members: Sequence[int]) -> Run:
+    """Return what the run says of these positions alone, counted from 0 in their order; the original stays as it is."""
+    new = {member: number for number, member in enumerate(members)}
+    inside = new.keys()
+    return replace(
+        run,
+        devices=tuple(run.devices[member] for member in members),
+        paths=tuple(
+            replace(path, devices=(new[path.devices[0]], new[path.devices[1]]))
+            for path in run.paths
+            if inside >= set(path.devices)
+        ),
+        measurements=[renumbered(found, new) for found in run.measurements if inside >= set(found.cell.members)],
+        skipped=[
+            replace(left, members=_renumbered(left.members, new)) for left in run.skipped if inside >= set(left.members)
+        ],
+        audits=[
+            replace(audit, members=_renumbered(audit.members, new))
+            for audit in run.audits
+            if inside >= set(audit.members)
+        ],
+        chosen=[],  # NCCL chose for sets that may not be inside
+        health_before=tuple(run.health_before[member] for member in members if run.health_before),
+        health_after=tuple(run.health_after[member] for member in members if run.health_after),
+    )
+
+
+def renumbered(found: Measurement, new: Mapping[int, int]) -> Measurement:
+    """Return a measurement with other positions for its devices: of the data point, its flags and its marks."""
+    cell = replace(found.cell, members=_renumbered(found.cell.members, new))
+    return replace(found, cell=cell, samples=[_sample(sample, new) for sample in found.samples])
+
+
+def _sample(sample: Sample, new: Mapping[int, int]) -> Sample:
+    if not sample.flags and not sample.marks:
+        return sample
+    flags = tuple(replace(flag, devices=_renumbered(flag.devices, new)) for flag in sample.flags)
+    marks = tuple(replace(mark, devices=_renumbered(mark.devices, new)) for mark in sample.marks)
+    return replace(sample, flags=flags, marks=marks)
+
+
+def _renumbered(members: tuple[int, ...], new: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the positions by their new numbers; whoever has none is not inside."""
+    return tuple(new[member] for member in members if member in new)

@@ -1,0 +1,82 @@
+"""What a backend is and can do, by its name: a saved run knows its backend by no more than that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """One row of the table of backends. No field has a default: a row that lacks one does not import.
+
+    Who a backend is, is asked here and never by its name.
+    """
+
+    name: str
+    simulated: bool  # its figures are drawn: nothing was measured, and nothing of it is here
+    cores: bool  # its devices are CPU cores; else GPUs, whose links and ports have known limits
+    nccl: bool  # its collectives are NCCL's, which heeds NCCL_* variables
+    gloo: bool  # its collectives are gloo's
+    nvml: bool  # this machine's NVIDIA driver reports its devices: their health, the driver's version, CUDA's
+    visible: bool  # CUDA_VISIBLE_DEVICES chooses its devices
+    in_place: bool  # out of place and in place are two measurements
+    largest_bytes: int  # of the sizes that are measured by default
+    largest_pattern_bytes: int  # of copies in all patterns by default
+
+    def lacks(self, operation: Operation) -> str:
+        """Return what must be written before this backend can time a collective, "" where it can."""
+        row = operation.collective
+        if self.nccl and row.native is None:
+            return "csrc/collective_round.hpp (enum Collective) has no such call, and its row no 'native'"
+        if self.gloo and row.gloo_buffers is None:
+            return "backends/gloo_worker.py has no such call, and its row no 'gloo_buffers'"
+        return ""
+
+
+CUDA = Capabilities(
+    name="cuda",
+    simulated=False,
+    cores=False,
+    nccl=True,
+    gloo=False,
+    nvml=True,
+    visible=True,
+    in_place=True,
+    largest_bytes=2**30,
+    largest_pattern_bytes=512 * 2**20,
+)
+HOST = Capabilities(
+    name="host",
+    simulated=False,
+    cores=True,
+    nccl=False,
+    gloo=True,
+    nvml=False,
+    visible=False,
+    in_place=False,  # gloo works in the input's buffer in any case
+    largest_bytes=64 * 2**20,  # larger ones take cores minutes
+    largest_pattern_bytes=64 * 2**20,
+)
+SIM = Capabilities(
+    name="sim",
+    simulated=True,
+    cores=False,
+    nccl=False,
+    gloo=False,
+    nvml=False,
+    visible=False,
+    in_place=True,
+    largest_bytes=2**30,
+    largest_pattern_bytes=512 * 2**20,
+)
+BACKENDS = {row.name: row for row in (CUDA, HOST, SIM)}
+
+
+def capabilities(name: str) -> Capabilities:
+    """Return what the backend of this name is and can do. Raises UsageError for a name that nobody has."""
+    if name not in BACKENDS:
+        raise UsageError(f"backend '{name}' is unknown to this collbench: it knows {', '.join(BACKENDS)}")
+    return BACKENDS[name]
