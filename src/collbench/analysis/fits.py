@@ -29,7 +29,7 @@ _FEWEST_VISITS = 2  # with one there is nothing to draw from
 _RESAMPLES = 200
 # Of reweighting, after which recorded runs move by less than 0.1 %; drawn anew they begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
-# Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber, Robust Statistics, §7.7].
+# Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber, Robust Statistics, section 7.7].
 _HUBER = 1.345
 _MAD_TO_SIGMA = 1.4826
 _FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
@@ -140,7 +140,7 @@ def _bounded(estimate: _Array, drawn: _Array) -> Bounded:
     return min(float(low), middle), middle, max(float(high), middle)
 
 
-# Times of a collective over message sizes, from a few measured ones (METHOD.md §7).
+# Times of a collective over message sizes, from a few measured ones (docs/method.md 12).
 
 
 Values = NDArray[np.float64]

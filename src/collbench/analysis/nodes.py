@@ -57,7 +57,7 @@ Level = tuple[Members, ...]
 _Array = NDArray[np.float64]
 _Places = NDArray[np.int_]
 
-# METHOD.md §4: a smaller difference, of log bandwidth, changes nobody's decision.
+# docs/method.md 8.2: a smaller difference, of log bandwidth, changes nobody's decision.
 DELTA = 0.02
 # Two low nodes are alike where the better one lacks more than half of what the other does.
 ALIKE = 0.5

@@ -1,4 +1,4 @@
-"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method.md has the rule)."""
+"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method.md 8)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collbench.analysis.stats import median_deviation, range_quantile, summarize
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 
-# What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md has the rule).
+# What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
@@ -24,10 +24,10 @@ from collbench.model.run import Measurement, Run
 Members = tuple[int, ...]
 
 _MIB = 2**20
-# METHOD.md §4: a smaller difference changes nobody's decision. Below 1 MiB three times that, as §2.7 asks three times
-# less of a small cell: 6 % of the 5 µs of a small message is what its launch alone may vary by.
+# docs/method.md 8.2: a smaller difference changes nobody's decision. Below 1 MiB three times that, as 6.4 asks three
+# times less of a small cell: 6 % of the 5 µs of a small message is what its launch alone may vary by.
 _DELTA, _SMALL_DELTA = 0.02, 0.06
-FEWEST_VISITS = 3  # METHOD.md §4: three visits screen
+FEWEST_VISITS = 3  # docs/method.md 8.3: three visits screen
 _PUBLISHING_VISITS = 5  # at least five publish a tier, so fewer have to be surer
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
 _TIE_LEVEL = 0.90
@@ -158,7 +158,7 @@ def _freedom(a: Estimate, b: Estimate) -> float:
     return math.floor(exact / digit) * digit
 
 
-# Which links and pairs differ and which tie: order, tiers and words (METHOD.md §4; docs/method.md has the rule).
+# Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
 
 
 # Where equals may look further apart than this many δ, their looking alike says nothing.

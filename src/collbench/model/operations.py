@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Operation(StrEnum):
-    """What is timed. A copy names who moves the bytes (engine) and which side issues it (METHOD.md §1)."""
+    """What is timed. A copy names who moves the bytes (engine) and which side issues it (docs/method.md 2.2)."""
 
     CE_WRITE = "ce-write"
     CE_READ = "ce-read"
@@ -52,7 +52,7 @@ class Operation(StrEnum):
 
     @property
     def shares(self) -> bool:
-        """True where the message size is the total over ranks, each with an equal block of it (METHOD.md §1)."""
+        """True where the message size is the total over ranks, each with an equal block of it (docs/method.md 2.1)."""
         return self in (
             Operation.ALLGATHER,
             Operation.REDUCESCATTER,

@@ -14,11 +14,11 @@ from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, 
 from collbench.model.units import figure, fixed, format_size
 from collbench.output.text.frame import settings
 
-# A smaller difference changes nobody's decision (METHOD.md §4).
+# A smaller difference changes nobody's decision (docs/method.md 8.2).
 _DELTA = 0.02
 # What "a run's value" is the time of, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
-# Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (METHOD.md §2.7).
+# Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (docs/method.md 6.4).
 _TELLING_BYTES = 2**20
 
 

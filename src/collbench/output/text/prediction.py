@@ -20,7 +20,7 @@ from collbench.output.text.layout import filled, named
 
 FORMAT, VERSION = "collbench-prediction", 1
 _WIDTH, _INDENT = 80, " " * 10
-# METHOD.md §4: a smaller difference changes nobody's decision.
+# docs/method.md 8.2: a smaller difference changes nobody's decision.
 _DELTA = 0.02
 _LEGEND = """\
 sent: by each GPU through the wires in a step. raw: all transfers one after the
