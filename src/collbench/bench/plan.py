@@ -157,7 +157,7 @@ Members = tuple[int, ...]
 
 # From this size on no untimed block comes before the timed ones: the backend wakes links and kernels for less time.
 _SELF_WARMING = 16 * 2**20
-# docs/method.md 2.3: blocks of one visit share what disturbs it, so more of them add little; visits are repeated instead.
+# docs/method.md 2.3: blocks of one visit share what disturbs it, so more of them add little; visits are repeated.
 BLOCKS_A_VISIT = 2
 
 
