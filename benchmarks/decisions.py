@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What collbench decides, on thousands of simulated machines, against issue 4's bars: ties, verdicts, the best k GPUs.
+"""What collbench decides, on thousands of simulated machines, against fixed bars: ties, verdicts, the best k GPUs.
 
     python benchmarks/decisions.py [--part NAME …] [--runs N] [--seed S] [--jobs J] [--out DIR]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What issue 4 must show on real GPUs, into the folder $1: ten runs judged, a competing job, a full GPU, NCCL without P2P,
+# What the judging must show on real GPUs, into the folder $1: ten runs judged, a competing job, a full GPU, NCCL without P2P,
 # the labels' own disagreement, the Python call. Needs two GPUs; with four, `select` has another pair to take. No network.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/judging.sh OUT > OUT/judging.log 2>&1
 set -u -o pipefail

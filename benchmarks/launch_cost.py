@@ -1,4 +1,4 @@
-"""What `collbench train` adds to torchrun's own start-up: side by side, interleaved, repeated (issue 5's bars).
+"""What `collbench train` adds to torchrun's own start-up: side by side, interleaved, repeated, against two bars.
 
     python benchmarks/launch_cost.py --out DIR                   # on GPUs
     python benchmarks/launch_cost.py --out DIR --backend host    # on CPU cores
@@ -27,7 +27,7 @@ from collbench.model.run import Run
 from collbench.runfile import run_file
 
 TORCHRUN, SAVED, PROBED = "torchrun", "train, saved run", "train, --fresh"
-BARS = {SAVED: 0.5, PROBED: 4.0}  # seconds added [issue 5]
+BARS = {SAVED: 0.5, PROBED: 4.0}  # seconds added
 # The same steps as `train` takes, alone and one after the other; `train` itself asks NVML while numpy loads.
 PHASES = """
 import os, sys, time

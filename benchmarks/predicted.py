@@ -46,7 +46,7 @@ from collbench.model.errors import CollbenchError, UsageError
 from collbench.model.units import parse_size
 from collbench.runfile import run_file
 
-BAR = 0.25  # issue 5: the error of the extra time
+BAR = 0.25  # the error of the extra time: enough to know whether the links matter to a job
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _HOST = ("gpu_time_ms", "host_phases", "head_share", "gpu_time_source")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What issue 5 must show on real GPUs, into the folder $1: the wires' curves with and without P2P, GPT-2 with it and
+# What links are worth to training on real GPUs, into the folder $1: the links' curves with and without P2P, GPT-2 with it and
 # without, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
 #   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 7, launch 2;

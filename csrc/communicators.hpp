@@ -52,7 +52,7 @@ struct Member {
   int ranks;  // of the group
 };
 
-// The world, and every group split from it. Tearing communicators down takes 0.5-1.0 s a round [METHOD.md §3, 4×H200],
+// The world, and every group split from it. Tearing them down takes 0.5-1.0 s a round [docs/method.md 4.1, 4×H200],
 // so it happens in close() alone: a process that ends leaves them to the driver.
 class Communicators {
  public:

@@ -1,4 +1,4 @@
-"""Every command that a document shows is one that the program takes: an option that goes takes its examples along."""
+"""The documents: each command is one that the program takes, each reference leads somewhere that a reader can go."""
 
 from __future__ import annotations
 
@@ -85,3 +85,67 @@ def test_the_pages_show_commands_at_all() -> None:
 )
 def test_commands_are_found_in_text(line: str, words: list[list[str]]) -> None:
     assert list(commands(line)) == words
+
+
+# What no reader has: papers outside the project, and numbers of a list that is not in it. (nccl#814 is a public one.)
+_DANGLING = re.compile(r"\b[D]ESIGN\.md|\b[M]ETHOD\b|(?<![\w/])[s]hared/|\b[Ii]ssues? #?\d")
+_CITED = re.compile(r"docs/method\.md(?:#[\w-]+|'s)?,? (?:sections? )?(\d+(?:\.\d+)?)(?:(?:, | and )(\d+\.\d+))*")
+
+
+def sources() -> list[Path]:
+    """Return every text of the project that people read, results left out: those are records of their day."""
+    kinds = {".py", ".pyi", ".md", ".cpp", ".hpp", ".cu", ".cuh", ".c", ".sh", ".json", ".toml", ".yaml", ".service"}
+    folders = ("src", "csrc", "tests", "benchmarks", "docs", "examples")
+    found = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    left_out = (ROOT / "benchmarks" / "results", ROOT / "tests" / "data")
+    return [
+        path
+        for path in found
+        if path.is_file()
+        and (path.suffix in kinds or path.name == "Makefile")
+        and not any(path.is_relative_to(folder) for folder in left_out)
+    ]
+
+
+def test_nothing_points_to_what_a_reader_lacks() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {hit[0]}"
+        for path in sources()
+        for hit in _DANGLING.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text", ["METH" + "OD.md, 5", "DESIGN" + ".md", "see shar" + "ed/a", "the bar of iss" + "ue 5", "iss" + "ue #12"]
+)
+def test_a_reference_that_leads_nowhere_is_noticed(text: str) -> None:
+    assert _DANGLING.search(text)
+
+
+@pytest.mark.parametrize("text", ["nccl#814", "docs/method.md 5", "the issue", "localhost#2", "the shared L3"])
+def test_a_reference_that_a_reader_can_follow_is_left_alone(text: str) -> None:
+    assert not _DANGLING.search(text)
+
+
+def test_each_cited_section_of_the_method_exists() -> None:
+    page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^##+ (\d+(?:\.\d+)?) ", page, re.MULTILINE))
+    cited = {
+        (number, str(path.relative_to(ROOT)))
+        for path in sources()
+        for hit in _CITED.finditer(path.read_text(encoding="utf-8"))
+        for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", hit[0])
+    }
+    assert len(cited) > 50
+    assert sorted((number, name) for number, name in cited if number not in sections) == []
+
+
+def test_the_methods_sections_are_numbered_in_order() -> None:
+    page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"^(##+) (\S+) ", page, re.MULTILINE)
+    expected, chapter, section = [], 0, 0
+    for hashes, _ in numbers:
+        chapter, section = (chapter + 1, 0) if hashes == "##" else (chapter, section + 1)
+        expected.append(str(chapter) if hashes == "##" else f"{chapter}.{section}")
+    assert [number for _, number in numbers] == expected

@@ -29,7 +29,7 @@ LARGE = 64 * MIB
 SMALL = 8
 # `pairs` as it is by default but for the sizes: the largest of these decides, the smallest shows latency.
 TWO_SIZES = (SMALL, LARGE)
-MOST_NOISE = 0.02  # σ of a visit, the bar
+MOST_NOISE = 0.02  # σ of a trial: the bars hold up to this much
 PAIRS = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
 NOISY = 0.015  # rows of their own for the noisiest quarter
 NAMED_SHARE = 5  # every fifth machine is a shipped one

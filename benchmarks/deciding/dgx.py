@@ -1,4 +1,4 @@
-"""The DGX-1V of METHOD.md §6: how many rings the best sets hold, how many sets reach that, and which one is chosen."""
+"""The DGX-1V of docs/method.md 11.6: rings of the best sets, how many sets reach that, and which one is chosen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .bench import Asked, Part, Row, drawn_seed, measured, noisy, pair_rates, rn
 
 RUNS = 100
 _PART = 4
-# k: (best number of directed rings, sets that reach it), METHOD.md §6.
+# k: (best number of directed rings, sets that reach it), docs/method.md 11.6.
 EXPECTED = {2: (2, 8), 3: (2, 8), 4: (4, 2), 5: (2, 24), 6: (4, 4), 7: (4, 8), 8: (6, 1)}
 NEVER = (0, 1, 2, 3, 4)
 

@@ -1,4 +1,4 @@
-"""Each kind of verdict of METHOD.md §5 put into a machine: found at its place, with its cause, and nothing else?"""
+"""Each kind of verdict of docs/method.md 10 put into a machine: found there, with its cause, and nothing else?"""
 
 from __future__ import annotations
 

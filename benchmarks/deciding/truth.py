@@ -26,7 +26,7 @@ Members = tuple[int, ...]
 Times = Mapping[DataPoint, float]
 
 EQUAL = 1e-3  # links whose times differ by less are one: far below δ, far above rounding
-# METHOD.md §5: "> 10 %". An outlier is claimed from 2.5 % on; what is 2 % below the best may be called so.
+# docs/method.md 10.2: 10 %. An outlier is claimed from 2.5 % on; what is 2 % below the best may be called so.
 _INVERTED, _ONE_WAY, _OUTLYING = math.log(1.1), math.log(1 / 0.9), 0.02
 
 

@@ -96,7 +96,7 @@ class Bench:
         return self._pairs[name]
 
     def _visible(self, members: Members) -> dict[str, str]:
-        # nvidia-smi's order, which collbench's --devices means; CUDA's own may differ (METHOD.md §1).
+        # nvidia-smi's order, which collbench's --devices means; CUDA's own may differ (docs/method.md 2.5).
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(self.devices[i] for i in members),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-# nvbandwidth's case for each of collbench's copies, by METHOD.md §1: "write" is issued by the source, "read" by the
+# nvbandwidth's case for each copy of ours, by docs/method.md 2.2: "write" is issued by the source, "read" by the
 # destination. nvbandwidth means the same by its names [testcases_ce.cpp:90-138, testcases_sm.cpp:94-167 of v0.8].
 LINK_CASES = {
     "ce-write": "device_to_device_memcpy_write_ce",

@@ -19,8 +19,8 @@ PROGRAMS = {
     "sendrecv": "sendrecv",
 }
 _MEBIBYTE = 2**20
-_LARGE, _LARGE_BAR, _SMALL_BAR = 16 * _MEBIBYTE, 0.01, 0.05  # issue 3
-_COPY_BAR = 0.005  # issue 3
+_LARGE, _LARGE_BAR, _SMALL_BAR = 16 * _MEBIBYTE, 0.01, 0.05
+_COPY_BAR = 0.005
 _HEADER = ("what", "peer", "collbench", "ratio (min–max)", "bar", "verdict")
 # Up to 1 GiB also where graphs are replayed: nccl-tests' buffers are as large as its largest message, and with -e 16M
 # all of it stays in the GPUs' L2 (60 MB), where send/recv is twice as fast. -c 1, for at -c 0 its buffers hold no data.

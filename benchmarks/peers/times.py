@@ -11,9 +11,9 @@ from .outputs import LINK_CASES
 from .runs import RunFile
 from .table import NO_BAR, Table, at_most
 
-_SMALL, _SMALL_BAR = 64 * 2**10, 0.02  # issue 3
-_LARGE, _LARGE_BAR = 2**20, 0.003  # issue 3
-_WALL_BAR_SECONDS, _WALL_GPUS, _FACTOR_BAR = 5.0, 4, 10.0  # issue 3
+_SMALL, _SMALL_BAR = 64 * 2**10, 0.02
+_LARGE, _LARGE_BAR = 2**20, 0.003
+_WALL_BAR_SECONDS, _WALL_GPUS, _FACTOR_BAR = 5.0, 4, 10.0
 _SWEEP = ("-b", "8", "-e", "1G", "-f", "2")
 _SURVEY = ("-b", "16", "-e", "1G", "-f", "4")  # 14 sizes, as `collbench pairs` has by default
 
@@ -154,7 +154,7 @@ def _growth_row(
     return (
         str(gpus),
         str(gpus * (gpus - 1) // 2),
-        str(gpus - 1 + gpus % 2),  # the circle method (METHOD.md §3)
+        str(gpus - 1 + gpus % 2),  # the circle method (docs/method.md 6.2)
         f"{wall_seconds:.2f}",
         f"{seconds:.2f}",
         f"{factor:.2f}×",

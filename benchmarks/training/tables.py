@@ -199,7 +199,7 @@ def margin(row: dict[str, Any]) -> float:
 
 
 def published_scaling() -> list[str]:
-    """Return METHOD.md §7's table of EfficientNet on CIFAR-10."""
+    """Return the published table of EfficientNet on CIFAR-10."""
     first = published.IMAGES[0].seconds
     rows = [
         (

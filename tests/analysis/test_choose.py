@@ -18,7 +18,7 @@ from tests.builders import GIB, gpus, measured, pair_run, paths, run_of
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 MIB = 2**20
-# What V100s achieve by label, GB/s [METHOD.md §5].
+# What V100s achieve by label, GB/s [docs/method.md 9.2].
 V100 = {"NV1": 24.2, "NV2": 48.3, "SYS": 9.5}
 
 
@@ -60,7 +60,7 @@ def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "rings", "sets"),  # METHOD.md §6, "expected on DGX-1V"
+    ("k", "rings", "sets"),  # docs/method.md 11.6
     [(3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8)],
 )
 def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) -> None:

@@ -279,7 +279,7 @@ def test_p2p_disabled_slows_nccl_and_no_copy_and_is_named_as_what_differs() -> N
     found = compare(base, recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), FAIL)
     assert told(found) == {("allreduce", "worse"), ("broadcast", "worse")}
     assert ("NCCL_P2P_DISABLE", "not set", "1") in [(d.what, d.base, d.new) for d in found.differences]
-    # METHOD.md [H200x4]: 27.9 GB/s with P2P disabled against 327.
+    # tests/data/h200x4: 27.9 GB/s with P2P disabled against 327.
     largest = [c for c in found.changes if c.key.work == "allreduce" and c.key.size_bytes == 2**30]
     assert all(change.new_gbs == pytest.approx(27.9, abs=1) and change.regressed for change in largest)
 

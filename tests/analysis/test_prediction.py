@@ -226,7 +226,7 @@ def h200(*, p2p: bool) -> Run:
         return run_file.loads(io.TextIOWrapper(member, encoding="utf-8").read(), "no-p2p.json")
 
 
-# METHOD.md §7: GPT-2 124M, DDP on two H200, a step with P2P and what it took longer without.
+# docs/method.md 12: GPT-2 124M, DDP on two H200, a step with P2P and what it took longer without.
 @pytest.mark.parametrize(
     ("title", "gradient_bytes", "step", "longer"),
     [("fp32", 4, 51.3e-3, 58.6e-3 - 51.3e-3), ("bf16 by autocast, gradients in fp32", 4, 22.4e-3, 32.1e-3 - 22.4e-3)],
@@ -234,7 +234,7 @@ def h200(*, p2p: bool) -> Run:
 def test_gpt2_without_p2p_takes_as_much_longer_as_was_measured(
     title: str, gradient_bytes: int, step: float, longer: float
 ) -> None:
-    """Issue 5's bar is 25 %. METHOD.md does not say what the bf16 job sent: only four bytes a gradient explain it."""
+    """Within 25 %. Nobody recorded what the bf16 job sent: only four bytes a gradient explain it."""
     fast, slow = (Predictor(gather([("run", h200(p2p=p2p))])) for p2p in (True, False))
     asked = question(networks.find("gpt2"), gradient_bytes=gradient_bytes, step_seconds=step, measured_on_best=True)
     compute = fast.compute(asked, "ddp", (0, 1))

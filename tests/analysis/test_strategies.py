@@ -47,7 +47,7 @@ def test_gpt2_in_bf16_by_hand() -> None:
 
 
 def test_zero3_moves_half_as_much_again_as_ddp() -> None:
-    """METHOD.md §7: an all-reduce moves twice the bus bytes of a gather or a scatter of the same size."""
+    """docs/method.md 12: an all-reduce moves twice the bus bytes of a gather or a scatter of the same size."""
     job = Job(networks.find("llama-3-8b"), 2, 2)
     three = sum(sent("zero3", job).values())
     assert three / (2 * sent("ddp", job)[AR]) == pytest.approx(1.5)

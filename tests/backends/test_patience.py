@@ -19,11 +19,11 @@ def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
 @pytest.mark.parametrize(
     ("what", "step", "needs"),
     [
-        # nvbandwidth moves 3 GB/s through host memory on PCIe gen 3 (METHOD.md §5, staged): 2 GiB in 0.7 s a pair.
+        # Staged copies move 3 GB/s through host memory on PCIe gen 3: 2 GiB in 0.7 s a pair.
         ("two staged gigabytes", copy(GIB, variant=Variant.STAGED), 0.72),
         ("eight pairs that share one root port", copy(GIB, groups=8), 8 * 0.72),
         ("both ways at once", copy(GIB, variant=Variant.BOTH_WAYS), 2 * 0.72),
-        # nccl#814 saw an all-reduce of two GPUs at 9.9 GB/s; EfficientNet's PCIe machines at 5.6 (METHOD.md §6).
+        # nccl#814 saw an all-reduce of two GPUs at 9.9 GB/s; EfficientNet's PCIe machines at 5.6 (docs/method.md 11).
         ("an all-reduce of eight", Step(Operation.ALLREDUCE, (tuple(range(8)),), GIB, 4, 2, 0), 8 * 2 * 1.07 / 5.6),
         ("a launch loop over sockets", Step(Operation.ALLREDUCE, ((0, 1),), 8, 20, 2, 1, launches=20), 85 * 50e-6),
     ],

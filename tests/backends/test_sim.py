@@ -78,7 +78,7 @@ def test_all_to_one_shares_the_port_of_the_one() -> None:
     ],
 )
 def test_small_messages_of_h200_take_what_was_measured(title: str, asked: Step, microseconds: float) -> None:
-    """METHOD.md §2.3, and reference/h200x4/p2pBandwidthLatencyTest.txt; the chase 0.7 to 1 µs."""
+    """docs/method.md 4.2; small copies by p2pBandwidthLatencyTest of that machine; the chase 0.7 to 1 µs."""
     backend = SimBackend(QUIET_H200, seed=1)
     timing = backend.time_collective(asked) if asked.operation.is_collective else backend.time_copies(asked)
     assert timing.seconds[0][0] * 1e6 == pytest.approx(microseconds, rel=0.15), title

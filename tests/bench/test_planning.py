@@ -170,7 +170,7 @@ def test_disjoint_sets_of_neighbours_run_at_once() -> None:
 
 @pytest.mark.parametrize("sets", [((0, 1), (2, 3), (0, 3)), ((0, 1, 2), (0, 2, 3))])
 def test_named_sets_are_visited_alone_in_turn_and_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
-    """METHOD.md §6; sets that share no GPU would otherwise run at the same time."""
+    """docs/method.md 11.5; sets that share no GPU would otherwise run at the same time."""
     backend, request = FakeBackend(4), replace(ONE, sets=sets, sizes=(MIB,), budget_seconds=1e-9)
     plan, _ = make_plan(request, backend)
     assert plan.groups == {Work(Operation.ALLREDUCE): sets}

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
         ("healthy machines show nothing false", healthy.run, 40),
         ("a pair that is 8 % slow is found", slow.run, 10),
         ("each kind of verdict is found where it was put, and nothing elsewhere", kinds.run, 1),
-        ("the DGX-1V of METHOD.md §6", dgx.run, 2),
+        ("the DGX-1V of docs/method.md 11.6", dgx.run, 2),
         ("the chosen set is as good as the best", regret.run, 8),
         ("a permutation of the GPUs permutes the answer", relabel.run, 4),
     ],

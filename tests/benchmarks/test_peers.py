@@ -57,7 +57,7 @@ def test_output_of_nccl_tests_that_cannot_be_used_is_refused(title: str, text: s
 
 def test_the_nccl_that_ran_is_named() -> None:
     text = (RECORDED / "all_reduce_perf-4-ranks.txt").read_text(encoding="utf-8")
-    assert outputs.nccl_version(text) == "2.28.9"  # the reference machine's, METHOD.md
+    assert outputs.nccl_version(text) == "2.28.9"  # [H200x4] of docs/method.md
     assert outputs.nccl_version("# nThread 2") == ""
 
 

@@ -27,7 +27,7 @@ TRAIN, CLUSTER = ((DOCS / name).read_text(encoding="utf-8") for name in ("train.
 COMMANDS = re.findall(r"^ +((?:srun .*)?collbench train .*)$", TRAIN + CLUSTER, re.MULTILINE)
 (YAML,) = re.findall(r"^    apiVersion: .*\n(?:    .*\n)+", CLUSTER, re.MULTILINE)
 PROBE = evidence.probe  # as it is without this file's machine
-ROWS = re.findall(r"^\| `([^`]+)` \|", TRAIN.partition("| said |")[2], re.MULTILINE)
+ROWS = re.findall(r"^\| `([^`]+)` \|", TRAIN.partition("| message |")[2], re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)

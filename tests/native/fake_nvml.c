@@ -1,4 +1,4 @@
-// Fake libnvidia-ml.so.1: the same GPUs as the fake driver's, as one 4×H200 machine's NVML told them [METHOD.md §5].
+// Fake libnvidia-ml.so.1: the same GPUs as the fake driver's, as a 4×H200 machine's NVML had them [docs/method.md 9.1].
 // What that machine did not support is not supported here; what is missing, the binding reports as missing.
 #include <stdio.h>
 #include <stdlib.h>

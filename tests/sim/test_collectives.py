@@ -22,7 +22,7 @@ V100_LINK = 24.17 * DGX.engines.nccl_nvlink
     [(2, 2, 8), (3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8), (8, 6, 1)],
 )
 def test_dgx_1v_has_the_expected_rings(k: int, rings: int, sets: int) -> None:
-    """METHOD.md §6: the best number of directed rings for k, and how many sets reach it."""
+    """docs/method.md 11.6: the best number of directed rings for k, and how many sets reach it."""
     truth = Truth(DGX)
     found = Counter(round(truth.busbw(members) / V100_LINK, 3) for members in combinations(range(8), k))
     best = max(found)
@@ -30,7 +30,7 @@ def test_dgx_1v_has_the_expected_rings(k: int, rings: int, sets: int) -> None:
 
 
 def test_the_set_without_a_ring_of_nvlinks_is_as_slow_as_it_was_measured() -> None:
-    assert allreduce_busbw(DGX, (0, 1, 2, 3, 4)) == pytest.approx(5.6, abs=0.05)  # METHOD.md §6
+    assert allreduce_busbw(DGX, (0, 1, 2, 3, 4)) == pytest.approx(5.6, abs=0.05)  # docs/method.md 11
 
 
 @pytest.mark.parametrize(("count", "cycles"), [(3, 2), (4, 2), (5, 4), (6, 4), (7, 6), (8, 7)])
@@ -93,7 +93,7 @@ def test_meshes(title: str, fabric: Fabric, members: tuple[int, ...], expected: 
 
 
 def test_h200_tends_to_the_measured_bus_bandwidth() -> None:
-    """reference/h200x4/all_reduce_perf-4-ranks.txt at 4 GiB; …-2-ranks-p2p-disabled.txt at 512 MiB."""
+    """tests/data/h200x4/all_reduce_perf-4-ranks.txt at 4 GiB; …-2-ranks-p2p-disabled.txt at 512 MiB."""
     fabric = fabrics.load("hgx-h200")
     assert allreduce_busbw(fabric, (0, 1, 2, 3)) == pytest.approx(362.5, rel=0.01)
     disabled = faulty(fabric, Fault(FaultKind.P2P_DISABLED))

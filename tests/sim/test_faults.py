@@ -1,4 +1,4 @@
-"""A fault for each kind of verdict: it is where it says, it shows as METHOD.md §5 defines it, and alone."""
+"""A fault for each kind of verdict: it is where it says, it shows as docs/method.md 10 defines it, and alone."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -115,7 +115,7 @@ def test_a_bottleneck_is_shared_by_all_that_run_at_once() -> None:
 def test_named_fabrics_have_the_measured_rates(
     name: str, link: tuple[int, int], operation: Operation, expected: float
 ) -> None:
-    """Figures of METHOD.md §5."""
+    """Figures of docs/method.md 9.2."""
     (found,) = copy_rates(fabrics.load(name), [Transfer(*link, operation)])
     assert found == pytest.approx(expected, rel=0.01)
 
@@ -141,7 +141,7 @@ def test_staged_copies_of_h200_have_the_measured_rate() -> None:
 def test_nothing_is_overfull_and_everybody_is_stopped_by_something_full(
     case: tuple[list[float], list[dict[int, float]]],
 ) -> None:
-    """The definition of max-min fairness: Bertsekas & Gallager, Data Networks, §6.5."""
+    """The definition of max-min fairness: Bertsekas & Gallager, Data Networks, section 6.5."""
     capacity, loads = case
     found = max_min(capacity, loads)
     used = [

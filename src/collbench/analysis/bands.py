@@ -1,4 +1,4 @@
-"""What all-reduce busbw a set of devices is predicted to reach, as a band (METHOD.md §6)."""
+"""What all-reduce busbw a set of devices is predicted to reach, as a band (docs/method.md 11.3)."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def _student(freedom: float, probability: float) -> float:
 # on.
 
 
-_TIE_ALPHA = 0.10  # METHOD.md §4: tied is a 90 % interval within ±δ
+_TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90 % interval within ±δ
 # A run keeps its own latency: of two runs on one machine, a minute apart, cells of 8 B to 4 MiB differed by up to
 # 0.12 µs for all their visits, beyond what their noise explains (2 machines with 4 × H200, 1680 and 840 cells).
 _RUNS_OWN_S = 0.15e-6

@@ -136,7 +136,7 @@ def _bounded(estimate: _Array, drawn: _Array) -> Bounded:
     return min(float(low), middle), middle, max(float(high), middle)
 
 
-# Times of a collective over message sizes, from a few measured ones (METHOD.md §7).
+# Times of a collective over message sizes, from a few measured ones (docs/method.md 12).
 
 
 Values = NDArray[np.float64]

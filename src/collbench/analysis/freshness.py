@@ -33,7 +33,7 @@ def part(run: Run, devices: Sequence[Device]) -> Run:
 _UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
 # Six digits stay far inside timedelta's range of 999,999,999 days.
 _DURATION = re.compile(r"([0-9]{1,6})([dhms])")
-# Below 1 MiB a collective's time is latency, which says little about the wires (METHOD.md §2.7).
+# Below 1 MiB a collective's time is latency, which says little about the wires (docs/method.md 6.4).
 TELLING_BYTES = 2**20
 
 

@@ -12,7 +12,7 @@ from collbench.analysis.tiers import Estimate, differs, estimates_of, ties, tole
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
 
-# The copy engine shows the wire (METHOD.md §1); a job loads batches one way and offloads the other.
+# The copy engine shows the wire (docs/method.md 2.2); a job loads batches one way and offloads the other.
 _DIRECTIONS = (Operation.H2D_CE, Operation.D2H_CE)
 
 LaunchEnvironment = tuple[int, ...]  # (position, node)

@@ -1,4 +1,4 @@
-"""What the hardware can carry, and which timed blocks exceed it (docs/method.md). Pure."""
+"""What the hardware can carry, and which timed blocks exceed it (docs/method.md 9.3). Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nvls(run: Run) -> Nvls:
     return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
 
 
-# The most that an operation can reach on a run's devices: what its narrowest link, port or slot carries (method.md).
+# The most that an operation can reach on a run's devices: its narrowest link, port or slot (docs/method.md 9.3).
 #
 # Everything is GB/s in one direction. A message of S bytes loads what it crosses; a link of capacity C takes at least
 # load × S / C for it, so no rate exceeds the smallest C / load of all that is crossed. Pure.
@@ -247,7 +247,7 @@ def _messages(cell: DataPoint) -> list[tuple[int | None, int | None]]:
     return [(first, other) for other in rest]
 
 
-# What beats physics: timed blocks whose rate exceeds what the hardware can carry (docs/method.md). Pure.
+# What beats physics: timed blocks whose rate exceeds what the hardware can carry (docs/method.md 9.3). Pure.
 #
 # A limit that is beaten means that the timing is wrong, or what the driver reports of the links. Where no limit is
 # known, nothing is found, and nothing is passed: `Hardware.of` is None there.

@@ -21,7 +21,7 @@ from collbench.machine.limits import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, FlagKind, Health, Measurement, Path, Run
 
-# Which of several sets that bandwidth does not tell apart (METHOD.md §6): level by level, until one is left.
+# Which of several sets that bandwidth does not tell apart (docs/method.md 11.4): level by level, until one is left.
 
 
 Values = NDArray[np.float64]
@@ -91,7 +91,7 @@ def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], V
     return costs
 
 
-# Which devices are fit for a job: not in use, not throttled, not faulty (METHOD.md §6).
+# Which devices are fit for a job: not in use, not throttled, not faulty (docs/method.md 11.1).
 
 
 # A CUDA context takes 300 MB and more: less in use, and no process, means nobody.
@@ -240,7 +240,7 @@ _COPIES = (
 )
 # What training runs comes first; the copies stand in for it where no collective was measured.
 _EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
-# Two directions of a link differ from here on [METHOD.md §5, ASYMMETRY].
+# Two directions of a link differ from here on [docs/method.md 10.2, ASYMMETRY].
 _ASYMMETRIC = 1.10
 # Sets are told apart by what several noisy pairs show together, up to this much.
 _MOST_NOISE = 0.05
@@ -421,7 +421,7 @@ def _paths(paths: Sequence[Path], place: dict[int, int]) -> dict[tuple[int, int]
 
 
 def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, ...]:
-    """Return METHOD.md §6's tie-breaks but the remainder and the PCI bus id, which need no run."""
+    """Return docs/method.md 11.4's tie-breaks but the remainder and the PCI bus id, which need no run."""
     busy, suspect = marks(run, order)
     return (
         Level("the fewest GPUs that others use", members_with(np.array(busy))),

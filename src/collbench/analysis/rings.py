@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-# How many rings a mesh of NVLinks carries at once: arc-disjoint directed Hamiltonian cycles (METHOD.md §6).
+# How many rings a mesh of NVLinks carries at once: arc-disjoint directed Hamiltonian cycles (docs/method.md 11.3).
 #
 # A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 where there is
 # none.
@@ -184,7 +184,7 @@ def _ways_on(left: list[list[int]], path: list[int]) -> list[int]:
 Rates = NDArray[np.float64]
 Sets = NDArray[np.intp]
 
-# The table takes 2^n · n values: 8 MB for 16 devices, which is the most that is searched exactly (METHOD.md §6).
+# The table takes 2^n · n values: 8 MB for 16 devices, which is the most that is searched exactly (docs/method.md 11.4).
 MOST_MEMBERS = 16
 
 

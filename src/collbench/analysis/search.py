@@ -91,7 +91,7 @@ def _weakest(rates: Values, members: list[int]) -> list[int]:
     return [int(place) for place in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
 
 
-# Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (METHOD.md §6).
+# Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (docs/method.md 11.4).
 
 
 # A band of 16 devices takes a quarter of a second.
@@ -242,7 +242,7 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
     """Return the set at the place `chosen` and up to three others, best first, and the first k wherever they stand.
 
     All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no audit is sure enough to rule
-    out what METHOD.md's 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of each kind
+    out what the 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of each kind
     goes first, then those that share the fewest devices with the others.
     """
     least = field.lo[chosen]

@@ -34,7 +34,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run
 from collbench.model.units import fixed
 
-# What measuring the finalists shows: the fastest, and what it gains over the first k (METHOD.md §6).
+# What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method.md 11.5).
 
 
 def settle(choice: Choice, verification: Run) -> Choice:

@@ -110,7 +110,7 @@ def deviations(logs: Sequence[float]) -> list[float]:
 
 
 def sigma(pooled: Sequence[float]) -> float:
-    """Return σ̂ of one visit from deviations: 1.4826 · MAD (METHOD.md §4)."""
+    """Return σ̂ of one visit from deviations: 1.4826 · MAD (docs/method.md 8.2)."""
     return MAD_TO_SIGMA * float(np.median(pooled))
 
 
@@ -118,7 +118,7 @@ def visit_noise(cells: Iterable[Sequence[float]]) -> float:
     """Return σ̂ of one visit, pooled over the cells' log visits: the median difference of two of a cell; 0 without two.
 
     It holds for any number of visits. Deviations from a cell's own median do not: of three visits one is always 0, and
-    their MAD shows 57 % of σ. A quarter of the visits may be wild. Source: Rousseeuw & Croux, JASA 88 (1993), §3.
+    their MAD shows 57 % of σ. A quarter of the visits may be wild. [Rousseeuw & Croux, JASA 88 (1993), section 3]
     """
     differences = [abs(a - b) for logs in cells for a, b in combinations(logs, 2)]
     return float(np.median(differences)) / _DIFFERENCE_OF_TWO if differences else 0.0
@@ -188,7 +188,7 @@ def _below_grid() -> _Array:
 def _range_distribution(n: int) -> _Array:
     """Return P(range of n independent standard normals ≤ w) for each w of `_RANGES`.
 
-    Source: David & Nagaraja, Order Statistics, §2.3: P = n ∫ φ(x) (Φ(x + w) − Φ(x))^(n−1) dx.
+    Source: David & Nagaraja, Order Statistics, section 2.3: P = n ∫ φ(x) (Φ(x + w) − Φ(x))^(n−1) dx.
     """
     density, below = n * _density(_GRID), _below_grid()
     inside = (np.interp(_GRID + width, _GRID, below) - below for width in _RANGES)

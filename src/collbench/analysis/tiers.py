@@ -1,4 +1,4 @@
-"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method.md has the rule)."""
+"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method.md 8)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collbench.analysis.stats import DELTA, median_deviation, range_quantile, su
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 
-# What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md has the rule).
+# What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
@@ -26,7 +26,7 @@ Members = tuple[int, ...]
 _MIB = 2**20
 # Below 1 MiB three times as much: 6 % of the 5 µs of a small message is what its launch alone may vary by.
 _SMALL_DELTA = 3 * DELTA
-FEWEST_VISITS = 3  # METHOD.md §4: three visits screen
+FEWEST_VISITS = 3  # docs/method.md 8.3: three visits screen
 _PUBLISHING_VISITS = 5  # at least five publish a tier, so fewer have to be surer
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
 _TIE_LEVEL = 0.90
@@ -157,7 +157,7 @@ def _freedom(a: Estimate, b: Estimate) -> float:
     return math.floor(exact / digit) * digit
 
 
-# Which links and pairs differ and which tie: order, tiers and words (METHOD.md §4; docs/method.md has the rule).
+# Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
 
 
 # Where equals may look further apart than this many δ, their looking alike says nothing.

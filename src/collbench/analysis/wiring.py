@@ -62,11 +62,11 @@ def _slot(device: Device) -> float:
 # What labels alone promise in GB/s, where nothing was measured.
 
 
-# One way of an NVLink, where nobody says which: a V100's as achieved [METHOD.md §5]. Only the count matters for order.
+# One way of an NVLink, where none is named: a V100's as achieved [docs/method.md 9.2]. Only the count decides.
 _NVLINK_GBS = 24.2
-# Of what NVML says its links can: 0.97 is achieved on a V100, 0.88 on an H200 [METHOD.md §5].
+# Of what NVML says its links can: 0.97 is achieved on a V100, 0.88 on an H200 [docs/method.md 9.2].
 _NVLINK_SHARE = 0.9
-# PCIe, one way: NODE as achieved on a V100 machine [METHOD.md §5], the others in the order of the labels alone.
+# PCIe, one way: NODE as achieved on a V100 machine [docs/method.md 9.2], the others in the order of the labels alone.
 _PCIE_GBS = {"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.5, "SYS": 9.0}
 _UNKNOWN_GBS = 8.0
 
@@ -86,7 +86,7 @@ def _guess(path: Path) -> float:
     return _NVLINK_SHARE * path.theory_gbs if path.theory_gbs else _NVLINK_GBS * links
 
 
-# The one ring that a set runs where NVLinks do not close one: over PCIe, which its hops share (METHOD.md §6).
+# The one ring that a set runs where NVLinks do not close one: over PCIe, which its hops share (docs/method.md 11.3).
 #
 # A ring crosses the uplink of a PCIe switch once each way, however many members sit below. But where its GPUs cannot
 # reach each other directly, every hop goes up to the host and down again, and the uplink is shared by all of them.
@@ -223,12 +223,12 @@ def _ways_out(sets: Sets, links: Values) -> Values:
 # known.
 
 
-# NV_DEGRADED begins below 0.7 of what its links promise [METHOD.md §5]; an NVLink label at PCIe's rate is not in use.
+# NV_DEGRADED begins below 0.7 of the links' rate [docs/method.md 10.2]; an NVLink label at PCIe's rate is not in use.
 _DEGRADED, _NO_FASTER = 0.7, 1.1
 # A pair this near to its whole number of links has them all: visits are no surer than that.
 _WHOLE = 0.04
 _BELOW_A_HOST = ("PIX", "PXB", "PHB")
-# What is left of a PCIe hop's bandwidth in a ring of many [METHOD.md §6: 5.6 of 9.5 GB/s were measured on a DGX-1V].
+# What is left of a PCIe hop's bandwidth in a ring of many [docs/method.md 11.3: 5.6 of 9.5 GB/s on a DGX-1V].
 CROWDED = 0.6
 
 
@@ -405,7 +405,7 @@ def _snapped(nvlink: Rates, links: Rates) -> Rates:
 
 
 def _shares(n: int, paths: Mapping[Pair, Path], audits: Sequence[Audit]) -> Rates:
-    """Return what a hop keeps beside others: METHOD.md's 0.6, or more where the audit of its label found more.
+    """Return what a hop keeps beside others: 0.6 (docs/method.md 11.3), or more where its label's audit found more.
 
     Less is left to `pcie`: an audit loads all switches at once, a ring of few devices does not.
     """

@@ -306,7 +306,7 @@ class CudaBackend:
     def close(self) -> None:
         """Do nothing: the driver takes back memory, contexts and communicators when the process ends.
 
-        Destroying communicators here would cost 0.5–1.0 s a round [METHOD.md §3, 4×H200] and give the user nothing.
+        Destroying communicators here would cost 0.5–1.0 s a round [docs/method.md 4.1, 4×H200] and gain nothing.
         """
 
 

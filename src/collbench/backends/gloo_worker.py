@@ -126,7 +126,7 @@ def _random_base(length: int) -> torch.Tensor:
 # What one gloo rank does with torch: make groups, time iterations, verify every element outside the timed region.
 
 
-# Small messages rotate over this many bytes, beyond a core's own L2 (METHOD.md §2.4).
+# Small messages rotate over this many bytes, beyond a core's own L2 (docs/method.md 3.5).
 _SPAN_BYTES = 8 * 2**20
 
 

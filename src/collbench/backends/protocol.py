@@ -158,7 +158,7 @@ class Timeouts:
 
     Staged PCIe gen 3 gives 3 GB/s, shared by several pairs a part of it; between hosts 1 Gbit Ethernet 0.12 GB/s.
     Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes 0.7 s on
-    4 × H200 [METHOD.md §3], and much longer where it first looks for networks. A worker's first step loads code.
+    4 × H200 [docs/method.md 4.1], and much longer where it first looks for networks. A worker's first step loads code.
     """
 
     opening_s: float = 120.0

@@ -66,7 +66,7 @@ def _disjoint(pairs: Sequence[Members]) -> list[Members]:
     return found
 
 
-# May disjoint pairs be measured at the same time? Compare some alone and together first (METHOD.md §3).
+# May disjoint pairs be measured at the same time? Compare some alone and together first (docs/method.md 6.2).
 
 
 _VISITS = 3

@@ -28,9 +28,9 @@ _ROUND_START_S = 1.5
 _WORLD_START_S, _RANK_START_S = 0.65, 0.01
 # Assumed: rank 0 writes each step to every rank's connection, and reads the answer.
 _MESSAGE_S = 50e-6
-VISITS, BLOCKS, WARMUP = 3, 2, 1  # of a round: as of every cell that is screened (METHOD.md §4)
+VISITS, BLOCKS, WARMUP = 3, 2, 1  # of a round: as of every cell that is screened (docs/method.md 6.3)
 _BLOCK_BYTES = 4 * 2**30  # as the longest blocks of copies: 20 ms on 8 cards of 400 Gb/s
-_MOST_ITERATIONS = 20  # METHOD.md §2.2
+_MOST_ITERATIONS = 20  # docs/method.md 3.1
 # What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].
 TARGETED = 8
 

@@ -23,7 +23,7 @@ class Effort:
 
     A cell that is unsettled after its visits gets more until the time is up; `screening` visits are always made.
     `block_bytes` is how much one timed block of copies moves at least, and up to `longest_block_bytes` where few cells
-    leave time for it, at about `rate` in B/s. `precision` replaces METHOD.md's ±1 % or ±3 %.
+    leave time for it, at about `rate` in B/s. `precision` replaces ±1 % or ±3 % (docs/method.md 6.4).
     """
 
     screening: int
@@ -35,7 +35,7 @@ class Effort:
     precision: float | None = None
 
 
-# METHOD.md §4: three visits screen, at least five publish a tier; with seven the medians of six pairs on
+# docs/method.md 6.3: three visits screen, at least five publish a tier; with seven the medians of six pairs on
 # 4 × H200 stay within the 2 % of a tie. Blocks: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against
 # the event clock's 0.5 µs; cores are fifty times slower. Each block has a start and an end that are no copying: of
 # 128 MiB they are 1 % (copy engine) to 3 % (kernels), of 1 GiB 0.3 %. nvbandwidth moves 16 messages: with
@@ -57,7 +57,7 @@ def effort_on(backend: str) -> Effort:
 # How many messages a timed block holds: enough for the clock, few enough for many blocks.
 
 
-# METHOD.md §2.2: the gated queue stays shallow. 20 is also what nccl-tests takes by default (-n).
+# docs/method.md 3.1: the gated queue stays shallow. 20 is also what nccl-tests takes by default (-n).
 _MOST = 20
 # Copies that last microseconds: their launches cost more than the copies, so a block holds a few less.
 _MOST_SMALL, _SMALL_BELOW = 16, 2**20
@@ -158,7 +158,7 @@ Members = tuple[int, ...]
 
 # From this size on no untimed block comes before the timed ones: the backend wakes links and kernels for less time.
 _SELF_WARMING = 16 * 2**20
-# METHOD.md §2.6: replicate by visits; two blocks in each of three visits give the six that an interval needs.
+# docs/method.md 2.3: blocks of one visit share what disturbs it, so more of them add little; visits are repeated.
 BLOCKS_A_VISIT = 2
 
 
@@ -296,7 +296,7 @@ _SHORTEST_BUDGET = 1.0
 # A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger
 # ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which everybody then lacks.
 _LARGEST_ON_A_NODE = 64 * 2**20
-# METHOD.md §6: finalists are compared by at least six visits each.
+# docs/method.md 11.5: finalists are compared by at least six visits each.
 _VISITS_OF_SETS = 6
 QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 

@@ -51,7 +51,7 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
     return abs(now - before) <= _STABLE_CHANGE * before
 
 
-# Whether the cells that decide were visited often enough to tell a slow pair from a noisy one (METHOD.md §4).
+# Whether the cells that decide were visited often enough to tell a slow pair from a noisy one (docs/method.md 8.3).
 
 
 # The error of a cell's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100 (benchmarks/ties.py).
@@ -265,7 +265,7 @@ def _readable(seconds: float) -> float:
 # One sweep: warm up, audit, then visit every cell in random order until it is settled or the time is up.
 
 
-# METHOD.md §2.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.
+# docs/method.md 6.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.
 _DRIFT, _WARM_TRIES = 0.01, 8
 _WARM_BYTES = 16 * 2**20
 

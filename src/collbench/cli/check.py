@@ -59,7 +59,7 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     return f"cannot vouch for {named(run, [first.pair])}: {first.absence.reason}; {share}"
 
 
-# Suspicious links once more, alone: a verdict needs an isolated re-measurement that confirms (METHOD.md §5).
+# Suspicious links once more, alone: a verdict needs an isolated re-measurement that confirms (docs/method.md 10.1).
 
 
 # Each pair is a sweep of its own, of about 3 s with the driver's start: more would take longer than the first one.

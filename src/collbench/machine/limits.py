@@ -26,7 +26,7 @@ _CONTEXT_BYTES = 640 * 2**20
 # The driver's figure of utilisation may be the tail of our own previous work; below this nobody is at work.
 BUSY_PERCENT = 10
 
-# The rule of thumb for GPUs: under 75 °C is good, over 80 is worth a warning, 84 to 90 throttles.
+# A rule of thumb for GPUs: under 75 °C is good, over 80 is worth a warning, 84 to 90 throttles.
 GOOD_C, HOT_C = 75, 80
 TEMPERATURE_RULE = "under 75 °C is good, over 80 °C is hot, 84–90 °C throttles"
 

@@ -1,4 +1,4 @@
-"""What a path can carry in one direction, in GB/s (1e9 B/s), with the source of every constant (METHOD.md §5).
+"""What a path can carry in one direction, in GB/s (1e9 B/s), with the source of every constant (docs/method.md 9.2).
 
 NVLink limits are links × *data* rate. NVML reports the *line* rate, which on newer links includes the line code:
 an H200 says 26.5625 GB/s, of which 16/17 is data: 25 GB/s, the figure NVIDIA publishes (18 links, 900 GB/s both
@@ -22,7 +22,7 @@ _DATA_RATE_GBS = {
     14062: 14.0625,  # GA102 (RTX 3090, A6000, A40): published as 56.25 GB/s each way over 4 links
 }
 
-# Data rate in GB/s per NVLink by CUDA compute capability, for drivers that report no rate [METHOD.md §5, but for
+# Data rate in GB/s per NVLink by CUDA compute capability, for drivers that report no rate [docs/method.md 9.2, but for
 # 7.5: TITAN RTX's product page, 100 GB/s both ways over 2 links; 10.3 (B300) reports the same rate as B200].
 _RATE_BY_CAPABILITY = {
     (6, 0): 20.0,
@@ -35,7 +35,7 @@ _RATE_BY_CAPABILITY = {
     (10, 3): 50.0,
 }
 
-# GB/s one way of a ×16 slot by generation: 8, 16, 32 GT/s × 16 lanes × 128/130 (line code) / 8 bit [METHOD.md §5].
+# GB/s one way of a ×16 slot by generation: 8, 16, 32 GT/s × 16 lanes × 128/130 (line code) / 8 [docs/method.md 9.2].
 _PCIE_X16_GBS = {3: 15.75, 4: 31.5, 5: 63.0}
 FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # stands for one that nobody tells
 

@@ -18,7 +18,7 @@ NCCL_START = "NCCL start"
 
 
 class StopReason(StrEnum):
-    """Why a cell was not measured further (METHOD.md §2.7)."""
+    """Why a cell was not measured further (docs/method.md 6.4)."""
 
     PRECISION = "precision"
     NOISE = "noise-stable"
@@ -252,7 +252,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One comparison of a pair measured alone and among others, at a large size (docs/method.md); None: not recorded.
+    """One comparison of a pair measured alone and among others at a large size (docs/method.md 6.2); None: unrecorded.
 
     `ratio` is concurrent over isolated bandwidth; `trusted` is False where it leaves 1 ± `delta`.
     """
@@ -293,7 +293,7 @@ class Machine:
 class Settings:
     """What was asked for. `environment` holds the NCCL_* variables (and the like) that were set, no others.
 
-    `precision` is half the 95 % interval over the median at which a cell is settled, None for METHOD.md's own;
+    `precision` is half the 95 % interval over the median at which a cell is settled, None for docs/method.md 6.4's;
     `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of a launch by `launcher`.
     """
 

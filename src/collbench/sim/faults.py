@@ -1,4 +1,4 @@
-"""One fault for each kind of verdict (METHOD.md §5), put into a healthy fabric at a random place.
+"""One fault for each kind of verdict (docs/method.md 10), put into a healthy fabric at a random place.
 
 What a fault of a machine is, `model.FaultKind` says; what a person would conclude from it, the kinds here.
 """
@@ -21,7 +21,7 @@ from collbench.sim.network import Medium, Network, network_of
 Members = tuple[int, ...]
 Made = tuple[Fabric, Members]
 
-# METHOD.md §5: below 0.70 of the links' rate a link is degraded; up to what PCIe can carry, it may not be used at all.
+# docs/method.md 10.2: below 0.70 of the links' rate a link is degraded; at PCIe's rate it may not be in use.
 _DEGRADED, _ABOVE_PCIE = 0.68, 1.1
 # Faster than PCIe can be by more than the 5 % that a hidden NVLink shows.
 _FASTER_THAN_PCIE = 1.15
@@ -34,7 +34,7 @@ _SHARED, _ALIKE = 0.6, 0.8
 
 
 def kinds() -> tuple[str, ...]:
-    """Return the kinds that `with_fault` knows: METHOD.md's, in lower case with dashes."""
+    """Return the kinds that `with_fault` knows: those of docs/check.md, in lower case with dashes."""
     return tuple(_MAKERS)
 
 

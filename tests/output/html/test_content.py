@@ -218,7 +218,7 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
 
 
 def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
-    # METHOD.md §6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
+    # docs/method.md 11.6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
     page = told(simulated())["runs"][0]
     chosen = {choice["k"]: choice["devices"] for choice in page["choices"]}
     assert chosen[2] in ("GPU0, GPU3", "GPU0, GPU4")

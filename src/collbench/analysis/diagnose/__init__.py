@@ -1,4 +1,4 @@
-"""Where the labels and the wires disagree (METHOD.md §5): a run in, verdicts out. Pure."""
+"""Where the labels and the wires disagree (docs/method.md 10): a run in, verdicts out. Pure."""
 
 from __future__ import annotations
 

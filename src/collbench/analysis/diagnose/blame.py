@@ -92,7 +92,7 @@ def _grown(facts: Facts) -> dict[int, str]:
     return grown
 
 
-# Whom to blame for slow links: a whole row blames its GPU, one cell the link (METHOD.md §5).
+# Whom to blame for slow links: a whole row blames its GPU, one cell the link (docs/method.md 10.2).
 
 
 # More links than this, with no GPU in common, share a cause that no single one shows.

@@ -19,7 +19,7 @@ from collbench.model.capabilities import capabilities
 _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
 # Without peer access GPUs below one PCIe switch meet on its uplink: NCCL sends both ways at once over it, copies one.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
-# Of theory, where no copy tells what a link carries: METHOD.md §5 calls less than this degraded.
+# Of theory, where no copy tells what a link carries: docs/method.md 10.2 calls less than this degraded.
 _SURE_OF_THEORY = 0.7
 # What users set and forget, strongest first [NCCL docs, environment variables]; "{}" is the value.
 _P2P = (

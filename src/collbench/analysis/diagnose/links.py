@@ -21,7 +21,7 @@ from collbench.model.operations import Work
 # Links against each other: the two ways of a pair, and links of one label.
 
 
-# METHOD.md §5: "differ by > 10 %", as a difference of log bandwidth.
+# docs/method.md 10.2: 10 %, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
 # Pairs of one H200 machine keep differences of up to 2 % from run to run, so an outlier lies below that for certain.
 _OUTLYING = 0.025
@@ -196,11 +196,11 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> str:
 # Labels against each other: does a better one carry more?
 
 
-# METHOD.md §5: "beats a better one by > 10 %", as a difference of log bandwidth.
+# docs/method.md 10.2: a worse label is 10 % faster, as a difference of log bandwidth.
 _INVERTED = math.log(1.1)
 # Words without a place in the order of labels.
 _NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
-# METHOD.md §5: what carries more than this share of its limit is not degraded.
+# docs/method.md 10.2: what carries more than this share of its limit is not degraded.
 _WELL = 0.7
 _MEDIAN_ERROR = 1.2533  # of the median of many normal values, over σ/√n
 

@@ -20,7 +20,7 @@ from collbench.model.run import DataPoint, Measurement, Path, Run
 # The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
 # beyond the bounds, so a false contradiction is rarer still.
 _CHANCE_OF_ANY = 0.005
-# METHOD.md §4: three visits screen; fewer show no noise.
+# docs/method.md 10.1: three visits screen; fewer show no noise.
 FEWEST_VISITS = 3
 # Fewer visits than this make a poor σ̂: the wider pool then counts, too.
 _FEW_VISITS = 30
@@ -99,7 +99,7 @@ class Readings:
         return math.exp(reading.middle - off), reading.gbs, math.exp(reading.middle + off)
 
     def best(self, link: Link, least_bytes: int = COPY_BYTES) -> Reading | None:
-        """Return the fastest copy on a link, by copy engine if any: that shows the link (METHOD.md §1)."""
+        """Return the fastest copy on a link, by copy engine if any: that shows the link (docs/method.md 2.2)."""
         for kinds in (CE, SM, CPU):
             there = [found for work in kinds if (found := self.of(work, least_bytes).get(link))]
             if there:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-# What a verdict is: where a label and the wires disagree, why, and how to check it (METHOD.md §5).
+# What a verdict is: where a label and the wires disagree, why, and how to check it (docs/method.md 10).
 
 
 Link = tuple[int, int]
@@ -15,7 +15,7 @@ Interval = tuple[float, float, float]
 
 
 class Kind(StrEnum):
-    """The kinds of METHOD.md §5; LABELS_DIFFER is a disagreement of the tools that is no fault."""
+    """The kinds of docs/method.md 10; LABELS_DIFFER is a disagreement of the tools that is no fault."""
 
     DATA_CORRUPT = "DATA_CORRUPT"
     HANG = "HANG"

@@ -171,7 +171,7 @@ def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float6
     return turned
 
 
-# What communication costs a training step on the best and the worst set of GPUs (METHOD.md §7).
+# What communication costs a training step on the best and the worst set of GPUs (docs/method.md 12).
 
 
 # Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
@@ -232,7 +232,7 @@ class Cost:
 class PredictedSet:
     """One strategy on so many GPUs: bytes and messages a step by operation, and what the best and worst set pay.
 
-    `sent` sums message sizes as METHOD.md §1 has them; `bus_bytes` is what each GPU sends in all by rings. `compute`
+    `sent` sums message sizes as docs/method.md 2.1 has them; `bus_bytes` is what each GPU sends by rings. `compute`
     are the step's seconds without communication, None where nobody said; `worst` is None where no set is worse.
     """
 

@@ -161,7 +161,7 @@ class _Lanes:
         return before + (launched - before) * (place - begin) / (end - begin)
 
 
-# What each way of training in parallel sends in one step, when it can start and what waits for it (METHOD.md §7).
+# What each way of training in parallel sends in one step, when it can start and what waits for it (docs/method.md 12).
 
 
 # Backward makes two matrix products for each one of forward: for the weights, and for what came in.
@@ -178,7 +178,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One collective of a step, by its message size as METHOD.md §1 has it.
+    """One collective of a step, by its message size as docs/method.md 2.1 has it.
 
     `ready` is the share of the step's compute after which it may start; `needed` the share at which compute waits for
     it, 1 for the optimizer. What is sent `after_optimizer` waits for that, too.

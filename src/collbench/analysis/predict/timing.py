@@ -131,7 +131,7 @@ _INSTEAD = {
     Operation.REDUCESCATTER: (Operation.REDUCESCATTER, Operation.ALLGATHER, Operation.ALLREDUCE),
 }
 # Of a pair's small all-reduce, what each step of a ring beyond its two adds: 5.5 µs on 2 ranks, which take 2 steps, and
-# 7.7 on 4, which take 6 [H200x4, METHOD.md §2].
+# 7.7 on 4, which take 6 [H200x4, docs/method.md 4.2].
 _STEP_SHARE = (7.7 / 5.5 - 1) / 4
 
 

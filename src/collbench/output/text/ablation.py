@@ -18,7 +18,7 @@ from collbench.output.text.frame import settings
 
 # What "a run's value" is the time of, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
-# Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (METHOD.md §2.7).
+# Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (docs/method.md 6.4).
 _TELLING_BYTES = 2**20
 
 

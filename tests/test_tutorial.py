@@ -1,0 +1,57 @@
+"""docs/tutorial.md: its commands work one after the other, as a reader types them, and print what it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program
+
+PAGE = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+LEFT_OUT = "…"
+STATUSES = {"check broken.json": 3}
+
+
+def sessions(page: str) -> list[tuple[str, str]]:
+    """Return each "$ collbench …" with what the page shows below it, indentation cut off."""
+    code = re.sub(r"^    ", "", "\n".join(re.findall(r"^    .*|^$", page, re.MULTILINE)), flags=re.MULTILINE)
+    shown = re.split(r"^\$ collbench (.+)$", code, flags=re.MULTILINE)[1:]
+    return list(zip(shown[::2], shown[1::2], strict=True))
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return Program(monkeypatch, capsys)
+
+
+def test_each_command_prints_what_the_page_shows(program: Program, tmp_path: Path) -> None:
+    (file,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "two-cards.json").write_text(file, encoding="utf-8")
+    wrong = []
+    for command, shown in sessions(PAGE):
+        said = program(*shlex.split(command))
+        assert said.status == STATUSES.get(command, 0), (command, said.err)
+        # Later sections' commands without "$" follow the last output: it ends at the page's next empty line.
+        parts = [part.strip("\n") for part in re.split(rf"^{LEFT_OUT}$", shown.split("\n\n")[0], flags=re.MULTILINE)]
+        places = [said.out.find(f"{part}\n") for part in parts if part]
+        wrong += [(command, part) for part in parts if part and f"{part}\n" not in said.out]
+        assert places == sorted(places), command
+    assert wrong == []
+
+
+def test_it_shows_a_session_with_each_kind_of_question() -> None:
+    assert [command.split()[0] for command, _ in sessions(PAGE)] == [
+        "pairs",
+        "select",
+        "predict",
+        "pairs",
+        "check",
+        "pairs",
+        "compare",
+    ]
