@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from collbench.backends import factory
 from collbench.bench.plan import Request
-from collbench.cli.terminal import say
+from collbench.cli.terminal import say, verbose_option
 from collbench.distributed.launchers import find_place
 from collbench.launch.arguments import BACKENDS, check_backend
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
@@ -215,7 +215,7 @@ def _recorded(context: click.Context, file: Path) -> dict[str, Any]:
     others = [
         param.opts[-1]
         for param in context.command.params
-        if param.name not in ("resume", *_NAMING_FILES) and _typed(context, param.name)
+        if param.name not in ("resume", "verbose", *_NAMING_FILES) and _typed(context, param.name)
     ]
     if others:
         raise UsageError(f"--resume takes all options from {file}: leave out {', '.join(others)}")
@@ -358,7 +358,7 @@ def apply(*options: Command) -> Callable[[Command], Command]:
 def measuring(*own: Command, saves: Command = output, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(*first, *own, *OPTIONS, backend, fabric, saves, force, OPTION, nccl, seed)
+    add_options = apply(*first, *own, *OPTIONS, backend, fabric, saves, force, OPTION, nccl, seed, verbose_option)
     return lambda function: add_options(resumable(function))
 
 

@@ -120,6 +120,20 @@ def reference_conclusion(answers: Answers) -> str:
     return f"{'Normal' if everything else 'Nothing is below its band for certain'} ({told})."
 
 
+def normality(answers: Answers) -> str:
+    """Return in a line whether a run is normal for its kind of machine, by the figure that it does worst against."""
+    if not answers.known or not answers.answers:
+        return f"normal or not is unknown: no reference figure for {_kind(answers)}"
+    if not answers.judged:
+        return reference_conclusion(answers).rstrip(".")
+    order = (ReferenceVerdict.FAILED, ReferenceVerdict.BELOW, ReferenceVerdict.ABOVE, ReferenceVerdict.NORMAL)
+    judged = [answer for answer in answers.answers if answer.standing in order]
+    worst = min(judged, key=lambda answer: order.index(answer.standing))
+    work = Work(worst.figure.operation, worst.figure.variant)
+    where = f"{work} at {format_size(worst.size_bytes)}{_on(work, worst.figure.ranks, worst)}"
+    return f"{worst.standing.value}: {where} reached {_measured(answers, worst)}; {_band(worst)}"
+
+
 def _kind(answers: Answers) -> str:
     names = Counter(device.name for device in answers.run.devices)
     labels = sorted({path.label for path in answers.run.paths})
