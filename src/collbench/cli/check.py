@@ -250,7 +250,7 @@ class _Silently(Showing):
 def _refuse_measuring_options(run_file: Path) -> None:
     """Raise UsageError for an option that says how to measure, where there is nothing to measure."""
     context = click.get_current_context()
-    ours = {"run_file", "topology", "p2p", "expect", "as_json"}
+    ours = {"run_file", "verbose", "topology", "p2p", "expect", "as_json"}
     others = [
         param.opts[-1]
         for param in context.command.params

@@ -90,11 +90,10 @@ def _overview(run: Run, summary: RankSummary) -> Iterator[RenderableType]:
 
 def _matters(ranking: Ranking) -> str:
     """Say in a word or two whether the choice matters."""
-    if ranking.failed:
-        return f"{len(ranking.failed)} failed"
+    failed = f"; {len(ranking.failed)} failed" if ranking.failed else ""
     if ranking.visits < FEWEST_VISITS:
-        return "too few trials"
-    return "no: all tie" if ranking.all_tied else "undecided" if ranking.one_tier else "yes"
+        return f"too few trials{failed}"
+    return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
 
 
 def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
