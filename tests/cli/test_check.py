@@ -120,7 +120,7 @@ def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
 def test_what_looks_slow_is_measured_alone_before_it_is_told(program: Program) -> None:
     status, page, notices = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5))
     assert status == 3
-    assert "measuring GPU2-GPU5 once more, alone" in notices
+    assert "measuring GPU2-GPU5 once more, isolated" in notices
     assert "NV_DEGRADED  GPU2, GPU5" in page
     assert "not confirmed" not in page
     samples = [s for m in run_file.load(Path("run.json")).measured() if m.cell.members == (2, 5) for s in m.samples]

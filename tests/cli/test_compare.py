@@ -44,7 +44,7 @@ def test_the_same_again_has_nothing_to_tell(program: Program) -> None:
     said = program("compare", "base.json", "again.json")
     assert (said.status, said.err) == (0, "")
     assert "worse as a whole" not in said.out
-    assert said.out.endswith("Nothing is slower for certain.\n")
+    assert said.out.endswith("Nothing is significantly slower.\n")
     assert "\x1b[" not in said.out
 
 
@@ -55,7 +55,7 @@ def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
     assert "GPU1-GPU3: all that runs there" in said.out
     assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", said.out, re.MULTILINE)
     assert "GPU0→GPU1" not in said.out
-    assert said.out.endswith("Regression: slower for certain by more than 5 % (--fail-below).\n")
+    assert said.out.endswith("Regression: significantly slower by more than 5 % (--fail-below).\n")
 
 
 @pytest.mark.usefixtures("files")
@@ -63,7 +63,7 @@ def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
 def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -> None:
     said = program("compare", "base.json", "slow.json", "--fail-below", share)
     assert said.status == status
-    assert status or "Something is slower for certain, none of it for certain by more than" in said.out
+    assert status or "Something is significantly slower, but nothing significantly by more than" in said.out
 
 
 @pytest.mark.usefixtures("files")
@@ -142,7 +142,7 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, least on " in said.out
     assert "band 376.6 to 416.8" in said.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
-    assert "no figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
+    assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
     assert said.out.endswith("Normal (7 normal).\n")
 
 
@@ -153,8 +153,8 @@ def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: P
     assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (0, {"normal"})
     run_file.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
     said = program("compare", "l4.json", "--reference")
-    assert (said.status, said.out.splitlines()[-1]) == (1, "No figure for this machine kind: 2 × NVIDIA L4, NV18.")
-    assert said.out.startswith("not judged: No figure for this machine kind: 2 × NVIDIA L4, NV18; compare it with")
+    assert (said.status, said.out.splitlines()[-1]) == (1, "There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18.")
+    assert said.out.startswith("not judged: There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18; compare it with")
 
 
 def test_reference_calls_no_copies_normal_whose_operation_beats_its_limit(program: Program) -> None:

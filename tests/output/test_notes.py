@@ -27,7 +27,7 @@ def failed(members: tuple[int, ...], size: int, reason: str = "crash: signal 11"
 
 def test_the_reasons_to_stop_are_counted_in_one_line() -> None:
     found = [*stopped(StopReason.BUDGET, 1), *stopped(StopReason.PRECISION, 25), *stopped(StopReason.NOISE, 2)]
-    assert notes(run_with(*found)) == ["stopped   25 precise, 2 noise-stable, 1 at the budget"]
+    assert notes(run_with(*found)) == ["points    25 data points: 25 converged, 2 noise-stable, 1 at the budget"]
 
 
 def verified(operation: Operation, size: int, *counts: tuple[int | None, int | None]) -> Measurement:

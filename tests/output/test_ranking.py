@@ -34,7 +34,7 @@ tier           GB/s  pairs                  vs best
 1             299.8  GPU0-GPU1, GPU1-GPU2   tied
 2             199.9  GPU0-GPU2              different
 2 tiers: the worst pair is 33% slower than the best.
-Differences above 2.0% show on pairs no noisier than most (5 visits or more).
+Differences above 2.0% show on pairs no noisier than most (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -  299.8  199.9
 GPU1  299.8      -  299.8
@@ -44,7 +44,7 @@ allreduce (by pair) at 8 B, µs
 tier    µs  pairs  vs best
 1     2.00  all 3  tied
 All pairs tie within 0.0%: the choice does not affect latency.
-Differences above 6.0% show on pairs no noisier than most (5 visits or more).
+Differences above 6.0% show on pairs no noisier than most (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -   2.00   2.00
 GPU1   2.00      -   2.00
@@ -91,7 +91,7 @@ def test_one_pair_has_neither_heat_map_nor_resolution() -> None:
 
 def test_too_few_visits_are_said() -> None:
     run = run_of(gpus(3), [measured(Operation.ALLREDUCE, p, 300.0, visits=2) for p in combinations(range(3), 2)])
-    assert "Nothing is certain: some had 2 of the 3 visits that tell noise.\n" in shown(run)
+    assert "Nothing is significant: some have 2 of the 3 trials that the noise needs.\n" in shown(run)
 
 
 def test_what_a_run_lacks_is_said() -> None:

@@ -53,7 +53,7 @@ def test_labels_share_the_line() -> None:
 
 
 def test_what_was_not_confirmed_is_marked() -> None:
-    assert "(153.7-154.4); not confirmed alone\n" in page(beside_others(BROKEN))
+    assert "(153.7-154.4); not confirmed isolated\n" in page(beside_others(BROKEN))
 
 
 def test_a_simulated_figure_is_never_without_the_word() -> None:

@@ -78,7 +78,7 @@ def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:
     added = False
     for pair in pairs:
         tags = "-".join(run.devices[member].tag for member in pair)
-        say(f"measuring {tags} once more, alone")
+        say(f"measuring {tags} once more, isolated")
         try:
             _add(run, _alone(request, run, pair), pair)
             added = True

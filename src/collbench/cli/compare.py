@@ -26,7 +26,7 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
     metavar="SHARE",
     default="5%",
     show_default=True,
-    help="Exit with 3 where something is slower than the base by more than this for certain.",
+    help="Exit with 3 where something is slower than the base by significantly more than this.",
 )
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
 @click.option("--reference", is_flag=True, help="Compare one run with published figures of its machine kind.")

@@ -72,16 +72,16 @@ OPTIONS = (
     click.option(
         "--precision",
         metavar="SHARE",
-        help="Visit each cell until half its 95 % interval is within this share of its median: 1%, 0.5% or 0.01; "
+        help="Measure each data point until half its 95 % interval is within this share of its median: 1%, 0.5% or 0.01; "
         "for 60 s at most, or as --budget says.  [default: 1% from 1M on, 3% below]",
     ),
     click.option(
         "--budget",
         metavar="TIME",
-        help="Stop visiting unsettled cells after this time: 10s, 500ms or 2min. Each gets three visits in any case.  "
+        help="Stop measuring data points that have not converged after this time: 10s, 500ms or 2min. Each gets three trials in any case.  "
         "[default: 2.3s; host: 8s]",
     ),
-    click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three visits a cell."),
+    click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three trials a data point."),
 )
 
 
@@ -324,7 +324,7 @@ seed = click.option(
     metavar="N",
     type=int,
     callback=lambda _ctx, _option, value: _checked_seed(value),
-    help="Order the visits by this seed.  [default: a random one, which is printed]",
+    help="Order the trials by this seed.  [default: a random one, which is printed]",
 )
 dtype = click.option(
     "--dtype",

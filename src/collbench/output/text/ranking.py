@@ -239,7 +239,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     """Yield a line for each thing that a work lacks."""
     for size, count in ranked.incomplete:
         some = _some(ranked.work, count)
-        yield f"missing   {ranked.work} at {format_size(size)} was passed over: only {some} have it"
+        yield f"missing   {ranked.work} at {format_size(size)} was passed over: it was measured on {some} only"
     failed = {(m.cell.size_bytes, m.cell.members) for m in run.measurements if m.failure and m.cell.work == ranked.work}
     groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
     for lack in ranked.missing:

@@ -68,7 +68,8 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     origin = selection.origin
     yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
-        how = f" over {selection.predicted_how}" if selection.predicted_how else ""
+        how, reachable = selection.predicted_how, selection.predicted[1] > 0
+        how = f"{' over ' if reachable else ', '}{how}" if how else ""
         yield f"predicted all-reduce busbw {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
     if len(selection.finalists) > 1:
         size = f" at {format_size(origin.size_bytes)}" if origin.size_bytes else ""
