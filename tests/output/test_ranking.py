@@ -57,7 +57,7 @@ GPU0-GPU2  NV18   2.00 [2.00, 2.00]  200.0 [200.0, 200.0]  390.6 KiB      0%
 GPU1-GPU2  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
 
 tied, different: against the best, by the 90 % and the simultaneous 95 %
-interval of the difference (99 % below five visits); undecided: neither;
+interval of the difference (99 % below five trials); undecided: neither;
 failed: something on it failed, whatever its rate
 latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
 n½: the size that reaches half of it; misfit: how far the worst size is off
@@ -103,9 +103,9 @@ def test_what_a_run_lacks_is_said() -> None:
     told = shown(run_of(gpus(3), [*cells, failed]))
     assert told.endswith(
         "\nmissing   allreduce at 1G was passed over: it was measured on 1 pair only\n"
-        "missing   allreduce at 1M on GPU1-GPU2: hang\n"
         "no fit    2 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
         "no fit    1 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
+        "failed    GPU1-GPU2: allreduce at 1M: hang\n"
     )
 
 

@@ -13,7 +13,7 @@ from tests.output.pages import text
 
 DEGRADED = """\
 NV_DEGRADED  GPU0, GPU1 (NV18)
-  what      GPU0-GPU1: carries 7 of 18 links' worth.
+  what      GPU0-GPU1: the rate of 7 of 18 links.
   theory    450 GB/s: 18 × 25 GB/s
   measured  154.0 GB/s (153.7-154.4)
   cause     this path alone: NVLinks are down, run at a

@@ -30,7 +30,7 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
     """Yield the page's blocks; `names` are the files', by date as the runs are."""
     yield from alarms(trend.last)
     simulated = "sim: SIMULATED machines, nothing below was measured on a GPU" if _sim(trend) else ""
-    yield from short(_verdict(trend.last))
+    yield from short(_verdict(trend.last, _simulated(trend.last)))
     yield from both("header", Text(f"backend   {simulated or trend.runs[0].backend}"))
     yield from whole("header", Text("\n".join(_runs(trend, names))))
     dates = [f"run {n:<5} {run.started} {name}" for n, (run, name) in enumerate(zip(trend.runs, names, strict=True), 1)]
@@ -183,7 +183,9 @@ def _beaten(answers: Answers, answer: Answer) -> str:
         return ""
     where = named(answers.run, [beaten.capacity.devices])
     what = f"{beaten.cell.work} at {format_size(beaten.cell.size_bytes)}"
-    return f"; {what} reached {figure(beaten.rate_gbs)} GB/s, and the capacity of {where} is {figure(beaten.capacity.gbs)}"
+    return (
+        f"; {what} reached {figure(beaten.rate_gbs)} GB/s, and the capacity of {where} is {figure(beaten.capacity.gbs)}"
+    )
 
 
 def _on(work: Work, ranks: int, answer: Answer) -> str:
@@ -368,7 +370,7 @@ itself), significant; same: within δ by 90 %; undecided: neither"""
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks; `names` are the two files'."""
     yield from alarms(comparison)
-    yield from short(_verdict(comparison))
+    yield from short(_verdict(comparison, _simulated(comparison)))
     yield from body(comparison, names)
 
 
@@ -387,15 +389,17 @@ def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -
     yield from whole("verdicts", _verdict(comparison))
 
 
-def _verdict(comparison: Comparison) -> Text:
-    return Text(conclusion(comparison), style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+def _verdict(comparison: Comparison, before: str = "") -> Text:
+    return Text(f"{before}{conclusion(comparison)}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
     """Yield what comes before all else: what failed in the new run, and what could not be compared."""
     yield from alarm(comparison.new)
     if not comparison.judged:
-        yield not_judged("no data point has three trials in both runs, which the noise needs: measure both to their end")
+        yield not_judged(
+            "no data point has three trials in both runs, which the noise needs: measure both to their end"
+        )
     elif comparison.lost:
         points = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} data points of the base"
         yield not_judged(f"{points} are missing in the new run: measure it again, or finish it with --resume")
@@ -511,7 +515,7 @@ def _counts(comparison: Comparison) -> Iterator[str]:
     yield f"points    {len(comparison.changes)} data points in both: {counts}"
     few = sum(change.interval is None for change in comparison.changes)
     if few:
-        yield f"few       {few} data points have fewer than three trials in a run, too few for the noise: they are undecided"
+        yield f"few       {few} data points have fewer than three trials in a run, too few for the noise: undecided"
     for word, run, keys in (
         ("base", comparison.base, comparison.only_base),
         ("new", comparison.new, comparison.only_new),

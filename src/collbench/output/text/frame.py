@@ -255,7 +255,9 @@ _MOST_NAMES = 4
 def notes(run: Run, *, health: bool = True) -> list[str]:
     """Return the lines, each said once, those about the devices' health only where that is asked for."""
     lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
-    lines += ["chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO"] if run.chosen else []
+    lines += (
+        ["chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO"] if run.chosen else []
+    )
     lines += [f"health    {line}" for line in (health_lines(run) if health else ())]
     return list(dict.fromkeys([*lines, *_skipped(run)]))
 
@@ -301,7 +303,11 @@ def _stopped(run: Run) -> Iterator[str]:
 def _time(run: Run) -> Iterator[str]:
     if "timed" in run.phases:
         inside = {name: seconds for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)}
-        around = f" ({', '.join(f'{_PHASES.get(name, name)} {seconds:.1f} s' for name, seconds in inside.items())})" if inside else ""
+        around = (
+            f" ({', '.join(f'{_PHASES.get(name, name)} {seconds:.1f} s' for name, seconds in inside.items())})"
+            if inside
+            else ""
+        )
         start = run.phases.get(NCCL_START, 0.0)
         around += f", after {start:.1f} s for NCCL to start" if start >= _REPORTED_S else ""
         yield f"time      {run.phases['timed']:.1f} s of {run.seconds:.1f} s in timed regions{around}"

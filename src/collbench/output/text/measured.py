@@ -141,7 +141,9 @@ def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator
     for node in nodes:
         table.add_column("anywhere" if node is None else f"node {node}", justify="right")
     printed = _figure if len(nodes) <= _NODES_WITH_INTERVALS else _rate
-    figures = {(m.cell.members[0], m.cell.work): printed(m) for op in _operations(found) for m in _at_largest(found, op)}
+    figures = {
+        (m.cell.members[0], m.cell.work): printed(m) for op in _operations(found) for m in _at_largest(found, op)
+    }
     for position, device in enumerate(run.devices):
         for operation in _operations(found):
             works = (Work(operation, variant, node) for node in nodes)
@@ -270,8 +272,9 @@ _SHARED_FACTOR = "(n-1)/n"
 _UNCHECKED_IN_PLACE = (Operation.ALLTOALL, Operation.SENDRECV)
 
 
-# A short page has so many rows of a table.
+# A short page has so many rows of a table, and not these columns: its lines fit a terminal of 80.
 _FEW_ROWS = 28
+_ONLY_WHOLE = ("count", "launch µs", "wrong")
 
 
 def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
@@ -288,7 +291,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
         head = Lines(f"\n{_title(run, operation, members, found)}")
         yield from whole("tables", head, _table(run, found))
         if few:
-            yield from short(head, _table(run, _spaced(found)))
+            yield from short(head, _table(run, _spaced(found), without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
     yield from ending(run)
@@ -353,8 +356,9 @@ def _legend(run: Run, operation: Operation) -> str:
     return "\n".join(lines)
 
 
-def _table(run: Run, measurements: Sequence[Measurement]) -> Table:
+def _table(run: Run, measurements: Sequence[Measurement], without: Sequence[str] = ()) -> Table:
     columns = _columns(run, sorted(measurements, key=_row_order))
+    columns = {head: values for head, values in columns.items() if head not in without}
     table = Table(box=None, pad_edge=False, header_style="")
     for head, values in columns.items():
         if head in ("size", "wrong") or any(value not in ("", "-") for value in values):

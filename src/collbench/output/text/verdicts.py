@@ -73,7 +73,9 @@ def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[R
         yield from both("verdicts", Text(), _block(run, verdict, width))
     further = faults[_MOST_EXPLAINED:]
     if further:
-        heads = (filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  ") for verdict in further[:_MOST_NAMED])
+        heads = (
+            filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  ") for verdict in further[:_MOST_NAMED]
+        )
         yield from short(Text("\n" + "\n".join(heads)))
     if len(further) > _MOST_NAMED:
         yield from short(Text(f"and {len(further) - _MOST_NAMED} more"))
