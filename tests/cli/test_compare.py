@@ -86,7 +86,7 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
     said = program("compare", "-v", "base.json", "again.json", "slow.json")
     assert said.status == 3
     assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
-    assert "run 3 against run 1, cell by cell" in said.out
+    assert "run 3 against run 1, each data point" in said.out
     told = json.loads(program("compare", "base.json", "again.json", "slow.json", "--json").out)
     assert [run["started"] for run in told["runs"]] == sorted(DAYS)
     assert [point["worse"] for point in told["lines"][0]["points"]] == [0, 0, 2]

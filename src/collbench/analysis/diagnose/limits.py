@@ -215,8 +215,8 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     works = ", ".join(sorted({str(one.cell.work) for one in beaten}))
     blocks = sum({one.cell: one.blocks for one in beaten}.values())
     told = Message(
-        f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the capacity of the {worst.capacity.part} is {worst.capacity.gbs:.0f} at "
-        f"most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
+        f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} has a capacity of "
+        f"{worst.capacity.gbs:.0f} at most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
         "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; nvidia-smi topo -m",
     )
