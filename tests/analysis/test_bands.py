@@ -52,7 +52,7 @@ def audit(label: str, ratio: float) -> Audit:
             wired(4, {(0, i): "NV2" for i in (1, 2, 3)}, V100),
             5.7,
             9.5,
-            "one ring over PCIe",
+            "one PCIe ring",
         ),
         ("a slow link may be left out", wired(4, {}, V100, "NV1", slow={(0, 2): 12.0}), 48.4, 60.4, "2 NVLink rings"),
         ("or slows all rings", wired(4, SQUARE, V100, slow={(0, 1): 20.0}), 40.0, 40.0, "2 NVLink rings"),
@@ -73,7 +73,7 @@ def audit(label: str, ratio: float) -> Audit:
         ),
         ("NV6 among four V100 is one", wired(4, {}, {"NV6": 140.0}, "NV6", name="V100"), 140.0, 140.0, "NVSwitch"),
         ("a switch that a virtual machine hides", wired(4, {}, {"PHB": 396.0}, "PHB"), 396.0, 396.0, "NVSwitch"),
-        ("NVLinks that are not used", wired(4, SQUARE, {"NV1": 9.4, "SYS": 9.5}), 5.64, 9.4, "one ring over PCIe"),
+        ("NVLinks that are not used", wired(4, SQUARE, {"NV1": 9.4, "SYS": 9.5}), 5.64, 9.4, "one PCIe ring"),
     ],
 )
 def test_bands_of_small_machines(title: str, machine: Wiring, lo: float, hi: float, how: str) -> None:

@@ -75,15 +75,15 @@ def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) 
 def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_six() -> None:
     chosen = choose(dgx_1v(), 6)
     assert chosen.members == (0, 1, 2, 4, 5, 6)
-    assert chosen.reason == "predicted 96.7 GB/s (4 NVLink rings), the first 6 48.4 GB/s"
+    assert chosen.reason == "predicted 96.7 GB/s over 4 NVLink rings (the first 6: 48.4 GB/s)"
     assert [some.members for some in chosen.finalists if some.default] == [(0, 1, 2, 3, 4, 5)]
 
 
 def test_the_reason_names_what_was_gained() -> None:
     run = pair_run(4, lambda a, b: {(0, 1): 48.34, (2, 3): 9.536}.get((a, b), 24.0))
-    assert choose(run, 2).reason == "it carries 48.3 GB/s, the machine's worst pair 9.54"
+    assert choose(run, 2).reason == "it reaches 48.3 GB/s, the machine's worst pair 9.54 GB/s"
     run.measurements = run.measurements[:-2] + run.measurements[-1:]
-    assert choose(run, 2).reason == "it carries 48.3 GB/s, the machine's worst measured pair 9.54"
+    assert choose(run, 2).reason == "it reaches 48.3 GB/s, the machine's worst measured pair 9.54 GB/s"
 
 
 def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:

@@ -90,7 +90,7 @@ def test_a_wild_visit_moves_nothing() -> None:
             curve(lambda s, _v: s * 1e-9, (1024, 2048, 4096, 8192)),
             "sizes span a factor of 8, and a fit needs 16",
         ),
-        ("one visit", curve(lambda s, _v: s * 1e-9, visits=1), "a size has one visit, and intervals need two"),
+        ("one visit", curve(lambda s, _v: s * 1e-9, visits=1), "a size has one trial, and intervals need two"),
         (
             "large messages that are faster",
             curve(lambda s, _v: 1 / s),

@@ -65,7 +65,7 @@ def test_a_winner_that_was_not_chosen_is_told_from_its_equals_by_the_prediction(
 def test_all_that_tie_are_said_to() -> None:
     choice = settle(predicted(FIRST, OTHER), verification({FIRST: near(300), OTHER: near(301)}))
     assert (choice.members, choice.tied, choice.gain) == (FIRST, True, None)
-    assert choice.reason == "300 GB/s measured, by the first 4 themselves"
+    assert choice.reason == "300 GB/s measured on the first 4"
 
 
 def test_noise_is_no_tie_so_the_faster_median_wins() -> None:

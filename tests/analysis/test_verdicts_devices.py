@@ -53,7 +53,7 @@ def test_nobody_else_is_no_contention() -> None:
 
 def test_nvlinks_that_slow_each_other_down() -> None:
     verdict = the(audited(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
-    assert "beside others at 0.60 of their speed alone (ce-write)" in verdict.what
+    assert "concurrently they reach 0.60 of their isolated rate (ce-write)" in verdict.what
     assert (verdict.label, verdict.members) == ("NV18", (0, 1, 2, 3))
 
 
@@ -156,7 +156,7 @@ def test_peer_access_that_is_slower_than_host_memory() -> None:
     """nccl#814: 9.9 GB/s with peer access, 22 without."""
     verdict = the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED)
     assert verdict.members == (0, 1)
-    assert "through host memory, which carries 21.0 GB/s" in verdict.what
+    assert "through host memory, which reaches 21.0 GB/s" in verdict.what
     assert "ACS or the IOMMU" in verdict.cause
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 

@@ -47,9 +47,9 @@ def test_json_is_all_of_stdout(program: Program) -> None:
 def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:
     silent = tuple(replace(path, tool_label=None, tool_peer_access=None) for path in h200().paths)
     run_file.save(replace(h200(), paths=silent), Path("run.json"))
-    assert "not done  the labels against nvidia-smi" in program("check", "run.json").out
+    assert "not done  the labels against nvidia-smi" in program("check", "run.json", "-v").out
     texts = ("--topology", f"{DATA}/nvidia-smi-topo-m.txt", "--p2p", f"{DATA}/nvidia-smi-topo-p2p-r.txt")
-    said = program("check", "run.json", *texts)
+    said = program("check", "run.json", "-v", *texts)
     assert (said.status, said.err) == (0, "")
     assert "not done" not in said.out
 
@@ -120,7 +120,7 @@ def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
 def test_what_looks_slow_is_measured_alone_before_it_is_told(program: Program) -> None:
     status, page, notices = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5))
     assert status == 3
-    assert "measuring GPU2-GPU5 once more, alone" in notices
+    assert "measuring GPU2-GPU5 once more, isolated" in notices
     assert "NV_DEGRADED  GPU2, GPU5" in page
     assert "not confirmed" not in page
     samples = [s for m in run_file.load(Path("run.json")).measured() if m.cell.members == (2, 5) for s in m.samples]
@@ -155,7 +155,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     body = f'[ "$2" = -m ] && exec cat {DATA}/nvidia-smi-topo-m.txt; exec cat {DATA}/nvidia-smi-topo-p2p-r.txt'
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{body}\n")
     (tools / "nvidia-smi").chmod(0o755)
-    words = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json")
+    words = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json", "-v")
     done = on_gpus(fakes, tmp_path, words, {"PATH": f"{tools}:/usr/bin:/bin"})
     assert done.code == 1, done.stderr
     assert done.stdout.startswith("not judged: ")

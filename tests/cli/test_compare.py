@@ -41,29 +41,29 @@ def files(program: Program) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_the_same_again_has_nothing_to_tell(program: Program) -> None:
-    said = program("compare", "base.json", "again.json")
+    said = program("compare", "-v", "base.json", "again.json")
     assert (said.status, said.err) == (0, "")
     assert "worse as a whole" not in said.out
-    assert said.out.endswith("Nothing is slower for certain.\n")
+    assert said.out.endswith("Nothing is significantly slower.\n")
     assert "\x1b[" not in said.out
 
 
 @pytest.mark.usefixtures("files")
 def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
-    said = program("compare", "base.json", "slow.json")
+    said = program("compare", "-v", "base.json", "slow.json")
     assert said.status == 3
     assert "GPU1-GPU3: all that runs there" in said.out
     assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", said.out, re.MULTILINE)
     assert "GPU0→GPU1" not in said.out
-    assert said.out.endswith("Regression: slower for certain by more than 5 % (--fail-below).\n")
+    assert said.out.endswith("Regression: significantly slower by more than 5 % (--fail-below).\n")
 
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(("share", "status"), [("0", 3), ("5%", 3), ("0.05", 3), ("15%", 0), ("99%", 0)])
 def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -> None:
-    said = program("compare", "base.json", "slow.json", "--fail-below", share)
+    said = program("compare", "-v", "base.json", "slow.json", "--fail-below", share)
     assert said.status == status
-    assert status or "Something is slower for certain, none of it for certain by more than" in said.out
+    assert status or "Something is significantly slower, but nothing significantly by more than" in said.out
 
 
 @pytest.mark.usefixtures("files")
@@ -83,10 +83,10 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
     for name, day in zip(("base", "again", "slow"), DAYS, strict=True):
         dated = replace(run_file.load(Path(f"{name}.json")), started=day)
         run_file.save(dated, Path(f"{name}.json"), replace=True)
-    said = program("compare", "base.json", "again.json", "slow.json")
+    said = program("compare", "-v", "base.json", "again.json", "slow.json")
     assert said.status == 3
     assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
-    assert "run 3 against run 1, cell by cell" in said.out
+    assert "run 3 against run 1, each data point" in said.out
     told = json.loads(program("compare", "base.json", "again.json", "slow.json", "--json").out)
     assert [run["started"] for run in told["runs"]] == sorted(DAYS)
     assert [point["worse"] for point in told["lines"][0]["points"]] == [0, 0, 2]
@@ -95,7 +95,7 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None:
-    said = program("compare", "sim.json", "sim2.json")
+    said = program("compare", "-v", "sim.json", "sim2.json")
     assert said.out.startswith("backend   sim: SIMULATED machines, nothing below was measured on a GPU\n")
     assert "\nsim: worse\n" in said.out
 
@@ -116,11 +116,11 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
             "base.json is of the cuda backend and cores.json of the host backend",
         ),
         ("a simulated run", "base.json sim.json", "their figures are of different things"),
-        ("nothing in common", "base.json other.json", "base.json and other.json have no cell in common"),
+        ("nothing in common", "base.json other.json", "base.json and other.json have no data point in common"),
         (
             "nothing of the operation",
             "base.json slow.json --operation allreduce",
-            "have no cell of allreduce in common",
+            "have no data point of allreduce in common",
         ),
         ("no such operation", "base.json slow.json --operation teleport", "--operation 'teleport' is unknown"),
         ("a share in words", "base.json slow.json --fail-below much", "--fail-below 'much' is not a share"),
@@ -137,32 +137,37 @@ def test_what_cannot_be_compared_is_refused(program: Program, title: str, words:
 
 
 def test_reference_says_normal_with_band_and_source(program: Program) -> None:
-    said = program("compare", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
+    said = program("compare", "-v", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
     assert said.status == 0
     assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, least on " in said.out
     assert "band 376.6 to 416.8" in said.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
-    assert "no figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
+    assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
     assert said.out.endswith("Normal (7 normal).\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
     run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
-    assert program("compare", "no-p2p.json", "--reference").status == 3
+    assert program("compare", "-v", "no-p2p.json", "--reference").status == 3
     told = json.loads(program("compare", "no-p2p.json", "--reference", "--operation", "ce-read", "--json").out)
     assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (0, {"normal"})
     run_file.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
-    said = program("compare", "l4.json", "--reference")
-    assert (said.status, said.out.splitlines()[-1]) == (1, "No figure for this machine kind: 2 × NVIDIA L4, NV18.")
-    assert said.out.startswith("not judged: No figure for this machine kind: 2 × NVIDIA L4, NV18; compare it with")
+    said = program("compare", "-v", "l4.json", "--reference")
+    assert (said.status, said.out.splitlines()[-1]) == (
+        1,
+        "There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18.",
+    )
+    assert said.out.startswith(
+        "not judged: There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18; compare it with"
+    )
 
 
 def test_reference_calls_no_copies_normal_whose_operation_beats_its_limit(program: Program) -> None:
     saved = str(RESULTS / "2026-11-21-4xh200-peers" / "copies.json")
-    said = program("compare", saved, "--reference")
+    said = program("compare", "-v", saved, "--reference")
     assert (said.status, "normal" in said.out) == (3, False)
     assert "\nce-write at 512M on 12 links: not judged, " in said.out
-    assert "; ce-write one-to-all at 512M reached 1187.1 GB/s where GPU3 can carry 450.0\n" in said.out
+    assert "; ce-write one-to-all at 512M reached 1187.1 GB/s, and the capacity of GPU3 is 450.0\n" in said.out
     told = json.loads(program("compare", saved, "--reference", "--json").out)
     assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (3, {"not judged"})
     assert told["answers"][0]["impossible"]["members"] == [3, 0, 1, 2]

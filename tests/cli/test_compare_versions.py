@@ -54,7 +54,7 @@ def test_what_else_changed_stands_above_what_became_slower(
     base = of(copies(), hostname="vm", cuda="13.0", nccl_path="")
     run_file.save(base, Path("base.json"))
     run_file.save(change(scaled(base, 1.25)), Path("new.json"))
-    said = program("compare", "base.json", "new.json")
+    said = program("compare", "-v", "base.json", "new.json")
     assert said.status == 3
     above = said.out.partition("worse as a whole")[0].splitlines()
     assert [
@@ -68,7 +68,7 @@ def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
         run = run if day < 3 else scaled(run, 1.25)
         run_file.save(replace(run, started=f"2026-03-0{day}T00:00:00Z"), Path(f"day{day}.json"))
     names = [f"day{day}.json" for day in (4, 2, 3, 1)]
-    said = program("compare", *names)
+    said = program("compare", "-v", *names)
     assert said.status == 3
     assert "\n".join(said.out.splitlines()[1:6]) == (
         "run 1     2026-03-01T00:00:00Z day1.json\n"
@@ -96,10 +96,10 @@ def test_the_page_s_way_across_two_nccl_libraries(program: Program, fakes: Fakes
         done = on_gpus(fakes, tmp_path, [*words, "--sizes", "64K"], nccl=number)
         assert done.code == 0, done.stderr
     # The fakes' clock is of a busy test machine: only what is said of the libraries is certain.
-    said = program(*comparison, "--fail-below", "99.9%")
+    said = program(*comparison, "-v", "--fail-below", "99.9%")
     assert said.err == ""
     assert f"differs   NCCL: 2.28.9 → 2.30.1\ndiffers   NCCL library: {fakes.nccl} → {newer}\n" in said.out
-    assert re.search(r"^cells +1 in both: ", said.out, re.MULTILINE)
+    assert re.search(r"^points +1 data points in both: ", said.out, re.MULTILINE)
 
 
 def test_from_a_measurement_to_export_comparison_and_reference(program: Program) -> None:
@@ -111,12 +111,14 @@ def test_from_a_measurement_to_export_comparison_and_reference(program: Program)
         words = ("pairs", "--backend", "sim", "--fabric", fabric, "--seed", seed, "--sizes", "8,64M,1G")
         assert program(*words, "-o", f"{name}.json").status == 0
     assert '"ce-write"' in program("export", "monday.json", "--format", "csv").out
-    healthy = program("compare", "monday.json", "tuesday.json")
-    assert (healthy.status, healthy.out.splitlines()[-1]) == (0, "Nothing is slower for certain.")
+    healthy = program("compare", "-v", "monday.json", "tuesday.json")
+    assert (healthy.status, healthy.out.splitlines()[-1]) == (0, "Nothing is significantly slower.")
     assert healthy.out.startswith("backend   sim: SIMULATED machines")
-    ill = program("compare", "monday.json", "ill-run.json")
+    ill = program("compare", "-v", "monday.json", "ill-run.json")
     assert (ill.status, set(re.findall(r"GPU\d[→-]GPU\d", ill.out))) == (3, {"GPU2-GPU5", "GPU2→GPU5", "GPU5→GPU2"})
-    standing = {name: program("compare", f"{name}.json", "--reference", "--operation", "ce-write") for name in WEEK}
+    standing = {
+        name: program("compare", "-v", f"{name}.json", "--reference", "--operation", "ce-write") for name in WEEK
+    }
     told = {name: re.findall(r"^sim: ce-write at 1G on 56 links: (\w+), ", said.out, re.MULTILINE)
             for name, said in standing.items()}  # fmt: skip
     assert told == {"monday": ["normal"], "ill-run": ["below"]}

@@ -95,7 +95,7 @@ def once(run: Run, pair: set[int]) -> Run:
         (
             "too few visits",
             once(h200(), {1, 3}),
-            "cannot vouch for GPU1-GPU3: 1 of the 3 visits that tell noise; 5 of 6 pairs were judged",
+            "cannot vouch for GPU1-GPU3: 1 of the 3 trials that the noise needs; 5 of 6 pairs were judged",
         ),
         (
             "a failed cell",

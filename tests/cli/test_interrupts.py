@@ -53,7 +53,7 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
     run = run_file.load(tmp_path / "run.json")
     assert not run.complete
     assert one_line(done.stderr) == (
-        f"interrupted: {len(run.measurements)} cells measured so far are saved as run.json: "
+        f"interrupted: {len(run.measurements)} data points measured so far are saved as run.json: "
         "'collbench show run.json' prints them, 'collbench pairs --resume run.json' goes on"
     )
     shown = program("show", "run.json")

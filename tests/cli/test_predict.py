@@ -78,13 +78,13 @@ def test_a_host_that_holds_the_gpu_hides_what_is_sent(program: Program, saved: P
 
 def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Path) -> None:
     words = ("run.json", "--model", "gpt2", "--gpus", "2", "--step-time", "38ms", "--gpu-time", "12ms")
-    said = program("predict", *words)
+    said = program("predict", *words, "-v")
     assert "\nstep      38.0 ms of compute alone; 12.0 ms if the GPU never waited for the host\n" in said.out
     assert "assumed   the GPU runs nothing before the host has launched it" in said.out
     assert "head and loss" not in said.out
     assert (
         "assumed   head and loss take 41% of the GPU's time"
-        in program(*("predict", *words, "--head-share", "0.41")).out
+        in program(*("predict", *words, "-v", "--head-share", "0.41")).out
     )
 
 

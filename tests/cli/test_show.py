@@ -84,7 +84,7 @@ def test_a_run_without_a_sample_says_so(program: Program, tmp_path: Path) -> Non
 
 
 def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program, tmp_path: Path) -> None:
-    words = ("show", str(RECORDED), "--operation", "ce-write")
+    words = ("show", str(RECORDED), "--operation", "ce-write", "-v")
     piped = program(*words).out
     assert max(map(len, piped.partition("ce-write")[2].split("\n"))) <= 80
     shown = on_terminal(collbench(*words), colourful(), tmp_path)
@@ -101,7 +101,7 @@ def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program,
 
 def test_a_terminal_without_dots_still_has_the_figures(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = collbench("show", str(RECORDED), "--operation", "ce-write")
+    command = collbench("show", str(RECORDED), "--operation", "ce-write", "-v")
     done = subprocess.run(command, env=environ, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\n   1G  2710.3      396.2   396.0    396.3      88.0%\n" in done.stdout

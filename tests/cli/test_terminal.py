@@ -68,12 +68,12 @@ def test_a_page_is_coloured_in_a_terminal_and_the_same_text_without(program: Pro
     shown = on_terminal(collbench("show", "run.json"), colourful(), saved, columns=200)
     assert COLOUR.search(shown)
     plain = [line for line in ANSI.sub("", shown).splitlines() if not line.startswith("shade: ")]
-    assert plain == program("show", "run.json").out.splitlines()  # which has no colours, so no legend
+    assert " ".join(plain).split() == program("show", "run.json").out.split()  # which has no colours, so no legend
 
 
 def test_no_color_is_obeyed_in_a_terminal(program: Program, saved: Path) -> None:
     shown = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, saved, columns=200)
-    assert shown == program("show", "run.json").out
+    assert shown.split() == program("show", "run.json").out.split()
 
 
 def test_a_piped_page_is_plain_whole_and_has_no_blanks_at_line_ends(program: Program, tmp_path: Path) -> None:
@@ -89,8 +89,10 @@ def test_a_piped_page_is_plain_whole_and_has_no_blanks_at_line_ends(program: Pro
 @pytest.mark.parametrize("columns", [60, 80])
 def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path, columns: int) -> None:
     run_file.save(pairs_run(4), tmp_path / "run.json")
-    wide = program("show", "run.json").out
-    narrow = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=columns)
+    wide = program("show", "run.json", "-v").out
+    narrow = on_terminal(
+        collbench("show", "run.json", "-v"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=columns
+    )
     assert set(wide.split()) == set(narrow.split())
     rows = [line for line in narrow.splitlines() if re.match(r"tier |\d+ +GPU", line)]
     assert len(rows) > 7  # so wide a table comes in parts
@@ -140,7 +142,9 @@ def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lac
     assert {"allreduce", "interval", "vs", "best", "label"} <= set(heads)
     assert len(re.findall(r"^\d+ +GPU\d-GPU\d ", narrow, re.MULTILINE)) == 28
     (told,) = re.findall(r"^not here  ([\w, -]+):", narrow, re.MULTILINE)
-    whole = next(line.split() for line in program("show", "run.json").out.splitlines() if line.startswith("tier "))
+    whole = next(
+        line.split() for line in program("show", "run.json", "-v").out.splitlines() if line.startswith("tier ")
+    )
     assert set(whole) - set(heads) == set(told.split(", "))
 
 

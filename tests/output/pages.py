@@ -6,18 +6,18 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, permutations
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
-from collbench.output.text.layout import Legend
+from collbench.output.text.layout import Legend, Page, shown
 from tests.builders import gpus, measured, run_of
 
 _COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}
 
 
-def text(blocks: Iterable[RenderableType], *, terminal: bool = False, no_color: bool = False) -> str:
-    """Return the printed blocks as a pipe gets them, or a terminal of 256 colours; no blanks at the ends of lines."""
+def text(page: Page, *, terminal: bool = False, no_color: bool = False, verbose: bool = True) -> str:
+    """Return the printed page as a pipe gets it, or a terminal of 256 colours; no blanks at the ends of lines."""
     file = io.StringIO()
     environment = {"NO_COLOR": "1"} if no_color else {}
     console = Console(
@@ -29,7 +29,7 @@ def text(blocks: Iterable[RenderableType], *, terminal: bool = False, no_color: 
         color_system="256" if terminal else None,
         _environ=environment,
     )
-    for block in blocks:
+    for block in shown(page, verbose=verbose):
         if terminal or not isinstance(block, Legend):
             console.print(block)
     return "\n".join(line.rstrip() for line in file.getvalue().split("\n"))

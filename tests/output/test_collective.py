@@ -36,7 +36,7 @@ def test_one_communicator_reads_like_this() -> None:
         "busbw = algbw × 2(n-1)/n; interval: 95 % of busbw, GB/s;\n"
         "wrong: elements that failed verification\n"
         "\n"
-        "stopped   3 precise\n"
+        "points    3 data points: 3 converged\n"
     )
 
 
@@ -145,8 +145,8 @@ def test_a_failed_cell_is_a_row_and_says_why_below() -> None:
     lost = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure="hang: no answer in 5 s")
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06), lost], command=("allreduce",)))
     assert rows(shown)[1] == ["8B", "2", "-", "-", "-", "-", "-", "failed"]
-    assert "\nfailed    allreduce on GPU0, GPU1, GPU2, GPU3 at 8 B: hang: no answer in 5 s\n" in shown
-    assert "\nstopped   1 precise, 1 failed\n" in shown
+    assert "\nfailed    GPU0-GPU1-GPU2-GPU3: allreduce at 8 B: hang: no answer in 5 s\n" in shown
+    assert "\npoints    2 data points: 1 converged, 1 failed\n" in shown
 
 
 def test_a_flagged_cell_shows_its_flags_shortly() -> None:

@@ -95,13 +95,13 @@ def test_every_pattern_has_a_matrix_or_table_at_the_largest_size() -> None:
         "ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;\n"
         "read: the destination does; ±: half of the median's 95 % interval\n"
         "\n"
-        "stopped   48 precise\n"
+        "points    48 data points: 48 converged\n"
     )
 
 
 def test_too_few_visits_say_so() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 390.0, MIB, visits=2)], command=("copies",))
-    assert "\n390.0 to 390.0, median 390.0; too few visits for intervals\n" in after_header(run)
+    assert "\n390.0 to 390.0, median 390.0; too few trials for intervals\n" in after_header(run)
 
 
 def test_small_rates_keep_their_digits() -> None:

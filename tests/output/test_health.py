@@ -60,7 +60,7 @@ def test_cores_say_nothing() -> None:
             "NVML tells nothing",
             (Health(), Health()),
             (Health(), Health()),
-            "NVML does not tell on this machine",
+            "NVML reports no health on this machine",
         ),
         (
             "clocks that somebody set are no throttling",
@@ -88,9 +88,9 @@ def test_flags_are_counted_over_the_visits() -> None:
     flags = ((), (slowed, hot(1, 84)), (slowed, hot(1, 86)), (shared(0),))
     assert health_lines(run((WELL, WELL), (WELL, WELL), flags)) == [
         "41 °C, no new NVLink or ECC errors",
-        "hot: GPU1 at 86 °C in 2 of 4 visits",
-        "shared: 1 other process on GPU0 in 1 of 4 visits",
-        "throttled: SW thermal slowdown on GPU1 in 2 of 4 visits",
+        "hot: GPU1 at 86 °C in 2 of 4 trials",
+        "shared: 1 other process on GPU0 in 1 of 4 trials",
+        "throttled: SW thermal slowdown on GPU1 in 2 of 4 trials",
     ]
 
 
@@ -111,7 +111,7 @@ def test_flags_are_counted_over_the_visits() -> None:
             (throttled(1),),
             [
                 "41 °C, no new NVLink or ECC errors",
-                "throttled: SW power cap on GPU1 in 1 of 1 visits",
+                "throttled: SW power cap on GPU1 in 1 of 1 trials",
             ],
         ),
         (
@@ -153,7 +153,7 @@ def test_flags_are_counted_over_the_visits() -> None:
             (shared(1),),
             [
                 "41 °C, no throttling, no new NVLink or ECC errors",
-                "shared: 1 other process on GPU1 in 1 of 1 visits",
+                "shared: 1 other process on GPU1 in 1 of 1 trials",
             ],
         ),
     ],
@@ -167,5 +167,5 @@ def test_what_is_wrong_has_a_line_of_its_own(
 def test_without_a_last_reading_nothing_is_claimed_of_errors() -> None:
     assert health_lines(run((WELL, WELL), ())) == [
         "41 °C, no throttling",
-        "not known after the run: NVML did not answer, or it was cut short",
+        "unknown after the run: NVML did not answer, or the run was interrupted",
     ]

@@ -52,7 +52,7 @@ def test_the_three_latencies_read_like_this() -> None:
         "time: one all-reduce on the device, the slowest rank, median; launch: one call\n"
         "of an ungraphed loop, as a training step makes it\n"
         "\n"
-        "stopped   7 precise\n"
+        "points    7 data points: 7 converged\n"
     )
 
 

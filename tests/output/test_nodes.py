@@ -35,7 +35,7 @@ def test_every_figure_of_a_simulation_says_so() -> None:
     found = judged(16, slow(3), LEAVES)
     text = page(SIM, found, choose_nodes(found, 8, LEAVES), Truth(100.0, 100.0))
     lines = text.splitlines()
-    assert lines[0] == "backend   sim: nothing is measured"
+    assert "backend   sim: nothing is measured" in lines
     for line in lines:
         assert "sim" in line or not any(unit in line for unit in ("GB/s", "%", " s,")), line
 
@@ -44,7 +44,7 @@ def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
     found = judged(16, slow(3), LEAVES)
     text = page(SIM, found, choose_nodes(found, 8, LEAVES), Truth(100.0, 100.0))
     assert "\nslow      node3: " in text
-    assert "\nchosen    node[4-11] (sim)\n" in text
+    assert text.startswith("chosen    node[4-11] (sim)\n")
     assert "rounds    9 (8 at random, 1 x): 72 measurements; there are 120 pairs; 20 s estimated" in text
     assert "\nleft out  node3: " in text
     assert text.endswith("truth     all-reduce busbw 100 GB/s, no nodes pass 100 (sim)")

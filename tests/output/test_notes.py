@@ -27,7 +27,9 @@ def failed(members: tuple[int, ...], size: int, reason: str = "crash: signal 11"
 
 def test_the_reasons_to_stop_are_counted_in_one_line() -> None:
     found = [*stopped(StopReason.BUDGET, 1), *stopped(StopReason.PRECISION, 25), *stopped(StopReason.NOISE, 2)]
-    assert notes(run_with(*found)) == ["stopped   25 precise, 2 noise-stable, 1 at the budget"]
+    assert notes(run_with(*found)) == [
+        "points    28 data points: 25 converged, 2 noise floor reached, 1 time budget reached"
+    ]
 
 
 def verified(operation: Operation, size: int, *counts: tuple[int | None, int | None]) -> Measurement:
@@ -63,23 +65,22 @@ def test_where_the_time_went() -> None:
     run = run_with()
     run.seconds, run.phases = 2.64, {"warm-up": 0.32, "audit": 0.41, "visits": 1.9, "timed": 1.38}
     assert notes(run) == [
-        "time      1.4 s of 2.6 s in timed regions (warm-up 0.3 s, audit 0.4 s, visits 1.9 s)",
+        "time      1.4 s of 2.6 s in timed regions (warm-up 0.3 s, interference check 0.4 s, trials 1.9 s)",
     ]
 
 
 def test_the_start_of_nccl_is_told_apart_from_the_sweep() -> None:
     run = run_with()
     run.seconds, run.phases = 2.0, {"NCCL start": 0.64, "visits": 1.9, "timed": 1.2}
-    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (visits 1.9 s), after 0.6 s for NCCL to start"]
+    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (trials 1.9 s), after 0.6 s for NCCL to start"]
     run.phases["NCCL start"] = 0.002  # nobody waited
-    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (visits 1.9 s)"]
+    assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (trials 1.9 s)"]
 
 
 def test_a_place_that_fails_at_many_sizes_is_one_line() -> None:
     assert notes(run_with(failed((0, 1), 8), failed((0, 1), MIB), failed((1, 0), 8))) == [
-        "stopped   3 failed",
-        "failed    ce-write on GPU0 → GPU1 at 8 B, 1M: crash: signal 11",
-        "failed    ce-write on GPU1 → GPU0 at 8 B: crash: signal 11",
+        "points    3 data points: 3 failed",
+        "failed    GPU0-GPU1: 3 data points (ce-write; 8 B to 1M), the first: crash: signal 11",
     ]
 
 
@@ -95,9 +96,9 @@ def test_what_is_skipped_for_one_reason_is_one_line() -> None:
 
 
 def test_of_very_many_failures_the_first_are_told() -> None:
-    lines = notes(run_with(*(failed((0, 1), 8, f"hang {i}") for i in range(20))))
+    lines = notes(run_of(gpus(16), [failed((0, other), 8, "hang") for other in range(1, 16)]))
     assert len(lines) == 1 + 8 + 1
-    assert lines[-1] == "failed    and 12 more: the run file holds them"
+    assert lines[-1] == "failed    and 7 more: the run file holds them"
 
 
 def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
@@ -108,11 +109,11 @@ def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
     both = replace(alone, variant=Variant.BOTH_WAYS, size_bytes=64 * MIB)
     run.audits += [both, replace(both, members=(2, 3), ratio=0.38, delta=0.023), replace(both, delta=0.023)]
     assert notes(run) == [
-        "audit     pairs timed together and alone agree within 1.2% (1 comparison)",
-        "audit     ce-write on SYS pairs was timed alone: beside others at 0.55 of its own speed (±2.0% was allowed)",
-        "audit     ce-write both-ways on SYS pairs at 64M was timed alone: beside others at 0.38 to 0.55 of its own "
-        "speed (±2.3% was allowed)",
-        "audit     PCIe paths share wires, so all of them were timed alone",
+        "checked   interference: pairs timed concurrently and isolated agree within 1.2% (1 comparison)",
+        "isolated  ce-write on SYS pairs: concurrently they reach 0.55 of their isolated rate (±2.0% was allowed)",
+        "isolated  ce-write both-ways on SYS pairs at 64M: concurrently they reach 0.38 to 0.55 of their isolated rate "
+        "(±2.3% was allowed)",
+        "isolated  all pairs on PCIe: their paths share links",
         "skipped   sizes 2G: the fullest device has room for 1 GiB",
     ]
 

@@ -34,7 +34,7 @@ tier           GB/s  pairs                  vs best
 1             299.8  GPU0-GPU1, GPU1-GPU2   tied
 2             199.9  GPU0-GPU2              different
 2 tiers: the worst pair is 33% slower than the best.
-Differences above 2.0% show on pairs no noisier than most (5 visits or more).
+Differences above 2.0% show on pairs no noisier than most (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -  299.8  199.9
 GPU1  299.8      -  299.8
@@ -44,7 +44,7 @@ allreduce (by pair) at 8 B, µs
 tier    µs  pairs  vs best
 1     2.00  all 3  tied
 All pairs tie within 0.0%: the choice does not affect latency.
-Differences above 6.0% show on pairs no noisier than most (5 visits or more).
+Differences above 6.0% show on pairs no noisier than most (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -   2.00   2.00
 GPU1   2.00      -   2.00
@@ -57,7 +57,7 @@ GPU0-GPU2  NV18   2.00 [2.00, 2.00]  200.0 [200.0, 200.0]  390.6 KiB      0%
 GPU1-GPU2  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
 
 tied, different: against the best, by the 90 % and the simultaneous 95 %
-interval of the difference (99 % below five visits); undecided: neither;
+interval of the difference (99 % below five trials); undecided: neither;
 failed: something on it failed, whatever its rate
 latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
 n½: the size that reaches half of it; misfit: how far the worst size is off
@@ -91,7 +91,7 @@ def test_one_pair_has_neither_heat_map_nor_resolution() -> None:
 
 def test_too_few_visits_are_said() -> None:
     run = run_of(gpus(3), [measured(Operation.ALLREDUCE, p, 300.0, visits=2) for p in combinations(range(3), 2)])
-    assert "Nothing is certain: some had 2 of the 3 visits that tell noise.\n" in shown(run)
+    assert "Nothing is significant: some have 2 of the 3 trials that the noise needs.\n" in shown(run)
 
 
 def test_what_a_run_lacks_is_said() -> None:
@@ -103,9 +103,9 @@ def test_what_a_run_lacks_is_said() -> None:
     told = shown(run_of(gpus(3), [*cells, failed]))
     assert told.endswith(
         "\nmissing   allreduce at 1G was passed over: it was measured on 1 pair only\n"
-        "missing   allreduce at 1M on GPU1-GPU2: hang\n"
         "no fit    2 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
         "no fit    1 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
+        "failed    GPU1-GPU2: allreduce at 1M: hang\n"
     )
 
 

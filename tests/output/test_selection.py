@@ -31,7 +31,7 @@ FULL = Selection(
 PAGE = """\
 GPU2, GPU3 (NVIDIA H200) on box
 why       300 GB/s measured
-predicted all-reduce busbw 280–300 GB/s: NVSwitch
+predicted all-reduce busbw 280–300 GB/s over NVSwitch
 finalists all-reduce busbw at 64M, GB/s
   set         predicted  measured (95 %)
   GPU2, GPU3  280–300    299.5 (298.1–301)
@@ -72,7 +72,7 @@ def test_every_line_with_a_simulated_rate_says_sim() -> None:
     assert lines[0] == "GPU2, GPU3 of the simulated machine dgx-1v (sim)"
     assert lines[1:4] == [
         "why       300 GB/s measured (sim)",
-        "predicted all-reduce busbw 280–300 GB/s (sim): NVSwitch",
+        "predicted all-reduce busbw 280–300 GB/s over NVSwitch (sim)",
         "finalists all-reduce busbw at 64M, GB/s (sim)",
     ]
     assert lines[8] == "gain      +3052.6 % over GPU0, GPU1 (95 %: +3010.0 to +3100.0 %) (sim)"

@@ -62,7 +62,7 @@ def _predict(wired: Wiring) -> Band:
         carried = min(most(wired.nvlink, packed.gbs), port)
         return Band(min(packed.gbs, port), carried, f"{packed.rings} NVLink rings")
     lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
-    return Band(lo, hi, "one ring over PCIe", hops)
+    return Band(lo, hi, "one PCIe ring", hops)
 
 
 def on_one_plane(wired: Wiring) -> bool:

@@ -71,11 +71,11 @@ FAULTY = frozenset({Unfit.ECC_ERRORS, Unfit.NVLINK_ERRORS, Unfit.FAILING_PAIRS})
 _WORDS = {
     Unfit.EXCLUDED: "excluded",
     Unfit.PROCESSES: "busy: {0.figure:.0f} other process{es}",
-    Unfit.VISITS_SHARED: "busy: another process in {0.figure:.0%} of its visits",
+    Unfit.VISITS_SHARED: "busy: another process in {0.figure:.0%} of its trials",
     Unfit.UTILISATION: "busy: {0.figure:.0f}% utilisation",
     Unfit.MEMORY: "busy: only {free} of {total} free",
     Unfit.THROTTLED: "throttled: {reasons}",
-    Unfit.VISITS_THROTTLED: "throttled in {0.figure:.0%} of its visits",
+    Unfit.VISITS_THROTTLED: "throttled in {0.figure:.0%} of its trials",
     Unfit.ECC_ERRORS: "faulty: {0.figure:.0f} uncorrected ECC error{s}",
     Unfit.NVLINK_ERRORS: "faulty: {0.figure:.0f} new NVLink error{s}",
     Unfit.FAILING_PAIRS: "faulty: its pairs failed or moved wrong data, those of the others did not",

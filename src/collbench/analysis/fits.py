@@ -80,7 +80,7 @@ def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> F
             members, label, f"sizes span a factor of {fixed(sizes[-1] / sizes[0], 3)}, and a fit needs {_LEAST_SPAN}"
         )
     if min(len(found.samples) for found in curve) < _FEWEST_VISITS:
-        return Unfitted(members, label, "a size has one visit, and intervals need two")
+        return Unfitted(members, label, "a size has one trial, and intervals need two")
     visits = [np.array(trial_seconds(found)) for found in curve]
     times = np.array([np.median(part) for part in visits])
     alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)

@@ -562,7 +562,7 @@ def _reason(limit: float, used: Sequence[int], told: Sequence[Switches], wanted:
         return f"all {nodes} nodes"
     slowest = "none of them is slow" if limit > 1 - DELTA else f"the slowest has {limit:.0%} of the typical rate"
     if not told:
-        return f"{slowest}; no switches were told, so the first ones"
+        return f"{slowest}; no switches are known, so the first ones"
     under = " of ".join(
         f"{count} {level.names[0].rstrip('0123456789') or 'switch'}{'s' * (count != 1)}"
         for count, level in zip(used, told, strict=True)

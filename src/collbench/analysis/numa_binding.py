@@ -113,7 +113,7 @@ def _text(device: Device, rates: Sequence[NodeRate], best: Sequence[int], *, tie
         faster = " or ".join(map(str, best))
         return f"{device.tag}: node {faster} is faster than node {device.numa_node}, which NVML names ({told} GB/s)"
     if len(best) > 1:
-        return f"{device.tag}: no NUMA node is faster for certain ({told} GB/s)"
+        return f"{device.tag}: no NUMA node is significantly faster ({told} GB/s)"
     named = f"NVML names node {device.numa_node}, which was not measured"
     source = "as NVML says" if agrees else "NVML names none" if device.numa_node is None else named
     return f"{device.tag}: node {best[0]}, {source} ({told} GB/s)"

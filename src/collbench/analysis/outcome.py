@@ -71,7 +71,7 @@ class Absences:
             return Absence(AbsenceKind.SKIPPED, NO_PEERS.reason, NO_PEERS.kind.by_design)
         visits = 0 if found is None else len(found.samples)
         if visits:
-            return Absence(AbsenceKind.FEW_VISITS, f"{visits} visit{'s' if visits > 1 else ''} only")
+            return Absence(AbsenceKind.FEW_VISITS, f"{visits} trial{'s' if visits > 1 else ''} only")
         if not self._run.complete:
             return Absence(AbsenceKind.NOT_REACHED, "not reached: the run was interrupted")
         return Absence(AbsenceKind.NOT_MEASURED, "not measured")

@@ -109,7 +109,7 @@ def _measured(cell: Measurement, *, sim: bool) -> str:
 
 def _gained(gain: tuple[float, float, float] | None, k: int, *, is_default: bool) -> str:
     if gain is None:
-        return f", by the first {k} themselves" if is_default else ""
+        return f" on the first {k}" if is_default else ""
     low, middle, high = gain
     return f", {middle:.2f}× ({low:.2f}–{high:.2f}) the first {k}"
 
@@ -253,21 +253,22 @@ def _with_default(case: SelectionProblem, members: Members) -> tuple[Candidate, 
 
 
 def _why(case: SelectionProblem, found: tuple[Candidate, ...]) -> str:
-    """Return in half a sentence what the chosen set is predicted to carry; nothing where nothing is certain."""
+    """Return in half a sentence what rate the chosen set should reach; nothing where nothing is significant."""
     chosen, default = found[0], next(some for some in found if some.default)
     if case.undecided:
         return case.verdict
     if len(chosen.members) == 2 and not chosen.band.unmeasured:
         worst = "worst measured pair" if case.wired.missing.any() else "worst pair"
-        return f"it carries {fixed(chosen.band.lo, 3)} GB/s, the machine's {worst} {fixed(case.worst, 3)}"
+        return f"it reaches {fixed(chosen.band.lo, 3)} GB/s, the machine's {worst} {fixed(case.worst, 3)} GB/s"
     k = len(chosen.members)
-    beside = f"the first {k} themselves" if chosen is default else f"the first {k} {_carries(default.band)}"
-    return f"predicted {chosen.band} ({chosen.band.basis}), {beside}"
+    first = "the same set" if chosen is default else _reaches(default.band)
+    over = f" over {chosen.band.basis}" if chosen.band.hi > 0 else ""
+    return f"predicted {_reaches(chosen.band)}{over} (the first {k}: {first})"
 
 
-def _carries(band: Band) -> str:
-    """Return what a set carries, in words where it carries nothing."""
-    return str(band) if band.hi > 0 else f"nothing: {band.how}"
+def _reaches(band: Band) -> str:
+    """Return what rate a set reaches, or why it reaches none."""
+    return str(band) if band.hi > 0 else f"nothing, {band.how}"
 
 
 def _choice(

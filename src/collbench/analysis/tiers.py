@@ -260,7 +260,7 @@ class Ranking:
         if self.one_tier:
             other = "other " if self.failed else ""
             slower = f"the worst looks {self.spread:.1%} slower than the best"
-            return f"{self._doubts}no {other}{self.kind} differs for certain: {slower}"
+            return f"{self._doubts}no {other}{self.kind} differs significantly: {slower}"
         return f"{self._doubts}{self.tiers} tiers: the worst {self.kind} is {self.spread:.0%} slower than the best"
 
     @property

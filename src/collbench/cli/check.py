@@ -79,7 +79,7 @@ def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:
     added = False
     for pair in pairs:
         tags = "-".join(run.devices[member].tag for member in pair)
-        say(f"measuring {tags} once more, alone")
+        say(f"measuring {tags} once more, isolated")
         try:
             _add(run, _alone(request, run, pair), pair)
             added = True
@@ -251,7 +251,7 @@ class _Silently(Showing):
 def _refuse_measuring_options(run_file: Path) -> None:
     """Raise UsageError for an option that says how to measure, where there is nothing to measure."""
     context = click.get_current_context()
-    ours = {"run_file", "topology", "p2p", "expect", "as_json"}
+    ours = {"run_file", "verbose", "topology", "p2p", "expect", "as_json"}
     others = [
         param.opts[-1]
         for param in context.command.params

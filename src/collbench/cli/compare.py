@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from collbench.cli.terminal import echo, prose_width, show_page
+from collbench.cli.terminal import echo, prose_width, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.printable import one_line
@@ -26,11 +26,12 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
     metavar="SHARE",
     default="5%",
     show_default=True,
-    help="Exit with 3 where something is slower than the base by more than this for certain.",
+    help="Exit with 3 where something is slower than the base by significantly more than this.",
 )
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
 @click.option("--reference", is_flag=True, help="Compare one run with published figures of its machine kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
+@verbose_option
 def compare(
     run_files: tuple[Path, ...], fail_below: str, operation: str | None, reference: bool, as_json: bool
 ) -> None:
@@ -122,7 +123,7 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
 def _nothing(paths: Sequence[Path], wanted: Operation | None) -> None:
     of = f" of {wanted}" if wanted else ""
     raise UsageError(
-        f"{paths[0]} and {paths[-1]} have no cell{of} in common: measure both with the same command and sizes"
+        f"{paths[0]} and {paths[-1]} have no data point{of} in common: measure both with the same command and sizes"
     )
 
 

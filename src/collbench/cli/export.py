@@ -57,7 +57,7 @@ def export(run_file: Path, layout: str, output: Path | None, force: bool) -> Non
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
     run = runfile_run_file.load(run_file)
     if not run.measurements and layout != "nccl-tests":
-        raise UsageError(f"{run_file} has no cell to export: nothing was measured")
+        raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     content = _content(run, layout)
     if isinstance(content, str):
         content = printable(content)

@@ -189,10 +189,10 @@ def _measure(session: Session, request: Request) -> None:
 
 def _saved(session: Session) -> str:
     """Return what became of what was measured."""
-    cells = len(session.run.measurements)
-    if cells == 0:
+    points = len(session.run.measurements)
+    if points == 0:
         return "nothing was measured, nothing is saved"
-    what = f"{cells} cells measured so far are"
+    what = f"{points} data points measured so far are"
     if session.failure is not None:
         return f"{what} lost: {session.failure}"
     if session.path is None:

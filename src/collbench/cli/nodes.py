@@ -23,7 +23,7 @@ from collbench.cli import options
 from collbench.cli.exit_codes import Interrupted
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.options import parse_budget
-from collbench.cli.terminal import echo, progress_bar, prose_width, say, show_page
+from collbench.cli.terminal import echo, is_verbose, progress_bar, prose_width, say, show_page, verbose_option
 from collbench.distributed.factory import World
 from collbench.distributed.launchers import LaunchEnvironment, find_place, join_seconds
 from collbench.model.capabilities import SIM
@@ -80,7 +80,7 @@ def show(
     if as_json:
         echo(json.dumps(as_plain(origin, found, chosen, truth)))
     else:
-        echo(page(origin, found, chosen, truth, prose_width()))
+        echo(page(origin, found, chosen, truth, prose_width(), verbose=is_verbose()))
 
 
 def leave(found: Judgement, failed: ExitStatus) -> None:
@@ -225,6 +225,7 @@ _own_options = options.apply(
     options.output,
     options.force,
     options.seed,
+    verbose_option,
 )
 
 

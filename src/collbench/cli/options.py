@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from collbench.backends import factory
 from collbench.bench.plan import Request
-from collbench.cli.terminal import say
+from collbench.cli.terminal import say, verbose_option
 from collbench.distributed.launchers import find_place
 from collbench.launch.arguments import BACKENDS, check_backend
 from collbench.model.capabilities import SIM
@@ -73,16 +73,17 @@ OPTIONS = (
     click.option(
         "--precision",
         metavar="SHARE",
-        help="Visit each cell until half its 95 % interval is within this share of its median: 1%, 0.5% or 0.01; "
-        "for 60 s at most, or as --budget says.  [default: 1% from 1M on, 3% below]",
+        help="Measure each data point until half its 95 % interval is within this share of its median: 1%, 0.5% or "
+        "0.01; for 60 s at most, or as --budget says.  [default: 1% from 1M on, 3% below]",
     ),
     click.option(
         "--budget",
         metavar="TIME",
-        help="Stop visiting unsettled cells after this time: 10s, 500ms or 2min. Each gets three visits in any case.  "
+        help="Stop measuring data points that have not converged after this time: 10s, 500ms or 2min. Each gets "
+        "three trials in any case.  "
         "[default: 2.3s; host: 8s]",
     ),
-    click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three visits a cell."),
+    click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three trials a data point."),
 )
 
 
@@ -216,7 +217,7 @@ def _recorded(context: click.Context, file: Path) -> dict[str, Any]:
     others = [
         param.opts[-1]
         for param in context.command.params
-        if param.name not in ("resume", *_NAMING_FILES) and _typed(context, param.name)
+        if param.name not in ("resume", "verbose", *_NAMING_FILES) and _typed(context, param.name)
     ]
     if others:
         raise UsageError(f"--resume takes all options from {file}: leave out {', '.join(others)}")
@@ -323,7 +324,7 @@ seed = click.option(
     metavar="N",
     type=int,
     callback=lambda _ctx, _option, value: _checked_seed(value),
-    help="Order the visits by this seed.  [default: a random one, which is printed]",
+    help="Order the trials by this seed.  [default: a random one, which is printed]",
 )
 dtype = click.option(
     "--dtype",
@@ -357,7 +358,7 @@ def apply(*options: Command) -> Callable[[Command], Command]:
 def measuring(*own: Command, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(*first, *own, *OPTIONS, backend, fabric, output, force, OPTION, nccl, seed)
+    add_options = apply(*first, *own, *OPTIONS, backend, fabric, output, force, OPTION, nccl, seed, verbose_option)
     return lambda function: add_options(resumable(function))
 
 

@@ -12,7 +12,7 @@ import click
 
 from collbench.analysis.outcome import outcome
 from collbench.cli import options
-from collbench.cli.terminal import echo, show_page
+from collbench.cli.terminal import echo, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import parse_size
@@ -93,6 +93,7 @@ _own_options = options.apply(
         "--bucket", metavar="SIZE", default="25M", show_default=True, help="Bucket of gradients: DDP's bucket_cap_mb."
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
+    verbose_option,
 )
 
 

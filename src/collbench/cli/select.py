@@ -18,7 +18,7 @@ from collbench.analysis.outcome import outcome
 from collbench.backends import factory
 from collbench.cli import evidence, options
 from collbench.cli.evidence import Evidence, Wanted
-from collbench.cli.terminal import echo, prose_width
+from collbench.cli.terminal import echo, is_verbose, prose_width, verbose_option
 from collbench.launch import formats, torchrun
 from collbench.machine import nvidia_smi, visible_devices
 from collbench.model.capabilities import HOST, capabilities
@@ -101,6 +101,7 @@ _own_options = options.apply(
     click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
     options.backend_of_this_machine,
     options.nccl,
+    verbose_option,
 )
 
 
@@ -291,10 +292,10 @@ def _print(answer: Selection, layout: str) -> None:
     from collbench.output.text.selection import explanation
 
     if layout == _TEXT:
-        echo(explanation(answer, prose_width() if sys.stdout.isatty() else None))
+        echo(explanation(answer, prose_width() if sys.stdout.isatty() else None, verbose=is_verbose()))
         return
     line = _json(answer) if layout == _JSON else formats.answer(layout, answer.devices)
-    echo(explanation(answer), err=True)
+    echo(explanation(answer, verbose=is_verbose()), err=True)
     echo(line)
 
 

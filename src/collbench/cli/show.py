@@ -12,7 +12,7 @@ import click
 from collbench.analysis.outcome import outcome
 from collbench.backends import factory
 from collbench.cli.measuring import FORMAT, Showing
-from collbench.cli.terminal import echo, say, show_page
+from collbench.cli.terminal import echo, say, show_page, verbose_option
 from collbench.machine import nvidia_smi, visible_devices
 from collbench.machine.nvml import Nvml
 from collbench.model.errors import ExitStatus, MachineError, UsageError
@@ -20,6 +20,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Run
 from collbench.model.run import Path as LinkPath
 from collbench.model.units import format_size, parse_size
+from collbench.output.text.layout import SECTIONS
 from collbench.output.text.topology import explain_pair, render_topology
 from collbench.runfile import run_file as runfile_run_file
 
@@ -68,8 +69,10 @@ def _plain(text: str) -> str:
 @click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
 @click.option("--operation", metavar="OP", help="Only this operation: heat maps, tiers, and curves over the sizes.")
 @click.option("--size", metavar="SIZE", help="Only at this size.  [default: the largest and the smallest, and curves]")
+@click.option("--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Only this: {', '.join(SECTIONS)}.")
 @FORMAT
-def show(run_file: Path, operation: str | None, size: str | None, layout: str) -> None:
+@verbose_option
+def show(run_file: Path, operation: str | None, size: str | None, section: str | None, layout: str) -> None:
     """Print a saved run again, as the command that measured it did.
 
     With an operation of it (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of links and pairs,
@@ -79,6 +82,7 @@ def show(run_file: Path, operation: str | None, size: str | None, layout: str) -
     \b
     Examples:
       collbench show run.json
+      collbench show run.json --section health
       collbench show run.json --operation ce-write
       collbench show run.json --operation allreduce --size 64M
       collbench show --format nccl-tests allreduce.json
@@ -87,7 +91,14 @@ def show(run_file: Path, operation: str | None, size: str | None, layout: str) -
     size_bytes = None if size is None else parse_size(size)
     if showing.as_nccl_tests and (operation is not None or size is not None):
         raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
+    if section is not None and (operation is not None or showing.as_nccl_tests):
+        raise UsageError(f"--section {section} is a part of the page: leave out --operation and --format nccl-tests")
     run = runfile_run_file.load(run_file)
+    if section is not None:
+        from collbench.output.text import measured  # late, as below
+
+        show_page(measured.section(run, section))
+        return
     if operation is None:
         if size is not None:
             raise UsageError(f"--size {size} alone says not what to show: add --operation allreduce, ce-write, …")
@@ -109,6 +120,7 @@ def show(run_file: Path, operation: str | None, size: str | None, layout: str) -
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
 @click.option("--size", metavar="SIZE", help="Rank at this size.  [default: the largest, and the smallest up to 64K]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: members are positions in its list of devices.")
+@verbose_option
 def rank(run_file: Path, operation: str | None, size: str | None, as_json: bool) -> None:
     """Say which links and pairs of a saved run differ, and which tie.
 

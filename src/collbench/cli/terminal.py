@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
@@ -18,6 +18,33 @@ from collbench.output.text.layout import WIDE
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from collbench.output.text.layout import Page
+
+_VERBOSE = "collbench.verbose"
+
+
+def _keep_verbose(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_VERBOSE] = True
+
+
+# Of every command that shows a page. Its value stays in click's context: how a page is shown is no part of a request.
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_verbose,
+    help="Show the whole page, not the short one.",
+)
+
+
+def is_verbose() -> bool:
+    """Return whether the whole page was asked for."""
+    context = click.get_current_context(silent=True)
+    return context is not None and _VERBOSE in context.meta
+
 
 # rich shortens cells to fit its width, so it is told one that fits every page; what a terminal lacks is folded.
 _PAGE_WIDTH = 240
@@ -46,14 +73,16 @@ def prose_width() -> int:
     return max(_NARROWEST_PROSE, min(columns, WIDE))
 
 
-def show_page(blocks: Iterable[RenderableType]) -> None:
+def show_page(page: Page) -> None:
     """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
     from rich.table import Table
 
+    from collbench.output.text.layout import shown
+
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH)
     coloured = console.is_terminal and not console.no_color
-    for block in blocks:
+    for block in shown(page, verbose=is_verbose()):
         for number, part in enumerate(_parts(block, coloured)):
             with console.capture() as captured:
                 console.print(_Safe(part))

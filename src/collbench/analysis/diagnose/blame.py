@@ -45,7 +45,7 @@ def ailing(facts: Facts) -> UnhealthyDevices:
     throttled: dict[int, str] = {}
     shared: dict[int, str] = {}
     for (kind, position, reason), count in sorted(_flags(facts).items()):
-        tag, share = run.devices[position].tag, f"in {count} of {visits} visits"
+        tag, share = run.devices[position].tag, f"in {count} of {visits} trials"
         if kind is FlagKind.SHARED:
             shared[position] = f"on {tag} {share}"
         elif kind is FlagKind.THROTTLED and holds_back(reason):

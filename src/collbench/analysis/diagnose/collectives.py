@@ -147,7 +147,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Un
         what = f"{blame.where}: NCCL is no faster than PCIe, though the label is {facts.label(first)} ({works})."
     else:
         share = worst.reading.gbs / worst.allowed
-        what = f"{blame.where}: NCCL reaches {share:.0%} of what its slowest link carries ({works})."
+        what = f"{blame.where}: NCCL reaches {share:.0%} of the capacity of its slowest link ({works})."
     limit = path_limit(facts, first) if unused else worst.allowed
     rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
     return found(kind, blame.members, blame.links, Message(what, cause, command, sure), rates)

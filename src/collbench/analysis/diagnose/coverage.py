@@ -87,7 +87,7 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     large = [found for found in there if found.cell.size_bytes >= _least(found.cell.work)]
     if large:
         visits = max(len(found.samples) for found in large)
-        few = f"{visits} of the {FEWEST_VISITS} visits that tell noise"
+        few = f"{visits} of the {FEWEST_VISITS} trials that the noise needs"
         return Absence(AbsenceKind.FEW_VISITS, few if visits < FEWEST_VISITS else "measured one way only")
     if there:
         return Absence(AbsenceKind.NOT_MEASURED, "small messages only")
@@ -153,7 +153,7 @@ def _copies(facts: Facts) -> Iterator[str]:
         return
     unknown = sorted({r.label for r in copies if path_limit(facts, (r.members[0], r.members[1])) is None})
     if unknown:
-        yield f"{', '.join(unknown)} links against a limit: nobody told their slots or NVLinks"
+        yield f"{', '.join(unknown)} links against a limit: their slots or NVLinks are unknown"
     if not readings.of(STAGED, COPY_BYTES):
         yield "peer access against staging: no staged copies (collbench copies --patterns one-way,staged)"
 

@@ -70,7 +70,7 @@ def _disturbed(facts: Facts, audits: list[Audit], *, over_nvlink: bool) -> Findi
         cause = "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
         command = "nvidia-smi topo -m; nvidia-smi pmon -c 1; sudo lspci -vvv | grep ACSCtl"
     told = Message(
-        f"{' and '.join(labels)} pairs: beside others at {audit.ratio:.2f} of their speed alone ({works}).",
+        f"{' and '.join(labels)} pairs: concurrently they reach {audit.ratio:.2f} of their isolated rate ({works}).",
         cause,
         command,
     )
@@ -163,7 +163,7 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
                 "slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
             )
         told = Message(
-            f"{blame.where}: slower by peer access than through host memory, which carries {span[1]:.1f} {unit}.",
+            f"{blame.where}: slower by peer access than through host memory, which reaches {span[1]:.1f} {unit}.",
             cause,
             f"sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; {lspci(facts, first)}",
         )

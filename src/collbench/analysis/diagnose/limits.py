@@ -203,7 +203,7 @@ def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     where = f"the virtual machine ({virtual})" if virtual not in ("", "none") else "a virtual machine or the driver"
     told = Message(
         f"{blame.where}: no NVLink in the label, and faster than PCIe can be.",
-        f"{where} hides the NVLinks or NVSwitches from the labels; the wires are there and are used",
+        f"{where} hides the NVLinks or NVSwitches from the labels; the links are there and are used",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; lspci | grep -i nvidia",
     )
     return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, told)
@@ -215,8 +215,8 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     works = ", ".join(sorted({str(one.cell.work) for one in beaten}))
     blocks = sum({one.cell: one.blocks for one in beaten}.values())
     told = Message(
-        f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} carries {worst.capacity.gbs:.0f} at "
-        f"most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
+        f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} has a capacity of "
+        f"{worst.capacity.gbs:.0f} at most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
         "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; nvidia-smi topo -m",
     )
@@ -267,7 +267,7 @@ def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: Unhea
         likely = f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
     gpus = facts.indices(blame.members[:2])
     told = Message(
-        f"{blame.where}: carries {_worth(facts, blame, links, count)} of {count} links' worth.",
+        f"{blame.where}: the rate of {_worth(facts, blame, links, count)} of {count} links.",
         seen[0] if seen else likely,
         f"nvidia-smi nvlink -s -i {gpus}; nvidia-smi nvlink -e -i {gpus}",
     )

@@ -235,7 +235,7 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
     links = both_ways(link for case in cases for reading in case.readings for link in ways(reading))
     better = facts.label(min(links))
     told = Message(
-        f"{better} pairs of {facts.tags(members)} carry {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "
+        f"{better} pairs of {facts.tags(members)} reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "
         f"though the label is better ({works_of(reading for case in cases for reading in case.readings)}).",
         _inverted_cause(facts, better, links),
         f"nvidia-smi topo -p2p r; {link_state(facts, min(links))}",

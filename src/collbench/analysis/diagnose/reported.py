@@ -117,9 +117,9 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     labels = sorted({path.label for path in paths}, key=rank_key)
     ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
     told = Message(
-        f"topo -m says {', '.join(labels)} where the PCIe tree, as topo -p tells it, says {', '.join(ancestors)}"
+        f"topo -m says {', '.join(labels)} where the PCIe tree, as topo -p reports it, says {', '.join(ancestors)}"
         f"{_way(ancestors)}: both are right.",
-        "topo -p tells how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
+        "topo -p reports how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
         f"nvidia-smi topo -m; nvidia-smi topo -p -i {facts.indices(paths[0].devices)}",
     )
     yield found(Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), told, Rates(labels[0]))
@@ -135,7 +135,7 @@ def _flat(facts: Facts) -> Iterator[Finding]:
     flat = len(names) == 1 and not is_nvlink(next(iter(names)))
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
         words = Message(
-            f"All pairs have the label {next(iter(names))} and no GPU has a NUMA node: the labels tell nothing.",
+            f"All pairs have the label {next(iter(names))} and no GPU has a NUMA node: the labels say nothing.",
             f"the hypervisor hides the PCIe tree ({run.machine.virtualization}): only measuring shows the paths",
             "lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
         )

@@ -20,24 +20,32 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
 from collbench.model.run import Run
 from collbench.model.units import figure, fixed, format_size
-from collbench.output.text.frame import alarm, header, not_judged
-from collbench.output.text.layout import Lines, filled
+from collbench.output.text.frame import alarm, header, not_judged, origin
+from collbench.output.text.layout import Block, Lines, both, filled, short, whole
 from collbench.runfile.codec import plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last by the first.
 
 
-def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType]:
+def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks; `names` are the files', by date as the runs are."""
     yield from alarms(trend.last)
     simulated = "sim: SIMULATED machines, nothing below was measured on a GPU" if _sim(trend) else ""
-    yield Text(f"backend   {simulated or trend.runs[0].backend}")
-    yield Text("\n".join(_runs(trend, names)))
-    for line in trend.lines:
-        yield Text(f"\n{'sim: ' if simulated else ''}{_title(line)}")
-        yield _trend_table(trend, line)
-    yield Text(f"\nrun {len(trend.runs)} against run 1, cell by cell")
-    yield from body(trend.last, (names[0], names[-1]))
+    yield from short(_verdict(trend.last, _simulated(trend.last)))
+    yield from both("header", Text(f"backend   {simulated or trend.runs[0].backend}"))
+    yield from whole("header", Text("\n".join(_runs(trend, names))))
+    dates = [f"run {n:<5} {run.started} {name}" for n, (run, name) in enumerate(zip(trend.runs, names, strict=True), 1)]
+    yield from short(Text("\n".join(dates[-_FEW_RUNS:])))
+    for index, line in enumerate(_strongest(trend)):
+        table = (Text(f"\n{'sim: ' if simulated else ''}{_title(line)}"), _trend_table(trend, line))
+        yield from both("tables", *table) if index == 0 else whole("tables", *table)
+    yield from both("tables", Text(f"\nrun {len(trend.runs)} against run 1, each data point"))
+    yield from body(trend.last, (names[0], names[-1]), _FEWEST)
+
+
+def _strongest(trend: Trend) -> list[Line]:
+    """Return the lines, the one that lost most to its first run before the others."""
+    return sorted(trend.lines, key=lambda line: line.points[-1].change)
 
 
 def _sim(trend: Trend) -> bool:
@@ -52,8 +60,8 @@ def _runs(trend: Trend, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _title(line: Line) -> str:
-    places = "" if line.places == 1 else f", {line.places} places"
-    return f"{line.work} at {format_size(line.size_bytes)}, GB/s{places}"
+    several = "" if line.places == 1 else f", {line.places} sets of devices"
+    return f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
 
 
 def _trend_table(trend: Trend, line: Line) -> Table:
@@ -85,7 +93,7 @@ _STANDING_STYLES = {
 }
 
 
-def reference_page(answers: Answers, width: int) -> Iterator[RenderableType]:
+def reference_page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: the run, each figure's answer, what no figure speaks for, and a verdict.
 
     Sentences are broken to `width` columns.
@@ -95,30 +103,50 @@ def reference_page(answers: Answers, width: int) -> Iterator[RenderableType]:
         yield not_judged(
             f"{reference_conclusion(answers).rstrip('.')}; compare it with a run of the machine's own good days"
         )
-    yield Lines(header(answers.run))
-    yield Text("")
+    conclusion = Text(
+        reference_conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else ""
+    )
+    yield from short(conclusion)
+    yield from whole("header", Lines(header(answers.run)), Text(""))
     for answer in answers.answers:
-        yield from _answer_lines(answers, answer, width)
+        first, source = _answer_lines(answers, answer, width)
+        yield from both("tables", first)
+        yield from whole("tables", source)
     lines = [*_unknown(answers, width)]
     if lines:
-        yield Text("\n".join(lines))
-    yield Text(reference_conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
+        yield from whole("notes", Text("\n".join(lines)))
+    yield from whole("verdicts", conclusion)
+    yield from short(Lines(f"\n{origin(answers.run)}"))
 
 
 def reference_conclusion(answers: Answers) -> str:
     """Return the verdict in one sentence."""
     if not answers.known:
-        return f"No figure for this machine kind: {_kind(answers)}."
+        return f"There is no reference figure for this kind of machine: {_kind(answers)}."
     if not answers.answers:
-        return f"No figure speaks for what this run measured on {_kind(answers)}."
+        return f"There is no reference figure for what this run measured on {_kind(answers)}."
     standings = Counter(answer.standing for answer in answers.answers)
-    told = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
+    counts = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
     if answers.below:
-        return f"Below what healthy machines of this kind reach, for certain ({told})."
+        return f"Significantly below what healthy machines of this kind reach ({counts})."
     if not answers.judged:
-        return f"No figure says anything for certain ({told})."
+        return f"No reference figure gives a significant answer ({counts})."
     everything = set(standings) == {ReferenceVerdict.NORMAL}
-    return f"{'Normal' if everything else 'Nothing is below its band for certain'} ({told})."
+    return f"{'Normal' if everything else 'Nothing is significantly below its band'} ({counts})."
+
+
+def normality(answers: Answers) -> str:
+    """Return in a line whether a run is normal for its kind of machine, by the figure that it does worst against."""
+    if not answers.known or not answers.answers:
+        return f"normal or not is unknown: no reference figure for {_kind(answers)}"
+    if not answers.judged:
+        return reference_conclusion(answers).rstrip(".")
+    order = (ReferenceVerdict.FAILED, ReferenceVerdict.BELOW, ReferenceVerdict.ABOVE, ReferenceVerdict.NORMAL)
+    judged = [answer for answer in answers.answers if answer.standing in order]
+    worst = min(judged, key=lambda answer: order.index(answer.standing))
+    work = Work(worst.figure.operation, worst.figure.variant)
+    where = f"{work} at {format_size(worst.size_bytes)}{_on(work, worst.figure.ranks, worst)}"
+    return f"{worst.standing.value}: {where} reached {_measured(answers, worst)}; {_band(worst)}"
 
 
 def _kind(answers: Answers) -> str:
@@ -128,12 +156,12 @@ def _kind(answers: Answers) -> str:
     return f"{devices}{', ' if labels else ''}{', '.join(labels)}"
 
 
-def _answer_lines(answers: Answers, answer: Answer, width: int) -> Iterator[RenderableType]:
+def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, Text]:
     source = answer.figure
     work = Work(source.operation, source.variant)
     simulated = "sim: " if capabilities(answers.run.backend).simulated else ""
     what = f"{simulated}{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}: "
-    yield (
+    first = (
         Lines(what)
         .append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
         .append(f"{_failed(answers, answer)}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
@@ -141,8 +169,8 @@ def _answer_lines(answers: Answers, answer: Answer, width: int) -> Iterator[Rend
     condition = f"; {answer.mismatch}" if answer.mismatch else ""
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
     nccl = f", NCCL {source.nccl}" if source.nccl else ""
-    told = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
-    yield Text(filled(told, width, "  ", "  "))
+    origins = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
+    return first, Text(filled(origins, width, "  ", "  "))
 
 
 def _failed(answers: Answers, answer: Answer) -> str:
@@ -156,7 +184,9 @@ def _beaten(answers: Answers, answer: Answer) -> str:
         return ""
     where = named(answers.run, [beaten.capacity.devices])
     what = f"{beaten.cell.work} at {format_size(beaten.cell.size_bytes)}"
-    return f"; {what} reached {figure(beaten.rate_gbs)} GB/s where {where} can carry {figure(beaten.capacity.gbs)}"
+    return (
+        f"; {what} reached {figure(beaten.rate_gbs)} GB/s, and the capacity of {where} is {figure(beaten.capacity.gbs)}"
+    )
 
 
 def _on(work: Work, ranks: int, answer: Answer) -> str:
@@ -179,7 +209,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
 def _band(answer: Answer) -> str:
     low, high = answer.figure.band
     if high is None:
-        return f"asked for: {figure(low)} or more"
+        return f"required: {figure(low)} or more"
     return f"band {figure(low)} to {figure(high)}"
 
 
@@ -189,14 +219,14 @@ def _unknown(answers: Answers, width: int) -> Iterator[str]:
     plain = [one for one in answers.unknown if not one.others]
     if plain:
         names = ", ".join(_name(one) for one in plain)
-        yield filled(f"no figure for {names} on {_kind(answers)}", width)
+        yield filled(f"there is no reference figure for {names} on {_kind(answers)}", width)
     for one in answers.unknown:
         if one.others:
             sizes = sorted({size for figure_ in one.others for size in figure_.sizes})
             span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
-            yield f"no figure for {_name(one)} at this run's sizes and labels: there are some for {span}"
+            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, but for {span}"
     if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
-        yield "nothing tells whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
+        yield "it is unknown whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
 
 
 def _name(one: Unknown) -> str:
@@ -328,39 +358,52 @@ def _impossible(answer: Answer) -> _Json | None:
 
 _MIB = 2**20
 _MOST_ROWS = 20  # of a verdict; more say the same thing again, and the JSON has them all
+_FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
+_FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
 new/base: of bandwidth, with an interval that holds for all of them at once
 (99 %). worse, better: beyond δ (2 %, below 1M 6 %, and what a run keeps to
-itself) for certain; same: within δ by 90 %; undecided: neither"""
+itself), significant; same: within δ by 90 %; undecided: neither"""
 
 
-def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType]:
+def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks; `names` are the two files'."""
     yield from alarms(comparison)
+    yield from short(_verdict(comparison, _simulated(comparison)))
     yield from body(comparison, names)
 
 
-def body(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType]:
-    """Yield the page without its alarms."""
-    yield Text("\n".join(head(comparison, names)))
+def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Iterator[RenderableType | Block]:
+    """Yield the page without its alarms; of each table the short page has `few` rows."""
+    lines = list(head(comparison, names))
+    yield from whole("header", Text("\n".join(lines)))
+    if few == _FEW_ROWS:
+        yield from short(Text("\n".join(lines[:_FEW_RUNS])))
     for verdict in (Verdict.WORSE, Verdict.BETTER):
-        yield from _groups(comparison, verdict)
-        yield from _cells(comparison, verdict)
-    yield Text(f"\n{_LEGEND}\n")
+        yield from whole("tables", *_groups(comparison, verdict, _MOST_ROWS), *_points(comparison, verdict, _MOST_ROWS))
+        yield from short(*_groups(comparison, verdict, few), *_points(comparison, verdict, few))
+    yield from whole("notes", Text(f"\n{_LEGEND}\n"))
+    yield from short(Text())
     yield Text("\n".join(_counts(comparison)))
-    yield Text(conclusion(comparison), style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+    yield from whole("verdicts", _verdict(comparison))
+
+
+def _verdict(comparison: Comparison, before: str = "") -> Text:
+    return Text(f"{before}{conclusion(comparison)}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
     """Yield what comes before all else: what failed in the new run, and what could not be compared."""
     yield from alarm(comparison.new)
     if not comparison.judged:
-        yield not_judged("no cell has the three visits in both runs that tell noise: measure both without an interrupt")
+        yield not_judged(
+            "no data point has three trials in both runs, which the noise needs: measure both to their end"
+        )
     elif comparison.lost:
-        cells = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} cells of the base"
-        yield not_judged(f"{cells} are missing in the new run: measure it anew, or finish it with --resume")
+        points = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} data points of the base"
+        yield not_judged(f"{points} are missing in the new run: measure it again, or finish it with --resume")
 
 
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
@@ -382,58 +425,58 @@ def conclusion(comparison: Comparison) -> str:
     """Return the verdict in one sentence."""
     limit = f"{fixed(100 * comparison.fail_below, 6)} %"
     if not comparison.changes:
-        return "The runs have no cell in common: nothing was compared."
+        return "The runs have no data point in common: nothing was compared."
     if comparison.regressions:
-        return f"Regression: slower for certain by more than {limit} (--fail-below)."
+        return f"Regression: significantly slower by more than {limit} (--fail-below)."
     if _any(comparison, Verdict.WORSE):
-        return f"Something is slower for certain, none of it for certain by more than {limit} (--fail-below)."
+        return f"Something is significantly slower, but nothing significantly by more than {limit} (--fail-below)."
     if not comparison.judged:
-        return "Nothing is certain: no cell has the three visits in both runs that tell noise."
+        return "Nothing is significant: no data point has three trials in both runs, which the noise needs."
     if comparison.lost or outcome(comparison.new).places:
-        return "Nothing that was measured in both runs is slower for certain."
-    return "Nothing is slower for certain."
+        return "Nothing that was measured in both runs is significantly slower."
+    return "Nothing is significantly slower."
 
 
 def _any(comparison: Comparison, verdict: Verdict) -> bool:
     return any(one.verdict is verdict for one in comparison.groups) or comparison.count(verdict) > 0
 
 
-def _groups(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
+def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
     found = [group for group in comparison.groups if group.verdict is verdict]
     if not found:
         return
     yield Text(f"\n{_simulated(comparison)}{verdict.value} as a whole", style=_STYLES[verdict])
-    table = _table("what", "cells", "new/base", "interval")
-    for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:_MOST_ROWS]:
+    table = _table("what", "points", "new/base", "interval")
+    for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:most]:
         table.add_row(group_name(comparison, group), str(group.cells), *_ratio(group.ratio, group.interval))
     yield table
-    yield from _more(len(found))
+    yield from _more(len(found) - most)
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
-    """Name what a group's cells share: the place, or the work and its size."""
+    """Name what a group's data points share: the devices, or the work and its size."""
     if group.kind is Kind.PLACE:
         return f"{_place(comparison.base, group.members)}: all that runs there"
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
 
 
-def _cells(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
+def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
     found = [change for change in comparison.changes if change.verdict is verdict]
     if not found:
         return
     rows = _rows(comparison, found)
     yield Text(f"\n{_simulated(comparison)}{verdict.value}", style=_STYLES[verdict])
-    table = _table("where", "cells", "at", "base", "new", "new/base", "interval")
-    for name, ours in rows[:_MOST_ROWS]:
+    table = _table("where", "points", "size", "base", "new", "new/base", "interval")
+    for name, ours in rows[:most]:
         shown = max(ours, key=lambda change: change.key.size_bytes)
         ratio = _ratio(shown.ratio, shown.interval)
         table.add_row(name, str(len(ours)), format_size(shown.key.size_bytes), *_both(shown), *ratio)
     yield table
-    yield from _more(len(rows))
+    yield from _more(len(rows) - most)
 
 
 def _rows(comparison: Comparison, found: Sequence[Change]) -> list[tuple[str, list[Change]]]:
-    """Return a row for each work and place, one for all places of a work where all are alike; strongest first."""
+    """Return a row for each work and its devices, one for all of a work where all are alike; strongest first."""
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
     for change in comparison.changes:
         works[change.key.work, len(change.key.members)].add(change.key.members)
@@ -470,10 +513,10 @@ def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str
 
 def _counts(comparison: Comparison) -> Iterator[str]:
     counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in Verdict)
-    yield f"cells     {len(comparison.changes)} in both: {counts}"
+    yield f"points    {len(comparison.changes)} data points in both: {counts}"
     few = sum(change.interval is None for change in comparison.changes)
     if few:
-        yield f"few       {few} cells have fewer than three visits in a run: they tell no noise, so they are undecided"
+        yield f"few       {few} data points have fewer than three trials in a run, too few for the noise: undecided"
     for word, run, keys in (
         ("base", comparison.base, comparison.only_base),
         ("new", comparison.new, comparison.only_new),
@@ -483,19 +526,19 @@ def _counts(comparison: Comparison) -> Iterator[str]:
             sizes = sorted({key.size_bytes for key in keys})
             span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
             name = f"{word} run ({run.started})"
-            yield f"missing   {len(keys)} cells only in the {name}: {', '.join(works)}; {span}"
+            yield f"missing   {len(keys)} data points only in the {name}: {', '.join(works)}; {span}"
 
 
 def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="")
-    for place, title in enumerate(titles):
-        table.add_column(title, justify="left" if place == 0 else "right")
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="left" if index == 0 else "right")
     return table
 
 
 def _more(count: int) -> Iterator[RenderableType]:
-    if count > _MOST_ROWS:
-        yield Text(f"and {count - _MOST_ROWS} more: --json has them all")
+    if count > 0:
+        yield Text(f"and {count} more: --json has them all")
 
 
 def _simulated(comparison: Comparison) -> str:

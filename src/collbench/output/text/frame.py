@@ -15,8 +15,9 @@ from collbench.machine.labels import is_pcie
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
-from collbench.model.run import NCCL_START, Audit, Device, Flag, FlagKind, Health, Run, StopReason
+from collbench.model.run import NCCL_START, Audit, Device, Flag, FlagKind, Health, Measurement, Run, StopReason
 from collbench.model.units import format_size
+from collbench.output.text.layout import Block, Lines, short, whole
 
 # Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
 
@@ -65,13 +66,24 @@ def header(run: Run) -> str:
         lines.append(f"NVLS      {reductions.removeprefix('NVLS ')}")
     if run.settings.processes > 1:
         lines.append(f"processes {_processes(run)}")
-    told = settings(run.settings.environment)
-    if told:
-        lines.append(f"settings  {told}")
+    changed = settings(run.settings.environment)
+    if changed:
+        lines.append(f"settings  {changed}")
     lines.append(
         f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
     )
     return "\n".join(lines)
+
+
+def origin(run: Run) -> str:
+    """Return where a short page's figures come from: machine, what was set in the environment, when."""
+    lines = header(run).split("\n")
+    if capabilities(run.backend).simulated:
+        return "\n".join(lines)
+    kept = ("machine", "NVLS", "settings", "measured")
+    return "\n".join(
+        line for line in lines if line.startswith(kept) or (capabilities(run.backend).cores and line == lines[0])
+    )
 
 
 def _simulated(run: Run) -> str:
@@ -84,9 +96,9 @@ def _simulated(run: Run) -> str:
     ]
     if run.machine.virtualization not in ("", "none"):
         lines.append(f"virtual   GPU {run.machine.virtualization} to a virtual machine (simulated)")
-    told = settings(run.settings.environment)
-    if told:
-        lines.append(f"settings  {told} (simulated)")
+    changed = settings(run.settings.environment)
+    if changed:
+        lines.append(f"settings  {changed} (simulated)")
     done = "" if run.complete else " (interrupted)"
     lines.append(f"simulated {run.started}, {run.seconds:.1f} s of the machine's time{_sizes(run)}{done}")
     return "\n".join(lines)
@@ -135,16 +147,23 @@ def health_lines(run: Run) -> list[str]:
     flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
     throttled = list(_throttled(run, flagged))
     grown = [line for name, field in _COUNTERS for line in _growth(run, f"{name} errors", field)]
-    words = [
+    good = [
         _temperatures(run),
         "" if throttled or any(flag.kind is FlagKind.THROTTLED for flag in flagged) else _no_throttling(run),
         "" if grown else _no_new_errors(run),
     ]
     lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *_shared(run, flagged)]
     if not run.health_after:
-        lines.append("not known after the run: NVML did not answer, or it was cut short")
-    said = ", ".join(word for word in words if word)
-    return [said, *lines] if said else lines or ["NVML does not tell on this machine"]
+        lines.append("unknown after the run: NVML did not answer, or the run was interrupted")
+    first = ", ".join(part for part in good if part)
+    return [first, *lines] if first else lines or ["NVML reports no health on this machine"]
+
+
+def unhealthy_lines(run: Run) -> list[str]:
+    """Return the lines of what was wrong with devices: flagged, throttled, shared, or with new errors."""
+    flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
+    grown = (line for name, field in _COUNTERS for line in _growth(run, f"{name} errors", field))
+    return [*_flagged(run), *_throttled(run, flagged), *grown, *_shared(run, flagged)]
 
 
 def _temperatures(run: Run) -> str:
@@ -156,7 +175,7 @@ def _temperatures(run: Run) -> str:
 
 
 def _no_throttling(run: Run) -> str:
-    """Return the words, "" for devices that tell no clock: those tell no reasons either, so none is seen."""
+    """Return "no throttling"; "" for devices that report no clock, as those report no throttling either."""
     return "no throttling" if any(state.sm_clock is not None for state in run.health_before) else ""
 
 
@@ -168,25 +187,25 @@ def _no_new_errors(run: Run) -> str:
 
 
 def _flagged(run: Run) -> Iterator[str]:
-    """Yield each flag of the samples with how many visits it marks; of a GPU's temperatures the highest."""
-    visits = sum(len(found.samples) for found in run.measurements)
+    """Yield each flag of the samples with how many trials it marks; of a GPU's temperatures the highest."""
+    trials = sum(len(found.samples) for found in run.measurements)
     marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
     for flag in (flag for found in run.measurements for sample in found.samples for flag in set(sample.flags)):
         figure = None if flag.kind is FlagKind.HOT else flag.figure
         marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
     lines = [
-        f"{max(flags, key=lambda flag: flag.figure or 0).words(run.devices)} in {len(flags)} of {visits} visits"
+        f"{max(flags, key=lambda flag: flag.figure or 0).words(run.devices)} in {len(flags)} of {trials} trials"
         for flags in marked.values()
     ]
     yield from sorted(lines)
 
 
 def _throttled(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
-    """Yield the reasons at the run's ends that no visit was flagged with."""
+    """Yield the reasons at the run's ends that no trial was flagged with."""
     for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for place, state in enumerate(states[: len(run.devices)]):
+        for index, state in enumerate(states[: len(run.devices)]):
             for reason in filter(holds_back, state.throttle):
-                flag = Flag(FlagKind.THROTTLED, (place,), reason=reason)
+                flag = Flag(FlagKind.THROTTLED, (index,), reason=reason)
                 if flag not in flagged:
                     yield f"{flag.words(run.devices)} {when} measuring"
 
@@ -200,12 +219,12 @@ def _growth(run: Run, name: str, field: str) -> Iterator[str]:
 
 
 def _shared(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
-    """Yield the GPUs that other processes held at the run's ends, where no visit was flagged with it."""
-    known = {place for flag in flagged if flag.kind is FlagKind.SHARED for place in flag.devices}
+    """Yield the GPUs that other processes held at the run's ends, where no trial was flagged with it."""
+    known = {index for flag in flagged if flag.kind is FlagKind.SHARED for index in flag.devices}
     for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for place, state in enumerate(states[: len(run.devices)]):
-            if state.processes and place not in known:
-                flag = Flag(FlagKind.SHARED, (place,), state.processes)
+        for index, state in enumerate(states[: len(run.devices)]):
+            if state.processes and index not in known:
+                flag = Flag(FlagKind.SHARED, (index,), state.processes)
                 yield f"{flag.words(run.devices)} {when} measuring"
 
 
@@ -216,31 +235,56 @@ def _by_tag(run: Run, states: tuple[Health, ...]) -> Iterator[tuple[str, Health]
 # The lines below every page's figures: how far they were measured, what is missing, and what to distrust.
 
 
-_WORDS = {
-    StopReason.PRECISION: "precise",
-    StopReason.NOISE: "noise-stable",
-    StopReason.BUDGET: "at the budget",
+_STOPS = {
+    StopReason.PRECISION: "converged",
+    StopReason.NOISE: "noise floor reached",
+    StopReason.BUDGET: "time budget reached",
     StopReason.INTERRUPTED: "interrupted",
     StopReason.FAILED: "failed",
 }
-# NCCL's start is told from here on: below, it was ready when the sweep was.
-_TELLING_S = 0.05
+# The phases of a run by the names that it saves them with.
+_PHASES = {"audit": "interference check", "visits": "trials"}
+# NCCL's start is reported from here on: below, NCCL was ready when the sweep was.
+_REPORTED_S = 0.05
 # More failures than this say the same thing again; the file holds them all.
 _MOST_FAILURES = 8
+# On a short page, of failures and of what was wrong with devices.
+_FEW_LINES = 3
 # On a machine with 48 links that kernels cannot use, the first ones show which.
 _MOST_NAMES = 4
 
 
 def notes(run: Run, *, health: bool = True) -> list[str]:
     """Return the lines, each said once, those about the devices' health only where that is asked for."""
-    lines = [*_stopped(run), *_verified(run), *_time(run), *_failures(run), *_audit(run)]
-    lines += ["chosen    algorithms as NCCL told in a separate process with NCCL_DEBUG=INFO"] if run.chosen else []
+    lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
+    lines += (
+        ["chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO"] if run.chosen else []
+    )
     lines += [f"health    {line}" for line in (health_lines(run) if health else ())]
     return list(dict.fromkeys([*lines, *_skipped(run)]))
 
 
+def ending(run: Run, *more: str) -> Iterator[Block]:
+    """Yield the last blocks of a measuring command's page: its notes, or of the short page trouble and origin."""
+    lines = [*notes(run, health=False), *more]
+    if lines:
+        yield from whole("notes", Lines("\n" + "\n".join(lines)))
+    if health := health_lines(run):
+        yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
+    yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
+
+
+def troubled(run: Run) -> Iterator[str]:
+    """Yield the first lines on what failed and on what was wrong with devices."""
+    yield from failures(run, _FEW_LINES)
+    unhealthy = unhealthy_lines(run)
+    yield from (f"health    {line}" for line in unhealthy[:_FEW_LINES])
+    if len(unhealthy) > _FEW_LINES:
+        yield f"health    and {len(unhealthy) - _FEW_LINES} more"
+
+
 def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> str:
-    """Name the devices that a cell ran on: "GPU0 → GPU1", "GPU0 → all others", "GPU0, GPU1"."""
+    """Name the devices of a data point: "GPU0 → GPU1", "GPU0 → all others", "GPU0, GPU1"."""
     tags = [devices[member].tag for member in members]
     if work.variant is Variant.ONE_TO_ALL:
         return f"{tags[0]} → all others"
@@ -253,17 +297,21 @@ def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> 
 
 def _stopped(run: Run) -> Iterator[str]:
     counts = Counter(found.stop for found in run.measurements)
-    told = [f"{counts[reason]} {word}" for reason, word in _WORDS.items() if counts[reason]]
-    if told:
-        yield f"stopped   {', '.join(told)}"
+    parts = [f"{counts[reason]} {word}" for reason, word in _STOPS.items() if counts[reason]]
+    if parts:
+        yield f"points    {len(run.measurements)} data points: {', '.join(parts)}"
 
 
 def _time(run: Run) -> Iterator[str]:
     if "timed" in run.phases:
         inside = {name: seconds for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)}
-        around = f" ({', '.join(f'{name} {seconds:.1f} s' for name, seconds in inside.items())})" if inside else ""
+        around = (
+            f" ({', '.join(f'{_PHASES.get(name, name)} {seconds:.1f} s' for name, seconds in inside.items())})"
+            if inside
+            else ""
+        )
         start = run.phases.get(NCCL_START, 0.0)
-        around += f", after {start:.1f} s for NCCL to start" if start >= _TELLING_S else ""
+        around += f", after {start:.1f} s for NCCL to start" if start >= _REPORTED_S else ""
         yield f"time      {run.phases['timed']:.1f} s of {run.seconds:.1f} s in timed regions{around}"
 
 
@@ -291,17 +339,24 @@ def _share(part: int, whole: int) -> str:
     return "all" if part == whole else "none" if part == 0 else f"{tenths / 10:.1f}%" if tenths else "less than 0.1%"
 
 
-def _failures(run: Run) -> Iterator[str]:
-    """Yield a line for each work, place and reason, with all its sizes."""
-    failed: dict[tuple[str, str], list[str]] = {}
+def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
+    """Yield a line for each set of devices and kind of failure: what failed there, and the first reason."""
+    failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
     for found in run.measurements:
         if found.failure:
-            what = f"{found.cell.work} on {place(run.devices, found.cell.work, found.cell.members)}"
-            failed.setdefault((what, found.failure), []).append(format_size(found.cell.size_bytes))
-    lines = [f"failed    {what} at {', '.join(sizes)}: {reason}" for (what, reason), sizes in failed.items()]
-    yield from lines[:_MOST_FAILURES]
-    if len(lines) > _MOST_FAILURES:
-        yield f"failed    and {len(lines) - _MOST_FAILURES} more: the run file holds them"
+            failed[tuple(sorted(found.cell.members)), found.failure_kind].append(found)
+    for (members, _), points in list(failed.items())[:most]:
+        yield f"failed    {named(run, [members])}: {_points(points)}: {points[0].failure}"
+    if len(failed) > most:
+        yield f"failed    and {len(failed) - most} more: the run file holds them"
+
+
+def _points(points: Sequence[Measurement]) -> str:
+    """Say which data points these are: "ce-write at 8 B", "6 data points (ce-read, ce-write; 8 B to 1G)"."""
+    works = ", ".join(sorted({str(found.cell.work) for found in points}))
+    sizes = sorted({found.cell.size_bytes for found in points})
+    span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+    return f"{works} at {span}" if len(points) == 1 else f"{len(points)} data points ({works}; {span}), the first"
 
 
 def _skipped(run: Run) -> Iterator[str]:
@@ -315,21 +370,22 @@ def _skipped(run: Run) -> Iterator[str]:
         yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}: {reason}"
 
 
-def _audit(run: Run) -> Iterator[str]:
+def _interference(run: Run) -> Iterator[str]:
+    """Yield what the interference check found: whether pairs keep their rates while other pairs are busy."""
     trusted = [abs(1 - found.ratio) for found in run.audits if found.trusted]
     if trusted:
         yield (
-            f"audit     pairs timed together and alone agree within {max(trusted):.1%} "
+            f"checked   interference: pairs timed concurrently and isolated agree within {max(trusted):.1%} "
             f"({len(trusted)} comparison{'s' if len(trusted) > 1 else ''})"
         )
-    apart: dict[tuple[str, Work], list[Audit]] = {}
+    apart: dict[tuple[str, Work], list[Audit]] = defaultdict(list)
     for found in run.audits:
         if not found.trusted:
-            apart.setdefault((found.label, Work(found.operation, found.variant)), []).append(found)
+            apart[found.label, Work(found.operation, found.variant)].append(found)
     for (label, work), audits in apart.items():
-        yield f"audit     {work} on {label} pairs{_at(audits)} was timed alone: {_speed(audits)}"
+        yield f"isolated  {work} on {label} pairs{_at(audits)}: {_speed(audits)}"
     if any(is_pcie(label) for label, _ in apart):
-        yield "audit     PCIe paths share wires, so all of them were timed alone"
+        yield "isolated  all pairs on PCIe: their paths share links"
 
 
 def _at(audits: Sequence[Audit]) -> str:
@@ -338,17 +394,17 @@ def _at(audits: Sequence[Audit]) -> str:
 
 
 def _speed(audits: Sequence[Audit]) -> str:
-    """Say how fast pairs were beside others, and what was allowed: as spans where several pairs were compared."""
+    """Say how fast pairs were concurrently, and what was allowed: as spans where several pairs were compared."""
     ratios, deltas = [found.ratio for found in audits], [found.delta for found in audits]
     low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
-    allowed = f"±{max(deltas):.1%}"
-    return f"beside others at {low if low == high else f'{low} to {high}'} of its own speed ({allowed} was allowed)"
+    share = low if low == high else f"{low} to {high}"
+    return f"concurrently they reach {share} of their isolated rate (±{max(deltas):.1%} was allowed)"
 
 
 # The first line of a page: what failed and where, or that nothing was judged.
 
 
-_MOST_PLACES = 3  # worst first; the page's notes and the file have the others
+_MOST_PLACES = 3  # worst first; the notes and the run file have the others
 _ALARM = "bold red"
 
 
@@ -364,16 +420,16 @@ def headline(run: Run) -> str:
 def places(run: Run) -> str:
     """Return the headline without its first word, which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
-    told = "; ".join(_told(run, trouble) for trouble in troubles[:_MOST_PLACES])
+    worst = "; ".join(_described(run, trouble) for trouble in troubles[:_MOST_PLACES])
     left = len(troubles) - _MOST_PLACES
     more = f"; and {left} more" if left > 0 else ""
-    return f"{told}{more}{' (sim)' if capabilities(run.backend).simulated else ''}"
+    return f"{worst}{more}{' (sim)' if capabilities(run.backend).simulated else ''}"
 
 
 def alarm(run: Run) -> Iterator[Text]:
     """Yield the headline as a page's first block, nothing where all is well."""
-    if told := headline(run):
-        yield Text(told, style=_ALARM)
+    if failed := headline(run):
+        yield Text(failed, style=_ALARM)
 
 
 def not_judged(why: str) -> Text:
@@ -381,7 +437,7 @@ def not_judged(why: str) -> Text:
     return Text(f"not judged: {why}", style=_ALARM)
 
 
-def _told(run: Run, trouble: Trouble) -> str:
+def _described(run: Run, trouble: Trouble) -> str:
     points = f"{trouble.count} data point{'' if trouble.count == 1 else 's'}"
     how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
     return f"{named(run, [trouble.devices])}: {points}, {how}"

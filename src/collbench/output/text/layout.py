@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from itertools import takewhile
 
 import numpy as np
@@ -11,6 +13,70 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
+
+# A page in two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
+
+
+SECTIONS = ("header", "health", "labels", "matrices", "tables", "tiers", "fits", "verdicts", "notes")
+
+
+class On(Enum):
+    """Which of a page's two lengths a block belongs to."""
+
+    BOTH = "both"
+    SHORT = "short"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a page, and the section that --section names it by; "" for what belongs to none."""
+
+    section: str
+    drawn: RenderableType
+    on: On = On.BOTH
+
+
+Page = Iterable["RenderableType | Block"]
+
+
+def shown(page: Page, *, verbose: bool) -> Iterator[RenderableType]:
+    """Yield what the short page shows, or the whole one; the short one ends with the sections that it leaves out.
+
+    What is no Block stands on both.
+    """
+    hidden, left_out = On.SHORT if verbose else On.WHOLE, set[str]()
+    for block in page:
+        if not isinstance(block, Block):
+            yield block
+        elif block.on is not hidden:
+            yield block.drawn
+        else:
+            left_out.add(block.section)
+    names = [name for name in SECTIONS if name in left_out]
+    if names and not verbose:
+        yield Lines(f"more      --verbose shows also {', '.join(names)}")
+
+
+def whole(section: str, *blocks: RenderableType) -> Iterator[Block]:
+    """Yield blocks that the short page leaves out."""
+    return (Block(section, block, On.WHOLE) for block in blocks)
+
+
+def short(*blocks: RenderableType) -> Iterator[Block]:
+    """Yield blocks that only the short page has."""
+    return (Block("", block, On.SHORT) for block in blocks)
+
+
+def both(section: str, *blocks: RenderableType) -> Iterator[Block]:
+    """Yield blocks of a section that stand on both pages."""
+    return (Block(section, block) for block in blocks)
+
+
+def only(page: Page, section: str) -> Iterator[RenderableType]:
+    """Yield the blocks of one section of the whole page."""
+    return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
+
 
 # Sentences in lines of so many columns.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 
 import numpy as np
 from rich.console import RenderableType
@@ -19,12 +20,12 @@ from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Chosen, Measurement, Run
 from collbench.model.units import figure, format_size
-from collbench.output.text.frame import alarm, header, notes
-from collbench.output.text.layout import Lines, Summary, legend
+from collbench.output.text.frame import alarm, ending, header
+from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, whole
 from collbench.output.text.matrix import Matrix, pair_matrix, render_bandwidths, render_matrix
-from collbench.output.text.topology import render_labels
+from collbench.output.text.topology import render_labels, render_topology
 
-# The page of `collbench copies`: for each pattern and kind of copy, what every link or device carries.
+# The page of `collbench copies`: for each pattern and kind of copy, the rates of every link or device.
 
 
 _MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
@@ -40,21 +41,59 @@ ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
 read: the destination does; ±: half of the median's 95 % interval"""
 
 
-def copies_page(run: Run) -> Iterator[RenderableType]:
-    """Yield the page's blocks: matrices of links and pairs, tables of devices."""
-    yield Lines(header(run))
+def copies_page(run: Run) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: matrices of links and pairs, tables of devices; on the short page a row for each."""
+    yield from whole("header", Lines(header(run)))
+    yield from _copies_summary(run)
     for variant in (*_MATRICES, *_TABLES):
         found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
         if found:
             several = len({measurement.cell.numa_node for measurement in found}) > 1
             tables = _nodes if several else _matrices if variant in _MATRICES else _devices
-            yield from tables(run, variant, found)
-    yield Text(f"\n{_COPIES_LEGEND}")
-    lines = notes(run)
-    if capabilities(run.backend).cores:
-        lines.append("not here  copies both ways, one to all, all to one, staged, to devices: cores have none")
-    if lines:
-        yield Lines("\n" + "\n".join(lines))
+            yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, found))
+    yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
+    more = ["not here  copies both ways, one to all, all to one, staged, to devices: cores have none"]
+    yield from ending(run, *more * capabilities(run.backend).cores)
+
+
+def _copies_summary(run: Run) -> Iterator[Block]:
+    """Yield the short page's table, the range of each pattern and kind of copy, and the matrix of the first kind."""
+    table = _named_table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s")
+    for variant in (*_MATRICES, *_TABLES):
+        found = [m for m in run.measured(variant) if m.cell.operation.is_copy and m.samples]
+        for operation in _operations(found):
+            largest = _at_largest(found, operation)
+            rates = [summarize(one).busbw for one in largest]
+            name = str(Work(operation, variant))
+            size = format_size(largest[0].cell.size_bytes)
+            table.add_row(name, size, *map(figure, (min(rates), float(np.median(rates)), max(rates))))
+    if table.row_count:
+        yield from short(*_normal(run), Text(f"{_sim(run)}copies, least to most of all links or devices"), table)
+    plain = [m for m in run.measured() if m.cell.operation.is_copy and len(m.cell.members) == 2]
+    for operation in _operations(plain)[:1]:
+        size_bytes = _at_largest(plain, operation)[0].cell.size_bytes
+        yield from short(Text(), render_bandwidths(run, operation, size_bytes), legend())
+
+
+def _sim(run: Run) -> str:
+    """Return the word that no simulated figure goes without."""
+    return "sim " if capabilities(run.backend).simulated else ""
+
+
+def _normal(run: Run) -> Iterator[RenderableType]:
+    """Yield a line that says whether the rates are normal for such a machine, as far as reference figures know."""
+    from collbench.analysis.references import judge, load  # late: few pages need them
+    from collbench.output.text.comparison import normality
+
+    yield Lines(f"rates     {normality(judge(run, load()))}{' (sim)' if capabilities(run.backend).simulated else ''}")
+
+
+def _named_table(*heads: str) -> Table:
+    """Return a table whose first column names its rows."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index else "left")
+    return table
 
 
 def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -70,12 +109,12 @@ def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Itera
 def _spread(largest: Sequence[Measurement]) -> str:
     """Return the range of the figures above in GB/s, and the widest interval."""
     rates = [summarize(found).busbw for found in largest]
-    told = f"{figure(min(rates))} to {figure(max(rates))}, median {figure(float(np.median(rates)))}"
-    return f"{told}; {_within(max(half_width(trial_seconds(found)) for found in largest))}"
+    span = f"{figure(min(rates))} to {figure(max(rates))}, median {figure(float(np.median(rates)))}"
+    return f"{span}; {_within(max(half_width(trial_seconds(found)) for found in largest))}"
 
 
 def _within(half: float) -> str:
-    return f"each ±{half:.1%} at most" if np.isfinite(half) else "too few visits for intervals"
+    return f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
 
 
 def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -102,12 +141,14 @@ def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator
         table.add_column(head)
     for node in nodes:
         table.add_column("anywhere" if node is None else f"node {node}", justify="right")
-    told = _figure if len(nodes) <= _NODES_WITH_INTERVALS else _rate
-    cells = {(m.cell.members[0], m.cell.work): told(m) for op in _operations(found) for m in _at_largest(found, op)}
+    printed = _figure if len(nodes) <= _NODES_WITH_INTERVALS else _rate
+    figures = {
+        (m.cell.members[0], m.cell.work): printed(m) for op in _operations(found) for m in _at_largest(found, op)
+    }
     for position, device in enumerate(run.devices):
         for operation in _operations(found):
             works = (Work(operation, variant, node) for node in nodes)
-            table.add_row(device.tag, operation.value, *(cells.get((position, work), "-") for work in works))
+            table.add_row(device.tag, operation.value, *(figures.get((position, work), "-") for work in works))
     yield table
 
 
@@ -141,19 +182,36 @@ time: one all-reduce on the device, the slowest rank, median; launch: one call
 of an ungraphed loop, as a training step makes it"""
 
 
-def latency_page(run: Run) -> Iterator[RenderableType]:
-    """Yield the page's blocks: two kinds of matrices and a table of pairs."""
-    yield Lines(header(run))
-    yield from _chase(run)
-    yield from _copies(run)
-    if any(len(found.cell.members) == 2 for found in run.measurements):
-        yield legend()
-    yield from _allreduce(run)
-    lines = notes(run)
-    if capabilities(run.backend).cores:
-        lines.append("not here  pointer chase: cores have none; their small copies run back to back, so overlap")
-    if lines:
-        yield Lines("\n" + "\n".join(lines))
+def latency_page(run: Run) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: two kinds of matrices and a table of pairs; on the short page a row for each."""
+    yield from whole("header", Lines(header(run)))
+    yield from short(*_latency_summary(run))
+    chase, copies = list(_chase(run)), list(_copies(run))
+    first = (chase or copies)[:1]
+    yield from both("matrices", *first)
+    if first:
+        yield from short(legend())
+    yield from whole("matrices", *(chase + copies)[1:])
+    if first:
+        yield from whole("matrices", legend())
+    yield from whole("tables", *_allreduce(run))
+    more = ["not here  pointer chase: cores have none; their small copies run back to back, so overlap"]
+    yield from ending(run, *more * capabilities(run.backend).cores)
+
+
+def _latency_summary(run: Run) -> Iterator[RenderableType]:
+    """Yield a table: the range of each kind of latency."""
+    table = _named_table(f"{_sim(run)}latency", "size", "lowest", "median", "highest")
+    works = dict.fromkeys(found.cell.work for found in run.measurements if found.samples)
+    for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
+        found = [m for m in run.measured(work.variant) if m.cell.work == work and m.samples]
+        smallest = min(m.cell.size_bytes for m in found)
+        times = [summarize(m).seconds for m in found if m.cell.size_bytes == smallest]
+        scale, unit = (1e9, "ns") if work.operation is Operation.CHASE else (1e6, "µs")
+        figures = (f"{figure(time * scale)} {unit}" for time in (min(times), float(np.median(times)), max(times)))
+        table.add_row(str(work), format_size(smallest), *figures)
+    if table.row_count:
+        yield table
 
 
 def _chase(run: Run) -> Iterator[RenderableType]:
@@ -205,29 +263,72 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
 # The tables of the collective commands: time, bandwidths, the interval of busbw, and what NCCL chose.
 
 
-def collectives_page(run: Run) -> Iterator[RenderableType]:
-    """Yield the page's blocks, one table for each communicator."""
-    yield Lines(header(run))
-    groups = dict.fromkeys((m.cell.operation, m.cell.members) for m in run.measurements)
-    for operation, members in sorted(groups):
+# A short page has so many rows of a table, and not these columns: its lines fit a terminal of 80.
+_FEW_ROWS = 28
+_ONLY_WHOLE = ("count", "launch µs", "wrong")
+
+
+def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks, one table for each communicator; of many the short page compares the largest size."""
+    yield from whole("header", Lines(header(run)))
+    groups = sorted(dict.fromkeys((m.cell.operation, m.cell.members) for m in run.measurements))
+    few = len(groups) <= 1
+    if any(measurement.samples for measurement in run.measurements):
+        yield from short(*_normal(run))
+    if not few:
+        yield from short(*_communicators(run))
+    for operation, members in groups:
         found = [m for m in run.measurements if (m.cell.operation, m.cell.members) == (operation, members)]
-        yield Lines(f"\n{_title(run, operation, members, found)}")
-        yield _table(run, found)
+        head = Lines(f"\n{_title(run, operation, members, found)}")
+        yield from whole("tables", head, _table(run, found))
+        if few:
+            yield from short(head, _table(run, _spaced(found), without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
-        yield Text(_legend(run, operation))
-    lines = notes(run)
-    if lines:
-        yield Lines("\n" + "\n".join(lines))
+        yield from whole("tables", Text(_legend(run, operation)))
+    yield from ending(run)
+
+
+def _spaced(found: Sequence[Measurement]) -> list[Measurement]:
+    """Return what fits on a short page: the largest size, and below it as many as fit at even steps."""
+    sizes = sorted({measurement.cell.size_bytes for measurement in found}, reverse=True)
+    kept = sizes[:: ceil(len(found) / _FEW_ROWS)]
+    return [measurement for measurement in found if measurement.cell.size_bytes in kept]
+
+
+def _communicators(run: Run) -> Iterator[RenderableType]:
+    """Yield what the communicators reach at the largest size: pairs as a ranking and a matrix, sets as a table."""
+    for operation in dict.fromkeys(m.cell.operation for m in run.measurements):
+        found = [m for m in run.measured() if m.cell.operation is operation]
+        pairs = [m for m in found if len(m.cell.members) == 2]
+        if pairs:
+            ranking = rank_pairs(run, operation, max(m.cell.size_bytes for m in pairs))
+            if ranking is not None:
+                yield from _ranked_pairs(run, ranking)
+        if len(pairs) < len(found):
+            yield from _sets(run, operation, [m for m in found if len(m.cell.members) != 2])
+
+
+def _sets(run: Run, operation: Operation, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    largest = _at_largest(found, operation)
+    yield Text(f"\n{_sim(run)}{operation} at {format_size(largest[0].cell.size_bytes)}")
+    table = _named_table("devices", "time µs", "busbw GB/s", "95 % interval")
+    for measurement in largest[:_FEW_ROWS]:
+        figures = _figures(measurement)
+        name = ", ".join(run.devices[member].tag for member in measurement.cell.members)
+        table.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
+    yield table
+    if len(largest) > _FEW_ROWS:
+        yield Text(f"and {len(largest) - _FEW_ROWS} more")
 
 
 def _title(run: Run, operation: Operation, members: tuple[int, ...], found: Sequence[Measurement]) -> str:
-    words = [run.settings.dtype]
-    words += [run.settings.redop] * operation.reduces
-    words += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
+    settings = [run.settings.dtype]
+    settings += [run.settings.redop] * operation.reduces
+    settings += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
     if any(sample.concurrent for measurement in found for sample in measurement.samples):
-        words.append("other sets busy at the same time")
+        settings.append("other sets busy at the same time")
     tags = ", ".join(run.devices[member].tag for member in members)
-    return f"{operation} over {tags} ({len(members)} ranks): {', '.join(words)}"
+    return f"{operation} over {tags} ({len(members)} ranks): {', '.join(settings)}"
 
 
 def _legend(run: Run, operation: Operation) -> str:
@@ -246,8 +347,9 @@ def _legend(run: Run, operation: Operation) -> str:
     return "\n".join(lines)
 
 
-def _table(run: Run, measurements: Sequence[Measurement]) -> Table:
+def _table(run: Run, measurements: Sequence[Measurement], without: Sequence[str] = ()) -> Table:
     columns = _columns(run, sorted(measurements, key=_row_order))
+    columns = {head: values for head, values in columns.items() if head not in without}
     table = Table(box=None, pad_edge=False, header_style="")
     for head, values in columns.items():
         if head in ("size", "wrong") or any(value not in ("", "-") for value in values):
@@ -262,13 +364,13 @@ def _row_order(measurement: Measurement) -> tuple[int, bool]:
     return measurement.cell.size_bytes, measurement.cell.variant is Variant.IN_PLACE
 
 
-def _columns(run: Run, cells: Sequence[Measurement]) -> dict[str, list[str]]:
-    """Return the cells of each column; those without a single figure are left out of the table."""
+def _columns(run: Run, points: Sequence[Measurement]) -> dict[str, list[str]]:
+    """Return the texts of each column; those without a single figure are left out of the table."""
     beaten = by_cell(run)
-    flags = (_flags(found, impossible=found.cell in beaten) for found in cells)
+    flags = (_flags(found, impossible=found.cell in beaten) for found in points)
     rows = [
-        {**_identity(run, found), **_figures(found), **_choice(run, found), "flags": words}
-        for found, words in zip(cells, flags, strict=True)
+        {**_identity(run, found), **_figures(found), **_choice(run, found), "flags": flagged}
+        for found, flagged in zip(points, flags, strict=True)
     ]
     return {head: [row[head] for row in rows] for head in rows[0]}
 
@@ -299,47 +401,61 @@ def _figures(measurement: Measurement) -> dict[str, str]:
 
 
 def _choice(run: Run, measurement: Measurement) -> dict[str, str]:
-    """Return what NCCL said that it chose for this message."""
+    """Return what NCCL reported that it chose for this message."""
     cell = measurement.cell
     wanted = (cell.operation, len(cell.members), cell.size_bytes)
-    told = (chosen for chosen in run.chosen if (chosen.operation, chosen.ranks, chosen.size_bytes) == wanted)
-    chosen: Chosen | None = next(told, None)
+    found = (one for one in run.chosen if (one.operation, one.ranks, one.size_bytes) == wanted)
+    chosen: Chosen | None = next(found, None)
     if chosen is None:
         return dict.fromkeys(("algo", "proto", "ch"), "-")
     return {"algo": chosen.algorithm, "proto": chosen.protocol, "ch": str(chosen.channels)}
 
 
 def _flags(measurement: Measurement, *, impossible: bool) -> str:
-    """Return the first words of what was wrong: "failed", "throttled, shared"; the text stands below the table."""
-    words = ["impossible"] * impossible + [flag.kind.value for sample in measurement.samples for flag in sample.flags]
-    return ", ".join(dict.fromkeys((["failed"] if measurement.failure else []) + words))
+    """Return what was wrong in a word each: "failed", "throttled, shared"; the page's notes say more."""
+    kinds = ["impossible"] * impossible + [flag.kind.value for sample in measurement.samples for flag in sample.flags]
+    return ", ".join(dict.fromkeys((["failed"] if measurement.failure else []) + kinds))
 
 
 # The page of `collbench pairs` and `collbench show`: header, labels, bandwidths, ranking, recommendation.
 
 
-# Past this many pairs a table hides more than it shows: the ends say where to look.
+# Of more pairs than this the table shows the best and the worst.
 _MOST_ROWS = 28
 _HEAD_ROWS, _TAIL_ROWS = 16, 8
+# The same on the short page.
+_SHORT_ROWS = 8
+_SHORT_HEAD, _SHORT_TAIL = 5, 2
 
 
-def pairs_page(run: Run) -> Iterator[RenderableType]:
+def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
-    yield Lines(header(run))
-    yield Text(f"\nlabels ({_label_source(run)})\n{render_labels(run.devices, run.paths)}")
+    yield from whole("header", Lines(header(run)))
+    labels = f"\nlabels ({_label_source(run)})\n{render_labels(run.devices, run.paths)}"
+    yield from whole("labels", Text(labels))
     for operation in _shown(run):
-        yield Text()
-        yield render_bandwidths(run, operation, _largest(run, operation))
+        yield from whole("matrices", Text(), render_bandwidths(run, operation, _largest(run, operation)))
     if _measured(run):
-        yield legend()
+        yield from whole("matrices", legend())
     ranking = evidence(run)
     if ranking is not None:
+        recommended = "\n".join(_recommendations(run))
+        yield from short(Lines(recommended), *_normal(run), *_ranked_pairs(run, ranking))
+        yield from whole("tiers", Text(), *_pairs(run, ranking, None), Lines(f"\n{recommended}"))
+    else:
+        for operation in _shown(run)[:1]:
+            yield from short(render_bandwidths(run, operation, _largest(run, operation)), legend())
+    yield from ending(run)
+
+
+def _ranked_pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
+    """Yield a short page's table of pairs and its matrix."""
+    yield Text()
+    yield from _pairs(run, ranking, _SHORT_ROWS)
+    if len(run.devices) > 2:
         yield Text()
-        yield from _pairs(run, ranking)
-        yield Lines("\n" + "\n".join(_recommendations(run)))
-    lines = notes(run)
-    if lines:
-        yield Lines("\n" + "\n".join(lines))
+        yield render_bandwidths(run, ranking.operation, ranking.size_bytes)
+        yield legend()
 
 
 def _label_source(run: Run) -> str:
@@ -364,9 +480,11 @@ def _largest(run: Run, operation: Operation) -> int:
     return max(m.cell.size_bytes for m in run.measured() if m.cell.operation is operation)
 
 
-def _pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
+def _pairs(run: Run, ranking: Ranking, few: int | None) -> Iterator[RenderableType]:
+    """Yield the table of pairs, best first; of more than `few` the ends."""
     size = format_size(ranking.size_bytes)
-    yield Text(f"pairs in order of {ranking.operation} at {size} (95 % interval; ties within {ranking.delta:.1%})")
+    title = f"{ranking.operation} at {size}, GB/s (95 % interval; ties within {ranking.delta:.1%})"
+    yield Text(f"{_sim(run)}pairs by {title}")
     columns = _measured(run)
     spare = [operation.value for operation in reversed(columns) if operation not in _shown(run)]
     table = Summary(spare, "collbench show RUN.JSON --operation OP, or a wider terminal, has them")
@@ -377,18 +495,18 @@ def _pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
     table.add_column("interval", justify="right")
     table.add_column("vs best")
     others = {operation: _by_pair(run, operation) for operation in columns}
-    for place in _places(ranking):
-        table.add_row(*(("…", "more") if place is None else _row(run, ranking, place, others)))
+    for index in _indices(len(ranking.standings), few):
+        table.add_row(*(("…", "more") if index is None else _row(run, ranking, index, others)))
     yield table
     yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
 
 
-def _places(ranking: Ranking) -> list[int | None]:
-    """Return the places to print; None stands for those left out."""
-    count = len(ranking.standings)
-    if count <= _MOST_ROWS:
+def _indices(count: int, few: int | None) -> list[int | None]:
+    """Return the indices of the pairs to print; None stands for those left out."""
+    most, head, tail = (few, _SHORT_HEAD, _SHORT_TAIL) if few else (_MOST_ROWS, _HEAD_ROWS, _TAIL_ROWS)
+    if count <= most:
         return list(range(count))
-    return [*range(_HEAD_ROWS), None, *range(count - _TAIL_ROWS, count)]
+    return [*range(head), None, *range(count - tail, count)]
 
 
 def _by_pair(run: Run, operation: Operation) -> dict[tuple[int, int], float]:
@@ -397,9 +515,9 @@ def _by_pair(run: Run, operation: Operation) -> dict[tuple[int, int], float]:
 
 
 def _row(
-    run: Run, ranking: Ranking, place: int, others: dict[Operation, dict[tuple[int, int], float]]
+    run: Run, ranking: Ranking, index: int, others: dict[Operation, dict[tuple[int, int], float]]
 ) -> tuple[str, ...]:
-    standing = ranking.standings[place]
+    standing = ranking.standings[index]
     low, high = standing.pair
     rates = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in others.values()]
     interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
@@ -425,8 +543,28 @@ def _recommendations(run: Run) -> Iterator[str]:
 _PAGES = {"pairs": pairs_page, "check": pairs_page, "copies": copies_page, "latency": latency_page}
 
 
-def page(run: Run) -> Iterator[RenderableType]:
+def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
     command = run.settings.command[0] if run.settings.command else "pairs"
     yield from _PAGES.get(command, collectives_page)(run)
+
+
+# What --section shows of any run, whichever command measured it.
+
+
+def section(run: Run, wanted: str) -> Iterator[RenderableType]:
+    """Yield one of layout.SECTIONS of a run, or a line that it has none of these."""
+    from collbench.analysis.diagnose import judge  # late: few pages need them
+    from collbench.analysis.summary import rank_summary
+    from collbench.output.text import ranking, verdicts
+
+    pages: dict[str, Callable[[], Page]] = {
+        "tiers": lambda: ranking.page(run, rank_summary(run)),
+        "fits": lambda: ranking.page(run, rank_summary(run)),
+        "verdicts": lambda: verdicts.page(run, judge(run)),
+        "labels": lambda: [Block("labels", Text(render_topology(run.devices, run.paths).rstrip("\n")))],
+    }
+    found = list(only(pages.get(wanted, lambda: page(run))(), wanted))
+    yield from alarm(run)
+    yield from found or [Text(f"no {wanted}: this run has none")]

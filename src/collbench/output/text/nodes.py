@@ -39,20 +39,21 @@ def plan_page(
     rounds = sum(times for _, times, _ in phases[1:])
     each = phases[-1][2]
     every = nodes - 1 + nodes % 2
-    told = (
+    lines = (
         f"pairs     {nodes // 2:,} a round, {rounds * (nodes // 2):,} measurements in {rounds} rounds; all "
         f"{nodes * (nodes - 1) // 2:,} pairs would take {every} rounds, {every * each:.0f} s, and one by one "
         f"{nodes * (nodes - 1) / 2 * each / 60:.0f} min",
         f"assumed   all-reduce of {format_size(size_bytes)} at {fixed(gbs)} GB/s between two nodes; 1.5 s for a "
         "round's communicators and 10 ms a rank for the world (measured: 0.65 s for both on 4 GPUs of one host)",
     )
-    yield from (Text(named(line, width)) for line in told)
+    yield from (Text(named(line, width)) for line in lines)
 
 
 # The page of `collbench nodes`: what the rounds showed of nodes and uplinks, which nodes to take, and the plan.
 
 
-_MORE = "a longer --budget measures more, and two nodes alone are never told apart"
+_MORE = "a longer --budget measures more; two nodes alone can never be distinguished"
+_FEW_FINDINGS = 12  # lines on the short page
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 
 
@@ -90,19 +91,32 @@ class Truth:
 
 
 def page(
-    origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None, width: int = WIDE
+    origin: Origin,
+    found: Judgement,
+    choice: NodeChoice | None,
+    truth: Truth | None = None,
+    width: int = WIDE,
+    *,
+    verbose: bool = True,
 ) -> str:
-    """Return the page as text of `width` columns; `choice` None where no nodes were asked for."""
+    """Return the page as text of `width` columns; `choice` None where no nodes were asked for.
+
+    The short page, not `verbose`, has the first of the slow and of the undecided nodes.
+    """
     lines = [origin.failed] if origin.failed else []
     if not found.judged:
-        lines.append(f"not judged: these pairs do not tell the {len(origin.names)} nodes apart; {_MORE}")
+        lines.append(f"not judged: these pairs do not distinguish the {len(origin.names)} nodes; {_MORE}")
+    findings = list(_findings(origin, found))
+    shown = findings if verbose else findings[:_FEW_FINDINGS]
+    lines += _chosen(origin, choice) if choice is not None else []
+    lines += shown
+    if len(shown) < len(findings):
+        lines.append(f"more      {len(findings) - len(shown)} findings: --verbose shows them")
     lines += [
         f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
         f"nodes     {origin.where}",
+        *_rounds(origin),
     ]
-    lines += [*_rounds(origin), *_findings(origin, found)]
-    if choice is not None:
-        lines += _chosen(origin, choice)
     if truth is not None:
         lines.append(
             f"truth     all-reduce busbw {fixed(truth.busbw_gbs)} GB/s, no nodes pass {fixed(truth.bound_gbs)} (sim)"
@@ -114,10 +128,10 @@ def as_plain(
     origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None
 ) -> dict[str, object]:
     """Return the same as JSON's own types; the backend comes first, for "sim" says what the figures are."""
-    told = plain(origin)
+    data = plain(origin)
     return {
-        "backend": told.pop("backend"),
-        **told,
+        "backend": data.pop("backend"),
+        **data,
         "judgement": plain(found),
         "choice": None if choice is None else {**plain(choice), "nodes": [origin.names[m] for m in choice.members]},
         "truth": None if truth is None else plain(truth),
@@ -127,18 +141,18 @@ def as_plain(
 def compressed(names: Sequence[str]) -> str:
     """Return names as Slurm lists them, in their order: "node[0-16,18],login"."""
     parts = [_NUMBERED.fullmatch(name) for name in names]
-    words = [(part[1], int(part[2])) if part else (name, -1) for name, part in zip(names, parts, strict=True)]
-    said: list[str] = []
-    for prefix, group in groupby(words, key=lambda word: (word[0], word[1] < 0)):
+    split = [(part[1], int(part[2])) if part else (name, -1) for name, part in zip(names, parts, strict=True)]
+    spelled: list[str] = []
+    for prefix, group in groupby(split, key=lambda name: (name[0], name[1] < 0)):
         numbers = [number for _, number in group]
         if prefix[1]:
-            said += [prefix[0]] * len(numbers)
+            spelled += [prefix[0]] * len(numbers)
             continue
         spans = list(_spans(numbers))
         plain_one = len(spans) == 1 and spans[0][0] == spans[0][1]
         inside = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
-        said.append(f"{prefix[0]}{inside}" if plain_one else f"{prefix[0]}[{inside}]")
-    return ",".join(said)
+        spelled.append(f"{prefix[0]}{inside}" if plain_one else f"{prefix[0]}[{inside}]")
+    return ",".join(spelled)
 
 
 def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -164,7 +178,7 @@ def _rounds(origin: Origin) -> Iterator[str]:
 def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
     mark = origin.mark
     noise = f"noise {found.noise:.1%} a measurement"
-    yield f"typical   a pair carries {fixed(found.typical_gbs)} GB/s of busbw; {noise}{mark}"
+    yield f"typical   a pair reaches {fixed(found.typical_gbs)} GB/s of busbw; {noise}{mark}"
     for lost in found.across:
         if lost < -DELTA:
             yield f"across    leaving a switch while all do costs {-lost:.0%}: its uplinks are oversubscribed{mark}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil
 from statistics import median
 
 from rich.console import RenderableType
@@ -17,34 +18,53 @@ from collbench.model.run import Measurement, Run
 from collbench.model.units import figure, format_size
 from collbench.output.text import curves as text_curves
 from collbench.output.text.curves import Curves, Line, curves_of, limits_of, lines_of, place_name, sizes_of, spreads
-from collbench.output.text.frame import alarm, header, place
-from collbench.output.text.layout import Lines, legend
+from collbench.output.text.frame import alarm, header, origin, place
+from collbench.output.text.layout import Block, Lines, both, legend, short, whole
 from collbench.output.text.matrix import tier_map, unit_of, value
 from collbench.output.text.ranking import section
 
 _MOST_FAILURES = 8
+_FEW_TIERS, _FEW_SIZES = 4, 8  # on the short page
 _MOST_LIMITS = 3  # lines of theory; more hide the curves
 
 
-def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[RenderableType]:
-    """Yield the page's blocks: each work at the size, or without one at its largest and smallest, and over all."""
+def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: each work at the size, or without one at its largest and smallest, and over all.
+
+    The short page has the first work at its largest size, and its figures over the sizes.
+    """
     yield from alarm(run)
-    yield Lines(header(run))
+    yield from whole("header", Lines(header(run)))
     mapped = False
-    for work in works:
+    for number, work in enumerate(works):
         curves = curves_of(run, work)
         full = sizes_of(work, curves)
         for size in [size_bytes] if size_bytes is not None else dict.fromkeys((full[-1], full[0])):
+            first = number == 0 and size in (size_bytes, full[-1])
             ranking = rank_links(run, work, size)
             if ranking is not None:
-                yield from _ranked(run, ranking)
+                yield from whole("tiers", *_ranked(run, ranking))
                 mapped = mapped or ranking.kind != "device"
-            yield from _cells(run, work, size, ranking)
-            yield from _failures(run, work, size)
+                if first:
+                    yield from short(*section(run, ranking, mapped=ranking.kind != "device", most_tiers=_FEW_TIERS))
+                    yield from short(*[legend()] * (ranking.kind != "device"))
+            parts = [*_unmapped(run, work, size, ranking), *_failures(run, work, size)]
+            yield from both("tables", *parts) if first else whole("tables", *parts)
         if size_bytes is None and len({size for curve in curves.values() for size in curve}) > 1:
-            yield from _over_sizes(run, work, curves)
+            yield from whole("tables", *_over_sizes(run, work, curves))
+            if number == 0:
+                yield from short(Text(), _table(*_shortened(run, work, curves)))
     if mapped:
-        yield legend("\n")
+        yield from whole("tiers", legend("\n"))
+    yield from short(Lines(f"\n{origin(run)}"))
+
+
+def _shortened(run: Run, work: Work, curves: Curves) -> tuple[Sequence[Line], Curves, dict[Members, float]]:
+    """Return lines, curves and limits at so few sizes as a short page has room for, the largest among them."""
+    sizes = sorted({size for curve in curves.values() for size in curve}, reverse=True)
+    kept = set(sizes[:: ceil(len(sizes) / _FEW_SIZES)])
+    few = {members: {size: curve[size] for size in curve if size in kept} for members, curve in curves.items()}
+    return lines_of(run, work, curves), few, limits_of(run, work, curves)
 
 
 def _ranked(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
@@ -55,15 +75,15 @@ def _ranked(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
         yield tier_map(run, ranking)
 
 
-def _cells(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:
-    """Yield a table of the places that no heat map shows: devices, and sets of more than two."""
+def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:
+    """Yield a table of what no heat map shows: single devices, and sets of more than two."""
     mapped = {standing.members for standing in ranking.standings if ranking.kind != "device"} if ranking else set()
     found = [m for m in run.measured(work.variant) if m.cell.work == work and m.cell.size_bytes == size]
     left = [measurement for measurement in found if measurement.cell.members not in mapped]
     if not left:
         return
-    told = f"{_sim(run)}{work} at {format_size(size)}"
-    yield Text("" if ranking else f"\n{told}{', busbw' if work.operation.is_collective else ''}")
+    title = f"{_sim(run)}{work} at {format_size(size)}"
+    yield Text("" if ranking else f"\n{title}{', busbw' if work.operation.is_collective else ''}")
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("devices")
     unit = unit_of(run, work, size)

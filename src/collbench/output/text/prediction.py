@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,18 +16,18 @@ from collbench.analysis.stats import DELTA
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import fixed
-from collbench.output.text.frame import header
-from collbench.output.text.layout import filled, named
+from collbench.output.text.frame import header, origin
+from collbench.output.text.layout import Block, filled, named, short, whole
 
 FORMAT, VERSION = "collbench-prediction", 1
 _WIDTH, _INDENT = 80, " " * 10
 _LEGEND = """\
-sent: by each GPU through the wires in a step. raw: all transfers one after the
-other; exposed: what of it compute waits for, as scheduled; band: with perfect
-overlap, and with none. Shares are of the step. lost: worst minus best, of the
-best's step"""
+sent: by each GPU over its links in a step. raw: all transfers one after the
+other; exposed: the part that compute waits for, as scheduled; band: with
+perfect overlap, and with none. Shares are of the step. lost: worst minus best,
+of the best's step"""
 _RAW_LEGEND = """\
-sent: by each GPU through the wires in a step. raw: all transfers one after the
+sent: by each GPU over its links in a step. raw: all transfers one after the
 other. lost: worst minus best"""
 
 
@@ -56,7 +55,7 @@ _MS, _S = _Scale("ms", 1e3), _Scale("s", 1.0)
 _MANY_SECONDS, _MANY_BYTES = 9.9995, 999.9e9
 
 
-def _told(seconds: float) -> str:
+def _printed(seconds: float) -> str:
     """Return a time in a sentence: "22.4 ms", "12.3 s"."""
     scale = _S if abs(seconds) >= _MANY_SECONDS else _MS
     return f"{scale.figure(seconds)} {scale.unit}"
@@ -68,20 +67,40 @@ def _scale(prediction: Prediction) -> _Scale:
     return _S if longest >= _MANY_SECONDS else _MS
 
 
-def page(run: Run, prediction: Prediction) -> Iterator[RenderableType]:
+def page(run: Run, prediction: Prediction) -> Iterator[Block]:
     """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and what follows."""
     sim = " (sim)" if capabilities(run.backend).simulated else ""
     timed = prediction.question.step_seconds is not None
     scale = _scale(prediction)
-    yield Text(f"{header(run)}\n{_question(prediction)}")
-    for gpus in prediction.question.gpus:
-        yield Text(f"\n{filled(_title(run, prediction, gpus) + sim, _WIDTH, rest=_INDENT)}")
-        yield _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
-    yield Text(f"\n{_LEGEND if timed else _RAW_LEGEND}")
+    concluded = "\n".join(filled(sentence, _WIDTH) for sentence in conclusions(prediction, sim))
+    yield from short(Text(concluded))
+    yield from whole("header", Text(f"{header(run)}\n{_question(prediction)}"))
+    titles = [filled(_title(run, prediction, gpus) + sim, _WIDTH, rest=_INDENT) for gpus in prediction.question.gpus]
+    yield from short(Text("\n" + "\n".join(titles)), _overview(prediction.cases, scale, timed=timed))
+    for gpus, title in zip(prediction.question.gpus, titles, strict=True):
+        table = _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
+        yield from whole("tables", Text(f"\n{title}"), table)
+    yield from whole("tables", Text(f"\n{_LEGEND if timed else _RAW_LEGEND}"))
     lines = [f"left out  {run.devices[left.member].tag}: {left.reason}" for left in prediction.left_out]
-    lines += [named(f"assumed   {told}", _WIDTH) for told in prediction.assumed]
-    yield Text("\n" + "\n".join(lines))
-    yield Text("\n" + "\n".join(filled(sentence, _WIDTH) for sentence in conclusions(prediction, sim)))
+    yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
+    lines += [named(f"assumed   {assumption}", _WIDTH) for assumption in prediction.assumed]
+    yield from whole("notes", Text("\n" + "\n".join(lines)))
+    yield from whole("verdicts", Text(f"\n{concluded}"))
+
+
+def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Table:
+    """Return the short page's table: a row for each number of GPUs and strategy, on the best and the worst set."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    what = "exposed" if timed else "raw"
+    heads = ["GPUs", "strategy", f"{what} on best, {scale.unit}", f"on worst, {scale.unit}"]
+    for head in [*heads, *["lost of a step"] * timed]:
+        table.add_column(head, justify="left" if head == "strategy" else "right")
+    for case in cases:
+        costs = [case.best, *([case.worst] if case.worst else [])]
+        spans = [(cost.exposed if timed else cost.raw) or cost.raw for cost in costs]
+        figures = [*(scale.figure(span[1]) for span in spans), *["-"] * (2 - len(spans))]
+        table.add_row(str(case.gpus), case.strategy, *figures, *[_percent(case.lost_share)] * timed)
+    return table
 
 
 def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
@@ -156,12 +175,12 @@ def _question(prediction: Prediction) -> str:
         f"{question.micro_batches} {batches} a step",
     ]
     if question.step_seconds is None:
-        lines.append("step      not given: what of the communication compute hides is not known")
+        lines.append("step      not given: it is unknown how much of the communication compute hides")
     else:
         what = "measured on the best set, communication inside" if question.measured_on_best else "of compute alone"
         own = question.gpu_seconds
-        host = f"; {_told(own)} if the GPU never waited for the host" if own is not None else ""
-        lines.append(named(f"step      {_told(question.step_seconds)} {what}{host}", _WIDTH))
+        host = f"; {_printed(own)} if the GPU never waited for the host" if own is not None else ""
+        lines.append(named(f"step      {_printed(question.step_seconds)} {what}{host}", _WIDTH))
     return "\n".join(lines)
 
 
@@ -170,8 +189,8 @@ def _title(run: Run, prediction: Prediction, gpus: int) -> str:
     best, worst = (
         ", ".join(run.devices[member].tag for member in members or ()) for members in (sets.best, sets.worst)
     )
-    told = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
-    return told + (f" ({sets.note})" if sets.note else "")
+    title = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
+    return title + (f" ({sets.note})" if sets.note else "")
 
 
 def _table(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Table:
@@ -213,31 +232,31 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
         cases = [case for case in prediction.cases if case.gpus == gpus]
         sets = prediction.sets[gpus]
         if sets.worst is None:
-            left = [f"{case.strategy} {_told(case.best.exposed[1])}" for case in cases if case.best.exposed]
+            left = [f"{case.strategy} {_printed(case.best.exposed[1])}" for case in cases if case.best.exposed]
             yield f"On {gpus} GPUs{sim} {sets.note}" + (f". Exposed of a step: {_listed(left)}." if left else ".")
         elif timed:
             yield f"On {gpus} GPUs{sim} {_matters(cases)}."
         else:
-            longer = _listed([f"{case.strategy} {_told(case.lost[1])}" for case in cases if case.lost])
+            longer = _listed([f"{case.strategy} {_printed(case.lost[1])}" for case in cases if case.lost])
             yield f"On {gpus} GPUs{sim} the worst set communicates longer, in each step: {longer}."
     if not timed:
-        yield "What of that compute hides, --step-time TIME tells."
+        yield "With --step-time TIME the page says how much of that compute hides."
 
 
 def _matters(cases: Sequence[PredictedSet]) -> str:
-    """Say who loses by the worst set, and how much of a step."""
+    """Say which strategies lose by the worst set, and how much of a step."""
     shares = {case.strategy: case.lost_share or 0.0 for case in cases}
     same = [case for case in cases if abs(shares[case.strategy]) < DELTA]
-    told = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] >= DELTA]
+    lost = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] >= DELTA]
     gained = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] <= -DELTA]
     parts = []
     if same:
         most = max(cost.exposed[1] for case in same for cost in (case.best, case.worst) if cost and cost.exposed)
         leave = "leaves" if len(same) == 1 else "leave"
         names = _listed([case.strategy for case in same])
-        parts.append(f"{names} {leave} at most {_told(most)} exposed on either set: the choice does not matter")
-    if told:
-        parts.append(f"the worst set costs {_listed(told)}")
+        parts.append(f"{names} {leave} at most {_printed(most)} exposed on either set: the choice does not matter")
+    if lost:
+        parts.append(f"the worst set costs {_listed(lost)}")
     if gained:
         parts.append(f"the worst set saves {_listed(gained)}, whose groups it suits better")
     return "; ".join(parts)
@@ -245,7 +264,7 @@ def _matters(cases: Sequence[PredictedSet]) -> str:
 
 def _lost(case: PredictedSet) -> str:
     lost, share = case.lost, case.lost_share
-    return f"{_told(abs(lost[1]))}, {_percent(abs(share))} of a step" if lost and share else ""
+    return f"{_printed(abs(lost[1]))}, {_percent(abs(share))} of a step" if lost and share else ""
 
 
 def _listed(words: Sequence[str]) -> str:

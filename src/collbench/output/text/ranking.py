@@ -18,43 +18,90 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import figure, format_approximate_size, format_size
-from collbench.output.text.frame import alarm, header, headline, not_judged
-from collbench.output.text.layout import Lines, legend
+from collbench.output.text.frame import alarm, failures, header, headline, not_judged, origin, troubled
+from collbench.output.text.layout import Block, Lines, legend, short, whole
 from collbench.output.text.matrix import heat_map, unit_of, value
 from collbench.runfile.codec import plain
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
+_FEW_NAMES = 6  # on the short page
 _MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
 _MOST_FITS = 28
+# On the short page.
+_MOST_RANKINGS, _MOST_TIERS = 14, 4
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
-_WORDS_LEGEND = """\
+_RELATIONS_LEGEND = """\
 tied, different: against the best, by the 90 % and the simultaneous 95 %
-interval of the difference (99 % below five visits); undecided: neither;
+interval of the difference (99 % below five trials); undecided: neither;
 failed: something on it failed, whatever its rate"""
 _FITS_LEGEND = """\
 latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
 n½: the size that reaches half of it; misfit: how far the worst size is off"""
 
 
-def page(run: Run, summary: RankSummary) -> Iterator[RenderableType]:
-    """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing."""
+def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing.
+
+    The short page has a row for each work and size, and tiers and heat map of one: of all-reduce where it was measured.
+    """
     yield from alarm(run)
     if not summary.judged:
-        few = f"no work has the {FEWEST_VISITS} visits of every place that tell noise"
-        yield not_judged(f"{few}: measure it anew, or finish it with --resume")
-    yield Lines(header(run))
+        few = f"no operation has {FEWEST_VISITS} trials on all its devices, which the noise needs"
+        yield not_judged(f"{few}: measure it again, or finish the run with --resume")
+    yield from whole("header", Lines(header(run)))
+    yield from short(*_overview(run, summary))
     for ranked in summary.works:
         for ranking in ranked.rankings:
-            yield from section(run, ranking, mapped=ranking.kind != "device" and len(run.devices) > 2)
+            mapped = ranking.kind != "device" and len(run.devices) > 2
+            yield from whole("tiers", *section(run, ranking, mapped=mapped))
     for ranked in summary.works:
-        yield from _fits(run, ranked)
-    yield legend("\n")
-    yield Text(f"\n{_WORDS_LEGEND}")
+        yield from whole("fits", *_fits(run, ranked))
+    yield from whole("tiers", legend("\n"), Text(f"\n{_RELATIONS_LEGEND}"))
     if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
-        yield Text(_FITS_LEGEND)
-    lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary)]
+        yield from whole("fits", Text(_FITS_LEGEND))
+    lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary), *failures(run)]
     if lines:
-        yield Lines("\n" + "\n".join(lines))
+        yield from whole("notes", Lines("\n" + "\n".join(lines)))
+    yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
+
+
+def _overview(run: Run, summary: RankSummary) -> Iterator[RenderableType]:
+    """Yield a row for each ranking, then tiers and heat map of the first collective's, else of the first."""
+    rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
+    table = Table(box=None, pad_edge=False, header_style="")
+    heads = (
+        f"{'sim ' if capabilities(run.backend).simulated else ''}operation",
+        "size",
+        "best",
+        "worst",
+        "tiers",
+        "does it matter",
+    )
+    for head in heads:
+        table.add_column(head, justify="right" if head in ("size", "best", "worst", "tiers") else "left")
+    for ranking in rankings[:_MOST_RANKINGS]:
+        unit = unit_of(run, ranking.work, ranking.size_bytes)
+        figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
+        best, worst = sorted((min(figures), max(figures)), reverse=unit == "GB/s")
+        ends = (f"{figure(end)} {unit}" for end in (best, worst))
+        size = format_size(ranking.size_bytes)
+        table.add_row(str(ranking.work), size, *ends, str(ranking.tiers), _matters(ranking))
+    yield table
+    if len(rankings) > _MOST_RANKINGS:
+        yield Text(f"and {len(rankings) - _MOST_RANKINGS} more")
+    shown = next((one for one in rankings if one.operation.is_collective), rankings[0])
+    mapped = shown.kind != "device" and len(run.devices) > 2
+    yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
+    if mapped:
+        yield legend()
+
+
+def _matters(ranking: Ranking) -> str:
+    """Say in a word or two whether the choice matters."""
+    failed = f"; {len(ranking.failed)} failed" if ranking.failed else ""
+    if ranking.visits < FEWEST_VISITS:
+        return f"too few trials{failed}"
+    return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
 
 
 def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
@@ -86,11 +133,14 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
     return numbers | words | {"standings": [plain(standing) for standing in ranking.standings]}
 
 
-def section(run: Run, ranking: Ranking, *, mapped: bool) -> Iterator[RenderableType]:
-    """Yield what there is to say of one work at one size: tiers, verdict, resolution, and if `mapped` the heat map."""
+def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:
+    """Yield the page's part on one work at one size: tiers, verdict, resolution, and if `mapped` the heat map.
+
+    Of more than `most_tiers` the first and the last are shown, each with a line of its names.
+    """
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
-    yield _tiers(run, ranking, unit)
+    yield _tiers(run, ranking, unit, most_tiers)
     yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
     if len(ranking.standings) > 1:
         yield Text(_resolution(ranking))
@@ -107,12 +157,12 @@ def title(run: Run, work: Work) -> str:
 def _resolution(ranking: Ranking) -> str:
     """Say what difference shows, by the fewest visits that any got."""
     if ranking.visits < FEWEST_VISITS:
-        return f"Nothing is certain: some had {ranking.visits} of the {FEWEST_VISITS} visits that tell noise."
+        return f"Nothing is significant: some have {ranking.visits} of the {FEWEST_VISITS} trials that the noise needs."
     shows = f"Differences above {ranking.delta + ranking.noise:.1%} show"
-    return f"{shows} on {ranking.kind}s no noisier than most ({ranking.visits} visits or more)."
+    return f"{shows} on {ranking.kind}s no noisier than most ({ranking.visits} trials or more)."
 
 
-def _tiers(run: Run, ranking: Ranking, unit: str) -> Table:
+def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="")
     for head, justify in (("tier", "left"), (unit, "right"), (f"{ranking.kind}s", "left"), ("vs best", "left")):
         table.add_column(head, justify=justify)  # type: ignore[arg-type]
@@ -120,9 +170,13 @@ def _tiers(run: Run, ranking: Ranking, unit: str) -> Table:
     for standing in ranking.standings:
         tiers[standing.tier].append(standing)
     for tier, standings in tiers.items():
+        if most is not None and most <= tier < len(tiers):
+            if tier == most:
+                table.add_row("…", "", f"{len(tiers) - most} more tiers", "")
+            continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
-        names = _names(run, ranking, standings)
-        table.add_row(str(tier), _range(figures), names[0], _words(standings))
+        names = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
+        table.add_row(str(tier), _range(figures), names[0], _relations(standings))
         for more in names[1:]:
             table.add_row("", "", more, "")
     return table
@@ -133,19 +187,19 @@ def _range(figures: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _words(standings: Sequence[RankedLink]) -> str:
-    """Count the words of a tier; one word where all have the same."""
+def _relations(standings: Sequence[RankedLink]) -> str:
+    """Count the relations of a tier to the best; one word where all have the same."""
     counts = Counter(standing.relation for standing in standings)
     if len(counts) == 1:
         return standings[0].relation.value
     return ", ".join(f"{counts[word]} {word}" for word in Relation if counts[word])
 
 
-def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> list[str]:
+def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
     """Return a tier's members by name, in lines; of a large tier how many they are, and the first ones."""
     if len(standings) == len(ranking.standings) > 1:
         return [f"all {len(standings)}"]
-    names = [name(run, ranking.work, standing.members) for standing in standings[:_MOST_NAMES]]
+    names = [name(run, ranking.work, standing.members) for standing in standings[:most]]
     more = len(standings) - len(names)
     return textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False) + ([f"and {more} more"] * (more > 0))
 
@@ -194,8 +248,11 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     for size, count in ranked.incomplete:
         some = _some(ranked.work, count)
         yield f"missing   {ranked.work} at {format_size(size)} was passed over: it was measured on {some} only"
+    failed = {(m.cell.size_bytes, m.cell.members) for m in run.measurements if m.failure and m.cell.work == ranked.work}
     groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
     for lack in ranked.missing:
+        if (lack.size_bytes, lack.members) in failed:
+            continue  # the page has a line for each place where something failed
         groups[lack.size_bytes, lack.reason].append(lack)
     for (size, reason), lacks in groups.items():
         names = ", ".join(name(run, ranked.work, lack.members) for lack in lacks[:_MOST_NAMES])
@@ -211,8 +268,7 @@ def _no_fits(summary: RankSummary) -> Iterator[str]:
             if isinstance(fit, Unfitted):
                 works[fit.reason][ranked.work] += 1
     for reason, counts in works.items():
-        told = ", ".join(f"{work} on {_some(work, count)}" for work, count in counts.items())
-        yield f"no fit    {reason}: {told}"
+        yield f"no fit    {reason}: {', '.join(f'{work} on {_some(work, count)}' for work, count in counts.items())}"
 
 
 def _some(work: Work, count: int) -> str:

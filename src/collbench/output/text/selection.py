@@ -46,33 +46,46 @@ def _by_node(run: Run, found: Sequence[Binding]) -> str:
 # Why these devices: the page of `collbench select`.
 
 
-def explanation(selection: Selection, width: int | None = None) -> str:
+# On the short page.
+_FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
+
+
+def explanation(selection: Selection, width: int | None = None, *, verbose: bool = True) -> str:
     """Return the page as text: the devices first, then the evidence for them, a line for each thing to know.
 
-    In lines of at most `width`, but for the rows of the finalists.
+    In lines of at most `width`, but for the rows of the finalists. The short page, not `verbose`, has the first
+    finalists and the first devices that were left out.
     """
-    heads = [", ".join(device.tag for device in selection.devices) + _where(selection), *_lines(selection)]
+    failed = [f"FAILED: the set includes {'; '.join(selection.failed)}{_sim(selection)}"] if selection.failed else []
+    heads = [*failed, ", ".join(device.tag for device in selection.devices) + _where(selection)]
+    heads += _lines(selection, verbose=verbose)
     return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in heads)
 
 
-def _lines(selection: Selection) -> Iterator[str]:
+def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     origin = selection.origin
     yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
-        how = f": {selection.predicted_how}" if selection.predicted_how else ""
-        yield f"predicted all-reduce busbw {_range(selection.predicted)} GB/s{_sim(selection)}{how}"
+        how, reachable = selection.predicted_how, selection.predicted[1] > 0
+        how = f"{' over ' if reachable else ', '}{how}" if how else ""
+        yield f"predicted all-reduce busbw {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
     if len(selection.finalists) > 1:
         size = f" at {format_size(origin.size_bytes)}" if origin.size_bytes else ""
         yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
-        yield from _table(selection.finalists)
+        shown = selection.finalists if verbose else selection.finalists[:_FEW_FINALISTS]
+        yield from _table(shown)
+        if len(shown) < len(selection.finalists):
+            yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
     if selection.gain is not None:
         yield f"gain      {_gain(selection.gain, selection.finalists)}{_sim(selection)}"
     if selection.decided_by:
         yield f"decided   by {selection.decided_by}"
     if selection.heuristic:
         yield "search    heuristic: not every set was looked at"
-    for left in selection.left_out:
-        yield f"left out  {left.device}: {left.reason}"
+    left_out = selection.left_out if verbose else selection.left_out[:_FEW_LEFT_OUT]
+    yield from (f"left out  {left.device}: {left.reason}" for left in left_out)
+    if len(left_out) < len(selection.left_out):
+        yield f"left out  {len(selection.left_out) - len(left_out)} more: --verbose shows them"
     if selection.binding:
         yield f"binding   {selection.binding}"
     yield f"evidence  {origin.source}"

@@ -18,9 +18,9 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import figure, fixed, format_size
-from collbench.output.text.frame import alarm, header, headline
+from collbench.output.text.frame import alarm, header, headline, origin
 from collbench.output.text.frame import not_judged as not_judged_line
-from collbench.output.text.layout import WIDE, Lines, filled
+from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
 from collbench.runfile.codec import plain
 
 FORMAT, VERSION = "collbench-check", 1
@@ -37,10 +37,12 @@ _STYLES = {
     Severity.INFO: "bold cyan",
 }
 _NOTHING = (
-    "on no pair is there a copy of 16M or more both ways, or a collective of 64M or more, with three visits: "
+    "on no pair is there a copy of 16M or more both ways, or a collective of 64M or more, with three trials: "
     "'collbench check' measures them"
 )
 _MOST_NAMES = 4  # of pairs
+# On the short page: so many faults with cause and command, and so many more by name.
+_MOST_EXPLAINED, _MOST_NAMED = 3, 8
 _INDENT = 10  # of what follows a field's name
 _FAMILY = {True: "collectives", False: "copies"}
 
@@ -52,23 +54,37 @@ def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
     return max(found, judged, outcome(run).status)
 
 
-def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[RenderableType]:
-    """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not."""
+def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not.
+
+    The short page leaves out what is no fault, and explains the first faults only.
+    """
     covered = coverage(run)
     yield from alarm(run)
     if not covered.judged:
         yield not_judged_line(_NOTHING)
-    yield Lines(header(run))
-    for verdict in verdicts:
-        yield Text()
-        yield _block(run, verdict, width)
-    yield Text(f"\n{filled(conclusion(covered, verdicts), width)}")
+    faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     healthy = _healthy(run, covered, verdicts)
-    if healthy:
-        yield Text(_field("agree", healthy, width))
-    yield from (Text(_field("unjudged", line, width)) for line in unjudged(run, covered))
-    for line in not_judged(run):
-        yield Text(_field("not done", line, width))
+    judged = [Text(filled(conclusion(covered, verdicts), width))]
+    judged += [Text(_field("agree", healthy, width))] if healthy else []
+    judged += [Text(_field("unjudged", line, width)) for line in unjudged(run, covered)]
+    yield from short(*judged)
+    yield from whole("header", Lines(header(run)))
+    for verdict in faults[:_MOST_EXPLAINED]:
+        yield from both("verdicts", Text(), _block(run, verdict, width))
+    further = faults[_MOST_EXPLAINED:]
+    if further:
+        heads = (
+            filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  ") for verdict in further[:_MOST_NAMED]
+        )
+        yield from short(Text("\n" + "\n".join(heads)))
+    if len(further) > _MOST_NAMED:
+        yield from short(Text(f"and {len(further) - _MOST_NAMED} more"))
+    for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
+        yield from whole("verdicts", Text(), _block(run, verdict, width))
+    yield from whole("verdicts", Text(), *judged)
+    yield from whole("notes", *(Text(_field("not done", line, width)) for line in not_judged(run)))
+    yield from short(Lines(f"\n{origin(run)}"))
 
 
 def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
@@ -110,10 +126,8 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
 
 
 def _block(run: Run, verdict: Verdict, width: int) -> Text:
-    """Return one verdict: its kind and place, then a field a line."""
-    place = ", ".join(run.devices[member].tag for member in verdict.members)
-    label = f" ({verdict.label})" if verdict.label else ""
-    head = Text(filled(f"{verdict.kind}  {place}{label}", width, rest="  "))
+    """Return one verdict: its kind and devices, then a field a line."""
+    head = Text(filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  "))
     head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
     fields = [("what", verdict.what)]
     if verdict.theory_gbs is not None:
@@ -128,11 +142,16 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
     return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
 
 
+def _where(run: Run, verdict: Verdict) -> str:
+    tags = ", ".join(run.devices[member].tag for member in verdict.members)
+    return f"{tags} ({verdict.label})" if verdict.label else tags
+
+
 def _theory_name(verdict: Verdict) -> str:
-    """Return what the limit is: a collective's is what its links carry, an audit's the rate alone."""
+    """Return what the limit is: a collective's is the capacity of its links, contention's the isolated rate."""
     if verdict.kind is Kind.COLLECTIVE_CONTRADICTION:
         return "links"
-    return "alone" if verdict.kind is Kind.CONTENTION else "theory"
+    return "isolated" if verdict.kind is Kind.CONTENTION else "theory"
 
 
 def _source(run: Run, verdict: Verdict) -> str:
@@ -144,7 +163,7 @@ def _source(run: Run, verdict: Verdict) -> str:
 
 def _measured(run: Run, verdict: Verdict) -> str:
     low, middle, high = verdict.measured or (0.0, 0.0, 0.0)
-    confirmed = "" if verdict.confirmed else "; not confirmed alone"
+    confirmed = "" if verdict.confirmed else "; not confirmed isolated"
     return f"{figure(middle)} GB/s{_sim(run)} ({figure(low)}-{figure(high)}){confirmed}"
 
 
@@ -157,15 +176,15 @@ def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return in a sentence or two what was found, and on how many pairs."""
     hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
     soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
-    told = [
+    found = [
         f"{count} {word}{'s' if count > 1 else ''}"
         for count, word in ((hard, "failure"), (soft, "contradiction"))
         if count
     ]
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    if told:
+    if found:
         some = "" if len(covered.judged) == covered.pairs else f" {share}."
-        return f"{' and '.join(told).capitalize()}.{some}"
+        return f"{' and '.join(found).capitalize()}.{some}"
     if not covered.judged:
         return "No pair was judged."
     if covered.missed:
@@ -186,8 +205,8 @@ def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
             reading = _reading(facts, (link[0], link[1]))
             if reading is not None:
                 rates[reading.label].append(reading)
-    words = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
-    return f"{len(well)} of {covered.pairs} pairs{': ' if words else ''}{words}"
+    figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
+    return f"{len(well)} of {covered.pairs} pairs{': ' if figures else ''}{figures}"
 
 
 def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
