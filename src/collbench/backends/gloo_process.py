@@ -27,7 +27,7 @@ _SLOWEST_RATE = 20e6
 EXIT_S = 5.0
 
 # Each rank sends a block to every other at once: no buffer can be both.
-_TWO_BUFFERS = (Operation.ALLTOALL, Operation.SENDRECV)
+TWO_BUFFERS = (Operation.ALLTOALL, Operation.SENDRECV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def task_of(step: Step) -> Task:
     """Return the step as the workers understand it. Raises UsageError for what gloo cannot do exactly."""
     if not step.operation.is_collective:
         raise UsageError(f"gloo does collectives, not {step.operation}")
-    if step.operation in _TWO_BUFFERS and step.variant is Variant.IN_PLACE:
+    if step.operation in TWO_BUFFERS and step.variant is Variant.IN_PLACE:
         raise UsageError(f"gloo does {step.operation} out of place only: leave out what asks for in place")
     if step.dtype not in DTYPE_BYTES:
         raise UsageError(f"gloo has no {step.dtype}: choose one of {', '.join(DTYPE_BYTES)}")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from collbench.backends import factory
+from collbench.backends.gloo_process import TWO_BUFFERS
 from collbench.bench.plan import default_sizes
 from collbench.cli import options
 from collbench.cli.measuring import FORMAT, Showing, measure_and_show
@@ -384,8 +385,9 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
     _check(given)
     showing = Showing.asked(given)
     request, path = options.make_request(operation.value, given)
-    # The host backend's collectives are in place in any case: nccl-tests' second half stays N/A.
-    both = given["in_place"] or (showing.as_nccl_tests and request.backend != "host")
+    # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
+    only_out_of_place = request.backend == "host" and operation in TWO_BUFFERS
+    both = given["in_place"] or (showing.as_nccl_tests and not only_out_of_place)
     places = (Variant.PLAIN, Variant.IN_PLACE) if both else (Variant.PLAIN,)
     request = replace(
         request,

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+from collbench.analysis.outcome import outcome
 from collbench.analysis.physics import Impossible, by_cell
 from collbench.analysis.stats import summarize
 from collbench.model.dtypes import DTYPE_BYTES
@@ -298,8 +299,7 @@ def lines(run: Run) -> list[str]:
     The time is the launch loop's, where the run's command has -G the graph replay's. Raises UsageError for a run
     without collectives.
     """
-    failed = places(run)
-    first = [f"# not to be trusted: {failed}"] if failed else []
+    first = [f"# not to be trusted: {places(run)}"] if outcome(run).troubles else []
     return first + [line for table in tables(run) for line in _report(run, table)]
 
 
