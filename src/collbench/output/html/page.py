@@ -100,7 +100,7 @@ def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
         places |= {members[::-1]: at for members, at in places.items()}
     n = len(tags)
     cells = [
-        [("", "-") if source == target else _cell(series, -1, places.get((source, target))) for target in range(n)]
+        [("", "1") if source == target else _cell(series, -1, places.get((source, target))) for target in range(n)]
         for source in range(n)
     ]
     return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}

@@ -48,13 +48,15 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     top = max(value(link.seconds, link.gbs, unit) for link in ranked.values())
     for row, column in ((row, column) for row in range(count) for column in range(count) if row != column):
         link = ranked.get((row, column))
+        look: dict[str, Any] = {"facecolor": _MISSING}
+        text, ink = "–", "black"
         if link is not None:
             colour = colours(value(link.seconds, link.gbs, unit) / top)
-            look, text, ink = {"facecolor": colour}, _text(link, unit, ranking, count), _ink(colour)
+            look = {"facecolor": colour}
+            text, ink = _text(link, unit, ranking, count), _ink(colour)
         elif (row, column) in failed:
-            look, text, ink = {"facecolor": "white", "edgecolor": _FAILED, "hatch": "////"}, "failed", _FAILED
-        else:
-            look, text, ink = {"facecolor": _MISSING}, "–", "black"
+            look = {"facecolor": "white", "edgecolor": _FAILED, "hatch": "////"}
+            text, ink = "failed", _FAILED
         _square(axes, (row, column), look)
         size = 8.0 if count <= DEVICES_WITH_DECIMALS else 7.0
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if text == "failed" else None
