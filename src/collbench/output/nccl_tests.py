@@ -66,7 +66,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. A half is None where it was not measured; `iterations` were timed as blocks, in all."""
+    """One line of the table. A half is None where it was not measured; `iterations` were timed in all."""
 
     size_bytes: int
     count: int
@@ -87,7 +87,7 @@ class Row:
 class Table:
     """One communicator's rows, as one run of an nccl-tests program prints them. `group` counts communicators.
 
-    `impossible` has a line for each cell with figures that beat what the hardware carries.
+    `impossible` has a line for each data point that is faster than the hardware can be.
     """
 
     operation: Operation
@@ -156,7 +156,7 @@ def settings(run: Run, table: Table) -> Settings:
 
 
 def healthy(run: Run, found: tuple[Table, ...]) -> bool:
-    """Return whether every value is right, no cell failed, no figure is impossible, and no row is missing."""
+    """Return whether every value is right, no data point failed or is impossible, and no row is missing."""
     return run.complete and not any(table.errors or table.failures or table.impossible for table in found)
 
 
@@ -232,7 +232,7 @@ def _as_looped(sample: Sample) -> Sample:
 
 
 def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
-    """Yield each thing that was wrong with the machine, and the cells that were measured meanwhile."""
+    """Yield each thing that was wrong with the machine, and the data points that were measured meanwhile."""
     places: dict[str, dict[str, None]] = {}
     for measurement in found:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
@@ -241,7 +241,7 @@ def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
 
 
 def _beyond(measurement: Measurement, one: Impossible) -> str:
-    told = f"{one.rate_gbs:.2f} GB/s where the {one.capacity.part} carries {one.capacity.gbs:.2f}"
+    told = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
     return f"{_place(measurement)}: {told}, {one.blocks} of {one.of} times"
 
 
@@ -290,7 +290,7 @@ _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _NOT_CHECKED = "    N/A"  # one column less than a number takes, as theirs
 _NOT_MEASURED = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}{_NOT_CHECKED}"
 _LOOP = "the ungraphed launch loop's; nccl-tests averages one loop over ranks"
-_BLOCKS = "the timed blocks' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
+_BLOCKS = "the timed batches' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
 
 
 def lines(run: Run) -> list[str]:
@@ -334,9 +334,9 @@ def _origin(run: Run, table: Table) -> Iterator[str]:
     loops = {half.loop for row in table.rows for half in row.halves}
     for loop, meaning in ((True, _LOOP), (False, _BLOCKS)):
         if loop in loops:
-            yield f"# time: the slowest rank's, median of the visits, {meaning}"
+            yield f"# time: the slowest rank's, median of the trials, {meaning}"
     if asked.validation:
-        yield "# #wrong: in every timed block out of place, in one call in place; nccl-tests checks one call each"
+        yield "# #wrong: in every timed batch out of place, in one call in place; nccl-tests checks one call each"
     yield "#"
 
 
@@ -385,7 +385,7 @@ def _footer(run: Run, table: Table) -> Iterator[str]:
 
 
 def _notes(run: Run, table: Table) -> Iterator[str]:
-    """Yield what a reader must know of the rows: cells that failed, were measured on a troubled device, or are none."""
+    """Yield what a reader must know of the rows: what failed, was impossible, disturbed, skipped or interrupted."""
     yield from (f"# failed: {failure}" for failure in table.failures)
     yield from (f"# IMPOSSIBLE: {beaten}" for beaten in table.impossible)
     yield from (f"# flagged: {flag}" for flag in table.flags)

@@ -214,7 +214,7 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     cell(tab, "GPU0", "GPU1").hover()
     told = tab.locator("article:visible .readout").inner_text()
     assert "99 % interval of all at once" in told
-    assert "slower for certain" in told
+    assert "significantly slower" in told
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()
     assert tab.locator("article:visible").get_attribute("id") == "run-1"
@@ -407,7 +407,7 @@ def test_a_phone_scrolls_downwards_only(opened: Open, run: Run) -> None:
 
 def test_a_print_shows_tiers_and_what_was_opened_and_no_controls(opened: Open, recorded_page: str) -> None:
     tab = opened(recorded_page, color_scheme="dark")
-    tab.locator("summary", has_text="Pairs timed alone").click()
+    tab.locator("summary", has_text="Pairs measured isolated").click()
     closed = "document.querySelectorAll('details:not([open])').length"
     before = tab.evaluate(closed)
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -418,7 +418,7 @@ def test_a_print_shows_tiers_and_what_was_opened_and_no_controls(opened: Open, r
     assert [text.split(" (")[0] for text in shown if " at 1G" not in text] == [
         "Not judged, as this run does not show it",
         "allreduce: 6 fits",
-        "Pairs timed alone and beside others",
+        "Pairs measured isolated and concurrently",
     ]
     assert not tab.locator(".controls").is_visible()
     assert not tab.locator(".theme").is_visible()

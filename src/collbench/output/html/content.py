@@ -48,7 +48,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
     asked = [
         ("command", shlex.join(("collbench", *settings.command))),
         ("elements", f"{settings.dtype}, {settings.redop}, root {settings.root}"),
-        ("precision", "as the method has it" if settings.precision is None else f"{settings.precision:.2%}"),
+        ("precision", "default" if settings.precision is None else f"{settings.precision:.2%}"),
         ("sizes", ", ".join(map(format_size, settings.sizes))),
         ("seed", str(settings.seed)),
         ("variables", ", ".join(f"{name}={value}" for name, value in sorted(settings.environment.items())) or "none"),
@@ -58,7 +58,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
 
 
 def remarks(run: Run) -> list[tuple[str, str]]:
-    """Return (name, text) of the lines below every page: how precise, what failed, what was skipped, the audit."""
+    """Return (name, text) of the lines below every page: convergence, failures, skips, interference."""
     return [_named(line) for line in notes(run, health=False)]
 
 
@@ -160,14 +160,14 @@ def _pcie(state: Health) -> str | None:
 
 
 def audits(run: Run) -> Iterator[dict[str, str]]:
-    """Yield each comparison of a pair measured alone and beside others."""
+    """Yield each comparison of a pair measured isolated and concurrently with others."""
     for found in run.audits:
         plus = f"{found.operation} {'' if found.variant == 'plain' else found.variant}".strip()
         yield {
             "what": f"{plus} on {', '.join(run.devices[member].tag for member in found.members)}",
             "label": found.label,
-            "alone": fixed(found.isolated_gbs),
-            "together": fixed(found.concurrent_gbs),
+            "isolated": fixed(found.isolated_gbs),
+            "concurrent": fixed(found.concurrent_gbs),
             "ratio": f"{found.ratio:.3f}",
             "trusted": "yes" if found.trusted else f"no: ±{found.delta:.1%} was allowed",
         }
@@ -175,7 +175,7 @@ def audits(run: Run) -> Iterator[dict[str, str]]:
 
 # What a run means, for the page: the three answers of its first screen, verdicts, choices, tiers and fits.
 #
-# Every answer is `affinity`'s; here are only the words around it.
+# `analysis` has the answers; here are only the words around them.
 
 
 _MIB = 2**20
@@ -189,7 +189,7 @@ _SEVERITIES = {
     Severity.INFO: "info",
 }
 # What a verdict's limit is where it is not the theory of a path (docs/check.md).
-_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "what the links carry", Kind.CONTENTION: "alone"}
+_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTION: "isolated"}
 _FAULTS = (Severity.HARD, Severity.CONTRADICTION, Severity.FAILURE)
 
 
@@ -240,7 +240,9 @@ def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
         return _answer("How fast", "nothing measured", [])
     size = max(size for (size, _), found in family.cells.items() if found.samples)
     found = [found for (at, _), found in family.cells.items() if at == size and found.samples]
-    return _answer("How fast", _values(family, [summarize(one) for one in found]), [f"{family.name} at {_size(size)}"])
+    return _answer(
+        "How fast", _values(family, [summarize(one) for one in found]), [f"{family.name} at {format_size(size)}"]
+    )
 
 
 def _values(family: Family, summaries: Sequence[Any]) -> str:
@@ -277,7 +279,7 @@ def _answer(question: str, short: str, lines: Sequence[str], state: str = "") ->
     return {"question": question, "short": short, "lines": list(lines), "state": state}
 
 
-def told_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
+def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     """Return the verdicts in the words of `collbench check`, and what the run does not allow to judge."""
     data = json.loads(verdicts.dumps(run, judged))
     found = []
@@ -287,7 +289,7 @@ def told_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
         lines = [(title, f"{fixed(gbs)} GB/s") for title, gbs in rates if gbs is not None]
         if measured:
             span = f"{figure(measured['mid'])} GB/s ({figure(measured['lo'])}–{figure(measured['hi'])})"
-            lines.append(("measured", span + ("" if verdict.confirmed else "; not confirmed alone")))
+            lines.append(("measured", span + ("" if verdict.confirmed else "; not confirmed in isolation")))
         lines.append(("cause", verdict.cause))
         lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
         keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
@@ -421,10 +423,6 @@ def _tags_of_set(run: Run, members: Sequence[int]) -> str:
     return ", ".join(run.devices[member].tag for member in members)
 
 
-def _size(size_bytes: int) -> str:
-    return format_size(size_bytes)
-
-
 # Runs → all that the page says of them, as JSON's own types. Pure: the same runs give the same page.
 
 
@@ -460,7 +458,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "title": _devices(run),
         "origin": _origin(run),
         "answers": answers(run, judged),
-        "verdicts": told_verdicts(run, judged),
+        "verdicts": shown_verdicts(run, judged),
         "choices": choices(run),
         "left_out": left(run),
         "ranked": ranked(run, works),
@@ -478,7 +476,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 
 
 def _works(run: Run) -> list[RankedWork]:
-    """Return `rank`'s summary of each work. One by one: it looks at all cells of a run for each size of each work."""
+    """Return `rank`'s summary of each work. One by one: it looks at all data points for each size."""
     cells: dict[Work, list[Measurement]] = defaultdict(list)
     for found in run.measurements:
         cells[found.cell.work].append(found)

@@ -23,7 +23,7 @@ from collbench.output.text.comparison import group_name
 from collbench.output.text.curves import limits_of, work_order
 from collbench.output.text.frame import place
 
-# The cells of a run, sorted for the page: a family for each work and kind of place.
+# The data points of a run, sorted for the page: a family for each operation and kind of device set.
 
 
 Table = list[list[float | None]]
@@ -35,9 +35,9 @@ _MANY = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The cells of one work on places of one kind: `kind` is link, pair, device, or group (a larger communicator).
+    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more).
 
-    `ranked` says whether `affinity` puts its places in tiers.
+    `ranked` says whether they are put in tiers.
     """
 
     run: Run
@@ -53,7 +53,7 @@ class Family:
 
     @property
     def places(self) -> list[Members]:
-        """The members of each place, ascending."""
+        """The devices of each link, pair or set, ascending."""
         return sorted({members for _, members in self.cells})
 
     @property
@@ -63,7 +63,7 @@ class Family:
         return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
 
     def tables(self, bounds: Callable[[Measurement], Bounds]) -> tuple[Table, Table, Table]:
-        """Return three values of each cell, by size and place; None where nothing was measured."""
+        """Return three values of each data point, by size and device set; None where nothing was measured."""
         places = self.places
         rows = [[self._bounds(size, members, bounds) for members in places] for size in self.sizes]
         low, value, high = ([[short(cell[end]) for cell in row] for row in rows] for end in range(3))
@@ -75,7 +75,7 @@ class Family:
 
 
 def families(run: Run) -> list[Family]:
-    """Return the run's cells by work and kind of place, in the order of the model; larger sets after pairs."""
+    """Return the run's data points by operation and kind of device set, in the model's order; larger sets come last."""
     groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
     for found in run.measurements:
         many = len(found.cell.members) if found.cell.work.operation.is_collective else 0
@@ -102,9 +102,7 @@ def short(value: float | None) -> float | None:
     return int(short) if short == int(short) else short
 
 
-# The figures of a family's cells as the page shows them, each with its 95 % interval and shade.
-#
-# All of them are computed here, by `stats` and `affinity`; the page's script only looks them up.
+# Each quantity with its 95 % interval and shade. All are computed here; the page's script only looks them up.
 
 
 # How bright a share of the best is: steeper at the top, where a slow link shows. It has no steps, so that figures that
@@ -178,7 +176,7 @@ def _scaled(bounds: Bounds, scale: float) -> Bounds:
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each place, which hold over all sizes; nothing where no place has them."""
+    """Return α, β and n½ of each place, which hold over all sizes; nothing where none has them."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
@@ -199,9 +197,7 @@ def _over_sizes(title: str, unit: str, bounds: Sequence[Bounds], *, least: bool 
     return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(value[0], least=least)]}
 
 
-# The cells of a run as the page's maps and curves have them: one series for each work and kind of place.
-#
-# A series is a table of sizes × places for each of its figures, and what is to be said of each cell.
+# A series is a table of sizes × links (or pairs, devices, sets) for each quantity, and a note for each data point.
 
 
 _DIRECTED = {
@@ -211,9 +207,9 @@ _DIRECTED = {
     "group": "each set of devices",
 }
 _STOPS = {
-    StopReason.BUDGET: "not yet precise when the time was up",
+    StopReason.BUDGET: "time budget reached before it converged",
     StopReason.INTERRUPTED: "interrupted",
-    StopReason.FAILED: "given up",
+    StopReason.FAILED: "stopped after a failure",
 }
 
 
@@ -257,7 +253,7 @@ def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
 
 
 def _ranking(family: Family, size: int) -> Ranking | None:
-    """Return the tiers of a family's places at one size; `affinity` is given these cells alone, as it looks at all."""
+    """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
     if not family.ranked:
         return None
     cells = [found for (at, _), found in family.cells.items() if at == size]
@@ -265,7 +261,7 @@ def _ranking(family: Family, size: int) -> Ranking | None:
 
 
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
-    """Return the other cells in which something failed or was wrong, without their samples: whoever ranks must know."""
+    """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
     bad = [found for found in run.measurements if found.failure or found.wrong]
     known = {found.cell for found in besides} if bad else set()
     return [replace(found, samples=[]) for found in bad if found.cell not in known]
@@ -281,7 +277,7 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
 
 
 class _Words:
-    """Texts that many cells share, each kept once; the first is "", for a cell with nothing to say."""
+    """Texts that many data points share, each kept once; the first is ""."""
 
     def __init__(self) -> None:
         self.words = [""]
@@ -294,12 +290,12 @@ class _Words:
 
 
 def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
-    """Return what a reader should know of one cell beside its figures; `beaten` are the impossible ones."""
+    """Return what a reader should know of one data point besides its numbers; `beaten` are the impossible ones."""
     found = family.cells.get((size, members))
     if found is None:
         return ""
     one = beaten.get(found.cell)
-    told = f"impossible: {one.rate_gbs:.1f} GB/s where at most {one.capacity.gbs:.1f} can be" if one else ""
+    told = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
     return "; ".join(dict.fromkeys([told] * bool(told) + list(_remarks(found, family.run.devices))))
 
 
@@ -316,7 +312,7 @@ def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
     if found.stop in _STOPS:
         yield _STOPS[found.stop]
     if any(sample.concurrent for sample in found.samples):
-        yield "timed while others were busy, too"
+        yield "measured concurrently with others"
     yield from sorted({flag.words(devices) for sample in found.samples for flag in sample.flags})
 
 
@@ -329,18 +325,18 @@ def _chosen(family: Family, size: int) -> str:
     return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in told)
 
 
-# One run against another, cell by cell, for the page's ratio maps: what `collbench compare` says, by its own rule.
+# One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
 
 
 # A shade begins at a ratio that is this far from 1, either way.
 _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
 _SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
-# What is said of each cell; the first is for a cell that only one run has.
+# What is said of each data point; the first is for one that only one run has.
 _WORDS = {
     Verdict.SAME: "the same",
-    Verdict.BETTER: "faster for certain",
-    Verdict.WORSE: "slower for certain",
+    Verdict.BETTER: "significantly faster",
+    Verdict.WORSE: "significantly slower",
     Verdict.UNDECIDED: "undecided",
 }
 _PLACES = ["", *_WORDS]
@@ -385,7 +381,7 @@ def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
 
 
 def _figure(title: str, changes: Sequence[Sequence[Change | None]]) -> dict[str, Any]:
-    """Return speed over speed. Its intervals hold for all cells of both runs at once, so they are wide."""
+    """Return speed over speed. Its intervals hold for all data points at once, so they are wide."""
 
     def table(end: int) -> Table:
         return [[None if change is None else short(_bounds(change)[end]) for change in row] for row in changes]
@@ -407,13 +403,13 @@ def _bounds(change: Change) -> tuple[float | None, float, float | None]:
 
 
 def _step(change: Change) -> int:
-    """Return the shade: 0 where nothing is certain, else −4 … 4 by how far the ratio is from 1."""
+    """Return the shade: 0 where nothing is significant, else −4 … 4 by how far the ratio is from 1."""
     far = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
     return _SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))
 
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each series at its largest size the median and the ends of its ratios, and what all cells came to."""
+    """Return for each series at its largest size the median and the ends of its ratios, and the counts of verdicts."""
     return [_row(found) for found in series]
 
 
@@ -430,10 +426,10 @@ def _row(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:
-    """Return a line for each place and each work that is faster or slower for certain over all its cells."""
+    """Return a line for each place and each work that is significantly faster or slower over all its data points."""
     groups = [group for group in comparison.groups if group.verdict in _SIGNS]
     return [
         f"{group_name(comparison, group)}: {_WORDS[group.verdict]}, × {group.ratio:.3f} "
-        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.cells} cells)"
+        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.cells} data points)"
         for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
     ]
