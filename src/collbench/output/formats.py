@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any
 
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
@@ -92,7 +91,13 @@ def as_parquet(found: Sequence[Row]) -> bytes:
 
     Raises UsageError without pyarrow.
     """
-    arrow, parquet = _pyarrow()
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
+    except ImportError as error:
+        raise UsageError(
+            "--format parquet needs pyarrow, which is not installed: pip install 'collbench[parquet]', "
+            "or write --format csv"
+        ) from error
     types = {
         Type.TEXT: arrow.string(),
         Type.WHOLE: arrow.int64(),
@@ -104,14 +109,3 @@ def as_parquet(found: Sequence[Row]) -> bytes:
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink)
     return bytes(sink.getvalue())
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
-    except ImportError as error:
-        raise UsageError(
-            "--format parquet needs pyarrow, which is not installed: pip install 'collbench[parquet]', "
-            "or write --format csv"
-        ) from error
-    return arrow, parquet

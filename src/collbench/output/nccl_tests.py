@@ -16,11 +16,9 @@ from collbench.analysis.stats import summarize
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Device, Measurement, Run, Sample
+from collbench.model.run import DataPoint, Device, Measurement, Run
 from collbench.output.text.frame import places
 
-# A run of collectives in nccl-tests' terms: its words, its rows, and the settings that its headers name.
-#
 # Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
 
 
@@ -213,7 +211,9 @@ def _row(run: Run, found: list[Measurement]) -> Row:
 def _half(run: Run, measurement: Measurement) -> Half | None:
     if not measurement.samples:
         return None
-    looped = [_as_looped(sample) for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
+    # The launch loop's time as each trial's only batch.
+    loops = [sample for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
+    looped = [replace(sample, seconds=(sample.launch_seconds or 0.0,)) for sample in loops]
     summary = summarize(replace(measurement, samples=looped or measurement.samples))
     in_place = measurement.cell.variant is Variant.IN_PLACE
     unchecked = measurement.failure or (in_place and measurement.cell.operation in _UNCHECKED_IN_PLACE)
@@ -224,11 +224,6 @@ def _half(run: Run, measurement: Measurement) -> Half | None:
         wrong=None if unchecked else measurement.wrong,
         loop=bool(looped),
     )
-
-
-def _as_looped(sample: Sample) -> Sample:
-    """Return the sample with the launch loop's time as its only block."""
-    return replace(sample, seconds=(sample.launch_seconds or 0.0,))
 
 
 def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
@@ -314,7 +309,9 @@ def _report(run: Run, table: Table) -> Iterator[str]:
         )
     yield "#"
     yield from _heads()
-    yield from map(_line, table.rows)
+    for row in table.rows:
+        first = f"{row.size_bytes:12d}  {row.count:12d}  {row.dtype:>8}  {row.redop:>6}  {row.root:6d}"
+        yield f"{first}{_half_text(row.out_of_place)}{_half_text(row.in_place)}"
     yield from _footer(run, table)
 
 
@@ -346,11 +343,6 @@ def _heads() -> Iterator[str]:
     yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
     half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
     yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
-
-
-def _line(row: Row) -> str:
-    first = f"{row.size_bytes:12d}  {row.count:12d}  {row.dtype:>8}  {row.redop:>6}  {row.root:6d}"
-    return f"{first}{_half_text(row.out_of_place)}{_half_text(row.in_place)}"
 
 
 def _half_text(half: Half | None) -> str:
@@ -424,14 +416,13 @@ def dumps(run: Run) -> str:
             "okay": _flag(healthy(run, found)),
         },
         "average_bus_bandwidth": {"bandwidth": round(average_busbw(found), 6), "okay": "unchecked"},
-        "errors": [*(failure for table in found for failure in table.failures), *_beyond_json(found)],
+        "errors": [
+            *(failure for table in found for failure in table.failures),
+            *(f"IMPOSSIBLE: {beaten}" for table in found for beaten in table.impossible),
+        ],
         "end_time": _clock(started + timedelta(seconds=run.seconds)),
     }
     return json.dumps(document) + "\n"
-
-
-def _beyond_json(found: tuple[Table, ...]) -> Iterator[str]:
-    yield from (f"IMPOSSIBLE: {beaten}" for table in found for beaten in table.impossible)
 
 
 def _config(run: Run, found: tuple[Table, ...]) -> _Json:

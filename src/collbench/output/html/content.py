@@ -37,7 +37,7 @@ from collbench.output.text.topology import explain_pair
 
 _NAME_COLUMNS = 10  # of output/text/frame.py
 _NO_DATA = "–"
-# One sentence for each path says too much where there are hundreds: then the labels have to do.
+# Of hundreds of paths only the labels are shown.
 _MOST_PATHS = 64
 
 
@@ -436,17 +436,13 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
     """
     told = [_run(f"run-{number}", name, run) for number, (name, run) in enumerate(runs)]
     rest = list(zip(told[1:], runs[1:], strict=True))
+    titles = dict.fromkeys(f"{run['title']}{' (sim)' if run['sim'] else ''}" for run in told)
     return {
         "version": version,
-        "title": _page_title(told),
+        "title": f"collbench: {' and '.join(titles)}",
         "runs": told,
         "comparisons": [_comparison(told[0], runs[0][1], page, run) for page, (_, run) in rest],
     }
-
-
-def _page_title(told: Sequence[dict[str, Any]]) -> str:
-    titles = dict.fromkeys(f"{run['title']}{' (sim)' if run['sim'] else ''}" for run in told)
-    return f"collbench: {' and '.join(titles)}"
 
 
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:

@@ -142,11 +142,9 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     known = [value for value in row if value]
     best = min(known, default=0.0) if least else max(known, default=0.0)
     shares = ((best / value if least else value / best) if value else None for value in row)
-    return "".join("-" if share is None else _letter(share) for share in shares)
-
-
-def _letter(share: float) -> str:
-    return chr(ord("A") + round(float(np.interp(share, *_BRIGHT))))
+    return "".join(
+        "-" if share is None else chr(ord("A") + round(float(np.interp(share, *_BRIGHT)))) for share in shares
+    )
 
 
 def _rates(found: Measurement) -> Bounds:

@@ -72,9 +72,10 @@ def draw(shown: Sequence[Shown]) -> Picture:
     _frame(axes, sorted({size for stroke in strokes for size in stroke.rates}), top, quantity(works))
     axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'slowest to fastest'})")
     title = f"{subject(works, names)} over message size"
+    theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
     figure.suptitle(title)
     figure.supxlabel(small_print(names, _WIDTH), fontsize=6.5, x=0.01, ha="left")
-    return Picture(figure, title, " ".join([*map(_about, strokes), *_theory(limits), origins(names)]))
+    return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(names)]))
 
 
 def _strokes(found: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
@@ -159,7 +160,3 @@ def _frame(axes: Axes, sizes: Sequence[int], top: float, label: str) -> None:
 def _about(stroke: Stroke) -> str:
     ends = dict.fromkeys((min(stroke.rates), max(stroke.rates)))
     return f"{stroke.name}: {', '.join(f'{fixed(stroke.rates[size])} GB/s at {format_size(size)}' for size in ends)}."
-
-
-def _theory(limits: dict[float, str]) -> Iterator[str]:
-    return (f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items())
