@@ -134,14 +134,14 @@ def _origin(run: Run) -> Row:
     }
 
 
-def _point(run: Run, cell: DataPoint) -> Row:
-    devices = [run.devices[member] for member in cell.members]
-    collective = cell.operation.is_collective
-    source, destination = _ends(cell, devices)
+def _point(run: Run, point: DataPoint) -> Row:
+    devices = [run.devices[member] for member in point.members]
+    collective = point.operation.is_collective
+    source, destination = _ends(point, devices)
     return {
-        "operation": cell.operation.value,
-        "variant": cell.variant.value,
-        "numa_node": cell.numa_node,
+        "operation": point.operation.value,
+        "variant": point.variant.value,
+        "numa_node": point.numa_node,
         "world_size": len(devices) if collective else None,
         "members": ",".join(device.tag for device in devices),
         "source": source,
@@ -149,20 +149,20 @@ def _point(run: Run, cell: DataPoint) -> Row:
         "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
         "gpu_uuids": ",".join(device.uuid for device in devices),
         "dtype": run.settings.dtype if collective else None,
-        "redop": run.settings.redop if cell.operation.reduces else None,
-        "root": run.settings.root if cell.operation.rooted else None,
-        "size_bytes": cell.size_bytes,
+        "redop": run.settings.redop if point.operation.reduces else None,
+        "root": run.settings.root if point.operation.rooted else None,
+        "size_bytes": point.size_bytes,
     }
 
 
-def _ends(cell: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
+def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
     """Return where a copy's bytes come from and go, None where they go both ways or to many."""
-    if not cell.operation.is_copy:
+    if not point.operation.is_copy:
         return None, None
-    if cell.variant is Variant.HOST:
+    if point.variant is Variant.HOST:
         device = devices[0].tag
-        return (_HOST_MEMORY, device) if cell.operation in _INWARD else (device, _HOST_MEMORY)
-    if cell.variant in (Variant.PLAIN, Variant.STAGED):
+        return (_HOST_MEMORY, device) if point.operation in _INWARD else (device, _HOST_MEMORY)
+    if point.variant in (Variant.PLAIN, Variant.STAGED):
         return devices[0].tag, devices[1].tag
     return None, None
 

@@ -235,11 +235,11 @@ def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
 
 def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
     """Return the answer for a run without pairs: its first work at its largest size."""
-    family = next((f for f in families(run) if any(found.samples for found in f.cells.values())), None)
+    family = next((f for f in families(run) if any(found.samples for found in f.points.values())), None)
     if family is None:
         return _answer("How fast", "nothing measured", [])
-    size = max(size for (size, _), found in family.cells.items() if found.samples)
-    found = [found for (at, _), found in family.cells.items() if at == size and found.samples]
+    size = max(size for (size, _), found in family.points.items() if found.samples)
+    found = [found for (at, _), found in family.points.items() if at == size and found.samples]
     return _answer(
         "How fast", _values(family, [summarize(one) for one in found]), [f"{family.name} at {format_size(size)}"]
     )
@@ -473,12 +473,12 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 
 def _works(run: Run) -> list[RankedWork]:
     """Return `rank`'s summary of each work. One by one: it looks at all data points for each size."""
-    cells: dict[Work, list[Measurement]] = defaultdict(list)
+    points: dict[Work, list[Measurement]] = defaultdict(list)
     for found in run.measurements:
-        cells[found.cell.work].append(found)
-    alone = (rank_summary(replace(run, measurements=[*found, *broken(run, found)])).works for found in cells.values())
+        points[found.cell.work].append(found)
+    pages = (rank_summary(replace(run, measurements=[*found, *broken(run, found)])).works for found in points.values())
     order = [family.work for family in families(run)]
-    return sorted((one for works in alone for one in works), key=lambda ranked: order.index(ranked.work))
+    return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
 
 
 def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run: Run) -> dict[str, Any]:

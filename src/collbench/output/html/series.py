@@ -43,18 +43,18 @@ class Family:
     run: Run
     work: Work
     kind: str
-    cells: dict[tuple[int, Members], Measurement]
+    points: dict[tuple[int, Members], Measurement]
     ranked: bool
 
     @property
     def sizes(self) -> list[int]:
         """The sizes in bytes, ascending."""
-        return sorted({size for size, _ in self.cells})
+        return sorted({size for size, _ in self.points})
 
     @property
     def places(self) -> list[Members]:
         """The devices of each link, pair or set, ascending."""
-        return sorted({members for _, members in self.cells})
+        return sorted({members for _, members in self.points})
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Family:
         return low, value, high
 
     def _bounds(self, size: int, members: Members, bounds: Callable[[Measurement], Bounds]) -> Bounds:
-        found = self.cells.get((size, members))
+        found = self.points.get((size, members))
         return bounds(found) if found is not None and found.samples else NOTHING
 
 
@@ -81,17 +81,17 @@ def families(run: Run) -> list[Family]:
         many = len(found.cell.members) if found.cell.work.operation.is_collective else 0
         groups[found.cell.work, many][found.cell.size_bytes, found.cell.members] = found
     ordered = sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1]))
-    return [_family(run, work, cells) for (work, _), cells in ordered]
+    return [_family(run, work, points) for (work, _), points in ordered]
 
 
-def _family(run: Run, work: Work, cells: dict[tuple[int, Members], Measurement]) -> Family:
-    members = next(iter(cells))[1]
+def _family(run: Run, work: Work, points: dict[tuple[int, Members], Measurement]) -> Family:
+    members = next(iter(points))[1]
     if work.operation.is_collective and len(members) > 2:
         kind = "group"
     else:
         kind = "device" if work.variant in (*_MANY, Variant.HOST) else kind_of(work)
     wanted = 1 if work.variant is Variant.HOST else 2
-    return Family(run, work, kind, cells, kind != "group" and len(members) == wanted and work.variant not in _MANY)
+    return Family(run, work, kind, points, kind != "group" and len(members) == wanted and work.variant not in _MANY)
 
 
 def short(value: float | None) -> float | None:
@@ -123,7 +123,7 @@ def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, A
     ]
     if family.work.operation.is_copy and limits:
         figures.append(_bounded(family, "share of theory", "%", lambda found: _share(limits, found)))
-    if any(sample.launch_seconds is not None for found in family.cells.values() for sample in found.samples):
+    if any(sample.launch_seconds is not None for found in family.points.values() for sample in found.samples):
         figures.append(_bounded(family, "time of an ungraphed launch", "µs", _launch, least=True))
     return figures
 
@@ -214,7 +214,7 @@ _STOPS = {
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
     fits = {ranked.work: ranked.fits for ranked in works}
-    there = (family for family in families(run) if any(found.samples for found in family.cells.values()))
+    there = (family for family in families(run) if any(found.samples for found in family.points.values()))
     return [_series(family, fits.get(family.work, ()) if family.ranked else ()) for family in there]
 
 
@@ -254,8 +254,8 @@ def _ranking(family: Family, size: int) -> Ranking | None:
     """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
     if not family.ranked:
         return None
-    cells = [found for (at, _), found in family.cells.items() if at == size]
-    return rank_links(replace(family.run, measurements=[*cells, *broken(family.run, cells)]), family.work, size)
+    points = [found for (at, _), found in family.points.items() if at == size]
+    return rank_links(replace(family.run, measurements=[*points, *broken(family.run, points)]), family.work, size)
 
 
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
@@ -289,7 +289,7 @@ class _Words:
 
 def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
     """Return what a reader should know of one data point besides its numbers; `beaten` are the impossible ones."""
-    found = family.cells.get((size, members))
+    found = family.points.get((size, members))
     if found is None:
         return ""
     one = beaten.get(found.cell)
@@ -298,7 +298,7 @@ def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, mem
 
 
 def _given_up(family: Family, size: int, members: Members) -> bool:
-    found = family.cells.get((size, members))
+    found = family.points.get((size, members))
     return found is not None and bool(found.failure) and not found.samples
 
 
@@ -339,29 +339,29 @@ _WORDS = {
 }
 _PLACES = ["", *_WORDS]
 
-Cells = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and of places
+Points = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and of places
 
 
 def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a series of ratios for each of the base's series that shares a cell with the new run."""
+    """Return a series of ratios for each of the base's series that shares a data point with the new run."""
     found = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
     told = {one["name"]: one for one in base}
     made = []
     for family in families(comparison.base):
         keys = [(str(family.work), unordered(family.work, one)) for one in family.places]
-        cells = {
+        points = {
             (row, column): found[work, members, size]
             for row, size in enumerate(family.sizes)
             for column, (work, members) in enumerate(keys)
             if (work, members, size) in found
         }
-        made += [_ratios(told[family.name], cells)] if cells else []
+        made += [_ratios(told[family.name], points)] if points else []
     return made
 
 
-def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
-    rows, columns = (sorted({at[axis] for at in cells}) for axis in (0, 1))
-    changes = [[cells.get((row, column)) for column in columns] for row in rows]
+def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
+    rows, columns = (sorted({at[axis] for at in points}) for axis in (0, 1))
+    changes = [[points.get((row, column)) for column in columns] for row in rows]
     return {
         **{same: base[same] for same in ("name", "kind", "about", "collective")},
         **{each: [base[each][row] for row in rows] for each in ("sizes", "size_names")},
