@@ -133,11 +133,13 @@ def test_without_matplotlib_one_line_says_how_to_get_it(
     assert said.line == "plot needs matplotlib, which is missing: pip install 'collbench[plot]'"
 
 
-@pytest.mark.parametrize("words", [["plot", "--help"], ["show", "--help"], ["show", "pairs.json"]])
-def test_what_draws_is_loaded_late(saved: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["--help"], ["export", "--help"], ["plot", "--help"], ["show", "--help"], ["show", "pairs.json"]]
+)
+def test_what_draws_or_exports_is_loaded_late(saved: Path, words: list[str]) -> None:
     code = (
         f"import sys; sys.argv = ['collbench', *{words}]; from collbench.cli import main; main(); "
-        "print({'matplotlib', 'plotille', 'PIL'} & set(sys.modules) or 'none', file=sys.stderr)"
+        "print({'matplotlib', 'plotille', 'PIL', 'prometheus_client'} & set(sys.modules) or 'none', file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=saved, check=True, capture_output=True, text=True)
     assert done.stderr == "none\n"

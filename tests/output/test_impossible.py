@@ -41,7 +41,7 @@ WRONG, RIGHT = run_with(500.0), run_with(400.0)
 def marks(run: Run) -> dict[str, bool]:
     """Return for each format whether it says that figures are impossible."""
     made = rows(run)
-    parsed = {family.name for family in text_string_to_metric_families(as_prometheus(run))}
+    parsed = {family.name: family.samples for family in text_string_to_metric_families(as_prometheus(run))}
     console = Console(file=io.StringIO(), width=200)
     for block in page(run):
         console.print(block)
@@ -50,7 +50,7 @@ def marks(run: Run) -> dict[str, bool]:
         "the run file": marked(replace(run, measurements=deepcopy(run.measurements))),
         "csv": any(int(row["impossible"]) for row in csv.DictReader(io.StringIO(as_csv(made)))),
         "json": any(row["impossible"] for row in json.loads(as_json(made))),
-        "prometheus": "collbench_impossible_blocks" in parsed,
+        "prometheus": any(sample.value for sample in parsed["collbench_impossible"]),
         "nccl-tests": any(line.startswith("# IMPOSSIBLE") for line in nccl_tests.lines(run)),
         "nccl-tests' verdict": any("FAILED" in line for line in nccl_tests.lines(run)),
         "nccl-tests' JSON": json.loads(nccl_tests.dumps(run))["out_of_bounds"]["okay"] == "false",

@@ -24,4 +24,4 @@ def test_a_column_has_its_type_even_where_it_is_empty() -> None:
     failed = rows(hostile_run())[-1:]
     schema = pyarrow.parquet.read_schema(io.BytesIO(as_parquet(failed)))
     assert {field.name: str(field.type) for field in schema} == {one.name: TYPES[one.type] for one in COLUMNS}
-    assert schema.field("seconds").metadata == {b"meaning": b"s; one iteration, median of the visits"}
+    assert schema.field("seconds").metadata == {b"meaning": b"s; one iteration, median of the trials"}

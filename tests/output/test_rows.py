@@ -84,7 +84,7 @@ def test_where_bytes_go_is_told_where_they_go_one_way(
 def test_a_failed_cell_has_a_row_with_its_reason_and_no_figure() -> None:
     row = rows(hostile_run())[-1]
     assert row["failure"] == 'no answer for 30 s, "x" | y'
-    assert (row["seconds"], row["busbw_gbs"], row["visits"], row["stop"]) == (None, None, 0, "failed")
+    assert (row["seconds"], row["busbw_gbs"], row["trials"], row["stop"]) == (None, None, 0, "failed")
 
 
 def test_runs_of_one_machine_have_different_names() -> None:

@@ -88,7 +88,7 @@ def test_a_markdown_parser_reads_the_table() -> None:
         read = dict(zip(names, line, strict=True)) | {name: shared[name] for name in shared if name in row}
         for column in COLUMNS:
             wanted = row[column.name]
-            rounded = pytest.approx(wanted, rel=5.1e-5) if isinstance(wanted, float) else wanted
+            rounded = pytest.approx(wanted, rel=5.1e-3) if isinstance(wanted, float) else wanted
             assert as_read(read.get(column.name, ""), column.type) == rounded, column.name
 
 
@@ -97,7 +97,7 @@ def test_a_reader_of_markdown_gets_no_digits_that_are_noise() -> None:
     markdown = formats.as_markdown(run_of(gpus(2), [found]), rows(run_of(gpus(2), [found])))
     figures = [cell for name, cell in heads(markdown + "\n\n").items() if name.endswith(("_gbs", "seconds"))]
     assert len(figures) == 5
-    assert all(len(re.sub(r"^0\.0*|e.*|\.", "", cell)) <= 5 for cell in figures), figures
+    assert all(len(re.sub(r"^0\.0*|e.*|\.", "", cell)) <= 3 for cell in figures), figures  # ±20 %
 
 
 def as_read(cell: str, kind: Type) -> Any:

@@ -376,8 +376,9 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
     _check(given)
     showing = Showing.asked(given)
     request, path = options.make_request(operation.value, given)
-    # The host backend's collectives are in place in any case: nccl-tests' second half stays N/A.
-    both = given["in_place"] or (showing.as_nccl_tests and capabilities(request.backend).in_place)
+    # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
+    possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
+    both = given["in_place"] or (showing.as_nccl_tests and possible)
     places = (Variant.PLAIN, Variant.IN_PLACE) if both else (Variant.PLAIN,)
     request = replace(
         request,

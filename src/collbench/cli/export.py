@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _SAVE = ("write the export to", "--output")
 _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
-_PARQUET = "parquet"
 
 
 @click.command(short_help="Write a saved run in other tools' formats.")
@@ -40,12 +39,14 @@ _PARQUET = "parquet"
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write here.  [default: standard output]"
 )
+@click.option("--per-link", is_flag=True, help="With prometheus: a series for each link, pair and set, too.")
 @options.force
-def export(run_file: Path, layout: str, output: Path | None, force: bool) -> None:
-    """Write a saved run as other tools read it: one row a cell, columns with units (docs/exchange.md).
+def export(run_file: Path, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
+    """Write a saved run as other tools read it: one row a data point, columns with units (docs/exchange.md).
 
-    csv, json (records) and parquet have all columns; markdown has those that differ below a head of the others;
-    prometheus are gauges for a textfile collector; nccl-tests is what its parsers read.
+    csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and columns that
+    are the same in all rows stand above its table; prometheus has gauges for a textfile collector, some dozens;
+    nccl-tests is what its parsers read.
 
     \b
     Examples:
@@ -53,12 +54,14 @@ def export(run_file: Path, layout: str, output: Path | None, force: bool) -> Non
       collbench export run.json --format markdown
       collbench export run.json --format prometheus -o collbench.prom
     """
+    if per_link and layout != "prometheus":
+        raise UsageError(f"--per-link is for --format prometheus: {layout} has every link anyway")
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
     run = runfile_run_file.load(run_file)
     if not run.measurements and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
-    content = _content(run, layout)
+    content = _content(run, layout, per_link=per_link)
     if isinstance(content, str):
         content = printable(content)
     if output is not None:
@@ -70,29 +73,19 @@ def export(run_file: Path, layout: str, output: Path | None, force: bool) -> Non
         echo(content, end="")
 
 
-def _content(run: Run, layout: str) -> str | bytes:
-    from collbench.output.rows import rows  # late: numpy
+def _content(run: Run, layout: str, *, per_link: bool) -> str | bytes:
+    from collbench.output import formats, nccl_tests, prometheus  # late: numpy
+    from collbench.output.rows import rows
 
-    if layout == "nccl-tests":
-        from collbench.output import nccl_tests
-
-        return "".join(f"{line}\n" for line in nccl_tests.lines(run))
-    if layout == "prometheus":
-        from collbench.output.prometheus import as_prometheus
-
-        return as_prometheus(run)
-    if layout == _PARQUET:
-        from collbench.output.formats import as_parquet
-
-        return as_parquet(rows(run))
-    from collbench.output import formats
-
-    texts: dict[str, Callable[[], str]] = {
+    writers: dict[str, Callable[[], str | bytes]] = {
         "csv": lambda: formats.as_csv(rows(run)),
         "json": lambda: formats.as_json(rows(run)),
         "markdown": lambda: formats.as_markdown(run, rows(run)),
+        "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
+        "parquet": lambda: formats.as_parquet(rows(run)),
+        "prometheus": lambda: prometheus.as_prometheus(run, per_link=per_link),
     }
-    return texts[layout]()
+    return writers[layout]()
 
 
 def _print_bytes(content: bytes) -> None:

@@ -22,7 +22,7 @@ class Capabilities:
     gloo: bool  # its collectives are gloo's
     nvml: bool  # this machine's NVIDIA driver reports its devices: their health, the driver's version, CUDA's
     visible: bool  # CUDA_VISIBLE_DEVICES chooses its devices
-    in_place: bool  # out of place and in place are two measurements
+    undefined_in_place: bool  # times in place also what leaves an undefined result there
     largest_bytes: int  # of the sizes that are measured by default
     largest_pattern_bytes: int  # of copies in all patterns by default
 
@@ -44,7 +44,7 @@ CUDA = Capabilities(
     gloo=False,
     nvml=True,
     visible=True,
-    in_place=True,
+    undefined_in_place=True,
     largest_bytes=2**30,
     largest_pattern_bytes=512 * 2**20,
 )
@@ -56,7 +56,7 @@ HOST = Capabilities(
     gloo=True,
     nvml=False,
     visible=False,
-    in_place=False,  # gloo works in the input's buffer in any case
+    undefined_in_place=False,  # every result of gloo is verified
     largest_bytes=64 * 2**20,  # larger ones take cores minutes
     largest_pattern_bytes=64 * 2**20,
 )
@@ -68,7 +68,7 @@ SIM = Capabilities(
     gloo=False,
     nvml=False,
     visible=False,
-    in_place=True,
+    undefined_in_place=True,
     largest_bytes=2**30,
     largest_pattern_bytes=512 * 2**20,
 )

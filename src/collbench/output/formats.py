@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any
 
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
@@ -16,13 +15,10 @@ from collbench.model.run import Run
 from collbench.model.units import fixed
 from collbench.output.rows import COLUMNS, Row, Type, Value
 
-# Rows as the text of other tools: CSV, JSON records, a Markdown table.
-#
-# In CSV and JSON every number keeps all its digits. Markdown is for readers: five digits, of which none is noise
-# alone.
+# In CSV and JSON every number keeps all its digits. Markdown is for readers: it has those that the interval warrants.
 
-
-_DIGITS = 5
+_MOST_DIGITS, _FEWEST_DIGITS = 4, 3
+_NARROW = 0.005  # half an interval as a share of the rate, up to which the fourth digit means something
 _SMALL = 1e-4  # seconds of small messages are shorter in scientific notation: 2.1934e-06
 _NAMES = [column.name for column in COLUMNS]
 # CommonMark lets a backslash stand before any of these; before letters it would be one. Inside a word _ means nothing.
@@ -52,29 +48,37 @@ def as_markdown(run: Run, found: Sequence[Row]) -> str:
         "sim: SIMULATED, nothing below was measured on a GPU" if capabilities(run.backend).simulated else run.backend
     )
     head = [f"- backend: {_escaped(origin)}"]
-    head += [f"- {_escaped(name)}: {_shown(found[0][name])}" for name in shared if _told(name, found[0][name])]
-    if not kept:  # one cell: the head is all of it
+    head += [
+        f"- {_escaped(name)}: {_shown(found[0][name], _digits(found[0]))}"
+        for name in shared
+        if name != "backend" and found[0][name] is not None
+    ]
+    if not kept:  # one data point: the head is all of it
         return "\n".join(head) + "\n"
     table = [_line(map(_escaped, kept)), _line("---" for _ in kept)]
-    table += [_line(_shown(row[name]) for name in kept) for row in found]
+    table += [_line(_shown(row[name], _digits(row)) for name in kept) for row in found]
     return "\n".join([*head, "", *table]) + "\n"
 
 
-def _told(name: str, value: Value) -> bool:
-    return name != "backend" and value is not None
+def _digits(row: Row) -> int:
+    """Return how many significant digits a row's numbers have: its noise is in the last one."""
+    low, middle, high = (row[name] for name in ("busbw_low_gbs", "busbw_gbs", "busbw_high_gbs"))
+    if not (isinstance(low, float) and isinstance(middle, float) and isinstance(high, float)) or not middle:
+        return _FEWEST_DIGITS
+    return _MOST_DIGITS if (high - low) / 2 <= _NARROW * middle else _FEWEST_DIGITS
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _shown(value: Value) -> str:
+def _shown(value: Value, digits: int) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return fixed(value, _DIGITS) if abs(value) >= _SMALL or value == 0 else f"{value:.{_DIGITS - 1}e}"
+        return fixed(value, digits) if abs(value) >= _SMALL or value == 0 else f"{value:.{digits - 1}e}"
     return _escaped(value) if isinstance(value, str) else str(value)
 
 
@@ -85,15 +89,18 @@ def _escaped(text: str) -> str:
     return re.sub(r"^ | $", "&#32;", marked)
 
 
-# Rows as a Parquet file, by pyarrow, which the extra collbench[parquet] brings.
-
-
 def as_parquet(found: Sequence[Row]) -> bytes:
     """Return the file's bytes; each column has its type even where all its fields are unknown, and its meaning.
 
     Raises UsageError without pyarrow.
     """
-    arrow, parquet = _pyarrow()
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
+    except ImportError as error:
+        raise UsageError(
+            "--format parquet needs pyarrow, which is not installed: pip install 'collbench[parquet]', "
+            "or write --format csv"
+        ) from error
     types = {
         Type.TEXT: arrow.string(),
         Type.WHOLE: arrow.int64(),
@@ -105,14 +112,3 @@ def as_parquet(found: Sequence[Row]) -> bytes:
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink)
     return bytes(sink.getvalue())
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
-    except ImportError as error:
-        raise UsageError(
-            "--format parquet needs pyarrow, which is not installed: pip install 'collbench[parquet]', "
-            "or write --format csv"
-        ) from error
-    return arrow, parquet

@@ -10,16 +10,15 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+from collbench.analysis.outcome import outcome
 from collbench.analysis.physics import Impossible, by_cell
 from collbench.analysis.stats import summarize
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Device, Measurement, Run, Sample
+from collbench.model.run import DataPoint, Device, Measurement, Run
 from collbench.output.text.frame import places
 
-# A run of collectives in nccl-tests' terms: its words, its rows, and the settings that its headers name.
-#
 # Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
 
 
@@ -52,7 +51,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. A half is None where it was not measured; `iterations` were timed as blocks, in all."""
+    """One line of the table. A half is None where it was not measured; `iterations` were timed in all."""
 
     size_bytes: int
     count: int
@@ -73,7 +72,7 @@ class Row:
 class Table:
     """One communicator's rows, as one run of an nccl-tests program prints them. `group` counts communicators.
 
-    `impossible` has a line for each cell with figures that beat what the hardware carries.
+    `impossible` has a line for each data point that is faster than the hardware can be.
     """
 
     operation: Operation
@@ -142,7 +141,7 @@ def settings(run: Run, table: Table) -> Settings:
 
 
 def healthy(run: Run, found: tuple[Table, ...]) -> bool:
-    """Return whether every value is right, no cell failed, no figure is impossible, and no row is missing."""
+    """Return whether every value is right, no data point failed or is impossible, and no row is missing."""
     return run.complete and not any(table.errors or table.failures or table.impossible for table in found)
 
 
@@ -197,7 +196,9 @@ def _row(run: Run, found: list[Measurement]) -> Row:
 def _half(run: Run, measurement: Measurement) -> Half | None:
     if not measurement.samples:
         return None
-    looped = [_as_looped(sample) for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
+    # The launch loop's time as each trial's only batch.
+    loops = [sample for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
+    looped = [replace(sample, seconds=(sample.launch_seconds or 0.0,)) for sample in loops]
     summary = summarize(replace(measurement, samples=looped or measurement.samples))
     unchecked = measurement.failure or not measurement.cell.work.verifiable
     return Half(
@@ -209,13 +210,8 @@ def _half(run: Run, measurement: Measurement) -> Half | None:
     )
 
 
-def _as_looped(sample: Sample) -> Sample:
-    """Return the sample with the launch loop's time as its only block."""
-    return replace(sample, seconds=(sample.launch_seconds or 0.0,))
-
-
 def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
-    """Yield each thing that was wrong with the machine, and the cells that were measured meanwhile."""
+    """Yield each thing that was wrong with the machine, and the data points that were measured meanwhile."""
     places: dict[str, dict[str, None]] = {}
     for measurement in found:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
@@ -224,7 +220,7 @@ def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
 
 
 def _beyond(measurement: Measurement, one: Impossible) -> str:
-    told = f"{one.rate_gbs:.2f} GB/s where the {one.capacity.part} carries {one.capacity.gbs:.2f}"
+    told = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
     return f"{_place(measurement)}: {told}, {one.blocks} of {one.of} times"
 
 
@@ -273,7 +269,7 @@ _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _NOT_CHECKED = "    N/A"  # one column less than a number takes, as theirs
 _NOT_MEASURED = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}{_NOT_CHECKED}"
 _LOOP = "the ungraphed launch loop's; nccl-tests averages one loop over ranks"
-_BLOCKS = "the timed blocks' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
+_BLOCKS = "the timed batches' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
 
 
 def lines(run: Run) -> list[str]:
@@ -282,8 +278,7 @@ def lines(run: Run) -> list[str]:
     The time is the launch loop's, where the run's command has -G the graph replay's. Raises UsageError for a run
     without collectives.
     """
-    failed = places(run)
-    first = [f"# not to be trusted: {failed}"] if failed else []
+    first = [f"# not to be trusted: {places(run)}"] if outcome(run).troubles else []
     return first + [line for table in tables(run) for line in _report(run, table)]
 
 
@@ -298,7 +293,9 @@ def _report(run: Run, table: Table) -> Iterator[str]:
         )
     yield "#"
     yield from _heads()
-    yield from map(_line, table.rows)
+    for row in table.rows:
+        first = f"{row.size_bytes:12d}  {row.count:12d}  {row.dtype:>8}  {row.redop:>6}  {row.root:6d}"
+        yield f"{first}{_half_text(row.out_of_place)}{_half_text(row.in_place)}"
     yield from _footer(run, table)
 
 
@@ -318,9 +315,9 @@ def _origin(run: Run, table: Table) -> Iterator[str]:
     loops = {half.loop for row in table.rows for half in row.halves}
     for loop, meaning in ((True, _LOOP), (False, _BLOCKS)):
         if loop in loops:
-            yield f"# time: the slowest rank's, median of the visits, {meaning}"
+            yield f"# time: the slowest rank's, median of the trials, {meaning}"
     if asked.validation:
-        yield "# #wrong: in every timed block out of place, in one call in place; nccl-tests checks one call each"
+        yield "# #wrong: in every timed batch out of place, in one call in place; nccl-tests checks one call each"
     yield "#"
 
 
@@ -330,11 +327,6 @@ def _heads() -> Iterator[str]:
     yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
     half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
     yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
-
-
-def _line(row: Row) -> str:
-    first = f"{row.size_bytes:12d}  {row.count:12d}  {row.dtype:>8}  {row.redop:>6}  {row.root:6d}"
-    return f"{first}{_half_text(row.out_of_place)}{_half_text(row.in_place)}"
 
 
 def _half_text(half: Half | None) -> str:
@@ -369,7 +361,7 @@ def _footer(run: Run, table: Table) -> Iterator[str]:
 
 
 def _notes(run: Run, table: Table) -> Iterator[str]:
-    """Yield what a reader must know of the rows: cells that failed, were measured on a troubled device, or are none."""
+    """Yield what a reader must know of the rows: what failed, was impossible, disturbed, skipped or interrupted."""
     yield from (f"# failed: {failure}" for failure in table.failures)
     yield from (f"# IMPOSSIBLE: {beaten}" for beaten in table.impossible)
     yield from (f"# flagged: {flag}" for flag in table.flags)
@@ -408,14 +400,13 @@ def dumps(run: Run) -> str:
             "okay": _flag(healthy(run, found)),
         },
         "average_bus_bandwidth": {"bandwidth": round(average_busbw(found), 6), "okay": "unchecked"},
-        "errors": [*(failure for table in found for failure in table.failures), *_beyond_json(found)],
+        "errors": [
+            *(failure for table in found for failure in table.failures),
+            *(f"IMPOSSIBLE: {beaten}" for table in found for beaten in table.impossible),
+        ],
         "end_time": _clock(started + timedelta(seconds=run.seconds)),
     }
     return json.dumps(document) + "\n"
-
-
-def _beyond_json(found: tuple[Table, ...]) -> Iterator[str]:
-    yield from (f"IMPOSSIBLE: {beaten}" for table in found for beaten in table.impossible)
 
 
 def _config(run: Run, found: tuple[Table, ...]) -> _Json:

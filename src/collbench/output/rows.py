@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,7 +51,7 @@ COLUMNS = (
     Column("variant", Type.TEXT, "how it ran: plain, in-place, both-ways, one-to-all, all-to-one, staged, host"),
     Column("numa_node", Type.WHOLE, "of a host copy the NUMA node of the host memory"),
     Column("world_size", Type.WHOLE, "of a collective its ranks"),
-    Column("members", Type.TEXT, "the devices in the cell's order, with commas: GPU0,GPU1"),
+    Column("members", Type.TEXT, "the devices in the data point's order, with commas: GPU0,GPU1"),
     Column("source", Type.TEXT, "of a copy between two devices, or to or from the host, where the bytes come from"),
     Column("destination", Type.TEXT, "and where they go"),
     Column("gpu_names", Type.TEXT, "the members' product names, each once, with commas"),
@@ -63,25 +62,25 @@ COLUMNS = (
     Column("redop", Type.TEXT, "of a reduction its operation"),
     Column("root", Type.WHOLE, "of a rooted collective its root's rank"),
     Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
-    Column("seconds", Type.REAL, "s; one iteration, median of the visits"),
-    Column("launch_seconds", Type.REAL, "s; one call of the ungraphed launch loop, median of the visits"),
+    Column("seconds", Type.REAL, "s; one iteration, median of the trials"),
+    Column("launch_seconds", Type.REAL, "s; one call of the ungraphed launch loop, median of the trials"),
     Column("algbw_gbs", Type.REAL, "GB/s; bytes of all messages over the time"),
     Column("busbw_gbs", Type.REAL, "GB/s; algbw by the operation's factor"),
     Column("busbw_low_gbs", Type.REAL, "GB/s; the 95 % interval of busbw, from"),
     Column("busbw_high_gbs", Type.REAL, "GB/s; to"),
-    Column("visits", Type.WHOLE, "how often the cell was measured"),
-    Column("blocks", Type.WHOLE, "timed blocks of all visits"),
+    Column("trials", Type.WHOLE, "how often the data point was measured"),
+    Column("batches", Type.WHOLE, "timed batches of iterations, of all trials"),
     Column("concurrent", Type.YES_NO, "other, disjoint devices were busy at the same time"),
     Column("stop", Type.TEXT, "why it was not measured further"),
     Column("flags", Type.TEXT, "what was wrong with the devices meanwhile, each once, with semicolons"),
-    Column("limit_gbs", Type.REAL, "GB/s; what the hardware carries of this cell at most; empty where not known"),
-    Column("impossible", Type.WHOLE, "timed blocks beyond 1.02 × that limit: their figures are wrong"),
-    Column("failure", Type.TEXT, "why the cell was given up; such a row may have no figures"),
+    Column("limit_gbs", Type.REAL, "GB/s; the hardware's limit for this data point; empty where not known"),
+    Column("impossible", Type.WHOLE, "timed batches beyond 1.02 × that limit: their times are wrong"),
+    Column("failure", Type.TEXT, "why the data point was given up; such a row may have no numbers"),
     Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
 )
 
 
-# A run as rows, one for each cell, in the order of the run file; `columns` says what each field means.
+# A run as rows, one for each data point, in the order of the run file.
 
 
 Value = str | int | float | bool | None
@@ -92,7 +91,7 @@ _HOST_MEMORY = "host"
 
 
 def rows(run: Run) -> list[Row]:
-    """Return a row for each cell that was measured or failed; what is unknown or does not apply is None."""
+    """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
     origin = _origin(run)
     paths = {frozenset(path.devices): path for path in run.paths}
     check, made = Check(run), []
@@ -101,7 +100,7 @@ def rows(run: Run) -> list[Row]:
         between = {"label": path.label if path else None, "theory_gbs": path.theory_gbs if path else None}
         row = {
             **origin,
-            **_cell(run, found.cell),
+            **_point(run, found.cell),
             **between,
             **_figures(found),
             **_judged(check, found),
@@ -135,14 +134,14 @@ def _origin(run: Run) -> Row:
     }
 
 
-def _cell(run: Run, cell: DataPoint) -> Row:
-    devices = [run.devices[member] for member in cell.members]
-    collective = cell.operation.is_collective
-    source, destination = _ends(cell, devices)
+def _point(run: Run, point: DataPoint) -> Row:
+    devices = [run.devices[member] for member in point.members]
+    collective = point.operation.is_collective
+    source, destination = _ends(point, devices)
     return {
-        "operation": cell.operation.value,
-        "variant": cell.variant.value,
-        "numa_node": cell.numa_node,
+        "operation": point.operation.value,
+        "variant": point.variant.value,
+        "numa_node": point.numa_node,
         "world_size": len(devices) if collective else None,
         "members": ",".join(device.tag for device in devices),
         "source": source,
@@ -150,20 +149,20 @@ def _cell(run: Run, cell: DataPoint) -> Row:
         "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
         "gpu_uuids": ",".join(device.uuid for device in devices),
         "dtype": run.settings.dtype if collective else None,
-        "redop": run.settings.redop if cell.operation.reduces else None,
-        "root": run.settings.root if cell.operation.rooted else None,
-        "size_bytes": cell.size_bytes,
+        "redop": run.settings.redop if point.operation.reduces else None,
+        "root": run.settings.root if point.operation.rooted else None,
+        "size_bytes": point.size_bytes,
     }
 
 
-def _ends(cell: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
+def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
     """Return where a copy's bytes come from and go, None where they go both ways or to many."""
-    if not cell.operation.is_copy:
+    if not point.operation.is_copy:
         return None, None
-    if cell.variant is Variant.HOST:
+    if point.variant is Variant.HOST:
         device = devices[0].tag
-        return (_HOST_MEMORY, device) if cell.operation in _INWARD else (device, _HOST_MEMORY)
-    if cell.variant in (Variant.PLAIN, Variant.STAGED):
+        return (_HOST_MEMORY, device) if point.operation in _INWARD else (device, _HOST_MEMORY)
+    if point.variant in (Variant.PLAIN, Variant.STAGED):
         return devices[0].tag, devices[1].tag
     return None, None
 
@@ -179,22 +178,19 @@ def _figures(found: Measurement) -> Row:
 
 
 def _judged(check: Check, found: Measurement) -> Row:
-    """Return what the figures are limited by, and how many blocks are beyond it."""
+    """Return what the figures are limited by, and how many batches are beyond it."""
     beaten = check.cell(found)
     limit = beaten.capacity if beaten else check.limit(found.cell, 0.0)
     return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.blocks if beaten else 0}
 
 
 def _ending(run: Run, found: Measurement) -> Row:
+    flags = dict.fromkeys(flag.words(run.devices) for sample in found.samples for flag in sample.flags)
     return {
-        "visits": len(found.samples),
-        "blocks": sum(len(sample.seconds) for sample in found.samples),
+        "trials": len(found.samples),
+        "batches": sum(len(sample.seconds) for sample in found.samples),
         "stop": found.stop.value if found.stop else None,
-        "flags": "; ".join(_flags(run, found)) or None,
+        "flags": "; ".join(flags) or None,
         "failure": found.failure or None,
         "wrong": found.wrong,
     }
-
-
-def _flags(run: Run, found: Measurement) -> Iterator[str]:
-    yield from dict.fromkeys(flag.words(run.devices) for sample in found.samples for flag in sample.flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ def test_a_keyboard_walks_the_map_and_turns_through_the_sizes(opened: Open, reco
         seen.append(tab.evaluate(focused).partition(":")[0])
     assert seen == [
         *("GPU0 → GPU2", "GPU1 → GPU2", "GPU1 → GPU0", "GPU1 → GPU3", "GPU0 → GPU3"),
-        *("nothing here", "nothing here", "nothing here"),
+        *("GPU0", "GPU0", "GPU3"),  # of the diagonal: "GPU0: the same device"
     ]
     tab.keyboard.press("ArrowLeft")
     assert readout(tab).startswith("GPU3 → GPU2\n")
@@ -213,7 +214,7 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     cell(tab, "GPU0", "GPU1").hover()
     told = tab.locator("article:visible .readout").inner_text()
     assert "99 % interval of all at once" in told
-    assert "slower for certain" in told
+    assert "significantly slower" in told
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()
     assert tab.locator("article:visible").get_attribute("id") == "run-1"
@@ -284,14 +285,49 @@ def test_every_limit_has_its_line_so_that_no_curve_passes_the_only_one(opened: O
     assert min(dots) > highest  # above is less
 
 
-def test_a_link_that_failed_looks_like_nothing_else(opened: Open) -> None:
+def test_labels_with_the_same_limit_have_a_line_and_a_name_each(opened: Open) -> None:
+    run = unlike_links()
+    alike = [Path(path.devices, "PIX" if path.label == "NV1" else "SYS", theory_gbs=60.0) for path in run.paths]
+    tab = opened(page(replace(run, paths=tuple(alike))))
+    chart = tab.locator("article:visible figure svg")
+    assert chart.locator(".theory-name").all_text_contents() == ["theory PIX 60.0 GB/s", "theory SYS 60.0 GB/s"]
+    dashes = [
+        [line.get_attribute(name) for name in ("stroke-dasharray", "stroke-dashoffset")]
+        for line in chart.locator(".theory").all()
+    ]
+    assert dashes == [["7 17", "0"], ["7 17", "-12"]]  # each begins where the other pauses
+    boxes = [name.bounding_box() for name in chart.locator(".theory-name").all()]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"] + 2
+    strokes = chart.locator(".theory").evaluate_all("(lines) => lines.map((line) => getComputedStyle(line).stroke)")
+    names = chart.locator(".end").evaluate_all(
+        "(texts) => texts.map((text) => [text.textContent, getComputedStyle(text).fill])"
+    )
+    assert sorted(strokes) == sorted(colour for _, colour in names)  # those of the labels' curves
+    assert len(set(strokes)) == 2
+
+
+def test_the_slower_direction_of_a_link_that_failed_is_the_failed_one(opened: Open) -> None:
+    run = unlike_links()
+    run.measurements += [measured(Operation.CE_WRITE, (3, 1), 48.0, size) for size in (MIB, GIB)]
+    tab = opened(page(run))
+    choose(tab, Direction="the slower direction")
+    assert [cell(tab, "GPU1", "GPU3").inner_text(), cell(tab, "GPU3", "GPU1").inner_text()] == ["✕", "✕"]
+
+
+def test_failed_not_measured_and_the_diagonal_look_different(opened: Open) -> None:
     tab = opened(page(unlike_links()))
     texts = {name: cell(tab, *name).inner_text() for name in (("GPU1", "GPU3"), ("GPU0", "GPU3"), ("GPU2", "GPU2"))}
     assert list(texts.values()) == ["✕", "–", ""]  # failed, not measured, no link
     failed = cell(tab, "GPU1", "GPU3")
-    assert failed.get_attribute("class") == "s0"
+    look = "(cell) => [cell].map(getComputedStyle).map((s) => s.backgroundColor + s.backgroundImage + s.boxShadow)[0]"
+    assert len({cell(tab, *name).evaluate(look) for name in texts}) == 3
+    assert cell(tab, "GPU0", "GPU3").get_attribute("aria-label") == "GPU0 → GPU3: not measured"
+    assert cell(tab, "GPU2", "GPU2").get_attribute("aria-label") == "GPU2: the same device"
     assert failed.get_attribute("aria-label") == "GPU1 → GPU3: failed"
-    assert "✕ failed" in tab.locator(".legend").inner_text()
+    legend = tab.locator(".legend").inner_text()
+    assert [word in legend for word in ("✕ failed", "– not measured", "same device")] == [True] * 3
     failed.hover()
     assert "hang: no answer in 5 s" in readout(tab)
     assert "\nfailed\n" in readout(tab)
@@ -371,7 +407,7 @@ def test_a_phone_scrolls_downwards_only(opened: Open, run: Run) -> None:
 
 def test_a_print_shows_tiers_and_what_was_opened_and_no_controls(opened: Open, recorded_page: str) -> None:
     tab = opened(recorded_page, color_scheme="dark")
-    tab.locator("summary", has_text="Pairs timed alone").click()
+    tab.locator("summary", has_text="Pairs measured isolated").click()
     closed = "document.querySelectorAll('details:not([open])').length"
     before = tab.evaluate(closed)
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -379,11 +415,8 @@ def test_a_print_shows_tiers_and_what_was_opened_and_no_controls(opened: Open, r
     shown = tab.locator("summary:visible").all_inner_texts()
     works = ("ce-write", "ce-read", "sm-write", "sm-read", "allreduce", "broadcast")
     assert [text.split(":")[0] for text in shown if " at 1G" in text] == [f"{work} at 1G" for work in works]
-    assert [text.split(" (")[0] for text in shown if " at 1G" not in text] == [
-        "Not judged, as this run does not show it",
-        "allreduce: 6 fits",
-        "Pairs timed alone and beside others",
-    ]
+    others = [text for text in shown if " at 1G" not in text]
+    assert [word in text for word, text in zip(("Not judged", "6 fits", "isolated"), others, strict=True)] == [True] * 3
     assert not tab.locator(".controls").is_visible()
     assert not tab.locator(".theme").is_visible()
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

@@ -104,10 +104,8 @@ def test_what_is_wrong_with_a_cell_is_said_with_it() -> None:
     found = series(told(run_of(gpus(3), cells)), "ce-write")
     words = {tuple(place): found["words"][at] for place, at in zip(found["places"], found["notes"][0], strict=True)}
     assert words == {
-        (
-            0,
-            1,
-        ): "not yet precise when the time was up; timed while others were busy, too; shared: 1 other process on GPU0",
+        (0, 1): "time budget reached before it converged; measured concurrently with others; "
+        "shared: 1 other process on GPU0",
         (1, 0): "",
         (0, 2): "failed: it hung; 3 wrong elements",
     }
@@ -256,7 +254,9 @@ def test_a_second_run_is_compared_cell_by_cell(gbs: float, ratio: float, shade: 
     assert copies["figures"][0]["value"][1][at] == ratio
     assert copies["figures"][0]["shades"][1][at] == shade
     assert set(copies["figures"][0]["shades"][0]) == {"e"}
-    said = {"e": "the same", "a": "slower for certain", "b": "slower for certain"}.get(shade, "faster for certain")
+    said = {"e": "the same", "a": "significantly slower", "b": "significantly slower"}.get(
+        shade, "significantly faster"
+    )
     assert copies["words"][copies["notes"][1][at]] == said
 
 
@@ -300,7 +300,7 @@ def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whol
     found = told(base, other)["comparisons"][0]
     assert [what for what, _, _ in found["differences"]] == ["driver", "NCCL"]
     assert found["differences"][1] == ("NCCL", base.machine.nccl or "none", "2.30.0")
-    assert "allreduce at 1G: everywhere: slower for certain, × 0.500 (0.500–0.500, 6 cells)" in found["whole"]
+    assert "allreduce at 1G: everywhere: significantly slower, × 0.500 (0.500–0.500, 6 data points)" in found["whole"]
 
 
 def test_latencies_are_compared_as_speeds() -> None:

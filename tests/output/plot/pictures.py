@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
+
+import numpy as np
+from PIL import Image
 
 from collbench.model.operations import Work
 from collbench.model.run import Run
@@ -58,6 +62,14 @@ def named(run: Run, name: str = "run") -> Named:
 def curve_picture(shown: Sequence[tuple[Named, Work]]) -> Picture:
     with figure.drawing():
         return curves.draw(shown)
+
+
+def ink_at_the_edges(picture: Picture) -> int:
+    """Return how many pixels at the edges of the PNG are not white: words that the edges cut off."""
+    with figure.drawing():
+        pixels = np.asarray(Image.open(io.BytesIO(figure.encode(picture, "png"))).convert("L"))
+    edges = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
+    return sum(int((edge < 250).sum()) for edge in edges)
 
 
 def drawn(picture: Picture) -> dict[str, dict[float, float]]:

@@ -1,7 +1,7 @@
 """The heat map: a cell for each link with the run's figure, and words that stay words."""
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from collbench.model.run import DataPoint, Measurement, Run, Sample
 from collbench.output.plot import figure, heatmap
 from collbench.output.plot.figure import Picture
 from tests.builders import GIB, gpus, measured, pair_run, run_of
-from tests.output.plot.pictures import SVG, named, svg_of
+from tests.output.plot.pictures import SVG, ink_at_the_edges, named, svg_of
 
 HOSTILE = '<script>alert("x")</script> $x^{2$ & \x00\x1b]0;\u202e\udcff'
 
@@ -35,11 +35,11 @@ def links(count: int) -> Run:
 @pytest.mark.parametrize("count", [2, 4, 9])
 def test_every_link_is_a_cell_with_its_figure(count: int) -> None:
     found = svg_of(drawn(links(count), Work(Operation.CE_WRITE)))
-    cells = {name for name in found.ids if name.startswith("cell-")}
-    assert cells == {f"cell-{a}-{b}" for a, b in permutations(range(count), 2)}
+    cells = {name for name in found.ids if name.startswith("square-")}
+    assert cells == {f"square-{a}-{b}" for a, b in permutations(range(count), 2)}
     for a, b in permutations(range(count), 2):
         assert f"{100.0 + 10 * a + b:.1f}" in found.texts
-        assert found.tips[f"cell-{a}-{b}"].startswith(f"GPU{a}→GPU{b}: {100.0 + 10 * a + b:.2f} GB/s (95 %: ")
+        assert found.tips[f"square-{a}-{b}"].startswith(f"GPU{a}→GPU{b}: {100.0 + 10 * a + b:.2f} GB/s (95 %: ")
 
 
 def test_row_sends_to_column() -> None:
@@ -48,9 +48,9 @@ def test_row_sends_to_column() -> None:
     assert figures == {(a, b): f"{100.0 + 10 * a + b:.1f}" for a, b in permutations(range(3), 2)}
     # A rectangle is placed by its corner, half a cell from its middle.
     cells = {patch.get_gid(): (patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches}  # type: ignore[attr-defined]
-    assert cells == {f"cell-{a}-{b}": (a, b) for a, b in permutations(range(3), 2)}
+    assert cells == {f"square-{a}-{b}": (a, b) for a, b in permutations(range(3), 2)}
     colours = {patch.get_gid(): to_rgb(patch.get_facecolor()) for patch in axes.patches}
-    viridis = {f"cell-{a}-{b}": to_rgb(colormaps["viridis"]((100 + 10 * a + b) / 121)) for a, b in figures}
+    viridis = {f"square-{a}-{b}": to_rgb(colormaps["viridis"]((100 + 10 * a + b) / 121)) for a, b in figures}
     assert colours == viridis
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("from", "to")
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first row on top
@@ -58,14 +58,14 @@ def test_row_sends_to_column() -> None:
 
 def test_sixteen_gpus_have_240_cells_of_whole_numbers() -> None:
     found = svg_of(drawn(pair_run(16, lambda a, b: 395.2), Work(Operation.ALLREDUCE)))
-    assert len([name for name in found.ids if name.startswith("cell-")]) == 240
+    assert len([name for name in found.ids if name.startswith("square-")]) == 240
     assert found.texts.count("395") == 240
 
 
 def test_a_pair_has_its_figure_on_both_sides() -> None:
     tips = svg_of(drawn(pair_run(3, lambda a, b: 100.0 * a + b), Work(Operation.ALLREDUCE))).tips
-    assert tips["cell-1-2"] == tips["cell-2-1"]
-    assert tips["cell-1-2"].startswith("GPU1-GPU2: 102.00 GB/s")
+    assert tips["square-1-2"] == tips["square-2-1"]
+    assert tips["square-1-2"].startswith("GPU1-GPU2: 102.00 GB/s")
 
 
 def test_tiers_are_written_where_there_are_several() -> None:
@@ -80,7 +80,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
     del run.measurements[0]
     found = svg_of(drawn(run, Work(Operation.CE_WRITE)))
     assert found.texts.count("–") == 1
-    assert "cell-0-1" not in found.tips
+    assert "square-0-1" not in found.tips
 
 
 def test_links_that_tie_look_alike_and_the_scale_begins_at_nothing() -> None:
@@ -96,7 +96,7 @@ def test_of_times_the_least_is_the_brightest() -> None:
     picture = drawn(run_of(gpus(3), cells), Work(Operation.CE_WRITE), 8)
     patches = picture.figure.axes[0].patches
     light = {patch.get_gid(): sum(to_rgb(patch.get_facecolor())) for patch in patches}
-    assert light["cell-1-2"] > light["cell-0-2"] > light["cell-0-1"]  # 2, 2.7 and 4 µs
+    assert light["square-1-2"] > light["square-0-2"] > light["square-0-1"]  # 2, 2.7 and 4 µs
     assert "2.00" in svg_of(picture).texts
     assert picture.title == "ce-write at 8 B, µs"
 
@@ -119,7 +119,7 @@ def test_what_came_from_the_machine_stays_text() -> None:
     )
     found = svg_of(drawn(hostile, Work(Operation.ALLREDUCE)))
     assert f"{SVG}script" not in found.elements
-    assert '<script>alert("x")</script> $x^{2$ & \ufffd' in found.tips["cell-0-1"]
+    assert '<script>alert("x")</script> $x^{2$ & \ufffd' in found.tips["square-0-1"]
     assert "<script>" in found.description
     assert any("<script>" in text for text in found.texts)
 
@@ -148,4 +148,35 @@ def test_a_simulated_machine_is_named_so_in_title_text_and_tips() -> None:
     assert found.title == "sim allreduce at 1G, busbw, GB/s"
     assert found.title in found.texts
     assert any(text.startswith("SIMULATED machine 'hgx-h200'") for text in found.texts)
-    assert found.tips["cell-0-1"].startswith("sim GPU0-GPU1")
+    assert found.tips["square-0-1"].startswith("sim GPU0-GPU1")
+
+
+@pytest.mark.parametrize("hosts", ["", "n1", "rack-17-node-003-of-the-first-cluster-"])
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_no_word_is_cut_off_or_covers_another(count: int, hosts: str) -> None:
+    run = links(count)
+    devices = tuple(replace(device, host=f"{hosts}{device.index % 2}" if hosts else "") for device in run.devices)
+    picture = drawn(replace(run, devices=devices), Work(Operation.CE_WRITE))
+    assert ink_at_the_edges(picture) == 0
+    axes = picture.figure.axes[0]
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text()[-len(device.tag) :][-5:] for label, device in zip(labels, devices, strict=True)] == [
+            device.tag[-5:] for device in devices
+        ]
+        boxes = [label.get_window_extent() for label in labels]
+        assert [pair for pair in pairwise(boxes) if pair[0].overlaps(pair[1])] == []
+    squares = axes.get_window_extent()
+    assert [box for box in boxes if box.x1 > squares.x0] == []
+    assert squares.width / count > 0.5 * picture.figure.dpi  # half an inch: long names take no room from the squares
+
+
+def test_failed_not_measured_and_diagonal_differ() -> None:
+    run = links(3)
+    run.measurements[0] = replace(run.measurements[0], samples=[], failure="it hung")  # 0 → 1
+    del run.measurements[1]  # 0 → 2
+    picture = drawn(run, Work(Operation.CE_WRITE))
+    (axes, _) = picture.figure.axes
+    words = {(int(text.get_position()[1]), int(text.get_position()[0])): text.get_text() for text in axes.texts}
+    looks = {patch.get_gid(): (patch.get_facecolor(), patch.get_hatch()) for patch in axes.patches}
+    assert (words[0, 1], words[0, 2], words.get((0, 0))) == ("failed", "–", None)
+    assert len({looks["square-0-1"], looks["square-0-2"], looks.get("square-0-0")}) == 3

@@ -38,7 +38,7 @@ from collbench.output.text.topology import explain_pair
 
 _NAME_COLUMNS = 10  # of output/text/frame.py
 _NO_DATA = "–"
-# One sentence for each path says too much where there are hundreds: then the labels have to do.
+# Of hundreds of paths only the labels are shown.
 _MOST_PATHS = 64
 
 
@@ -49,7 +49,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
     asked = [
         ("command", shlex.join(("collbench", *settings.command))),
         ("elements", f"{settings.dtype}, {settings.redop}, root {settings.root}"),
-        ("precision", "as the method has it" if settings.precision is None else f"{settings.precision:.2%}"),
+        ("precision", "default" if settings.precision is None else f"{settings.precision:.2%}"),
         ("sizes", ", ".join(map(format_size, settings.sizes))),
         ("seed", str(settings.seed)),
         ("variables", ", ".join(f"{name}={value}" for name, value in sorted(settings.environment.items())) or "none"),
@@ -59,7 +59,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
 
 
 def remarks(run: Run) -> list[tuple[str, str]]:
-    """Return (name, text) of the lines below every page: how precise, what failed, what was skipped, the audit."""
+    """Return (name, text) of the lines below every page: convergence, failures, skips, interference."""
     return [_named(line) for line in notes(run, health=False)]
 
 
@@ -161,14 +161,14 @@ def _pcie(state: Health) -> str | None:
 
 
 def audits(run: Run) -> Iterator[dict[str, str]]:
-    """Yield each comparison of a pair measured alone and beside others."""
+    """Yield each comparison of a pair measured isolated and concurrently with others."""
     for found in run.audits:
         plus = f"{found.operation} {'' if found.variant == 'plain' else found.variant}".strip()
         yield {
             "what": f"{plus} on {', '.join(run.devices[member].tag for member in found.members)}",
             "label": found.label,
-            "alone": fixed(found.isolated_gbs),
-            "together": fixed(found.concurrent_gbs),
+            "isolated": fixed(found.isolated_gbs),
+            "concurrent": fixed(found.concurrent_gbs),
             "ratio": f"{found.ratio:.3f}",
             "trusted": "yes" if found.trusted else f"no: ±{found.delta:.1%} was allowed",
         }
@@ -176,7 +176,7 @@ def audits(run: Run) -> Iterator[dict[str, str]]:
 
 # What a run means, for the page: the three answers of its first screen, verdicts, choices, tiers and fits.
 #
-# Every answer is `affinity`'s; here are only the words around it.
+# `analysis` has the answers; here are only the words around them.
 
 
 _MIB = 2**20
@@ -190,7 +190,7 @@ _SEVERITIES = {
     Severity.INFO: "info",
 }
 # What a verdict's limit is where it is not the theory of a path (docs/check.md).
-_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "what the links carry", Kind.CONTENTION: "alone"}
+_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTION: "isolated"}
 _FAULTS = (Severity.HARD, Severity.CONTRADICTION, Severity.FAILURE)
 
 
@@ -236,12 +236,14 @@ def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
 
 def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
     """Return the answer for a run without pairs: its first work at its largest size."""
-    family = next((f for f in families(run) if any(found.samples for found in f.cells.values())), None)
+    family = next((f for f in families(run) if any(found.samples for found in f.points.values())), None)
     if family is None:
         return _answer("How fast", "nothing measured", [])
-    size = max(size for (size, _), found in family.cells.items() if found.samples)
-    found = [found for (at, _), found in family.cells.items() if at == size and found.samples]
-    return _answer("How fast", _values(family, [summarize(one) for one in found]), [f"{family.name} at {_size(size)}"])
+    size = max(size for (size, _), found in family.points.items() if found.samples)
+    found = [found for (at, _), found in family.points.items() if at == size and found.samples]
+    return _answer(
+        "How fast", _values(family, [summarize(one) for one in found]), [f"{family.name} at {format_size(size)}"]
+    )
 
 
 def _values(family: Family, summaries: Sequence[Any]) -> str:
@@ -278,7 +280,7 @@ def _answer(question: str, short: str, lines: Sequence[str], state: str = "") ->
     return {"question": question, "short": short, "lines": list(lines), "state": state}
 
 
-def told_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
+def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     """Return the verdicts in the words of `collbench check`, and what the run does not allow to judge."""
     data = json.loads(verdicts.dumps(run, judged))
     found = []
@@ -288,7 +290,7 @@ def told_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
         lines = [(title, f"{fixed(gbs)} GB/s") for title, gbs in rates if gbs is not None]
         if measured:
             span = f"{figure(measured['mid'])} GB/s ({figure(measured['lo'])}–{figure(measured['hi'])})"
-            lines.append(("measured", span + ("" if verdict.confirmed else "; not confirmed alone")))
+            lines.append(("measured", span + ("" if verdict.confirmed else "; not confirmed in isolation")))
         lines.append(("cause", verdict.cause))
         lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
         keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
@@ -422,10 +424,6 @@ def _tags_of_set(run: Run, members: Sequence[int]) -> str:
     return ", ".join(run.devices[member].tag for member in members)
 
 
-def _size(size_bytes: int) -> str:
-    return format_size(size_bytes)
-
-
 # Runs → all that the page says of them, as JSON's own types. Pure: the same runs give the same page.
 
 
@@ -436,17 +434,13 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
     """
     told = [_run(f"run-{number}", name, run) for number, (name, run) in enumerate(runs)]
     rest = list(zip(told[1:], runs[1:], strict=True))
+    titles = dict.fromkeys(f"{run['title']}{' (sim)' if run['sim'] else ''}" for run in told)
     return {
         "version": version,
-        "title": _page_title(told),
+        "title": f"collbench: {' and '.join(titles)}",
         "runs": told,
         "comparisons": [_comparison(told[0], runs[0][1], page, run) for page, (_, run) in rest],
     }
-
-
-def _page_title(told: Sequence[dict[str, Any]]) -> str:
-    titles = dict.fromkeys(f"{run['title']}{' (sim)' if run['sim'] else ''}" for run in told)
-    return f"collbench: {' and '.join(titles)}"
 
 
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
@@ -458,7 +452,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "title": _devices(run),
         "origin": _origin(run),
         "answers": answers(run, judged),
-        "verdicts": told_verdicts(run, judged),
+        "verdicts": shown_verdicts(run, judged),
         "choices": choices(run),
         "left_out": left(run),
         "ranked": ranked(run, works),
@@ -481,13 +475,13 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 
 
 def _works(run: Run) -> list[RankedWork]:
-    """Return `rank`'s summary of each work. One by one: it looks at all cells of a run for each size of each work."""
-    cells: dict[Work, list[Measurement]] = defaultdict(list)
+    """Return `rank`'s summary of each work. One by one: it looks at all data points for each size."""
+    points: dict[Work, list[Measurement]] = defaultdict(list)
     for found in run.measurements:
-        cells[found.cell.work].append(found)
-    alone = (rank_summary(replace(run, measurements=[*found, *broken(run, found)])).works for found in cells.values())
+        points[found.cell.work].append(found)
+    pages = (rank_summary(replace(run, measurements=[*found, *broken(run, found)])).works for found in points.values())
     order = [family.work for family in families(run)]
-    return sorted((one for works in alone for one in works), key=lambda ranked: order.index(ranked.work))
+    return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
 
 
 def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run: Run) -> dict[str, Any]:

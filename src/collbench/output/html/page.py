@@ -93,21 +93,17 @@ def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
     title = f"{series['name']}{'' if flat else ' at ' + series['size_names'][-1]}, {first['unit']} ({series['about']})"
     if flat:
         sizes = range(len(series["sizes"]))
-        rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in _names(series)]
+        rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in enumerate(series["names"])]
         return {"title": title, "heads": series["size_names"], "rows": rows}
     places = {tuple(members): at for at, members in enumerate(series["places"])}
     if series["kind"] == "pair":
         places |= {members[::-1]: at for members, at in places.items()}
     n = len(tags)
     cells = [
-        [("", "-") if source == target else _cell(series, -1, places.get((source, target))) for target in range(n)]
+        [("", "1") if source == target else _cell(series, -1, places.get((source, target))) for target in range(n)]
         for source in range(n)
     ]
     return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}
-
-
-def _names(series: Mapping[str, Any]) -> list[tuple[int, str]]:
-    return list(enumerate(series["names"]))
 
 
 def _cell(series: Mapping[str, Any], row: int, place: int | None) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from collbench.output.text.comparison import group_name
 from collbench.output.text.curves import limits_of, work_order
 from collbench.output.text.frame import place
 
-# The cells of a run, sorted for the page: a family for each work and kind of place.
+# The data points of a run, sorted for the page: a family for each operation and kind of device set.
 
 
 Table = list[list[float | None]]
@@ -35,26 +35,26 @@ _MANY = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The cells of one work on places of one kind: `kind` is link, pair, device, or group (a larger communicator).
+    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more).
 
-    `ranked` says whether `affinity` puts its places in tiers.
+    `ranked` says whether they are put in tiers.
     """
 
     run: Run
     work: Work
     kind: str
-    cells: dict[tuple[int, Members], Measurement]
+    points: dict[tuple[int, Members], Measurement]
     ranked: bool
 
     @property
     def sizes(self) -> list[int]:
         """The sizes in bytes, ascending."""
-        return sorted({size for size, _ in self.cells})
+        return sorted({size for size, _ in self.points})
 
     @property
     def places(self) -> list[Members]:
-        """The members of each place, ascending."""
-        return sorted({members for _, members in self.cells})
+        """The devices of each link, pair or set, ascending."""
+        return sorted({members for _, members in self.points})
 
     @property
     def name(self) -> str:
@@ -63,35 +63,35 @@ class Family:
         return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
 
     def tables(self, bounds: Callable[[Measurement], Bounds]) -> tuple[Table, Table, Table]:
-        """Return three values of each cell, by size and place; None where nothing was measured."""
+        """Return three values of each data point, by size and device set; None where nothing was measured."""
         places = self.places
         rows = [[self._bounds(size, members, bounds) for members in places] for size in self.sizes]
         low, value, high = ([[short(cell[end]) for cell in row] for row in rows] for end in range(3))
         return low, value, high
 
     def _bounds(self, size: int, members: Members, bounds: Callable[[Measurement], Bounds]) -> Bounds:
-        found = self.cells.get((size, members))
+        found = self.points.get((size, members))
         return bounds(found) if found is not None and found.samples else NOTHING
 
 
 def families(run: Run) -> list[Family]:
-    """Return the run's cells by work and kind of place, in the order of the model; larger sets after pairs."""
+    """Return the run's data points by operation and kind of device set, in the model's order; larger sets come last."""
     groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
     for found in run.measurements:
         many = len(found.cell.members) if found.cell.work.operation.is_collective else 0
         groups[found.cell.work, many][found.cell.size_bytes, found.cell.members] = found
     ordered = sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1]))
-    return [_family(run, work, cells) for (work, _), cells in ordered]
+    return [_family(run, work, points) for (work, _), points in ordered]
 
 
-def _family(run: Run, work: Work, cells: dict[tuple[int, Members], Measurement]) -> Family:
-    members = next(iter(cells))[1]
+def _family(run: Run, work: Work, points: dict[tuple[int, Members], Measurement]) -> Family:
+    members = next(iter(points))[1]
     if work.operation.is_collective and len(members) > 2:
         kind = "group"
     else:
         kind = "device" if work.variant in (*_MANY, Variant.HOST) else kind_of(work)
     wanted = 1 if work.variant is Variant.HOST else 2
-    return Family(run, work, kind, cells, kind != "group" and len(members) == wanted and work.variant not in _MANY)
+    return Family(run, work, kind, points, kind != "group" and len(members) == wanted and work.variant not in _MANY)
 
 
 def short(value: float | None) -> float | None:
@@ -102,9 +102,7 @@ def short(value: float | None) -> float | None:
     return int(short) if short == int(short) else short
 
 
-# The figures of a family's cells as the page shows them, each with its 95 % interval and shade.
-#
-# All of them are computed here, by `stats` and `affinity`; the page's script only looks them up.
+# Each quantity with its 95 % interval and shade. All are computed here; the page's script only looks them up.
 
 
 # How bright a share of the best is: steeper at the top, where a slow link shows. It has no steps, so that figures that
@@ -125,7 +123,7 @@ def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, A
     ]
     if family.work.operation.is_copy and limits:
         figures.append(_bounded(family, "share of theory", "%", lambda found: _share(limits, found)))
-    if any(sample.launch_seconds is not None for found in family.cells.values() for sample in found.samples):
+    if any(sample.launch_seconds is not None for found in family.points.values() for sample in found.samples):
         figures.append(_bounded(family, "time of an ungraphed launch", "µs", _launch, least=True))
     return figures
 
@@ -144,11 +142,9 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     known = [value for value in row if value]
     best = min(known, default=0.0) if least else max(known, default=0.0)
     shares = ((best / value if least else value / best) if value else None for value in row)
-    return "".join("-" if share is None else _letter(share) for share in shares)
-
-
-def _letter(share: float) -> str:
-    return chr(ord("A") + round(float(np.interp(share, *_BRIGHT))))
+    return "".join(
+        "-" if share is None else chr(ord("A") + round(float(np.interp(share, *_BRIGHT)))) for share in shares
+    )
 
 
 def _rates(found: Measurement) -> Bounds:
@@ -178,7 +174,7 @@ def _scaled(bounds: Bounds, scale: float) -> Bounds:
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each place, which hold over all sizes; nothing where no place has them."""
+    """Return α, β and n½ of each place, which hold over all sizes; nothing where none has them."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
@@ -199,9 +195,7 @@ def _over_sizes(title: str, unit: str, bounds: Sequence[Bounds], *, least: bool 
     return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(value[0], least=least)]}
 
 
-# The cells of a run as the page's maps and curves have them: one series for each work and kind of place.
-#
-# A series is a table of sizes × places for each of its figures, and what is to be said of each cell.
+# A series is a table of sizes × links (or pairs, devices, sets) for each quantity, and a note for each data point.
 
 
 _DIRECTED = {
@@ -211,16 +205,16 @@ _DIRECTED = {
     "group": "each set of devices",
 }
 _STOPS = {
-    StopReason.BUDGET: "not yet precise when the time was up",
+    StopReason.BUDGET: "time budget reached before it converged",
     StopReason.INTERRUPTED: "interrupted",
-    StopReason.FAILED: "given up",
+    StopReason.FAILED: "stopped after a failure",
 }
 
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
     fits = {ranked.work: ranked.fits for ranked in works}
-    there = (family for family in families(run) if any(found.samples for found in family.cells.values()))
+    there = (family for family in families(run) if any(found.samples for found in family.points.values()))
     return [_series(family, fits.get(family.work, ()) if family.ranked else ()) for family in there]
 
 
@@ -257,15 +251,15 @@ def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
 
 
 def _ranking(family: Family, size: int) -> Ranking | None:
-    """Return the tiers of a family's places at one size; `affinity` is given these cells alone, as it looks at all."""
+    """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
     if not family.ranked:
         return None
-    cells = [found for (at, _), found in family.cells.items() if at == size]
-    return rank_links(replace(family.run, measurements=[*cells, *broken(family.run, cells)]), family.work, size)
+    points = [found for (at, _), found in family.points.items() if at == size]
+    return rank_links(replace(family.run, measurements=[*points, *broken(family.run, points)]), family.work, size)
 
 
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
-    """Return the other cells in which something failed or was wrong, without their samples: whoever ranks must know."""
+    """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
     bad = [found for found in run.measurements if found.failure or found.wrong]
     known = {found.cell for found in besides} if bad else set()
     return [replace(found, samples=[]) for found in bad if found.cell not in known]
@@ -281,7 +275,7 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
 
 
 class _Words:
-    """Texts that many cells share, each kept once; the first is "", for a cell with nothing to say."""
+    """Texts that many data points share, each kept once; the first is ""."""
 
     def __init__(self) -> None:
         self.words = [""]
@@ -294,17 +288,17 @@ class _Words:
 
 
 def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
-    """Return what a reader should know of one cell beside its figures; `beaten` are the impossible ones."""
-    found = family.cells.get((size, members))
+    """Return what a reader should know of one data point besides its numbers; `beaten` are the impossible ones."""
+    found = family.points.get((size, members))
     if found is None:
         return ""
     one = beaten.get(found.cell)
-    told = f"impossible: {one.rate_gbs:.1f} GB/s where at most {one.capacity.gbs:.1f} can be" if one else ""
+    told = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
     return "; ".join(dict.fromkeys([told] * bool(told) + list(_remarks(found, family.run.devices))))
 
 
 def _given_up(family: Family, size: int, members: Members) -> bool:
-    found = family.cells.get((size, members))
+    found = family.points.get((size, members))
     return found is not None and bool(found.failure) and not found.samples
 
 
@@ -316,7 +310,7 @@ def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
     if found.stop in _STOPS:
         yield _STOPS[found.stop]
     if any(sample.concurrent for sample in found.samples):
-        yield "timed while others were busy, too"
+        yield "measured concurrently with others"
     yield from sorted({flag.words(devices) for sample in found.samples for flag in sample.flags})
 
 
@@ -329,45 +323,45 @@ def _chosen(family: Family, size: int) -> str:
     return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in told)
 
 
-# One run against another, cell by cell, for the page's ratio maps: what `collbench compare` says, by its own rule.
+# One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
 
 
 # A shade begins at a ratio that is this far from 1, either way.
 _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
 _SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
-# What is said of each cell; the first is for a cell that only one run has.
+# What is said of each data point; the first is for one that only one run has.
 _WORDS = {
     Verdict.SAME: "the same",
-    Verdict.BETTER: "faster for certain",
-    Verdict.WORSE: "slower for certain",
+    Verdict.BETTER: "significantly faster",
+    Verdict.WORSE: "significantly slower",
     Verdict.UNDECIDED: "undecided",
 }
 _PLACES = ["", *_WORDS]
 
-Cells = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and of places
+Points = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and of places
 
 
 def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a series of ratios for each of the base's series that shares a cell with the new run."""
+    """Return a series of ratios for each of the base's series that shares a data point with the new run."""
     found = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
     told = {one["name"]: one for one in base}
     made = []
     for family in families(comparison.base):
         keys = [(str(family.work), unordered(family.work, one)) for one in family.places]
-        cells = {
+        points = {
             (row, column): found[work, members, size]
             for row, size in enumerate(family.sizes)
             for column, (work, members) in enumerate(keys)
             if (work, members, size) in found
         }
-        made += [_ratios(told[family.name], cells)] if cells else []
+        made += [_ratios(told[family.name], points)] if points else []
     return made
 
 
-def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
-    rows, columns = (sorted({at[axis] for at in cells}) for axis in (0, 1))
-    changes = [[cells.get((row, column)) for column in columns] for row in rows]
+def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
+    rows, columns = (sorted({at[axis] for at in points}) for axis in (0, 1))
+    changes = [[points.get((row, column)) for column in columns] for row in rows]
     return {
         **{same: base[same] for same in ("name", "kind", "about", "collective")},
         **{each: [base[each][row] for row in rows] for each in ("sizes", "size_names")},
@@ -385,7 +379,7 @@ def _ratios(base: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
 
 
 def _figure(title: str, changes: Sequence[Sequence[Change | None]]) -> dict[str, Any]:
-    """Return speed over speed. Its intervals hold for all cells of both runs at once, so they are wide."""
+    """Return speed over speed. Its intervals hold for all data points at once, so they are wide."""
 
     def table(end: int) -> Table:
         return [[None if change is None else short(_bounds(change)[end]) for change in row] for row in changes]
@@ -407,13 +401,13 @@ def _bounds(change: Change) -> tuple[float | None, float, float | None]:
 
 
 def _step(change: Change) -> int:
-    """Return the shade: 0 where nothing is certain, else −4 … 4 by how far the ratio is from 1."""
+    """Return the shade: 0 where nothing is significant, else −4 … 4 by how far the ratio is from 1."""
     far = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
     return _SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))
 
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each series at its largest size the median and the ends of its ratios, and what all cells came to."""
+    """Return for each series at its largest size the median and the ends of its ratios, and the counts of verdicts."""
     return [_row(found) for found in series]
 
 
@@ -430,10 +424,10 @@ def _row(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:
-    """Return a line for each place and each work that is faster or slower for certain over all its cells."""
+    """Return a line for each place and each work that is significantly faster or slower over all its data points."""
     groups = [group for group in comparison.groups if group.verdict in _SIGNS]
     return [
         f"{group_name(comparison, group)}: {_WORDS[group.verdict]}, × {group.ratio:.3f} "
-        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.cells} cells)"
+        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.cells} data points)"
         for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
     ]

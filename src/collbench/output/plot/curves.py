@@ -32,6 +32,7 @@ _MOST_LINES = 8  # more than a reader tells apart
 _MOST_LIMITS = 3
 _MOST_TICKS = 12
 _WIDTH, _HEIGHT = 7.2, 4.4  # inches
+_HEADROOM = 1.07  # of what is highest: room for a limit's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,18 @@ def draw(shown: Sequence[Shown]) -> Picture:
     for gbs, name in limits.items():
         axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{fixed(gbs, 6)}")
         axes.annotate(
-            f"{fixed(gbs, 6)} GB/s in theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
+            f"{fixed(gbs, 6)} GB/s theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
             color=THEORY, fontsize=7.5, xytext=(0, 1.5), textcoords="offset points",
         )  # fmt: skip
-    _frame(axes, sorted({size for stroke in strokes for size in stroke.rates}), quantity(works))
-    axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'lowest to highest'})")
+    ends = [end for stroke in strokes for ends in stroke.band.values() for end in ends]
+    top = max([*limits, *ends, *(rate for stroke in strokes for rate in stroke.rates.values())])
+    _frame(axes, sorted({size for stroke in strokes for size in stroke.rates}), top, quantity(works))
+    axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'slowest to fastest'})")
     title = f"{subject(works, names)} over message size"
+    theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
     figure.suptitle(title)
     figure.supxlabel(small_print(names, _WIDTH), fontsize=6.5, x=0.01, ha="left")
-    return Picture(figure, title, " ".join([*map(_about, strokes), *_theory(limits), origins(names)]))
+    return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(names)]))
 
 
 def _strokes(found: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
@@ -138,7 +142,7 @@ def _limits(found: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
     return {gbs: "/".join(names[gbs]) for gbs in sorted(names, reverse=True)[:_MOST_LIMITS]}
 
 
-def _frame(axes: Axes, sizes: Sequence[int], label: str) -> None:
+def _frame(axes: Axes, sizes: Sequence[int], top: float, label: str) -> None:
     from matplotlib.ticker import NullLocator
 
     axes.set_xscale("log", base=2)
@@ -147,8 +151,7 @@ def _frame(axes: Axes, sizes: Sequence[int], label: str) -> None:
     powers = range(low, high + 1, step)
     axes.set_xticks([2**power for power in powers], [format_size(2**power) for power in powers])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.06)
+    axes.set_ylim(0, _HEADROOM * top)  # matplotlib's own margin would be nothing where all sizes are equally fast
     axes.set_ylabel(label)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -158,7 +161,3 @@ def _frame(axes: Axes, sizes: Sequence[int], label: str) -> None:
 def _about(stroke: Stroke) -> str:
     ends = dict.fromkeys((min(stroke.rates), max(stroke.rates)))
     return f"{stroke.name}: {', '.join(f'{fixed(stroke.rates[size])} GB/s at {format_size(size)}' for size in ends)}."
-
-
-def _theory(limits: dict[float, str]) -> Iterator[str]:
-    return (f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items())

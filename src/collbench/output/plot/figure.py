@@ -82,14 +82,14 @@ def _origin(run: Run) -> str:
         return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {_made(run)}"
     backend = ", CPU cores (host backend)" if capabilities(run.backend).cores else ""
     versions = [f"driver {machine.driver}"] * bool(machine.driver) + [f"NCCL {machine.nccl}"] * bool(machine.nccl)
-    told = [f"{clean(machine.hostname, 40)}, {devices}{backend}", *versions, *([nvls(run)] if nvls(run) else [])]
-    return f"{clean('; '.join(told), 200)}; {_made(run)}"
+    parts = [f"{clean(machine.hostname, 40)}, {devices}{backend}", *versions, *([nvls(run)] if nvls(run) else [])]
+    return f"{clean('; '.join(parts), 200)}; {_made(run)}"
 
 
 def _made(run: Run) -> str:
     unfinished = "" if run.complete else ", interrupted"
     beaten = impossible(run)
-    unfinished += f"; IMPOSSIBLE figures in {len(beaten)} cells" if beaten else ""
+    unfinished += f"; IMPOSSIBLE rates in {len(beaten)} data points" if beaten else ""
     return f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{unfinished}"
 
 
@@ -149,13 +149,16 @@ def encode(picture: Picture, suffix: str) -> bytes:
     """Return a picture as the bytes of a file: "svg", "png" or "pdf"; the same bytes for the same run."""
     file = io.BytesIO()
     metadata = _UNDATED[suffix] | ({} if suffix == "svg" else {"Title": picture.title})
-    picture.figure.savefig(file, format=suffix, metadata=metadata)
+    # tight: whatever the layout could not fit, a long label for instance, makes the picture larger and is not cut off.
+    picture.figure.savefig(file, format=suffix, metadata=metadata, bbox_inches="tight", pad_inches=0.06)
     data = file.getvalue()
     return _accessible(data.decode("utf-8"), picture).encode("utf-8") if suffix == "svg" else data
 
 
 def _accessible(svg: str, picture: Picture) -> str:
-    """Add title and description for who cannot see, and a tip to each named part."""
+    """Add a title and a description for readers who cannot see, and a tip to each named part."""
+    # A viewer without DejaVu takes what is as wide, not a serif.
+    svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     head = f'<title id="title">{_text(picture.title)}</title>\n <desc id="desc">{_text(picture.description)}</desc>'
     opened = re.compile(r"<svg\b([^>]*)>").sub(
         lambda found: f'<svg{found[1]} role="img" aria-labelledby="title desc">\n {head}', svg, count=1

@@ -1,7 +1,9 @@
-"""A heat map of one operation at one size: row and column are devices, every cell says its figure."""
+"""A heat map of one operation at one size: row and column are devices, every square shows its rate or time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from collbench.analysis.tiers import RankedLink, Ranking
@@ -15,15 +17,20 @@ from collbench.output.text.ranking import name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
 
-_CELL = 0.62  # inches
-_MISSING = "#E0E0E0"
-_DARK = 0.5  # luminance below which a figure is written in white
+_SQUARE = 0.62  # inches
+_SHORT = 6  # characters that fit above a square
+_LONGEST = 24
+_LETTER = 0.085  # inches that a character of the tick labels takes
+_MISSING, _FAILED = "#E0E0E0", "#B3261E"
+_DARK = 0.5  # luminance below which text is white
 
 
 def draw(named: Named, ranking: Ranking) -> Picture:
-    """Return the picture of a ranking of links or pairs, in GB/s, of small messages in µs, of a pointer chase in ns."""
+    """Return the picture of a ranking of links or pairs, in GB/s, of small messages in µs, of a pointer chase in ns.
+
+    A failed pair is hatched and says so; one that was not measured is grey with a dash; the diagonal is empty.
+    """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -31,95 +38,109 @@ def draw(named: Named, ranking: Ranking) -> Picture:
 
     run, count = named.run, len(named.run.devices)
     unit = unit_of(run, ranking.work, ranking.size_bytes)
-    inches = _CELL * count + 2.6
-    figure = Figure(figsize=(inches, _CELL * count + 1.9), layout="constrained")
+    names = _names(run)
+    # Long names (of hosts) need room of their own, or the layout takes it from the squares.
+    longer = max(0, max(map(len, names)) - _SHORT) * _LETTER
+    inches = max(_SQUARE * count, 2.0) + 2.6 + longer
+    figure = Figure(figsize=(inches, _SQUARE * count + 1.9 + longer), layout="constrained")
     axes = figure.add_subplot()
     colours = colormaps["viridis" if unit == "GB/s" else "viridis_r"]
-    standings = _by_place(ranking)
-    top = max(value(standing.seconds, standing.gbs, unit) for standing in standings.values())
-    for row in range(count):
-        for column in range(count):
-            if row != column:
-                standing = standings.get((row, column))
-                share = value(standing.seconds, standing.gbs, unit) / top if standing else None
-                _cell(axes, (row, column), colours(share) if share is not None else None)
-                axes.text(column, row, _figure(standing, unit, ranking, count), **_writing(colours, share, count))
-    _frame(axes, run, ranking)
+    ranked, failed = _by_pair(ranking), _failed(run, ranking)
+    top = max(value(link.seconds, link.gbs, unit) for link in ranked.values())
+    for row, column in ((row, column) for row in range(count) for column in range(count) if row != column):
+        link = ranked.get((row, column))
+        look: dict[str, Any] = {"facecolor": _MISSING}
+        text, ink = "–", "black"
+        if link is not None:
+            colour = colours(value(link.seconds, link.gbs, unit) / top)
+            look = {"facecolor": colour}
+            text, ink = _text(link, unit, ranking, count), _ink(colour)
+        elif (row, column) in failed:
+            look = {"facecolor": "white", "edgecolor": _FAILED, "hatch": "////"}
+            text, ink = "failed", _FAILED
+        _square(axes, (row, column), look)
+        size = 8.0 if count <= DEVICES_WITH_DECIMALS else 7.0
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if text == "failed" else None
+        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=size, bbox=box)
+    _frame(axes, names, directed=ranking.kind == "link")
     # From 0, so that links that tie look alike.
-    scale = ScalarMappable(Normalize(0, top), colours)
-    figure.colorbar(scale, ax=axes, label=_unit(ranking, unit), shrink=0.8)
-    title = f"{subject([ranking.work], [named])} at {format_size(ranking.size_bytes)}, {_unit(ranking, unit)}"
+    quantity = "busbw, GB/s" if unit == "GB/s" and ranking.operation.is_collective else unit
+    figure.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label=quantity, shrink=0.8)
+    title = f"{subject([ranking.work], [named])} at {format_size(ranking.size_bytes)}, {quantity}"
     figure.suptitle(title)
     figure.supxlabel(small_print([named], inches), fontsize=6.5, x=0.01, ha="left")
-    tips = {f"cell-{row}-{column}": _tip(run, ranking, standings[row, column], unit) for row, column in standings}
+    tips = {f"square-{row}-{column}": _tip(run, ranking, link, unit) for (row, column), link in ranked.items()}
     return Picture(figure, title, f"{_about(ranking, unit)} {origins([named])}", tips)
 
 
-def _by_place(ranking: Ranking) -> dict[tuple[int, int], RankedLink]:
-    placed = {standing.pair: standing for standing in ranking.standings}
-    mirrored = {pair[::-1]: standing for pair, standing in placed.items()} if ranking.kind == "pair" else {}
-    return mirrored | placed
+def _names(run: Run) -> list[str]:
+    """Return what rows and columns are called; of a long name the end, where the GPU's index stands."""
+    one_host = len({device.host for device in run.devices}) == 1
+    hosts = ["" if one_host else device.host.partition(".")[0] for device in run.devices]
+    names = [clean(replace(device, host=host).tag) for device, host in zip(run.devices, hosts, strict=True)]
+    return [name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}" for name in names]
 
 
-def _cell(axes: Axes, place: tuple[int, int], colour: tuple[float, float, float, float] | None) -> None:
+def _by_pair(ranking: Ranking) -> dict[tuple[int, int], RankedLink]:
+    ranked = {link.pair: link for link in ranking.standings}
+    mirrored = {pair[::-1]: link for pair, link in ranked.items()} if ranking.kind == "pair" else {}
+    return mirrored | ranked
+
+
+def _failed(run: Run, ranking: Ranking) -> set[tuple[int, ...]]:
+    points = (found.cell for found in run.measurements if found.failure)
+    pairs = {point.members for point in points if (point.work, point.size_bytes) == (ranking.work, ranking.size_bytes)}
+    return pairs | {pair[::-1] for pair in pairs} if ranking.kind == "pair" else pairs
+
+
+def _square(axes: Axes, pair: tuple[int, int], look: dict[str, Any]) -> None:
     from matplotlib.patches import Rectangle
 
-    row, column = place
-    patch = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour or _MISSING, edgecolor="white")
-    patch.set_gid(f"cell-{row}-{column}")
+    row, column = pair
+    patch = Rectangle((column - 0.5, row - 0.5), 1, 1, **({"edgecolor": "white"} | look))
+    patch.set_gid(f"square-{row}-{column}")
     axes.add_patch(patch)
 
 
-def _figure(standing: RankedLink | None, unit: str, ranking: Ranking, count: int) -> str:
-    """Return a cell's text: its figure, and below it the tier where there are several and room."""
-    if standing is None:
-        return "–"
+def _text(link: RankedLink, unit: str, ranking: Ranking, count: int) -> str:
+    """Return the rate or time, and below it the tier where there are several and room."""
     wide = count <= DEVICES_WITH_DECIMALS
-    told = printed(value(standing.seconds, standing.gbs, unit), decimals=int(wide))
-    return f"{told}\ntier {standing.tier}" if wide and ranking.tiers > 1 else told
+    number = printed(value(link.seconds, link.gbs, unit), decimals=int(wide))
+    return f"{number}\ntier {link.tier}" if wide and ranking.tiers > 1 else number
 
 
-def _writing(colours: Colormap, share: float | None, count: int) -> dict[str, Any]:
-    red, green, blue, _ = (1.0, 1.0, 1.0, 1.0) if share is None else colours(share)
-    dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < _DARK  # Rec. 709
-    size = 8.0 if count <= DEVICES_WITH_DECIMALS else 7.0
-    return {"ha": "center", "va": "center", "color": "white" if dark else "black", "fontsize": size}
+def _ink(colour: tuple[float, float, float, float]) -> str:
+    red, green, blue, _ = colour
+    return "white" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < _DARK else "black"  # Rec. 709
 
 
-def _frame(axes: Axes, run: Run, ranking: Ranking) -> None:
-    count = len(run.devices)
-    tags = [clean(device.tag, 12) for device in run.devices]
+def _frame(axes: Axes, names: Sequence[str], *, directed: bool) -> None:
+    count = len(names)
     axes.set_xlim(-0.5, count - 0.5)
     axes.set_ylim(count - 0.5, -0.5)
     axes.set_aspect("equal")
-    axes.set_xticks(range(count), tags if count <= DEVICES_WITH_DECIMALS else [str(d.index) for d in run.devices])
-    axes.set_yticks(range(count), tags)
+    axes.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > _SHORT else 0)
+    axes.set_yticks(range(count), names)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.xaxis.set_label_position("top")
-    if ranking.kind == "link":
+    if directed:
         axes.set_xlabel("to")
         axes.set_ylabel("from")
     for spine in axes.spines.values():
         spine.set_visible(False)
 
 
-def _unit(ranking: Ranking, unit: str) -> str:
-    if unit != "GB/s":
-        return unit
-    return "busbw, GB/s" if ranking.operation.is_collective else "GB/s"
-
-
-def _tip(run: Run, ranking: Ranking, standing: RankedLink, unit: str) -> str:
+def _tip(run: Run, ranking: Ranking, link: RankedLink, unit: str) -> str:
     sim = "sim " if capabilities(run.backend).simulated else ""
-    figure = printed(value(standing.seconds, standing.gbs, unit), 2)
-    told = f"{sim}{name(run, ranking.work, standing.members)}: {figure}"
-    interval = standing.interval if unit == "GB/s" else None
+    number = printed(value(link.seconds, link.gbs, unit), 2)
+    rate = f"{sim}{name(run, ranking.work, link.members)}: {number}"
+    interval = link.interval if unit == "GB/s" else None
     between = f" (95 %: {printed(interval[0], 2)} to {printed(interval[1], 2)})" if interval else ""
-    return f"{told} {unit}{between}, {standing.label}, tier {standing.tier}, {standing.relation}"
+    return f"{rate} {unit}{between}, {link.label}, tier {link.tier}, {link.relation}"
 
 
 def _about(ranking: Ranking, unit: str) -> str:
-    figures = [value(standing.seconds, standing.gbs, unit) for standing in ranking.standings]
-    how = "Row sends to column" if ranking.kind == "link" else "A figure for each pair"
-    many = f"{len(figures)} {ranking.kind}s, {printed(min(figures))} to {printed(max(figures))} {unit}"
+    numbers = [value(link.seconds, link.gbs, unit) for link in ranking.standings]
+    how = "Row sends to column" if ranking.kind == "link" else "One number for each pair"
+    many = f"{len(numbers)} {ranking.kind}s, {printed(min(numbers))} to {printed(max(numbers))} {unit}"
     return f"{how}: {many}. {ranking.verdict[0].upper()}{ranking.verdict[1:]}."

@@ -12,7 +12,7 @@ from collbench.analysis.stats import Summary
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Work
-from collbench.model.units import fixed, format_size
+from collbench.model.units import figure, fixed, format_size
 from collbench.output.plot.figure import (
     COLOURS,
     MARKERS,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _HEIGHT = 6.4, 4.2  # inches
+_HEADROOM = 1.12  # of the highest bar: room for its number
 
 Shown = tuple[Named, Work]
 Sets = dict[int, list[Summary]]  # by number of GPUs
@@ -61,15 +62,16 @@ def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
         )
     works = [work for _, work in shown]
     runs = list({named.name: named for named, _ in shown}.values())
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    axes = figure.add_subplot()
+    drawn = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    axes = drawn.add_subplot()
     for number, line in enumerate(lines):
         _draw(axes, line, number)
-    _frame(axes, sorted({count for line in lines for count in line.points}), quantity(works))
+    top = max(high for line in lines for _, _, high in line.points.values())
+    _frame(axes, sorted({count for line in lines for count in line.points}), top, quantity(works))
     title = f"{subject(works, runs)} at {format_size(size)} over the number of GPUs"
-    figure.suptitle(title)
-    figure.supxlabel(small_print(runs, _WIDTH), fontsize=6.5, x=0.01, ha="left")
-    return Picture(figure, title, " ".join([*map(_about, lines), origins(runs)]))
+    drawn.suptitle(title)
+    drawn.supxlabel(small_print(runs, _WIDTH), fontsize=6.5, x=0.01, ha="left")
+    return Picture(drawn, title, " ".join([*map(_about, lines), origins(runs)]))
 
 
 def _common_size(shown: Iterable[Shown]) -> int:
@@ -124,17 +126,23 @@ def _draw(axes: Axes, line: _Line, number: int) -> None:
         counts, middle, yerr=(below, above), color=COLOURS[number % len(COLOURS)], capsize=3, linewidth=1.3,
         marker=MARKERS[number % len(MARKERS)], markersize=4.5, label=line.name, gid=f"line-{number}",
     )  # fmt: skip
-    for count, rate in zip(counts, middle, strict=True):
+    for count, rate, highest in zip(counts, middle, high, strict=True):  # above the bar, which would cross it
         axes.annotate(
-            f"{rate:.1f}", (count, rate), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7.5
+            figure(rate), (count, highest), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7.5
         )
 
 
-def _frame(axes: Axes, counts: Sequence[int], label: str) -> None:
+def _frame(axes: Axes, counts: Sequence[int], top: float, label: str) -> None:
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)  # 2, 4, 8, … at even distances
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.margins(y=0.12)
-    axes.set_ylim(bottom=0)  # after the margins, which it would keep from the top
-    axes.set_xlabel("GPUs in the communicator (bars: lowest to highest set, of a single one the 95 % interval)")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(x=0.08)
+    # From 0, and a share of the height above the highest bar: matplotlib's own margin is a share of the points' range,
+    # which is nothing where all sizes are equally fast.
+    axes.set_ylim(0, _HEADROOM * top)
+    axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95 % interval of a single set)")
     axes.set_ylabel(label)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -142,5 +150,5 @@ def _frame(axes: Axes, counts: Sequence[int], label: str) -> None:
 
 
 def _about(line: _Line) -> str:
-    told = ", ".join(f"{fixed(middle)} GB/s on {count}" for count, (_, middle, _) in line.points.items())
-    return f"{line.name}: {told}."
+    rates = ", ".join(f"{fixed(middle)} GB/s on {count}" for count, (_, middle, _) in line.points.items())
+    return f"{line.name}: {rates}."

@@ -3,6 +3,8 @@
 const MARGIN = { left: 52, right: 64, top: 14, bottom: 38 };
 const HEIGHT = 340;
 const NEAR = 24; // px from the pointer to a point that it means
+const DASH = [7, 5]; // px of a theory line, and of its gap
+const NAME = { width: 165, height: 14 }; // px that the name of a theory line takes
 const GROUPS = 7; // colours; more labels share them
 
 class Chart {
@@ -18,7 +20,7 @@ class Chart {
     });
   }
 
-  // `lines` are {place, group, value, low, high}, the last three by size; `theory` are {level, name, own}, highest first.
+  // `lines` are {place, group, value, low, high}, the last three by size; `theory` are {level, label, name, own}, highest first.
   show({ width, sizes, names, lines, chosen, theory, size, unit, log, says }) {
     this.width = Math.max(260, width);
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
@@ -38,7 +40,7 @@ class Chart {
       this.#scales(names, unit),
       draw("line", { class: "cursor", x1: this.x(size), x2: this.x(size), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
       ...lines.filter((line) => line !== chosen).map((line) => this.#curve(line, groups)),
-      ...this.#theory(theory),
+      ...this.#theory(theory, groups),
       ...(chosen ? this.#chosen(chosen, groups) : []),
       ...this.#ends(lines, groups),
     );
@@ -106,18 +108,31 @@ class Chart {
     return draw("path", { class: `band ${shade}`, d: there.length > 1 ? `M${[...there, ...back].join("L")}Z` : "" });
   }
 
-  // A line for each limit, so that no curve seems to pass another's; the chosen place's is the strong one. Names that
-  // would overlap stand below their line, or nowhere.
-  #theory(levels) {
-    let free = -Infinity;
-    return levels.flatMap(({ level, name, own }) => {
+  // A line for each label's limit in the label's colour; the chosen link's is the strong one. Labels with the same limit
+  // take turns along the line. Names that would overlap stand below their line, or beside each other, or nowhere.
+  #theory(levels, groups) {
+    const taken = [];
+    const right = this.width - MARGIN.right;
+    return levels.flatMap(({ level, label, name, own }) => {
       const y = this.y(level);
-      const rank = own === false ? " other" : "";
-      const line = draw("line", { class: `theory${rank}`, x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y });
-      const base = [y - 5, y + 13].find((at) => at - 11 >= free);
-      if (base === undefined) return [line];
-      free = base + 3;
-      return [line, draw("text", { class: `theory-name${rank}`, x: MARGIN.left + 6, y: base }, name)];
+      const equal = levels.filter((one) => one.level === level);
+      const turn = equal.findIndex((one) => one.label === label) * (DASH[0] + DASH[1]);
+      const gap = DASH[1] + (equal.length - 1) * (DASH[0] + DASH[1]);
+      const colour = groups.includes(label) ? ` g${groups.indexOf(label) % GROUPS}` : "";
+      const look = `${own === false ? " other" : ""}${colour}`;
+      const line = draw("line", {
+        class: `theory${look}`, x1: MARGIN.left, x2: right, y1: y, y2: y,
+        "stroke-dasharray": `${DASH[0]} ${gap}`, "stroke-dashoffset": -turn,
+      });
+      const columns = Math.max(1, Math.floor((right - MARGIN.left) / NAME.width));
+      const spots = Array.from({ length: columns }, (_, column) => MARGIN.left + 6 + column * NAME.width).flatMap((x) => [
+        [x, y - 5],
+        [x, y + 13],
+      ]);
+      const free = spots.find(([x, base]) => taken.every((one) => one[0] !== x || Math.abs(one[1] - base) >= NAME.height));
+      if (free === undefined) return [line];
+      taken.push(free);
+      return [line, draw("text", { class: `theory-name${look}`, x: free[0], y: free[1] }, name)];
     });
   }
 

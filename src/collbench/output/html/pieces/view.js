@@ -2,11 +2,14 @@
 
 const DIRECTIONS = ["row sends to column", "row receives from column", "the slower direction"];
 const [SENDS, RECEIVES] = [0, 1];
-const MOST_BESIDE = 9; // columns of a map that has room beside its curves
-const FAILED = "✕";
+const MOST_BESIDE = 9; // columns of a map that fits next to its curves
+// Squares without a number: text and shade.
+const FAILED = { text: "✕", shade: "0" };
+const MISSING = { text: NONE, shade: "-" };
+const SAME = { text: "", shade: "1" };
 const SCALES = ["logarithmic", "linear"];
 const SHADES = { A: "0 %", E: "25 %", I: "50 %", M: "75 %", Q: "90 %", U: "95 %", X: "98 %", Y: "of the best" };
-const RATIOS = { a: "−25 %", b: "−10 %", c: "−5 %", d: "−2 %", e: "the same, or not certain", f: "+2 %", g: "+5 %", h: "+10 %", i: "+25 %" };
+const RATIOS = { a: "−25 %", b: "−10 %", c: "−5 %", d: "−2 %", e: "not significant", f: "+2 %", g: "+5 %", h: "+10 %", i: "+25 %" };
 
 class View {
   constructor(section, data) {
@@ -155,15 +158,29 @@ class View {
     return data.tags.map((tag, row) => ({
       head: tag,
       cells: data.tags.map((_, column) =>
-        row === column ? { ...this.#cell(undefined, this.now.size), text: "" } : this.#cell(this.#directed(find, row, column), this.now.size),
+        row === column ? this.#empty(SAME, `${tag}: the same device`) : this.#measured(find, row, column),
       ),
     }));
+  }
+
+  #measured(find, row, column) {
+    const place = this.#directed(find, row, column);
+    const joint = this.series.kind === "link" ? " → " : ", ";
+    const [tag, other] = [this.data.tags[row], this.data.tags[column]];
+    return place === undefined ? this.#empty(MISSING, `${tag}${joint}${other}: not measured`) : this.#cell(place, this.now.size);
+  }
+
+  // A square without a data point.
+  #empty({ text, shade }, says) {
+    return { text, shade, says, place: null, size: this.now.size };
   }
 
   #directed(find, row, column) {
     const [there, back] = [find(row, column), find(column, row)];
     if (this.series.kind === "pair" || this.now.direction === SENDS) return there;
     if (this.now.direction === RECEIVES || there === undefined) return back;
+    if (this.#failed(there, this.now.size)) return there;
+    if (back === undefined || this.#failed(back, this.now.size)) return back ?? there;
     const [mine, other] = [this.#bounds(there, this.now.size)[1], this.#bounds(back, this.now.size)[1]];
     return other !== null && (mine === null || other > mine === this.figure.least) ? back : there;
   }
@@ -176,13 +193,12 @@ class View {
   }
 
   #cell(place, size) {
-    if (place === undefined) return { text: NONE, shade: "-", says: "nothing here", place: null, size };
     const row = this.figure.by_size ? size : 0;
     const [, value] = this.#bounds(place, size);
     const failed = value === null && this.#failed(place, size);
-    const text = failed ? FAILED : figureText(value, this.figure.unit);
+    const text = failed ? FAILED.text : figureText(value, this.figure.unit);
     const says = `${this.series.names[place]}: ${value === null ? this.#missing(place, size) : withUnit(text, this.figure.unit)}`;
-    return { text, shade: failed ? "0" : this.figure.shades[row][place], says, place, size };
+    return { text, shade: failed ? FAILED.shade : this.figure.shades[row][place], says, place, size };
   }
 
   #failed(place, size) {
@@ -205,7 +221,7 @@ class View {
     const [low, value, high] = this.#bounds(place, size);
     const theory = series.theory[place];
     const facts = [
-      [figure.covers, intervalText(low, high, figure.unit) || (value === null ? "" : "too few blocks for one")],
+      [figure.covers, intervalText(low, high, figure.unit) || (value === null ? "" : "too few trials for one")],
       ["size", figure.by_size ? series.size_names[size] : "all"],
       ["label", series.labels[place]],
       ["tier", tierText(series.tiers[size]?.[place])],
@@ -237,7 +253,7 @@ class View {
       names: series.size_names,
       lines,
       chosen: lines[now.place],
-      theory: figure.unit === "GB/s" ? this.#limits() : figure.unit === RATIO ? [{ level: 1, name: "equal" }] : [],
+      theory: figure.unit === "GB/s" ? this.#limits() : figure.unit === RATIO ? [{ level: 1, label: null, name: "equal" }] : [],
       size: now.size,
       unit: figure.unit,
       log: now.scale === 0 && figure.unit !== RATIO,
@@ -246,18 +262,17 @@ class View {
     this.#figures(figure);
   }
 
-  // A level for each limit, named by the labels that have it; `own` is that of the chosen place.
+  // A level for each label and limit; `own` is that of the chosen link or pair.
   #limits() {
     const { series, now } = this;
-    const names = new Map();
+    const limits = new Map();
     series.theory.forEach((level, place) => {
-      if (level !== null) names.set(level, (names.get(level) ?? new Set()).add(series.labels[place]));
+      if (level === null) return;
+      const label = series.labels[place];
+      const own = level === series.theory[now.place] && label === series.labels[now.place];
+      limits.set(`${level} ${label}`, { level, label, own, name: ["theory", label, figureText(level), "GB/s"].filter(Boolean).join(" ") });
     });
-    return [...names].sort(([a], [b]) => b - a).map(([level, labels]) => ({
-      level,
-      name: `theory ${[...labels].sort().join("/")} ${figureText(level)} GB/s`.replace("  ", " "),
-      own: level === series.theory[now.place],
-    }));
+    return [...limits.values()].sort((a, b) => b.level - a.level || (a.label < b.label ? -1 : 1));
   }
 
   #figures(figure) {
@@ -273,8 +288,10 @@ class View {
   #legend() {
     const shades = Object.entries(this.figure.unit === RATIO ? RATIOS : SHADES);
     const swatches = shades.map(([letter, name]) => make("span", { class: `swatch s${letter}` }, name));
-    const failed = this.series.failed?.some((places) => places.length);
-    this.legend.replaceChildren(...swatches, ...(failed ? [make("span", { class: "swatch s0" }, `${FAILED} failed`)] : []));
+    const shown = new Set(this.grid.rows.flatMap((row) => row.cells.map((cell) => cell.shade)));
+    const empty = [[FAILED, "failed"], [MISSING, "not measured"], [SAME, "same device"]].filter(([one]) => shown.has(one.shade));
+    const words = empty.map(([{ text, shade }, word]) => make("span", { class: `swatch s${shade}` }, `${text} ${word}`.trim()));
+    this.legend.replaceChildren(...swatches, ...words);
   }
 }
 

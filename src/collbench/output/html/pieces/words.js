@@ -1,4 +1,4 @@
-// Figures and sizes as people read them. All values come from the page's data; here they are only written down.
+// Numbers and sizes as people read them. All values come from the page's data.
 
 const RATIO = "×";
 const NONE = "–";
