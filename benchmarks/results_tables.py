@@ -5,7 +5,7 @@
     python benchmarks/results_tables.py benchmarks/results/DATE-MACHINE --update docs/results.md
 
 In the page a table stands between `<!-- figure: NAME -->` and `<!-- end -->`, and `<!-- results: FOLDER -->` names the
-folder, so that tests/benchmarks/test_training.py can make the tables again and compare.
+folder that they were made from.
 """
 
 from __future__ import annotations

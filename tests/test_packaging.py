@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +58,46 @@ def test_the_version_and_the_command_are_those_of_pyproject() -> None:
     commands = {entry.name: entry.value for entry in installed.entry_points if entry.group == "console_scripts"}
     assert installed.version == PROJECT["project"]["version"]
     assert commands == {"collbench": "collbench.cli:entry"}
+
+
+@pytest.mark.timeout(300)  # after `make build` nothing is compiled here; without it the whole extension
+def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
+    """It is installed into an environment of its own, where its dependencies are those of this one."""
+    tree, clean = tmp_path / "tree", tmp_path / "clean"
+    ignored = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
+    for folder in ("src", "csrc", *(str(made.relative_to(ROOT)) for made in ROOT.glob("build/native-*"))):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)  # with objects, so that nothing is compiled again
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy2(ROOT / name, tree)
+    built = ["setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(tmp_path)]
+    subprocess.run([sys.executable, *built], cwd=tree, check=True, env=os.environ | {"COLLBENCH_NO_NVCC": "1"})
+    (wheel,) = tmp_path.glob("*.whl")
+    venv.create(clean, with_pip=True)
+    alone = {"PATH": str(clean / "bin"), "HOME": str(tmp_path), "NO_COLOR": "1"}
+
+    def run(*command: str) -> str:
+        ran = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert not shutil.which("cc", path=alone["PATH"])
+    assert not shutil.which("c++", path=alone["PATH"])
+    python, program = str(clean / "bin" / "python"), str(clean / "bin" / "collbench")
+    run(python, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index", str(wheel))
+    (packages,) = clean.glob("lib/python*/site-packages")
+    # A folder that a .pth adds has its own .pth ignored: this environment's editable collbench stays out.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    shipped = {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src" / "collbench").rglob("*.*")}
+    there = {str(file.relative_to(packages)) for file in (packages / "collbench").rglob("*.*")}
+    left_out = re.compile(r"\.(so|pyc)$")
+    assert {name for name in shipped - there if not left_out.search(name)} == set()
+    assert "collbench/py.typed" in there
+    page = run(program, "pairs", "--backend", "sim", "--fabric", "nvlink-pairs-2x2", "--quick", "--sizes", "1M")
+    assert "sim" in page.splitlines()[0]
+    says = "import collbench as a, collbench._native as b; print(a.__version__, a.__file__, b.__file__)"
+    version, *files = run(python, "-c", says).split()
+    assert version == PROJECT["project"]["version"]
+    assert all(file.startswith(str(packages)) for file in files)
 
 
 def test_the_extension_needs_no_cuda_nccl_mpi_or_torch_library() -> None:

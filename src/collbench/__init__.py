@@ -4,16 +4,21 @@ In Python: `select` chooses GPUs for this process, `load` reads a saved run, `ra
 what they raise. docs/python.md shows them. Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collbench.api import Error, check, load, rank, select
+
+    __version__: str
 
 __all__ = ["Error", "check", "load", "rank", "select"]
 
 
 def __getattr__(name: str) -> object:
     """Return what the interface offers, loaded when it is first asked for: the command line needs none of it."""
+    if name == "__version__":
+        return version("collbench")
     if name not in __all__:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
     from collbench import api

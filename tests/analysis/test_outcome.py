@@ -169,7 +169,7 @@ def check_never_trusted(run: Run) -> None:
             assert not inside, "there is a set without it"
 
 
-@settings(deadline=None, max_examples=8, derandomize=True)
+@settings(deadline=None, max_examples=4, derandomize=True)
 @given(st.integers(0, 7))
 def test_a_pair_that_hangs_on_a_random_machine_is_never_trusted(seed: int) -> None:
     run, pair = hanging(seed)
@@ -178,7 +178,7 @@ def test_a_pair_that_hangs_on_a_random_machine_is_never_trusted(seed: int) -> No
     check_never_trusted(run)
 
 
-@settings(deadline=None, max_examples=12, derandomize=True)
+@settings(deadline=None, max_examples=5, derandomize=True)
 @given(
     st.integers(0, 3),
     st.lists(st.integers(0, 10**6), min_size=1, max_size=4),

@@ -186,7 +186,6 @@ def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
     [
         (signal.SIGINT, 130, 0, "1 of 6 runs are saved as a.json"),
         (signal.SIGTERM, 143, 1, "no run has ended, nothing is saved"),
-        (signal.SIGHUP, 129, 1, "no run has ended, nothing is saved"),
     ],
 )
 def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,19 +46,29 @@ def path(tmp_path: Path) -> str:
     return f"{script.parent}:{os.environ['PATH']}"
 
 
-def offered(words: tuple[str, ...], typed: str) -> list[str]:
+@pytest.fixture
+def offered(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...], str], list[str]]:
     """Return click's answer lines for bash, such as "plain,pairs"; fails the test if stderr says anything."""
-    line = " ".join(("collbench", *words, typed))
-    environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) + 1), "_COLLBENCH_COMPLETE": "bash_complete"}
-    done = subprocess.run(
-        collbench(), env=os.environ | environment, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
+
+    def answer(words: tuple[str, ...], typed: str) -> list[str]:
+        line = " ".join(("collbench", *words, typed))
+        environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) + 1), "_COLLBENCH_COMPLETE": "bash_complete"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        said = program()
+        assert (said.status, said.err) == (0, "")
+        return said.out.split()
+
+    return answer
+
+
+Offered = Callable[[tuple[str, ...], str], list[str]]
 
 
 @pytest.mark.parametrize(("words", "typed", "wanted", "unwanted"), LINES)
-def test_what_may_follow(words: tuple[str, ...], typed: str, wanted: set[str], unwanted: set[str]) -> None:
+def test_what_may_follow(
+    offered: Offered, words: tuple[str, ...], typed: str, wanted: set[str], unwanted: set[str]
+) -> None:
     found = {line.removeprefix("plain,") for line in offered(words, typed)}
     assert wanted <= found
     assert not found & unwanted
@@ -68,7 +79,7 @@ def test_what_may_follow(words: tuple[str, ...], typed: str, wanted: set[str], u
     [("show",), ("check", "--topology"), ("train",), ("train", "--run"), ("train", "--tee", "3"), ("pairs", "--nccl"),
      ("pairs", "-o"), ("train", "--devices", "0,1", "train.py")],
 )  # fmt: skip
-def test_where_a_file_follows_the_shell_is_asked_for_files(words: tuple[str, ...]) -> None:
+def test_where_a_file_follows_the_shell_is_asked_for_files(offered: Offered, words: tuple[str, ...]) -> None:
     assert offered(words, "") == ["file,"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +33,22 @@ def interrupted(fakes: Fakes, tmp_path: Path, late: int, number: int) -> Outcome
     return on_gpus(fakes, tmp_path, WORDS, None, **settings)
 
 
+@pytest.fixture(scope="module")
+def stopped(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory, late: int) -> Path:
+    """A run file that Ctrl-C left."""
+    folder = tmp_path_factory.mktemp("stopped")
+    assert interrupted(fakes, folder, late, signal.SIGINT).code == 130
+    return folder / "run.json"
+
+
 def settled(run: Run) -> dict[object, object]:
     """Return the samples of the cells that need no more."""
     done = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
     return {found.cell: found.samples for found in run.measurements if found.stop in done}
 
 
-def test_after_ctrl_c_the_rest_is_measured_and_nothing_twice(fakes: Fakes, tmp_path: Path, late: int) -> None:
-    assert interrupted(fakes, tmp_path, late, signal.SIGINT).code == 130
+def test_after_ctrl_c_the_rest_is_measured_and_nothing_twice(fakes: Fakes, tmp_path: Path, stopped: Path) -> None:
+    shutil.copy(stopped, tmp_path)
     before = run_file.load(tmp_path / "run.json")
     done = on_gpus(fakes, tmp_path, RESUME)
 
@@ -142,9 +151,15 @@ def test_what_cannot_be_resumed_is_one_line(program: Program, tmp_path: Path, wh
     ],
 )
 def test_on_another_machine_it_is_refused_and_the_file_left_alone(
-    fakes: Fakes, tmp_path: Path, what: str, extra: dict[str, str], settings: dict[str, object], says: str, late: int
+    fakes: Fakes,
+    tmp_path: Path,
+    what: str,
+    extra: dict[str, str],
+    settings: dict[str, object],
+    says: str,
+    stopped: Path,
 ) -> None:
-    interrupted(fakes, tmp_path, late, signal.SIGINT)
+    shutil.copy(stopped, tmp_path)
     before = (tmp_path / "run.json").read_bytes()
     done = on_gpus(fakes, tmp_path, RESUME, extra, **settings)
     assert (done.code, done.stdout) == (2, ""), what

@@ -110,17 +110,17 @@ def slow_pairs(count: int) -> Run:
     return run
 
 
-@pytest.mark.parametrize("count", [8, 16])
 @pytest.mark.parametrize(
-    "words",
+    ("words", "count"),
     [
-        ("show", "run.json"),
-        ("rank", "run.json"),
-        ("check", "run.json"),
-        ("show", "run.json", "--operation", "ce-write"),
-        ("select", "4", "--from", "run.json", "--elsewhere"),
-        ("select", "7", "--from", "run.json", "--elsewhere"),
-        ("compare", "run.json", "again.json"),
+        (("show", "run.json"), 8),
+        (("show", "run.json"), 16),
+        (("rank", "run.json"), 12),
+        (("check", "run.json"), 12),
+        (("show", "run.json", "--operation", "ce-write"), 12),
+        (("select", "4", "--from", "run.json", "--elsewhere"), 12),
+        (("select", "7", "--from", "run.json", "--elsewhere"), 12),
+        (("compare", "run.json", "again.json"), 12),
     ],
 )
 def test_80_columns_are_enough(tmp_path: Path, words: tuple[str, ...], count: int) -> None:
@@ -178,10 +178,8 @@ def test_nothing_is_drawn_outside_a_terminal(fakes: Fakes, tmp_path: Path) -> No
     "words",
     [
         ("pairs", "--sizes", "1K", "--operations", "copy,broadcast"),
-        ("allreduce", "--sizes", "1K", "--pairs"),
-        ("broadcast", "--sizes", "1K,2K"),
         ("reduce", "--sizes", "1K", "--root", "1", "--in-place"),
-        ("alltoall", "--sizes", "1K", "--split", "2"),
+        ("alltoall", "--sizes", "1K,2K", "--split", "2"),
         ("latency",),
     ],
 )

@@ -29,12 +29,6 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
             "ranks 0 and 1 on .* all have the same GPU, GPU-fa4e0200-.*: start one process for each GPU",
         ),
         (
-            "one GPU for two ranks",
-            1,
-            (None, None),
-            "ranks 0 and 1 on .* all have the same GPU, GPU-fa4e0000-",
-        ),
-        (
             "more ranks than GPUs",
             2,
             (None, None, None),

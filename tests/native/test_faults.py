@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.program import on_gpus, one_line
+from tests.cli.program import Program, on_gpus, one_line
 from tests.native.fakes import Fakes, Outcome
 
 # Two GPUs: every step has one link, so that a failed one is not tried again link by link.
@@ -21,6 +21,12 @@ _KILLED, _STOPPED, _SEGFAULT = (int(number) for number in (signal.SIGKILL, signa
 
 def _measure(fakes: Fakes, tmp_path: Path, *words: str, **settings: object) -> Outcome:
     return on_gpus(fakes, tmp_path, words or _TWO, gpus=2, **settings)
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """The program in this process."""
+    return Program(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -36,36 +42,42 @@ def _failed(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("what", "fault", "status", "says"),
+    ("fault", "status", "says"),
     [
-        ("a call that never returns", {"stuck": "{}={}"}, 4, "hang: no answer within"),
-        ("a stopped worker", {"interrupt": "{}={}", "signal": _STOPPED}, 4, "hang: no answer within"),
+        ({"stuck": "{}={}"}, 4, "hang: no answer within"),
+        ({"interrupt": "{}={}", "signal": _STOPPED}, 4, "hang: no answer within"),
         (
-            "a killed worker",
             {"interrupt": "{}={}", "signal": _KILLED},
             1,
             "the worker process died (signal 9, SIGKILL)",
         ),
-        ("a segfault", {"interrupt": "{}={}", "signal": _SEGFAULT}, 1, "the worker process died (signal 11, SIGSEGV)"),
-        ("a sticky error", {"fail": "{}:700:{}"}, 1, "cuMemcpyPeerAsync"),
+        ({"interrupt": "{}={}", "signal": _SEGFAULT}, 1, "the worker process died (signal 11, SIGSEGV)"),
+        ({"fail": "{}:700:{}"}, 1, "cuMemcpyPeerAsync"),
     ],
+    ids=["a call that never returns", "a stopped worker", "a killed worker", "a segfault", "a sticky error"],
 )
 def test_a_fault_costs_its_cell_and_the_page_tells(
-    fakes: Fakes, tmp_path: Path, late: int, what: str, fault: dict[str, object], status: int, says: str
+    fakes: Fakes,
+    program: Program,
+    tmp_path: Path,
+    late: int,
+    fault: dict[str, object],
+    status: int,
+    says: str,
 ) -> None:
     settings = {name: str(value).format("cuMemcpyPeerAsync", late) for name, value in fault.items()}
     done = _measure(fakes, tmp_path, **settings, once=tmp_path / "once")
 
-    assert done.code == status, what
-    assert done.stdout.startswith("FAILED: GPU0-GPU1: 1 data point, "), what
-    assert one_line(done.stderr) == done.stdout.splitlines()[0], what
+    assert done.code == status
+    assert done.stdout.startswith("FAILED: GPU0-GPU1: 1 data point, ")
+    assert one_line(done.stderr) == done.stdout.splitlines()[0]
     (failed,) = _failed(tmp_path)
-    assert failed["cell"]["operation"] in ("ce-write", "ce-read"), what
-    assert says in failed["failure"], what
-    assert says in done.stdout, what
-    shown = on_gpus(fakes, tmp_path, ["show", "run.json"])
-    assert shown.code == 0, what
-    assert done.stdout.startswith(shown.stdout), what
+    assert failed["cell"]["operation"] in ("ce-write", "ce-read")
+    assert says in failed["failure"]
+    assert says in done.stdout
+    shown = program("show", str(tmp_path / "run.json"))
+    assert shown.status == 0
+    assert done.stdout.startswith(shown.out)
 
 
 def test_a_fault_among_many_links_costs_nothing_when_each_alone_is_well(fakes: Fakes, tmp_path: Path) -> None:

@@ -51,12 +51,12 @@ def test_a_group_is_timed_from_a_common_start_to_a_common_end(
 
 
 @pytest.mark.parametrize("pull", [False, True])
-@pytest.mark.parametrize("iterations", [1, 4, 20])
+@pytest.mark.parametrize("iterations", [1, 8])
 def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, tmp_path: Path, iterations: int, pull: bool) -> None:
     plan = f"bytes=1000000, iterations={iterations}, blocks=3, pull={pull}"
     script = f"""
         gpus, found = open_gpus(8, buffer=32 << 20), []
-        for size in range(2, 8):
+        for size in (2, 3, 5, 8):
             others = range(1, size)
             for group in ([(0, i) for i in others], [(i, 0) for i in others]):
                 found.append([group, transfers(gpus, [group], {plan})[0]])

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import isotonic_regression, nnls
 
 from collbench.analysis.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
 from collbench.analysis.tiers import Members, cells_of, labels_of
@@ -154,6 +152,9 @@ class Curve:
 
     def __init__(self, points: Mapping[int, float]) -> None:
         """Take seconds by size in bytes, at least one of them, all positive."""
+        from scipy.interpolate import PchipInterpolator  # late: pages load this module, and only predictions need it
+        from scipy.optimize import isotonic_regression
+
         self.sizes = tuple(sorted(points))
         sizes = np.array(self.sizes, dtype=float)
         logs = np.log([points[size] for size in self.sizes])
@@ -189,6 +190,8 @@ def _least_squares(sizes: Values, times: Values) -> tuple[float, float]:
     Points that show no growth, or a single one, say nothing of larger messages: those are taken as proportional.
     """
     if len(sizes) > 1:
+        from scipy.optimize import nnls
+
         (alpha, beta), _ = nnls(np.column_stack([1 / times, sizes / sizes[-1] / times]), np.ones(len(sizes)))
         if beta / sizes[-1] > _FLAT:
             return float(alpha), float(beta / sizes[-1])

@@ -12,7 +12,7 @@ from typing import Any
 
 from collbench.bench.plan import Request
 from collbench.bench.session import simulate
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Audit, Chosen, Health, Machine, Measurement, Path, Run, Sample, Skipped
 from collbench.output.html.content import content
 from collbench.output.html.page import render
@@ -22,8 +22,6 @@ from tests.builders import GIB, gpus, measured, run_of, throttled
 
 RECORDED = FilePath(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 MIB = 2**20
-# 14 sizes, as `pairs` has them.
-SIZES = (8, *(64 * 4**power for power in range(13)))
 SIM_PAIRS = Request(
     backend="sim",
     devices=None,
@@ -37,7 +35,6 @@ SIM_PAIRS = Request(
     seed=7,
     command=("pairs",),
 )
-EVERYTHING = replace(SIM_PAIRS, sizes=SIZES, collectives=tuple(Work(operation) for operation in COLLECTIVES))
 # It would run, or break out of its place, wherever text is taken for a page.
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>&lt;{{7*7}}\u2028\u202e"
 
@@ -45,6 +42,12 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg o
 def page(*runs: Run) -> str:
     """Return the page of these runs, by the names a.json, b.json, …"""
     return render(content([(f"{'abc'[at]}.json", run) for at, run in enumerate(runs)], "0.1.0"))
+
+
+@cache
+def usual_page() -> str:
+    """Return a page of two runs and their comparison, one of them simulated."""
+    return page(by_hand(), simulated("nvlink-pairs-2x2"))
 
 
 def recorded() -> Run:

@@ -13,7 +13,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.output.html.page import render
 from tests.builders import GIB, gpus, measured, pair_run, run_of
-from tests.output.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated
+from tests.output.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -356,7 +356,7 @@ def test_a_map_that_is_cut_on_a_phone_says_so_until_its_end(opened: Open) -> Non
 def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
     tab = opened(page(hostile()))
     tags = tab.evaluate("[...new Set([...document.querySelectorAll('body *')].map((one) => one.localName))].sort()")
-    allowed = opened(page(by_hand(), simulated())).evaluate(
+    allowed = opened(usual_page()).evaluate(
         "[...new Set([...document.querySelectorAll('body *')].map((one) => one.localName))].sort()"
     )
     assert set(tags) <= {*allowed, "pre", "code"}

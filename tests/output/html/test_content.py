@@ -13,7 +13,7 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Health, Measurement, Run, Sample, StopReason
 from collbench.output.html.content import content
 from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, run_of, shared
-from tests.output.html.runs import MIB, by_hand, figures, recorded_content, recorded_gbs, series, simulated
+from tests.output.html.runs import MIB, SIM_PAIRS, by_hand, figures, recorded_content, recorded_gbs, series, simulated
 
 BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
 
@@ -217,7 +217,7 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
 
 def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
     # docs/method.md 11.6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
-    page = told(simulated())["runs"][0]
+    page = told(simulated("dgx-1v", replace(SIM_PAIRS, sizes=(2**26,))))["runs"][0]
     chosen = {choice["k"]: choice["devices"] for choice in page["choices"]}
     assert chosen[2] in ("GPU0, GPU3", "GPU0, GPU4")
     assert chosen[4] == "GPU0, GPU1, GPU2, GPU3"

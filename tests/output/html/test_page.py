@@ -6,17 +6,18 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from collbench.model.operations import Operation
+from collbench.model.operations import COLLECTIVES, Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.output.html.content import content
 from collbench.output.html.page import render
 from tests.builders import GIB, gpus, measured, pair_run, run_of
-from tests.output.html.runs import EVERYTHING, EVIL, by_hand, hostile, page, recorded_content, simulated
+from tests.output.html.runs import EVIL, SIM_PAIRS, by_hand, hostile, page, recorded_content, simulated, usual_page
 
 PIECES = Path(__file__).parents[3] / "src" / "collbench" / "output" / "html" / "pieces"
 MIB = 2**20
@@ -92,7 +93,7 @@ def test_one_script_and_one_style_are_allowed_by_their_hash_and_nothing_else() -
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    outline = Outline(page(by_hand(), simulated()))
+    outline = Outline(usual_page())
     targets = [
         (tag, value) for tag, given in outline.elements for key, value in given.items() if key in ("href", "src")
     ]
@@ -119,9 +120,7 @@ def test_a_hostile_machines_words_stay_words() -> None:
     assert outline.words.count(EVIL) > 20  # names, labels, versions, paths, variables, flags, failures: each as it is
     assert "49" not in outline.headings[0]  # {{7*7}} is no template either
     assert json.loads(outline.blocks["run-0-data"])["tags"][0] == f"{EVIL}:GPU0"
-    assert {tag for tag, _ in outline.elements} <= {
-        tag for tag, _ in Outline(page(by_hand(), simulated())).elements
-    } | {"pre"}
+    assert {tag for tag, _ in outline.elements} <= {tag for tag, _ in Outline(usual_page()).elements} | {"pre"}
     assert [tag for tag, _ in outline.elements].count("script") == 2
 
 
@@ -134,7 +133,7 @@ def test_a_name_of_broken_unicode_and_control_characters_is_written() -> None:
 
 def test_no_section_of_a_simulated_run_goes_without_the_word_sim_and_few_things_have_it() -> None:
     """Wherever it stood beside each line, 73 times, nobody read it."""
-    text = page(simulated())
+    text = page(simulated("nvlink-pairs-2x2"))
     headings = re.findall(r"<h[12][^>]*>(.*?)</h[12]>", text.partition("<main")[2], re.DOTALL)
     assert len(headings) >= 10
     assert [head for head in headings if not re.search(r"\bsim\b", head)] == []
@@ -166,11 +165,13 @@ def test_a_poor_run_has_a_page(what: str, run: Run) -> None:
 
 
 def test_everything_of_8_gpus_at_14_sizes_fits_into_a_mail() -> None:
-    run = simulated("dgx-1v", EVERYTHING)
-    assert len(run.devices) == 8
-    assert len({found.cell.operation for found in run.measurements}) == 4 + 9  # copies by ce and sm, all collectives
-    assert len({found.cell.size_bytes for found in run.measurements}) == 14
-    assert len(page(run).encode()) < 1.5 * MIB
+    """A page grows with its data points: three of the collectives have their share of them, and may fill that share."""
+    sizes = (8, *(64 * 4**power for power in range(13)))  # as `pairs` has them
+    works = tuple(Work(operation) for operation in COLLECTIVES[:3])
+    run = simulated("dgx-1v", replace(SIM_PAIRS, sizes=sizes, copies=(), collectives=works))
+    assert len(run.measurements) == 28 * 14 * 3
+    everything = 14 * (28 * len(COLLECTIVES) + 56 * 4)  # and copies on links, by ce and sm, written and read
+    assert len(page(run).encode()) < 1.5 * MIB * len(run.measurements) / everything
 
 
 def luminance(colour: str) -> float:
