@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,9 @@ def test_it_offers_what_it_says_and_nothing_else() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'choose'"):
         collbench.choose  # noqa: B018  # type: ignore[attr-defined]
 
+
+# As tests.cli.program.on_gpus has it: small buffers make a quick test.
+SMALL_MEMORY = {"FAKE_MEMORY": str(4096 << 20), "FAKE_FREE": str((256 + 4 * 512 + 2) << 20)}
 
 # --- select -------------------------------------------------------------------------------------------------------
 
@@ -140,13 +142,33 @@ def test_this_process_starts_no_cuda(fakes: Fakes, tmp_path: Path) -> None:
     assert python(fakes, tmp_path, code).stdout == "none\n"
 
 
-@pytest.mark.parametrize(("status", "kind"), [(1, "BackendError"), (2, "UsageError"), (4, "DataCorruption")])
-def test_errors_of_the_command_keep_their_status(monkeypatch: pytest.MonkeyPatch, status: int, kind: str) -> None:
-    done = types.SimpleNamespace(returncode=status, stdout="", stderr="collbench: probing\ncollbench: it broke\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(collbench.Error, match=r"^it broke$") as caught:
-        collbench.select(2)
-    assert (type(caught.value).__name__, caught.value.exit_code) == (kind, status)
+def test_a_probe_that_fails_raises_with_the_commands_status(fakes: Fakes, tmp_path: Path) -> None:
+    fault = SMALL_MEMORY | {"FAKE_FAIL": "ncclCommSplit:2:1"}
+    done = python(fakes, tmp_path, REFUSED.format(before="", arguments="2"), fault)
+    assert done.code == 0, done.stderr
+    code, line, visible = done.stdout.rstrip("\n").split("|")
+    assert (code, visible) == ("1", "unset")
+    assert line.startswith("the probe failed: ")
+
+
+def test_a_probe_leaves_neither_cuda_nor_a_process_behind(fakes: Fakes, tmp_path: Path) -> None:
+    code = "import collbench, os, pathlib\nfrom collbench import api\n"
+    code += "print(collbench.select(2, verify=False).origin.source, api._cuda_user() or 'no CUDA')\n"
+    code += "print([p.name for p in pathlib.Path('/proc/self/task').glob('*/children') if p.read_text().strip()])"
+    done = python(fakes, tmp_path, code, SMALL_MEMORY)
+    assert done.stdout == "quick probe no CUDA\n[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("'two'", "True", "2.0", "0", "2, exclude='0,1'", "2, exclude=3", "2, exclude=[1.5]", "2, run=7"),
+        *("2, size=[64]", "2, verify='yes'", "2, fresh=1", "2, allow_busy=None"),
+    ],
+)
+def test_a_wrong_type_is_one_of_our_errors(arguments: str) -> None:
+    with pytest.raises(collbench.Error):
+        eval(f"collbench.select({arguments})")  # noqa: S307
 
 
 # --- load, rank, check --------------------------------------------------------------------------------------------

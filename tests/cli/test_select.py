@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
+from collbench.api import evidence, selecting
 from collbench.backends import factory
-from collbench.cli import evidence
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, pair_run, shared
@@ -34,7 +34,7 @@ def here(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> R
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4))
     monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(evidence, "measure", lambda *_: pytest.fail("verified"))
+    monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("verified"))
     monkeypatch.setattr(evidence, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(saved_in(tmp_path), gpus(4))
 
@@ -115,7 +115,7 @@ def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_o
     run_file.save(here, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
-    monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "probe", lambda _wanted, why, _notices: pytest.fail(f"probed: {why}"))
     with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: "):
         program("select", "2", "--no-verify")
 
@@ -334,7 +334,7 @@ def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> 
 def test_a_probe_that_fails_chooses_nothing(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["select", "2", "--format=env"], fail="ncclCommSplit:2:1")
     assert (done.code, done.stdout) == (1, "false\n")
-    assert done.stderr.endswith("the probe failed (exit status 1, see above): nothing was chosen\n")
+    assert done.stderr.endswith("; nothing was chosen\n")
 
 
 @pytest.mark.parametrize("words", [("--backend", "cuda"), ("--backend", "cuda", "--allow-busy")])

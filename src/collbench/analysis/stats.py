@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.linalg import LinearOperator, cg
 
 from collbench.model.run import DataPoint, Measurement
 from collbench.model.units import algbw, busbw_factor
@@ -272,6 +270,8 @@ def estimate(dense: _Array, held: _Array, measured: _Array) -> Estimate:
     The first one is common to all measurements. Solved by conjugate gradients from the last step's result, without the
     zeros: each measurement shows few unknowns.
     """
+    from scipy.sparse import csr_array  # late: 0.2 s, and only nodes need it
+
     design: Any = csr_array(dense)
     ridge = np.where(np.arange(dense.shape[1]) > 0, _RIDGE, 0.0)
     values, weights = np.zeros(dense.shape[1]), np.ones(len(measured))
@@ -293,7 +293,7 @@ class _System:
     """The normal equations of weighted least squares: designᵀ W design + heldᵀ held + ridge."""
 
     def __init__(self, design: Any, weights: _Array, held: _Array, ridge: _Array) -> None:
-        self._normal: Any = csr_array(design.T @ design.multiply(weights[:, None]))
+        self._normal: Any = (design.T @ design.multiply(weights[:, None])).tocsr()
         self._held, self._ridge = held, ridge
 
     def dense(self) -> _Array:
@@ -301,6 +301,8 @@ class _System:
         return found
 
     def solved(self, right: _Array, begin: _Array) -> _Array:
+        from scipy.sparse.linalg import LinearOperator, cg
+
         diagonal = self._normal.diagonal() + (self._held**2).sum(axis=0) + self._ridge
         shape = 2 * (len(begin),)
         system: Any = LinearOperator(shape, matvec=self._times, dtype=np.float64)

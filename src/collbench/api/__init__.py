@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.model.errors import BackendError, DataCorruption, UsageError
 from collbench.model.errors import CollbenchError as Error
+from collbench.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collbench.analysis.diagnose import Verdict
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Error", "check", "load", "rank", "select"]
 
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
-_ERRORS: dict[int, type[Error]] = {1: BackendError, 4: DataCorruption}
 
 
 def select(
@@ -40,18 +37,26 @@ def select(
 
     The options are those of `collbench select`: `run` a run file to choose from, `exclude` indices or UUIDs, `verify`
     None where the choice matters, `size` in bytes or as "64M". Call it before CUDA starts in this process. What has to
-    be measured, a child process measures. Raises Error; where it raises, the environment is untouched.
+    be measured, a worker process measures, which is gone afterwards. Raises Error; where it raises, the environment is
+    untouched.
     """
+    from collbench.api.selecting import DEFAULT_SIZE, SelectRequest, select_devices
+
     _check_alone()
     _check_cuda_is_down()
-    words = ["select", str(k), "--format", "json", "--backend", "cuda"]
-    words += [] if run is None else ["--from", os.fspath(run)]
-    excluded = ",".join(map(str, exclude))
-    words += ["--exclude", excluded] if excluded else []
-    words += ["--allow-busy"] * allow_busy + ["--fresh"] * fresh
-    words += [] if verify is None else ["--verify" if verify else "--no-verify"]
-    words += [] if size is None else ["--size", str(_bytes(size))]
-    selection = _parse(_collbench(words))
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise UsageError(f"{k!r} is no number of GPUs: write a whole number from 1")
+    asked = SelectRequest(
+        count=k,
+        backend="cuda",
+        run=None if run is None else os.fspath(_path(run)),
+        exclude=_excluded(exclude),
+        allow_busy=_flag("allow_busy", allow_busy),
+        verify=None if verify is None else _flag("verify", verify),
+        size_bytes=_bytes(DEFAULT_SIZE if size is None else size),
+        fresh=_flag("fresh", fresh),
+    )
+    selection = select_devices(asked).check()
     os.environ.update(selection.environment)
     return selection
 
@@ -60,7 +65,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     """Return the run in a file that collbench saved, of any machine. Raises Error."""
     from collbench.runfile import run_file
 
-    return run_file.load(Path(path))
+    return run_file.load(_path(path))
 
 
 def rank(
@@ -169,22 +174,27 @@ def _cuda_user() -> str:
     return "" if status == _NOT_INITIALIZED else "CUDA has started"
 
 
-def _collbench(words: list[str]) -> str:
-    """Return what the program prints, run in a child process. Raises Error with its line."""
-    command = [sys.executable, "-P", "-m", "collbench", *words]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return done.stdout
-    told = done.stderr.strip().splitlines() or [f"'{' '.join(command)}' ended with status {done.returncode}"]
-    raise _ERRORS.get(done.returncode, UsageError)(told[-1].removeprefix("collbench: "))
+def _path(given: object) -> Path:
+    """Return a file's path. Raises UsageError for what names no file."""
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"{given!r} names no run file: write its path")
+    return Path(given)
 
 
-def _parse(text: str) -> Selection:
-    from collbench.analysis.select import Selection
-    from collbench.runfile.codec import build
+def _flag(name: str, given: object) -> bool:
+    """Return True or False. Raises UsageError for anything else."""
+    if not isinstance(given, bool):
+        raise UsageError(f"{name}={given!r} is neither True nor False")
+    return given
 
-    try:
-        selection: Selection = build(Selection, json.loads(text), "selection")
-    except ValueError as error:
-        raise BackendError(f"'collbench select' answered what cannot be read: {error}; report this") from error
-    return selection
+
+def _excluded(given: object) -> str | None:
+    """Return indices and UUIDs as the command line has them; None for none. Raises UsageError."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise UsageError(f"exclude={given!r} is no list of GPUs: write [0, 3], or a list of UUIDs")
+    words = []
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, int | str):
+            raise UsageError(f"exclude has {one!r}, which is neither the index of a GPU nor a UUID")
+        words.append(str(one))
+    return ",".join(words) or None
