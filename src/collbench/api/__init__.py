@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collbench.analysis.select import Selection
     from collbench.analysis.tiers import LinkRanking
     from collbench.model.run import Run
+    from collbench.runfile.saved_runs import SavedRun
 
-__all__ = ["Error", "check", "load", "rank", "select"]
+__all__ = ["Error", "check", "load", "rank", "runs", "select"]
 
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
 
@@ -66,6 +67,13 @@ def load(path: str | os.PathLike[str]) -> Run:
     from collbench.runfile import run_file
 
     return run_file.load(_path(path))
+
+
+def runs(limit: int | None = None) -> tuple[SavedRun, ...]:
+    """Return the runs that collbench saved, newest first, `limit` of them. Raises Error."""
+    from collbench.api import saved
+
+    return saved.runs(limit)
 
 
 def rank(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from collbench.model.errors import UsageError
+from collbench.model.errors import ExitStatus, UsageError
 from collbench.runfile import atomic_write
 
 RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
@@ -54,6 +54,24 @@ class Saved:
 
     files: tuple[Path, ...] = ()
     ignored: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """What a list says of one run. `fabric` is the simulated machine's name, "" for a real machine.
+
+    `devices` are their names by position ("GPU0"), `command` the words after `collbench`, `status` what the run earns.
+    """
+
+    path: Path
+    started: str
+    backend: str
+    machine: str
+    fabric: str
+    devices: tuple[str, ...]
+    command: tuple[str, ...]
+    complete: bool
+    status: ExitStatus
 
 
 def believed() -> Saved:
