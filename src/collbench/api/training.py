@@ -1,21 +1,76 @@
-"""Which devices `collbench train` takes, what is said of those that it does not take, and whether it binds them."""
+"""A training job before its start: which devices it takes and why, whether it binds them, and what is started."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from collbench.analysis import freshness
 from collbench.analysis.outcome import named, outcome
 from collbench.api import evidence
 from collbench.api.evidence import Evidence, Wanted
-from collbench.api.notices import Notices
+from collbench.api.notices import SILENT, Notices
+from collbench.backends import factory
 from collbench.backends.factory import Present
-from collbench.launch import torchrun
+from collbench.launch import rendezvous, torchrun
 from collbench.launch.arguments import TrainArguments
 from collbench.machine import numa, visible_devices
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.run import Device, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `collbench train` starts: variables beside ours, and a command. `executed` also brings torchrun's agent.
+
+    `choice` is the line on the devices and why they were chosen, `notes` the lines before it.
+    """
+
+    changes: dict[str, str]
+    command: list[str]
+    executed: list[str]
+    notes: tuple[str, ...]
+    choice: str
+
+
+def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
+    """Choose devices and return what to start on them. Raises what cannot be started, and what `choose` does."""
+    apptainer = _check(arguments)
+    with ThreadPoolExecutor(1) as beside:  # the driver answers in a tenth of a second, and numpy loads in another
+        looking = beside.submit(factory.look, arguments.backend)
+        chosen = choose(arguments, looking.result, notices)
+    found = looking.result()
+    devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
+    changes = torchrun.for_devices(devices, os.environ, backend=found.backend)
+    changes |= rendezvous.variables(arguments, os.environ)
+    inside = torchrun.here() if apptainer is None else torchrun.image()
+    command = torchrun.command(arguments, devices, os.environ, backend=found.backend, inside=inside, bind=binding.bind)
+    if apptainer is None:
+        executed = torchrun.with_agent(command, inside)
+    else:
+        executed = command = torchrun.in_container(arguments, command, {**os.environ, **changes}, apptainer)
+    notes = (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))
+    choice = torchrun.choice(
+        devices, chosen.why, chosen.source, backend=found.backend, among=found.among, binding=binding.words
+    )
+    return Launch(changes, command, executed, tuple(filter(None, notes)), choice)
+
+
+def _check(arguments: TrainArguments) -> str | None:
+    """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
+    freshness.parse_duration(arguments.max_age)
+    torchrun.check_options(arguments, os.environ)
+    if arguments.container is not None:
+        return torchrun.find_apptainer(arguments.container)
+    torchrun.check_script(arguments)
+    torchrun.find_torch()
+    return None
+
+
+# Which devices it takes, and what is said of those that it does not take.
+
 
 _MIG = "in MIG mode, whose instances cannot talk P2P"
 

@@ -24,8 +24,7 @@ from collbench.launch import ablation as launch_ablation
 from collbench.launch import experiment as launch_experiment
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.ablation import Ablation, Arm, Change, Measure
-from collbench.launch.arguments import AblateArguments, split_ablation
-from collbench.launch.experiment import rehearse
+from collbench.launch.arguments import AblateArguments, split, split_ablation
 from collbench.machine import visible_devices
 from collbench.model.errors import Interrupted, UsageError
 from collbench.model.printable import one_line
@@ -104,11 +103,11 @@ def ablate(arguments: AblateArguments) -> None:
         words = (*arguments.passed, *cast.binding, "--", *arguments.train.program)
         plan = Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force)
         experiment = Experiment(ablation, plan, told(verbose=arguments.verbose))
-        for command in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in ablation.arms):
-            rehearse(command)
+        for _train, *rest in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in ablation.arms):
+            training.prepare(split(rest))  # what `collbench train` would refuse, it refuses at once
         if arguments.train.dry_run:
             for arm in ablation.arms:
-                echo(torchrun.shell_line(arm.environment, experiment.train_words(arm)))
+                echo(torchrun.shell_line(arm.environment, launch_experiment.collbench(*experiment.train_words(arm))))
             return
         _make(experiment, plan, allreduce=arguments.allreduce)
     _show(ablation, experiment.path, as_json=arguments.json)

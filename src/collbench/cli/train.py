@@ -6,18 +6,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from collbench.analysis import freshness
-from collbench.api.training import choose, decide
-from collbench.backends import factory
+from collbench.api.training import prepare
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say, tell
-from collbench.launch import rendezvous, torchrun
+from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
@@ -144,37 +141,11 @@ def train(arguments: TrainArguments) -> None:
       srun --ntasks-per-node 1 collbench train --auto-select 4 train.py
       collbench train --auto-select 2 --container image.sif train.py
     """
-    apptainer = _check(arguments)
-    with ThreadPoolExecutor(1) as beside:  # the driver answers in a tenth of a second, and numpy loads in another
-        looking = beside.submit(factory.look, arguments.backend)
-        chosen = choose(arguments, looking.result, NOTICES)
-    found = looking.result()
-    backend = found.backend
-    devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
-    changes = torchrun.for_devices(devices, os.environ, backend=backend)
-    changes |= rendezvous.variables(arguments, os.environ)
-    inside = torchrun.here() if apptainer is None else torchrun.image()
-    command = torchrun.command(arguments, devices, os.environ, backend=backend, inside=inside, bind=binding.bind)
-    whole = {**os.environ, **changes}
-    if apptainer is not None:
-        command = torchrun.in_container(arguments, command, whole, apptainer)
-    for note in filter(None, (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))):
+    launch = prepare(arguments, NOTICES)
+    for note in launch.notes:
         say(note)
-    source, among = chosen.source, found.among
-    line = torchrun.choice(devices, chosen.why, source, backend=backend, among=among, binding=binding.words)
-    tell(line)
+    tell(launch.choice)
     if arguments.dry_run:
-        echo(torchrun.shell_line(changes, command))
+        echo(torchrun.shell_line(launch.changes, launch.command))
         return
-    torchrun.execute(command if apptainer is not None else torchrun.with_agent(command, inside), whole)
-
-
-def _check(arguments: TrainArguments) -> str | None:
-    """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
-    freshness.parse_duration(arguments.max_age)
-    torchrun.check_options(arguments, os.environ)
-    if arguments.container is not None:
-        return torchrun.find_apptainer(arguments.container)
-    torchrun.check_script(arguments)
-    torchrun.find_torch()
-    return None
+    torchrun.execute(launch.executed, {**os.environ, **launch.changes})
