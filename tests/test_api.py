@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -171,6 +172,80 @@ def test_a_wrong_type_is_one_of_our_errors(arguments: str) -> None:
         eval(f"collbench.select({arguments})")  # noqa: S307
 
 
+# --- measure, compare ---------------------------------------------------------------------------------------------
+
+SIMULATED: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v", "quick": True, "sizes": "1M", "seed": 7}
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where this process saves runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "collbench" / "runs"
+
+
+@pytest.mark.parametrize("command", ["pairs", "allreduce"])
+def test_measure_is_the_command(state: Path, tmp_path: Path, command: str) -> None:
+    run = collbench.measure(command, **SIMULATED)
+    (listed,) = collbench.runs()
+    assert run_file.dumps(collbench.load(listed.path)) == run_file.dumps(run)
+    words = [*run.settings.command, "--seed", "7", "--output", str(tmp_path / "typed.json")]
+    subprocess.run([sys.executable, "-m", "collbench", *words], check=True, capture_output=True)
+    typed = collbench.load(tmp_path / "typed.json")
+    assert typed.measurements == run.measurements
+
+
+def test_measure_saves_where_it_is_told(state: Path, tmp_path: Path) -> None:
+    collbench.measure("latency", **SIMULATED | {"sizes": None}, save=False)
+    assert not state.exists()
+    collbench.measure("allreduce", **SIMULATED, devices=[0, 3], output=tmp_path / "mine.json")
+    assert not state.exists()
+    assert [device.index for device in collbench.load(tmp_path / "mine.json").devices] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("show", {}),
+        (7, {}),
+        ("pairs", {"backend": "gpu"}),
+        ("pairs", {"backend": "sim"}),
+        ("pairs", {"fabric": "dgx-1v"}),
+        ("pairs", {"sizes": 1.5}),
+        ("pairs", {"sizes": []}),
+        ("pairs", {"devices": [None]}),
+        ("pairs", {"precision": "1%"}),
+        ("pairs", {"precision": 1}),
+        ("pairs", {"budget": -1}),
+        ("pairs", {"budget": 1, "quick": True}),
+        ("pairs", {"quick": "yes"}),
+        ("pairs", {"seed": -1}),
+        ("pairs", {"nccl": 2}),
+        ("pairs", {"dtype": 32}),
+        ("pairs", {"redop": None}),
+        ("latency", {"sizes": "1M"}),
+    ],
+)
+def test_what_cannot_be_measured_is_one_of_our_errors(state: Path, command: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(collbench.Error):
+        collbench.measure(command, **options)
+    assert not state.exists()
+
+
+def test_compare_is_the_commands_judgement() -> None:
+    base, new = pair_run(3, lambda *_: 300.0), pair_run(3, lambda a, _b: 300.0 if a else 200.0)
+    found = collbench.compare(base, new)
+    assert found.status == 3
+    assert collbench.compare(base, new, fail_below=0.5).status == 0
+    for wrong in (("base.json", new), (base, None)):
+        with pytest.raises(collbench.Error, match=r"collbench\.load"):
+            collbench.compare(*wrong)
+    with pytest.raises(collbench.Error, match="fail_below"):
+        collbench.compare(base, new, fail_below="5%")  # type: ignore[arg-type]
+    with pytest.raises(collbench.Error, match="cannot be compared"):
+        collbench.compare(base, dataclasses.replace(new, backend="host"))
+
+
 # --- load, rank, check --------------------------------------------------------------------------------------------
 
 
@@ -245,7 +320,7 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
     for path in (tmp_path / "run.json", tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"):
         equal = pair_run(4, lambda *_: 300.0)  # so that nothing needs to be measured
         save_run(path, fake_gpus(), measurements=equal.measurements)
-    assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 4
+    assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 5
     command = [sys.executable, "-c", RUNNER, str(DOCS)]
     done = fakes.run(command, tmp_path, environment(fakes, tmp_path))
     assert done.code == 0, done.stderr

@@ -1,16 +1,16 @@
 """collbench measures what the wires between GPUs really carry, and chooses the best ones.
 
-In Python: `select` chooses GPUs for this process, `runs` lists saved runs, `load` reads one, `rank` and `check` judge
-it, and `Error` is what they raise. docs/python.md shows them. Importing collbench loads nothing: numpy, torch and CUDA
-come when needed.
+In Python: `select` chooses GPUs for this process, `measure` measures, `runs` lists saved runs, `load` reads one,
+`rank`, `check` and `compare` judge it, and `Error` is what they raise. docs/python.md shows them. Importing collbench
+loads nothing: numpy, torch and CUDA come when needed.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collbench.api import Error, check, load, rank, runs, select
+    from collbench.api import Error, check, compare, load, measure, rank, runs, select
 
-__all__ = ["Error", "check", "load", "rank", "runs", "select"]
+__all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
 
 
 def __getattr__(name: str) -> object:

@@ -9,17 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collbench.api.notices import SILENT
 from collbench.model.errors import CollbenchError as Error
 from collbench.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from collbench.analysis.compare import Comparison
     from collbench.analysis.diagnose import Verdict
     from collbench.analysis.select import Selection
     from collbench.analysis.tiers import LinkRanking
     from collbench.model.run import Run
     from collbench.runfile.saved_runs import SavedRun
 
-__all__ = ["Error", "check", "load", "rank", "runs", "select"]
+__all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
 
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
 
@@ -43,7 +45,7 @@ def select(
     """
     from collbench.api.selecting import DEFAULT_SIZE, SelectRequest, select_devices
 
-    _check_alone()
+    _check_alone("select")
     _check_cuda_is_down()
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise UsageError(f"{k!r} is no number of GPUs: write a whole number from 1")
@@ -60,6 +62,68 @@ def select(
     selection = select_devices(asked).check()
     os.environ.update(selection.environment)
     return selection
+
+
+def measure(  # noqa: PLR0913 - keywords, each an option of the command line
+    command: str = "pairs",
+    *,
+    devices: Iterable[int | str] | None = None,
+    sizes: Iterable[int | str] | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    dtype: str = "float32",
+    redop: str = "sum",
+    precision: float | None = None,
+    budget: float | None = None,
+    quick: bool = False,
+    nccl: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Measure what `collbench COMMAND` measures (pairs, latency, allreduce, …), and return the run.
+
+    `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds; all
+    mean what the options of their names mean. A worker process uses the GPUs: this one starts no CUDA. The run is saved
+    as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on the way is
+    in the run (docs/run-file.md).
+    """
+    from collbench.api.measuring import measure as measured
+    from collbench.api.requests import request_of
+    from collbench.runfile import saved_runs
+
+    _check_alone("measure")
+    request = request_of(
+        command,
+        devices=devices,
+        sizes=sizes,
+        backend=backend,
+        fabric=fabric,
+        dtype=dtype,
+        redop=redop,
+        precision=precision,
+        budget=budget,
+        quick=_flag("quick", quick),
+        nccl=None if nccl is None else os.fspath(_path(nccl)),
+        seed=seed,
+    )
+    path = None if output is None else _path(output)
+    if path is None and _flag("save", save):
+        path = saved_runs.new_run(command, request.backend, SILENT.say)
+    return measured(request, path, SILENT, f"measuring {command}").run
+
+
+def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
+    """Return what became faster or slower from one run to another, as `collbench compare` judges it. Raises Error."""
+    from collbench.analysis.compare import compare as compared
+
+    _check_run(base, "compare")
+    _check_run(new, "compare")
+    if base.backend != new.backend:
+        raise UsageError(f"a run of the {base.backend} backend and one of the {new.backend} backend cannot be compared")
+    if isinstance(fail_below, bool) or not isinstance(fail_below, int | float) or not 0 <= fail_below < 1:
+        raise UsageError(f"fail_below={fail_below!r} is no ratio: write a number from 0 to below 1, such as 0.05")
+    return compared(base, new, fail_below, None)
 
 
 def load(path: str | os.PathLike[str]) -> Run:
@@ -140,7 +204,7 @@ def _bytes(size: object) -> int:
     return size
 
 
-def _check_alone() -> None:
+def _check_alone(what: str) -> None:
     """Raise UsageError in one of several processes, which would each choose for themselves, and be one another's load.
 
     In one of them CUDA_VISIBLE_DEVICES would come too late for the others, too.
@@ -150,8 +214,8 @@ def _check_alone() -> None:
     place = find_place(os.environ)
     if place is not None:
         raise UsageError(
-            f"collbench.select was called in one of {place.world_size} processes that {place.launcher} started, and "
-            "each would choose for itself: choose before they start, with 'collbench train' or 'collbench select'"
+            f"collbench.{what} was called in one of {place.world_size} processes that {place.launcher} started, and "
+            "each would act for itself: do it before they start, with 'collbench train' or 'collbench select'"
         )
 
 
