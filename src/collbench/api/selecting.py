@@ -66,12 +66,12 @@ class SelectRequest:
         """Raise UsageError for wishes that contradict each other."""
         if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
             raise UsageError(
-                "--topology reads labels alone, --from, --fresh and --elsewhere are about runs: leave one out"
+                "--topology reads labels alone, a run file, --fresh and --elsewhere are about runs: leave one out"
             )
         if self.run is not None and self.fresh:
-            raise UsageError("--from reads a saved run and --fresh ignores them: leave one out")
+            raise UsageError(f"{self.run} is a saved run and --fresh ignores them: leave one out")
         if self.elsewhere and self.run is None:
-            raise UsageError("--elsewhere needs the run of the other machine: add --from RUN")
+            raise UsageError("--elsewhere needs the run of the other machine: write select K RUN.JSON --elsewhere")
         if self.verify and (self.topology is not None or self.elsewhere):
             raise UsageError(
                 "--verify measures this machine, --topology and --elsewhere speak of others: leave one out"
@@ -149,7 +149,7 @@ def _wanted(asked: SelectRequest) -> Wanted:
     backend, why = factory.resolve(asked.backend)
     if why is not None:
         raise MachineError(
-            f"no GPU to choose: {why}; write --from RUN --elsewhere or --topology FILE to judge another machine, or "
+            f"no GPU to choose: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
             "--backend host for CPU cores"
         )
     return Wanted(

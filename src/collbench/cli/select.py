@@ -63,8 +63,8 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 
 _own_options = options.apply(
-    click.option("--from", "file", metavar="RUN", help="Choose from this run file, not from the newest that fits."),
-    click.option("--elsewhere", is_flag=True, help="With --from: take a run of another machine or of the simulator."),
+    click.option("--from", "older_file", metavar="RUN", hidden=True),  # RUN.JSON, as it was written once
+    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: take a run of another machine or of the simulator."),
     click.option("--topology", metavar="FILE", help="Estimate from saved 'nvidia-smi topo -m' text alone."),
     click.option("--exclude", metavar="LIST", help="Leave these out: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not leave busy, throttled or faulty GPUs out."),
@@ -98,13 +98,14 @@ _own_options = options.apply(
 
 @click.command(cls=_Select, short_help="Choose the best K GPUs, for a shell, a container or Slurm.")
 @click.argument("count", metavar="K", type=click.IntRange(min=1))
+@click.argument("file", metavar="[RUN.JSON]", required=False)
 @_own_options
 def select(**given: Any) -> None:
     """Choose the best K devices of this machine and say why.
 
-    Chooses from a saved run of this very machine, else from a probe of a few seconds. Busy, throttled and faulty GPUs
-    are left out, as of now. Where the choice matters, real all-reduces on the best sets decide. The format text prints
-    the reasons; any other prints its answer alone, and the reasons on stderr.
+    Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
+    Busy, throttled and faulty GPUs are left out, as of now. Where the choice matters, real all-reduces on the best sets
+    decide. The format text prints the reasons; any other prints its answer alone, and the reasons on stderr.
 
     \b
     Examples:
@@ -125,8 +126,11 @@ def select(**given: Any) -> None:
         raise click.exceptions.Exit(found.status)
 
 
-def _parse(*, file: str | None, size: str, max_age: str, **given: Any) -> SelectRequest:
-    return SelectRequest(run=file, size_bytes=parse_size(size), max_age=freshness.parse_duration(max_age), **given)
+def _parse(*, file: str | None, older_file: str | None, size: str, max_age: str, **given: Any) -> SelectRequest:
+    if file is not None and older_file is not None:
+        raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
+    age = freshness.parse_duration(max_age)
+    return SelectRequest(run=file or older_file, size_bytes=parse_size(size), max_age=age, **given)
 
 
 def _check_layout(asked: SelectRequest, layout: str) -> None:
