@@ -187,7 +187,7 @@ def test_what_a_stranger_recorded_is_not_touched(
         assert showing.json is None
         return path
 
-    for module in ("pairs", "check", "collectives"):
+    for module in ("copies", "check", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", lambda given: measured(*options.make_request("check", given)))
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)
