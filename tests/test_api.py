@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from collbench import api
 from collbench.analysis.diagnose import judge
 from collbench.model.operations import Operation
 from collbench.runfile import run_file
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
 from tests.native.fakes import Fakes, Outcome, build
@@ -52,6 +54,9 @@ def test_it_offers_what_it_says_and_nothing_else() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'choose'"):
         collbench.choose  # noqa: B018  # type: ignore[attr-defined]
 
+
+# As tests.cli.program.on_gpus has it: small buffers make a quick test.
+SMALL_MEMORY = {"FAKE_MEMORY": str(4096 << 20), "FAKE_FREE": str((256 + 4 * 512 + 2) << 20)}
 
 # --- select -------------------------------------------------------------------------------------------------------
 
@@ -140,13 +145,119 @@ def test_this_process_starts_no_cuda(fakes: Fakes, tmp_path: Path) -> None:
     assert python(fakes, tmp_path, code).stdout == "none\n"
 
 
-@pytest.mark.parametrize(("status", "kind"), [(1, "BackendError"), (2, "UsageError"), (4, "DataCorruption")])
-def test_errors_of_the_command_keep_their_status(monkeypatch: pytest.MonkeyPatch, status: int, kind: str) -> None:
-    done = types.SimpleNamespace(returncode=status, stdout="", stderr="collbench: probing\ncollbench: it broke\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(collbench.Error, match=r"^it broke$") as caught:
-        collbench.select(2)
-    assert (type(caught.value).__name__, caught.value.exit_code) == (kind, status)
+def test_a_probe_that_fails_raises_with_the_commands_status(fakes: Fakes, tmp_path: Path) -> None:
+    fault = SMALL_MEMORY | {"FAKE_FAIL": "ncclCommSplit:2:1"}
+    done = python(fakes, tmp_path, REFUSED.format(before="", arguments="2"), fault)
+    assert done.code == 0, done.stderr
+    code, line, visible = done.stdout.rstrip("\n").split("|")
+    assert (code, visible) == ("1", "unset")
+    assert line.startswith("the probe failed: ")
+
+
+def test_a_probe_leaves_neither_cuda_nor_a_process_behind(fakes: Fakes, tmp_path: Path) -> None:
+    code = "import collbench, os, pathlib\nfrom collbench import api\n"
+    code += "print(collbench.select(2, verify=False).origin.source, api._cuda_user() or 'no CUDA')\n"
+    code += "print([p.name for p in pathlib.Path('/proc/self/task').glob('*/children') if p.read_text().strip()])"
+    done = python(fakes, tmp_path, code, SMALL_MEMORY)
+    assert done.stdout == "quick probe no CUDA\n[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("'two'", "True", "2.0", "0", "2, exclude='0,1'", "2, exclude=3", "2, exclude=[1.5]", "2, run=7"),
+        *("2, size=[64]", "2, verify='yes'", "2, fresh=1", "2, allow_busy=None"),
+    ],
+)
+def test_a_wrong_type_is_one_of_our_errors(arguments: str) -> None:
+    with pytest.raises(collbench.Error):
+        eval(f"collbench.select({arguments})")  # noqa: S307
+
+
+# --- measure, compare ---------------------------------------------------------------------------------------------
+
+SIMULATED: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v", "quick": True, "sizes": "1M", "seed": 7}
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where this process saves runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "collbench" / "runs"
+
+
+@pytest.mark.parametrize("command", ["pairs", "allreduce", "check"])
+def test_measure_is_the_command(state: Path, tmp_path: Path, command: str) -> None:
+    run = collbench.measure(command, **SIMULATED)
+    (listed,) = collbench.runs()
+    assert run_file.dumps(collbench.load(listed.path)) == run_file.dumps(run)
+    words = [*run.settings.command, "--seed", "7", "--output", str(tmp_path / "typed.json")]
+    subprocess.run([sys.executable, "-m", "collbench", *words], check=False, capture_output=True)
+    typed = collbench.load(tmp_path / "typed.json")
+    assert typed.measurements == run.measurements
+
+
+def test_what_check_measures_is_confirmed_and_judged(state: Path, tmp_path: Path) -> None:
+    fabric = dataclasses.replace(fabrics.load("dgx-1v"), faults=(Fault(FaultKind.SLOW_LINK, (0, 3), factor=0.5),))
+    (tmp_path / "slow.json").write_text(fabrics.dumps(fabric), encoding="utf-8")
+    run = collbench.measure("check", backend="sim", fabric=str(tmp_path / "slow.json"), seed=3)
+    assert {0, 3} in [set(verdict.members) for verdict in collbench.check(run)]
+    alone = [found for found in run.measured() if set(found.cell.members) == {0, 3}]
+    assert any(not sample.concurrent for found in alone for sample in found.samples)
+    (saved,) = collbench.runs()
+    assert run_file.dumps(collbench.load(saved.path)) == run_file.dumps(run)
+
+
+def test_measure_saves_where_it_is_told(state: Path, tmp_path: Path) -> None:
+    collbench.measure("latency", **SIMULATED | {"sizes": None}, save=False)
+    assert not state.exists()
+    collbench.measure("allreduce", **SIMULATED, devices=[0, 3], output=tmp_path / "mine.json")
+    assert not state.exists()
+    assert [device.index for device in collbench.load(tmp_path / "mine.json").devices] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("show", {}),
+        (7, {}),
+        ("pairs", {"backend": "gpu"}),
+        ("pairs", {"backend": "sim"}),
+        ("pairs", {"fabric": "dgx-1v"}),
+        ("pairs", {"sizes": 1.5}),
+        ("pairs", {"sizes": []}),
+        ("pairs", {"devices": [None]}),
+        ("pairs", {"precision": "1%"}),
+        ("pairs", {"precision": 1}),
+        ("pairs", {"budget": -1}),
+        ("pairs", {"budget": 1, "quick": True}),
+        ("pairs", {"quick": "yes"}),
+        ("pairs", {"seed": -1}),
+        ("pairs", {"nccl": 2}),
+        ("pairs", {"dtype": 32}),
+        ("pairs", {"redop": None}),
+        ("latency", {"sizes": "1M"}),
+        ("check", {"dtype": "float16"}),
+    ],
+)
+def test_what_cannot_be_measured_is_one_of_our_errors(state: Path, command: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(collbench.Error):
+        collbench.measure(command, **options)
+    assert not state.exists()
+
+
+def test_compare_is_the_commands_judgement() -> None:
+    base, new = pair_run(3, lambda *_: 300.0), pair_run(3, lambda a, _b: 300.0 if a else 200.0)
+    found = collbench.compare(base, new)
+    assert found.status == 3
+    assert collbench.compare(base, new, fail_below=0.5).status == 0
+    for wrong in (("base.json", new), (base, None)):
+        with pytest.raises(collbench.Error, match=r"collbench\.load"):
+            collbench.compare(*wrong)
+    with pytest.raises(collbench.Error, match="fail_below"):
+        collbench.compare(base, new, fail_below="5%")  # type: ignore[arg-type]
+    with pytest.raises(collbench.Error, match="cannot be compared"):
+        collbench.compare(base, dataclasses.replace(new, backend="host"))
 
 
 # --- load, rank, check --------------------------------------------------------------------------------------------
@@ -223,7 +334,7 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
     for path in (tmp_path / "run.json", tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"):
         equal = pair_run(4, lambda *_: 300.0)  # so that nothing needs to be measured
         save_run(path, fake_gpus(), measurements=equal.measurements)
-    assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 4
+    assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 5
     command = [sys.executable, "-c", RUNNER, str(DOCS)]
     done = fakes.run(command, tmp_path, environment(fakes, tmp_path))
     assert done.code == 0, done.stderr

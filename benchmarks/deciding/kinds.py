@@ -12,7 +12,7 @@ from pathlib import Path
 
 from collbench.analysis import diagnose
 from collbench.analysis.diagnose import Kind, Verdict
-from collbench.cli.check import confirm
+from collbench.api.checking import confirm
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Run
 from collbench.sim import fabrics, faults

@@ -1,18 +1,19 @@
 """collbench measures what the wires between GPUs really carry, and chooses the best ones.
 
-In Python: `select` chooses GPUs for this process, `load` reads a saved run, `rank` and `check` judge it, and `Error` is
-what they raise. docs/python.md shows them. Importing collbench loads nothing: numpy, torch and CUDA come when needed.
+In Python: `select` chooses GPUs for this process, `measure` measures, `runs` lists saved runs, `load` reads one,
+`rank`, `check` and `compare` judge it, and `Error` is what they raise. docs/python.md shows them. Importing collbench
+loads nothing: numpy, torch and CUDA come when needed.
 """
 
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collbench.api import Error, check, load, rank, select
+    from collbench.api import Error, check, compare, load, measure, rank, runs, select
 
     __version__: str
 
-__all__ = ["Error", "check", "load", "rank", "select"]
+__all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
 
 
 def __getattr__(name: str) -> object:

@@ -95,7 +95,7 @@ COMMANDS: list[Row] = [
     ("an unknown command", "measure", "no such command 'measure'", "see 'collbench --help'"),
     ("a command that is almost right", "pair", "no such command 'pair'", "Did you mean 'pairs'?"),
     ("an unknown option before the command", "--fast pairs", "no such option '--fast'", "see 'collbench --help'"),
-    ("show without a file", "show", "missing argument 'RUN.JSON'", "see 'collbench show --help'"),
+    ("show without a file", "show", "no run is saved", "measure with 'collbench pairs'"),
     ("topo of one GPU", "topo 0", "1 was given", "write 'collbench topo 0 1'"),
     ("topo of three GPUs", "topo 0 1 2", "3 was given", "write 'collbench topo 0 1'"),
     ("topo of one GPU, twice", "topo --from topo.txt 0 0", "names GPU0 twice", "each device once"),

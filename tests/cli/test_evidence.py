@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.cli import evidence
-from collbench.cli.evidence import Evidence
+from collbench.api import evidence
+from collbench.api.evidence import Evidence
 from collbench.model.run import Health, Run
 from tests.builders import GIB, pair_run, shared, throttled
 

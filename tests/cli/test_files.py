@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.cli import evidence
+from collbench.api import evidence
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, list_only, save_run

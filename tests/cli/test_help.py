@@ -26,6 +26,7 @@ COMMANDS = [
     *COLLECTIVES,
     "topo",
     "doctor",
+    "runs",
     "show",
     "rank",
     "plot",

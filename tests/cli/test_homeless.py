@@ -12,9 +12,12 @@ from typing import Any, Self
 
 import pytest
 
-from collbench.cli import evidence, options
+from collbench.api import evidence
+from collbench.api.measuring import Measured
+from collbench.api.notices import SILENT
+from collbench.api.selecting import FinalistRequest, measure_finalists
 from collbench.model.run import Run
-from collbench.runfile import run_file
+from collbench.runfile import saved_runs
 from tests.builders import gpus, pair_run
 from tests.cli.program import Program, collbench, list_only
 
@@ -100,18 +103,15 @@ def test_a_disk_that_is_full_before_the_start_is_told_before_the_start(
 def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its probe has to leave the run somewhere until it is read, and that is gone afterwards."""
-    probed: list[Path] = []
+    probed: list[Path | None] = []
 
-    def measured(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        path = Path(command[command.index("-o") + 1])
+    def measured(_request: object, path: Path | None, *_: object) -> Measured:
         probed.append(path)
-        run_file.save(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0), path)
-        return subprocess.CompletedProcess(command, 0)
+        return Measured(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0), path)
 
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(evidence, "here", lambda *_: None)
-    monkeypatch.setattr(subprocess, "run", measured)
+    monkeypatch.setattr(evidence, "measure", measured)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     said = program("select", "2", "--backend", "cuda", "--no-verify", "--format", "list")
@@ -120,15 +120,14 @@ def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
     assert len(warned) == 1
     assert "XDG_STATE_HOME" in warned[0]
     assert "--output" not in warned[0]
-    assert len(probed) == 1
-    assert not probed[0].exists()
+    assert probed == [None]
 
 
 def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     measured: list[Path | None] = []
 
-    class Measured:
+    class FakeSession:
         run: Run = pair_run(4, lambda a, b: 300.0)
         path = None
 
@@ -142,10 +141,10 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
 
         def measure(self, _progress: object) -> None: ...
 
-    monkeypatch.setattr("collbench.bench.session.Session", Measured)
+    monkeypatch.setattr("collbench.bench.session.Session", FakeSession)
     monkeypatch.setattr("collbench.backends.factory.begin", lambda _: None)
-    sitting = evidence.FinalistRequest("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
-    assert evidence.measure(sitting)[1] is None
+    finalists = FinalistRequest("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
+    assert measure_finalists(finalists, SILENT)[1] is None
     assert measured == [None]
 
 
@@ -157,10 +156,10 @@ def test_what_is_kept_only_this_user_can_write(program: Program, tmp_path: Path,
         assert program(*f"allreduce {SIM} --sizes 1M --output named.json".split()).status == 0
     finally:
         os.umask(before)
-    folder = options.state_folder(options.RUNS)
+    folder = saved_runs.state_folder(saved_runs.RUNS)
     (run,) = folder.iterdir()
     for made in (folder, folder.parent, folder.parent.parent):
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
     for file in (run, tmp_path / "named.json"):
         assert stat.S_IMODE(file.stat().st_mode) & (0o022 | umask) == 0
-    assert options.saved_runs().files == (run,)
+    assert saved_runs.believed().files == (run,)

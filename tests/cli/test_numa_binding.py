@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.cli import evidence, train
-from collbench.cli.train import Decision
+from collbench.api import evidence, training
+from collbench.api.training import Decision
 from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.machine import numa
@@ -71,7 +71,7 @@ def test_what_host_copies_decide(
     members: tuple[int, ...],
     expected: Decision,
 ) -> None:
-    assert train.decide(arguments(), run_with(labels, rate), members) == expected, title
+    assert training.decide(arguments(), run_with(labels, rate), members) == expected, title
 
 
 AGREED = run_with([0, 0, 1, 1], near)
@@ -88,7 +88,7 @@ AGREED = run_with([0, 0, 1, 1], near)
     ],
 )
 def test_nothing_is_done_or_said(title: str, run: Run | None, line: str) -> None:
-    assert train.decide(arguments(line), run, (0, 2)) == Decision(), title
+    assert training.decide(arguments(line), run, (0, 2)) == Decision(), title
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_would_fail_is_not_tried_and_told(
     monkeypatch: pytest.MonkeyPatch, title: str, module: object, name: str, value: object, reason: str
 ) -> None:
     monkeypatch.setattr(module, name, value)
-    found = train.decide(arguments(), AGREED, (0, 2))
+    found = training.decide(arguments(), AGREED, (0, 2))
     assert not found.bind, title
     assert found.words.startswith("not bound to the NUMA nodes that host copies prefer: ")
     assert reason in found.words

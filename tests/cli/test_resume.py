@@ -208,7 +208,7 @@ def test_what_a_stranger_recorded_is_not_touched(
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_topology", pytest.fail)
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_p2p", pytest.fail)
-    monkeypatch.setattr("collbench.cli.check._Texts.applied", lambda _texts, run: run)
+    monkeypatch.setattr("collbench.cli.check.ToolTexts.applied", lambda _texts, run: run)
     monkeypatch.setattr("collbench.cli.check.shortfall", lambda *_, **__: "")
     monkeypatch.setattr("collbench.backends.factory.resolve", lambda name: (name, None))
     said = program(command, "--resume", "run.json")

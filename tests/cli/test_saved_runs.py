@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.cli import evidence, options
+from collbench.api import evidence
+from collbench.runfile import saved_runs
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 
@@ -56,7 +57,7 @@ def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         save_run(where / name, gpus(4))
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(evidence, "here", lambda wanted, present: Here(wanted.backend, present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "probe", lambda _wanted, why, _notices: pytest.fail(f"probed: {why}"))
     monkeypatch.setattr(evidence, "health_of", lambda devices: ())
     (tmp_path / "train.py").touch()
     return where
@@ -74,7 +75,7 @@ def owned_by_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
 
 
 def test_the_newest_of_this_user_is_believed(saved: Path) -> None:
-    assert options.saved_runs() == options.Saved((saved / NEWEST, saved / OLDER))
+    assert saved_runs.believed() == saved_runs.Saved((saved / NEWEST, saved / OLDER))
 
 
 @pytest.mark.parametrize(("what", "spoil", "says"), DOUBTFUL, ids=[row[0] for row in DOUBTFUL])
@@ -90,13 +91,13 @@ def test_a_doubtful_file_is_left_out_in_one_line_and_the_next_one_taken(
     assert f"ignoring {saved / NEWEST}: " in ignored[0], what
     assert says in ignored[0], what
     assert OLDER in said.err or command.startswith("select"), what
-    assert options.saved_runs().files == (saved / OLDER,), what
+    assert saved_runs.believed().files == (saved / OLDER,), what
 
 
 def test_a_strangers_file_is_left_out_linked_or_not(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link_to_a_strangers_file(saved / OLDER)
     owned_by_a_stranger(monkeypatch, saved / NEWEST, saved.parent / "theirs.json")
-    found = options.saved_runs()
+    found = saved_runs.believed()
     assert found.files == ()
     assert f"{NEWEST} and 1 more: it belongs to another user (uid {STRANGER})" in found.ignored
 
@@ -104,14 +105,14 @@ def test_a_strangers_file_is_left_out_linked_or_not(saved: Path, monkeypatch: py
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_that_was_given_away_is_left_out(saved: Path) -> None:
     os.chown(saved / NEWEST, STRANGER, -1)
-    assert options.saved_runs().files == (saved / OLDER,)
+    assert saved_runs.believed().files == (saved / OLDER,)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777], ids=oct)
 def test_nothing_of_a_folder_that_others_can_write_is_taken(saved: Path, mode: int) -> None:
     """Sticky or not: whoever can put a file there can choose the newest."""
     saved.chmod(mode)
-    found = options.saved_runs()
+    found = saved_runs.believed()
     assert found.files == ()
     assert f"the saved runs in {saved}: others can write it" in found.ignored
     assert "chmod 700" in found.ignored
@@ -119,12 +120,12 @@ def test_nothing_of_a_folder_that_others_can_write_is_taken(saved: Path, mode: i
 
 def test_a_strangers_folder_is_not_believed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owned_by_a_stranger(monkeypatch, saved)
-    assert options.saved_runs().files == ()
+    assert saved_runs.believed().files == ()
 
 
 def test_a_link_of_ones_own_to_ones_own_file_is_believed(saved: Path) -> None:
     link_to_a_strangers_file(saved / NEWEST)  # it is not one here
-    assert options.saved_runs().files == (saved / NEWEST, saved / OLDER)
+    assert saved_runs.believed().files == (saved / NEWEST, saved / OLDER)
 
 
 def test_a_named_file_is_taken_whoever_can_write_it(program: Program, saved: Path) -> None:
@@ -134,4 +135,4 @@ def test_a_named_file_is_taken_whoever_can_write_it(program: Program, saved: Pat
 
 
 def test_no_folder_has_nothing_to_say(program: Program) -> None:
-    assert options.saved_runs() == options.Saved()
+    assert saved_runs.believed() == saved_runs.Saved()

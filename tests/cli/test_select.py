@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
+from collbench.api import evidence, selecting
 from collbench.backends import factory
-from collbench.cli import evidence
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, pair_run, shared
@@ -34,7 +34,7 @@ def here(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> R
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4))
     monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(evidence, "measure", lambda *_: pytest.fail("verified"))
+    monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("verified"))
     monkeypatch.setattr(evidence, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(saved_in(tmp_path), gpus(4))
 
@@ -82,7 +82,7 @@ def test_json_names_everything(program: Program, here: Run) -> None:
 def test_equal_gpus_are_said_to_be_equal_and_nothing_is_measured(program: Program, here: Run, tmp_path: Path) -> None:
     equal = replace(pair_run(4, lambda *_: 300.0), started=here.started)
     run_file.save(equal, tmp_path / "equal.json")
-    said = program("select", "2", "--from", "equal.json")
+    said = program("select", "2", "equal.json")
     assert said.status == 0, said.err
     assert said.out.startswith("GPU0, GPU1 ")
     assert "tie" in said.out
@@ -115,7 +115,7 @@ def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_o
     run_file.save(here, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
-    monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "probe", lambda _wanted, why, _notices: pytest.fail(f"probed: {why}"))
     with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: "):
         program("select", "2", "--no-verify")
 
@@ -155,12 +155,13 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
         ("an unknown format", ("2", "--format", "csh"), "'csh' is not one of"),
         ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not here"),
         ("labels and a run", ("2", "--topology", "t", "--from", "r"), "leave one out"),
-        ("a run and none", ("2", "--from", "r", "--fresh"), "leave one out"),
-        ("elsewhere without a run", ("2", "--elsewhere"), "add --from RUN"),
+        ("a run and none", ("2", "r", "--fresh"), "leave one out"),
+        ("two runs", ("2", "r", "--from", "s"), "leave one out"),
+        ("elsewhere without a run", ("2", "--elsewhere"), "write select K RUN.JSON --elsewhere"),
         ("labels that should be verified", ("2", "--topology", "t", "--verify"), "leave one out"),
         ("one GPU that should be verified", ("1", "--verify"), "one device alone"),
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
-        ("a simulated machine", ("2", "--backend", "sim"), "--from RUN --elsewhere"),
+        ("a simulated machine", ("2", "--backend", "sim"), "RUN.JSON --elsewhere"),
         ("no backend", ("2", "--backend", "rocm"), "write one of auto, cuda, host"),
         ("no size", ("2", "--size", "big"), "size 'big'"),
         ("no age", ("2", "--max-age", "old"), "duration 'old'"),
@@ -229,12 +230,12 @@ def simulated(tmp_path: Path) -> str:
 
 def test_a_figure_of_the_simulator_is_called_sim(program: Program, tmp_path: Path) -> None:
     """No GPU, no driver, no fixture: nothing of this machine is asked."""
-    said = program("select", "2", "--from", simulated(tmp_path), "--elsewhere")
+    said = program("select", "2", simulated(tmp_path), "--elsewhere")
     assert said.status == 0, said.err
     assert said.out.startswith("GPU2, GPU3 of the simulated machine dgx-1v (sim)\n")
     for line in said.out.splitlines():
         assert "GB/s" not in line or "sim" in line
-    answer = json.loads(program("select", "2", "--from", "other.json", "--elsewhere", "--format", "json").out)
+    answer = json.loads(program("select", "2", "other.json", "--elsewhere", "--format", "json").out)
     assert (answer["environment"], answer["origin"]["fabric"]) == ({}, "dgx-1v")
 
 
@@ -334,7 +335,7 @@ def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> 
 def test_a_probe_that_fails_chooses_nothing(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["select", "2", "--format=env"], fail="ncclCommSplit:2:1")
     assert (done.code, done.stdout) == (1, "false\n")
-    assert done.stderr.endswith("the probe failed (exit status 1, see above): nothing was chosen\n")
+    assert done.stderr.endswith("; nothing was chosen\n")
 
 
 @pytest.mark.parametrize("words", [("--backend", "cuda"), ("--backend", "cuda", "--allow-busy")])
@@ -392,4 +393,4 @@ def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tm
     assert "--backend host" in one_line(done.stderr)
     said = program(command, "--backend", "sim", *words)
     assert (said.status, said.out) == (2, "")
-    assert "collbench select K --from RUN --elsewhere" in said.line
+    assert "collbench select K RUN.JSON --elsewhere" in said.line

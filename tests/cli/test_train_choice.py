@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.cli import evidence
+from collbench.api import evidence
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
@@ -34,7 +34,7 @@ def saved_in(tmp_path: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> 
 def saved(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """A saved run of four GPUs that are only listed: 2-3 is the fastest pair, 0-1 the slowest; probing fails."""
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "probe", lambda _wanted, why: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "probe", lambda _wanted, why, _notices: pytest.fail(f"probed: {why}"))
     monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _wanted: "2.28.9")
     return save_run(saved_in(tmp_path), gpus(4))
 
@@ -150,7 +150,7 @@ def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave
     list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
     probed: list[str] = []
 
-    def probe(_wanted: object, why: str) -> Run:
+    def probe(_wanted: object, why: str, _notices: object) -> Run:
         probed.append(why)
         return saved
 

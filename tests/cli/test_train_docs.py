@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from collbench.cli import evidence
+from collbench.api import evidence
 from collbench.launch import same_count, torchrun
 from collbench.launch.arguments import OWN_FLAGS, OWN_VALUES
 from collbench.machine.visible_devices import visible
-from collbench.model.errors import UsageError
+from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Health
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
@@ -117,7 +115,11 @@ def an_old_run_and_a_probe_that_fails(program: Program, monkeypatch: pytest.Monk
     for path in Path("state/collbench/runs").iterdir():
         save_run(path, gpus(8), timedelta(days=9))
     monkeypatch.setattr(evidence, "probe", PROBE)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=4))
+
+    def fail(*_: object) -> None:
+        raise DataCorruption("GPU0 → GPU1 (ce): byte 7 is wrong")
+
+    monkeypatch.setattr(evidence, "measure", fail)
     said = program("train", "--auto-select", "2", "train.py")
     assert (said.status, said.err.count("\n")) == (4, 2)  # the probe's own: wrong data or a hang
     return said.err

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.analysis.physics import impossible
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Measurement, Path, Run, SkipKind
@@ -197,6 +196,8 @@ def _kind(found: Measurement) -> TroubleKind | None:
 def _impossible(run: Run) -> Iterator[Trouble]:
     """Yield the places whose link, port or slot some data points beat."""
     places: dict[tuple[int, ...], list[float]] = {}
+    from collbench.analysis.physics import impossible  # late: numpy, which --help does not need
+
     for one in impossible(run):
         places.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
     yield from (Trouble(TroubleKind.IMPOSSIBLE, place, len(rates), max(rates)) for place, rates in places.items())

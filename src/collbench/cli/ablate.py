@@ -14,25 +14,23 @@ from typing import TYPE_CHECKING
 
 import click
 
+from collbench.api import training
 from collbench.backends import factory
-from collbench.cli import evidence, options
-from collbench.cli import train as cli_train
-from collbench.cli.exit_codes import Interrupted
-from collbench.cli.terminal import echo, say, show_page, tell
+from collbench.cli import options
+from collbench.cli.terminal import NOTICES, echo, say, show_page, tell
 from collbench.cli.train import interrupted, told
 from collbench.distributed.launchers import find_place
 from collbench.launch import ablation as launch_ablation
 from collbench.launch import experiment as launch_experiment
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.ablation import Ablation, Arm, Change, Measure
-from collbench.launch.arguments import AblateArguments, split_ablation
-from collbench.launch.experiment import rehearse
+from collbench.launch.arguments import AblateArguments, split, split_ablation
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
+from collbench.model.errors import Interrupted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Device
-from collbench.runfile import atomic_write
+from collbench.runfile import atomic_write, saved_runs
 
 if TYPE_CHECKING:
     from collbench.launch.experiment import Experiment, Plan
@@ -106,11 +104,11 @@ def ablate(arguments: AblateArguments) -> None:
         words = (*arguments.passed, *cast.binding, "--", *arguments.train.program)
         plan = Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force)
         experiment = Experiment(ablation, plan, told(verbose=arguments.verbose))
-        for command in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in ablation.arms):
-            rehearse(command)
+        for _train, *rest in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in ablation.arms):
+            training.prepare(split(rest))  # what `collbench train` would refuse, it refuses at once
         if arguments.train.dry_run:
             for arm in ablation.arms:
-                echo(torchrun.shell_line(arm.environment, experiment.train_words(arm)))
+                echo(torchrun.shell_line(arm.environment, launch_experiment.collbench(*experiment.train_words(arm))))
             return
         _make(experiment, plan, allreduce=arguments.allreduce)
     _show(ablation, experiment.path, as_json=arguments.json)
@@ -142,7 +140,7 @@ def _alone(what: str) -> UsageError:
 
 def _places(arguments: AblateArguments) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
-    folder, name = options.state_folder(options.ABLATIONS), options.new_name()
+    folder, name = saved_runs.state_folder(saved_runs.ABLATIONS), saved_runs.new_name()
     path = folder / f"{name}.json" if arguments.output is None else Path(arguments.output)
     if not arguments.train.dry_run:
         try:
@@ -169,13 +167,13 @@ def _cast(arguments: AblateArguments) -> _Cast:
     """Return the devices of both arms as `collbench train` chooses them, and say why. Raises what that raises."""
     train = arguments.train
     found = factory.look(train.backend)
-    chosen = evidence.choose(train, lambda: found)
+    chosen = training.choose(train, lambda: found, NOTICES)
     if len(chosen.devices) < 2:
         raise _alone(f"--devices {train.devices}")
     others: Sequence[Device] = chosen.devices
     if arguments.against is not None:
         others = _others(arguments.against, chosen.devices, found.every)
-    binding = cli_train.decide(train, chosen.run, chosen.members)
+    binding = training.decide(train, chosen.run, chosen.members)
     if chosen.note:
         say(chosen.note)
     of, among = found.backend, found.among

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, prose_width, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -20,7 +21,7 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 
 
 @click.command(short_help="Say what became faster or slower between runs.")
-@click.argument("run_files", metavar="BASE.JSON NEW.JSON…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", metavar="BASE.JSON NEW.JSON…", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--fail-below",
     metavar="SHARE",
@@ -32,9 +33,7 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 @click.option("--reference", is_flag=True, help="Compare one run with published figures of its machine kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
 @verbose_option
-def compare(
-    run_files: tuple[Path, ...], fail_below: str, operation: str | None, reference: bool, as_json: bool
-) -> None:
+def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, reference: bool, as_json: bool) -> None:
     """Say what became faster or slower from one run to another.
 
     What differs beside the figures comes first: NCCL, driver, variables. Then only what is worse or better for certain,
@@ -50,6 +49,7 @@ def compare(
     """
     limit = _parse_share(fail_below)
     wanted = None if operation is None else _parse_operation(operation)
+    run_files = all_named_or_newest(files) if reference else files
     _check_count(run_files, reference=reference)
     runs = [run_file.load(path) for path in run_files]
     _check_alike(runs, run_files)
@@ -68,6 +68,8 @@ def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
     """Raise UsageError for runs that there is nothing to compare with."""
     if reference and len(paths) > 1:
         raise UsageError(f"--reference judges one run, {len(paths)} were given: leave out all but one")
+    if not paths:
+        raise UsageError("name the base and the new run, or judge one with --reference; 'collbench runs' lists them")
     if not reference and len(paths) == 1:
         raise UsageError(f"{paths[0]} alone: name a second run to compare it with, or add --reference")
     seen: dict[Path, Path] = {}

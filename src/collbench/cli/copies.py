@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from collbench.api import requests
 from collbench.cli import options
 from collbench.cli.measuring import measure_and_show
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Variant
 
 # `collbench copies` and `collbench latency`: raw copies in every pattern, and the three latencies.
 
@@ -25,8 +26,6 @@ _PATTERNS = {
     "staged": Variant.STAGED,
 }
 # nvbandwidth's own default on GPUs (-b 512); cores copy fifty times slower.
-# All that a latency needs: the smallest message of the reference tools.
-_SMALL = 8
 
 _patterns = click.option(
     "--patterns", metavar="LIST", help=f"What to time: {', '.join(_PATTERNS)}.  [default: all; host backend: one-way]"
@@ -78,16 +77,7 @@ def latency(**given: Any) -> None:
       collbench latency --devices 0,1 --precision 1%
     """
     request, path = options.make_request("latency", given)
-    request = replace(
-        request,
-        sizes=(_SMALL,),
-        copies=(Variant.PLAIN,),
-        chase=True,
-        collectives=(Work(Operation.ALLREDUCE),),
-        pairs=True,
-        launches=True,
-    )
-    measure_and_show(request, path)
+    measure_and_show(requests.latency(request), path)
 
 
 def _parse_patterns(text: str | None) -> tuple[Variant, ...]:
@@ -134,13 +124,8 @@ def pairs(**given: Any) -> None:
     """
     asked = _parse_operations(given["operations"])
     request, path = options.make_request("pairs", given)
-    request = replace(
-        request,
-        copies=(Variant.PLAIN,) if _COPY in asked else (),
-        collectives=tuple(Work(_COLLECTIVES[word]) for word in asked if word != _COPY),
-        pairs=True,
-    )
-    measure_and_show(request, path)
+    operations = [_COLLECTIVES[word] for word in asked if word != _COPY]
+    measure_and_show(requests.pairs(request, operations, copies=_COPY in asked), path)
 
 
 def _parse_operations(text: str) -> tuple[str, ...]:

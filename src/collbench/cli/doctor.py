@@ -9,11 +9,11 @@ from importlib.metadata import version
 
 import click
 
-from collbench.cli import options
 from collbench.cli.terminal import echo, prose_width, show_page
 from collbench.machine.doctor import collect
 from collbench.machine.doctor.facts import Folder
 from collbench.model.errors import UsageError
+from collbench.runfile import saved_runs
 
 
 @click.command(short_help="Say what a run here will depend on, and what is amiss.")
@@ -64,6 +64,6 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
 def _runs() -> Folder:
     """Return the folder of saved runs; that there is no home is a finding, not an error."""
     try:
-        return collect.runs_folder(options.state_folder(options.RUNS))
+        return collect.runs_folder(saved_runs.state_folder(saved_runs.RUNS))
     except UsageError as error:
         return Folder(error=str(error).partition(":")[0])

@@ -15,18 +15,12 @@ from typing import NoReturn
 
 import click
 
-from collbench.model.errors import CollbenchError, ExitStatus
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted
 from collbench.model.printable import one_line
 
 # What writing to a full disk, quota or file-size limit gives.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words for 'two'
-
-
-class Interrupted(CollbenchError):
-    """Ctrl-C. The text says what became of what was measured."""
-
-    exit_code = ExitStatus.INTERRUPTED  # 128 + SIGINT, as shells have it
 
 
 class Terminated(KeyboardInterrupt):
@@ -87,7 +81,7 @@ def send_nowhere(descriptor: int) -> None:
 
 def failed(error: CollbenchError | KeyboardInterrupt) -> int:
     """Print the error's line, and return its status."""
-    told = error if isinstance(error, CollbenchError) else Interrupted("interrupted before it was done")
+    told = error if isinstance(error, CollbenchError | Interrupted) else Interrupted("interrupted before it was done")
     if isinstance(told, Interrupted) and sys.stderr.isatty():
         click.echo(err=True)  # the terminal has just shown "^C"
     terminated = next((cause for cause in (error, error.__cause__) if isinstance(cause, Terminated)), None)

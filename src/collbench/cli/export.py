@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from collbench.cli import options
+from collbench.cli.runs import all_named_or_newest, named_or_newest
 from collbench.cli.show import check_size, find_works
 from collbench.cli.terminal import echo, say
 from collbench.model.errors import UsageError
@@ -34,14 +35,14 @@ _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
 
 
 @click.command(short_help="Write a saved run in other tools' formats.")
-@click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
+@click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 @click.option("--format", "layout", type=click.Choice(_FORMATS), required=True, help="What to write.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write here.  [default: standard output]"
 )
 @click.option("--per-link", is_flag=True, help="With prometheus: a series for each link, pair and set, too.")
 @options.force
-def export(run_file: Path, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
+def export(file: Path | None, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
     """Write a saved run as other tools read it: one row a data point, columns with units (docs/exchange.md).
 
     csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and columns that
@@ -56,6 +57,7 @@ def export(run_file: Path, layout: str, output: Path | None, per_link: bool, for
     """
     if per_link and layout != "prometheus":
         raise UsageError(f"--per-link is for --format prometheus: {layout} has every link anyway")
+    run_file = named_or_newest(file)
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
     run = runfile_run_file.load(run_file)
@@ -106,7 +108,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command(short_help="Draw a figure from saved runs.")
-@click.argument("run_files", metavar="RUN.JSON...", nargs=-1, required=True, type=_FILE)
+@click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=_FILE)
 @click.option("--kind", type=click.Choice(_KINDS), required=True, help="What to draw.")
 @click.option("-o", "--output", metavar="FILE", type=_FILE, required=True, help="The figure: .svg, .png or .pdf.")
 @click.option(
@@ -119,7 +121,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--size", metavar="SIZE", help="Of heatmap and scaling.  [default: the largest]")
 @options.force
 def plot(
-    run_files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None, force: bool
+    files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None, force: bool
 ) -> None:
     """Draw a figure from saved runs: SVG, PNG or PDF, the same bytes each time.
 
@@ -142,6 +144,7 @@ def plot(
     size_bytes = None if size is None else parse_size(size)
     if kind == "curves" and size is not None:
         raise UsageError(f"--kind curves draws all sizes: leave out --size {size}, or write --kind heatmap")
+    run_files = all_named_or_newest(files)
     atomic_write.check(output, *_PLOT_WORDS, force=force, sources=run_files)
     with figure.drawing():
         runs = _load(run_files)
@@ -217,12 +220,12 @@ _REPORT_WORDS = ("write the report as", "--output")
 
 
 @click.command(short_help="Make one HTML page of saved runs.")
-@click.argument("run_files", metavar="RUN.JSON…", nargs=-1, required=True, type=_FILE)
+@click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=_FILE)
 @click.option(
     "-o", "--output", metavar="FILE", type=_FILE, help="Write it here.  [default: the first run's name, .html]"
 )
 @options.force
-def report(run_files: tuple[Path, ...], output: Path | None, force: bool) -> None:
+def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Make one HTML page of saved runs, to look at, to print or to send.
 
     Maps and curves of every operation and size with intervals, tiers, latency and bandwidth, verdicts with cause and
@@ -234,6 +237,7 @@ def report(run_files: tuple[Path, ...], output: Path | None, force: bool) -> Non
       collbench report run.json
       collbench report before.json after.json -o report.html
     """
+    run_files = all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
     _check(path, run_files, force=force)
     runs = [runfile_run_file.load(file) for file in run_files]

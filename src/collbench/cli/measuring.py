@@ -16,15 +16,14 @@ from collbench.analysis.outcome import outcome
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli import options
-from collbench.cli.exit_codes import Interrupted
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import echo, progress_bar, say, show_page
 from collbench.distributed.factory import World
 from collbench.distributed.launchers import find_place, join_seconds
-from collbench.model.errors import BackendError, CollbenchError, ExitStatus, UsageError
+from collbench.model.errors import BackendError, CollbenchError, ExitStatus, Interrupted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Run
-from collbench.runfile import atomic_write, run_file
+from collbench.runfile import atomic_write, run_file, saved_runs
 
 if TYPE_CHECKING:
     from collbench.bench.session import Session
@@ -127,7 +126,8 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing = _AS
     place = find_place(os.environ)
     if place is not None and place.rank > 0:
         serve_rank_0(place, request)
-    path = path or options.new_run(request.command[0], request.backend, advice=", or name a file with --output FILE")
+    advice = ", or name a file with --output FILE"
+    path = path or saved_runs.new_run(request.command[0], request.backend, say, advice=advice)
     begun = None if place else factory.begin(request.backend)
     # Late: numpy and the pages take as long to load as the driver to start, and now they do so side by side.
     from collbench.bench.session import Session

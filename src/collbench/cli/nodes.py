@@ -20,18 +20,17 @@ from collbench.backends.factory import Opened
 from collbench.bench.plan import Request
 from collbench.bench.run_writer import RunWriter
 from collbench.cli import options
-from collbench.cli.exit_codes import Interrupted
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.options import parse_budget
 from collbench.cli.terminal import echo, is_verbose, progress_bar, prose_width, say, show_page, verbose_option
 from collbench.distributed.factory import World
 from collbench.distributed.launchers import LaunchEnvironment, find_place, join_seconds
 from collbench.model.capabilities import SIM
-from collbench.model.errors import ExitStatus, RunFileError, UsageError
+from collbench.model.errors import ExitStatus, Interrupted, RunFileError, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, Settings
 from collbench.model.units import parse_size
-from collbench.runfile import run_file
+from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
     from collbench.analysis.nodes import Judgement, NodeChoice
@@ -55,7 +54,7 @@ def survey(given: Mapping[str, Any], size_bytes: int, budget_seconds: float) -> 
     request, path = _request(given, size_bytes, budget_seconds)
     if place.rank > 0:
         serve_rank_0(place, request)
-    path = path or options.new_run("nodes", request.backend, advice=", or name a file with --output FILE")
+    path = path or saved_runs.new_run("nodes", request.backend, say, advice=", or name a file with --output FILE")
     if path is not None:
         run_file.check_writable(path, replace=request.force)
     with ExitStack() as stack:

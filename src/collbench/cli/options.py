@@ -6,12 +6,8 @@ import functools
 import os
 import random
 import re
-import secrets
-import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,7 @@ from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.run import Run, StopReason
 from collbench.model.units import parse_sizes
-from collbench.runfile import atomic_write, run_file
+from collbench.runfile import run_file
 
 # Precisions and durations as people type them.
 
@@ -95,84 +91,6 @@ def parse(given: Mapping[str, Any]) -> tuple[bool, float | None, float | None]:
     precision = None if given["precision"] is None else parse_precision(given["precision"])
     budget = None if given["budget"] is None else parse_budget(given["budget"])
     return given["quick"], precision, _SECONDS_FOR_PRECISION if precision and budget is None else budget
-
-
-# Where collbench keeps what nobody gave a name, and which of it is believed again: what this user alone can write.
-
-
-RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-def state_folder(name: str) -> Path:
-    """Return $XDG_STATE_HOME/collbench/NAME. Raises UsageError without a home."""
-    state = os.environ.get("XDG_STATE_HOME")
-    try:
-        return (Path(state) if state else Path.home() / ".local" / "state") / "collbench" / name
-    except RuntimeError as error:
-        raise UsageError("there is no home folder: set XDG_STATE_HOME to a folder") from error
-
-
-def new_name(*words: str) -> str:
-    """Return a file's stem that sorts by time and that no other process takes, whatever its host and its clock."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return "-".join((stamp, *words, secrets.token_hex(4)))
-
-
-def new_run(what: str, backend: str, folder: str = RUNS, advice: str = "") -> Path | None:
-    """Return a new file for a run; None, and why in one line, where none can be written. `advice` ends that line."""
-    try:
-        place = state_folder(folder)
-        atomic_write.make_private(place)
-        atomic_write.try_folder(place)
-    except UsageError as error:
-        say(f"the run will not be saved: {error}{advice}")
-    except OSError as error:
-        why = f"cannot write {place}: {atomic_write.reason(error)}"
-        say(f"the run will not be saved: {why}: set XDG_STATE_HOME to a folder that can be written{advice}")
-    else:
-        return place / f"{new_name(backend, what)}.json"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The saved runs that are believed, the newest name first, and one line on those that are not, "" for none."""
-
-    files: tuple[Path, ...] = ()
-    ignored: str = ""
-
-
-def saved_runs() -> Saved:
-    """Return the runs that may choose devices without being named: no other user can have written them."""
-    try:
-        folder = state_folder(RUNS)
-        found = sorted(folder.glob("*.json"), reverse=True)
-    except (UsageError, OSError):
-        return Saved()
-    if not found:
-        return Saved()
-    if why := _distrusted(folder, stat.S_ISDIR):
-        return Saved(ignored=f"ignoring the saved runs in {folder}: {why}; chmod 700 it once they are yours")
-    doubts = {path: why for path in found if (why := _distrusted(path, stat.S_ISREG))}
-    if not doubts:
-        return Saved(tuple(found))
-    (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
-    line = f"ignoring {first}{more}: {why}; name a run with its file to use it all the same"
-    return Saved(tuple(path for path in found if path not in doubts), line)
-
-
-def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
-    """Return why another user may have written a file or folder, or what a link leads to; "" where none can have."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        return f"it cannot be looked at ({error.strerror})"
-    if not is_kind(found.st_mode):
-        return "it is a file of another kind"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {found.st_uid})"
-    return "others can write it" if found.st_mode & _OTHERS_WRITE else ""
 
 
 # --resume FILE: go on with a run under the options that it was started with.

@@ -12,6 +12,7 @@ import click
 
 from collbench.analysis.outcome import outcome
 from collbench.cli import options
+from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
@@ -98,9 +99,9 @@ _own_options = options.apply(
 
 
 @click.command(short_help="Predict what communication costs a training step.")
-@click.argument("run_files", metavar="RUN.JSON...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=click.Path(path_type=Path))
 @_own_options
-def predict(run_files: tuple[Path, ...], **given: Any) -> None:
+def predict(files: tuple[Path, ...], **given: Any) -> None:
     """Say what communication costs a training step on the best and on the worst GPUs.
 
     Reads saved runs of one machine: the one of 'pairs' ranks the sets of GPUs; runs of allreduce, allgather and
@@ -119,7 +120,7 @@ def predict(run_files: tuple[Path, ...], **given: Any) -> None:
 
     _check(given)
     network = _network(given)
-    runs = [(one_line(str(file)), run_file.load(file)) for file in run_files]
+    runs = [(one_line(str(file)), run_file.load(file)) for file in all_named_or_newest(files)]
     evidence = gather(runs)
     question = _question(given, network, evidence)
     answer = Predictor(evidence).predict(question)

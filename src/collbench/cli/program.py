@@ -24,6 +24,7 @@ _HOMES = {
     **{operation.value: "collectives" for operation in COLLECTIVES},
     "topo": "show",
     "doctor": "doctor",
+    "runs": "runs",
     "show": "show",
     "rank": "show",
     "plot": "export",

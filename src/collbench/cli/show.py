@@ -12,6 +12,7 @@ import click
 from collbench.analysis.outcome import outcome
 from collbench.backends import factory
 from collbench.cli.measuring import FORMAT, Showing
+from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import echo, say, show_page, verbose_option
 from collbench.machine import nvidia_smi, visible_devices
 from collbench.machine.nvml import Nvml
@@ -66,13 +67,13 @@ def _plain(text: str) -> str:
 
 
 @click.command(short_help="Print a saved run again, or one operation as a picture.")
-@click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
+@click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 @click.option("--operation", metavar="OP", help="Only this operation: heat maps, tiers, and curves over the sizes.")
 @click.option("--size", metavar="SIZE", help="Only at this size.  [default: the largest and the smallest, and curves]")
 @click.option("--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Only this: {', '.join(SECTIONS)}.")
 @FORMAT
 @verbose_option
-def show(run_file: Path, operation: str | None, size: str | None, section: str | None, layout: str) -> None:
+def show(file: Path | None, operation: str | None, size: str | None, section: str | None, layout: str) -> None:
     """Print a saved run again, as the command that measured it did.
 
     With an operation of it (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of links and pairs,
@@ -93,6 +94,7 @@ def show(run_file: Path, operation: str | None, size: str | None, section: str |
         raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
     if section is not None and (operation is not None or showing.as_nccl_tests):
         raise UsageError(f"--section {section} is a part of the page: leave out --operation and --format nccl-tests")
+    run_file = named_or_newest(file)
     run = runfile_run_file.load(run_file)
     if section is not None:
         from collbench.output.text import measured  # late, as below
@@ -116,12 +118,12 @@ def show(run_file: Path, operation: str | None, size: str | None, section: str |
 
 
 @click.command(short_help="Rank the links and pairs of a saved run.")
-@click.argument("run_file", metavar="RUN.JSON", type=click.Path(path_type=Path))
+@click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
 @click.option("--size", metavar="SIZE", help="Rank at this size.  [default: the largest, and the smallest up to 64K]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: members are positions in its list of devices.")
 @verbose_option
-def rank(run_file: Path, operation: str | None, size: str | None, as_json: bool) -> None:
+def rank(file: Path | None, operation: str | None, size: str | None, as_json: bool) -> None:
     """Say which links and pairs of a saved run differ, and which tie.
 
     For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
@@ -140,6 +142,7 @@ def rank(run_file: Path, operation: str | None, size: str | None, as_json: bool)
 
     wanted = None if operation is None else _parse_operation(operation)
     size_bytes = None if size is None else parse_size(size)
+    run_file = named_or_newest(file)
     run = runfile_run_file.load(run_file)
     summary = rank_summary(run, wanted, size_bytes)
     if not any(ranked.rankings for ranked in summary.works):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from collbench.api.notices import Notices
 from collbench.cli.exit_codes import send_nowhere
 from collbench.model.printable import one_line, printable
-from collbench.output.text.layout import WIDE
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -69,6 +69,8 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def prose_width() -> int:
     """Return how many columns sentences take: the terminal's, within reason."""
+    from collbench.output.text.layout import WIDE  # late: it loads rich and numpy
+
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     return max(_NARROWEST_PROSE, min(columns, WIDE))
 
@@ -143,3 +145,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# What a command lets the call beneath it say.
+NOTICES = Notices(say, progress_bar)

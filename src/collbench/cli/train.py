@@ -6,24 +6,18 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from collbench.analysis import freshness
-from collbench.backends import factory
-from collbench.cli import evidence, options
-from collbench.cli.exit_codes import Interrupted
-from collbench.cli.terminal import echo, say, tell
-from collbench.launch import rendezvous, torchrun
+from collbench.api.training import prepare
+from collbench.cli import options
+from collbench.cli.terminal import NOTICES, echo, say, tell
+from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
-from collbench.machine import numa
-from collbench.model.capabilities import capabilities
+from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
-from collbench.model.run import Run
 
 if TYPE_CHECKING:
     from collbench.launch.experiment import Reporter
@@ -41,6 +35,8 @@ def interrupted(what: str) -> Iterator[None]:
     """Raise Interrupted for Ctrl-C and its like; `what` says what became of what was to be done."""
     try:
         yield
+    except Interrupted:
+        raise  # its text says more
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {what}") from error
 
@@ -82,53 +78,6 @@ class _Live:
         if self._drawing and self._last:
             click.echo("\r\x1b[2K", err=True, nl=False)
         say(text)
-
-
-# Whether `collbench train` lets torchrun bind ranks to NUMA nodes, and the half line that says why.
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether to bind, and the words for stderr, "" for none."""
-
-    bind: bool = False
-    words: str = ""
-
-
-def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> Decision:
-    """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
-
-    They are where host copies find each one's own node the fastest. Nothing is said where the user decides, where the
-    run does not compare nodes, or where nodes tie.
-    """
-    if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
-        return Decision()
-    from collbench.analysis.numa_binding import bindings  # late: numpy
-    from collbench.output.text.selection import numactl
-
-    found = [one for one in bindings(run) if one.member in members]
-    wrong = [one for one in found if one.agrees is False]
-    if wrong:
-        return Decision(words=f"not bound to NUMA nodes, as {wrong[0].text}: {numactl(wrong[0])} suits it")
-    if len(found) < len(members) or not all(one.agrees for one in found):
-        return Decision()
-    nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in found}
-    image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
-    reason = image or torchrun.cannot_bind() or _forbidden(nodes)
-    if reason:
-        return Decision(words=f"not bound to the NUMA nodes that host copies prefer: {reason}")
-    return Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
-
-
-def _forbidden(nodes: dict[str, int]) -> str:
-    """Return why torchrun would not bind to these nodes (by PCI bus id), "" where it would: else ranks do not start."""
-    usable = numa.usable_nodes()
-    for pci_bus_id, node in nodes.items():
-        if node not in usable:
-            return f"this process may not use node {node}"
-        if numa.node_of(pci_bus_id) != node:
-            return f"the kernel does not say that {pci_bus_id} is on node {node}, and torchrun asks it"
-    return ""
 
 
 # `collbench train`: choose devices by measurement, then become torchrun on them.
@@ -192,37 +141,11 @@ def train(arguments: TrainArguments) -> None:
       srun --ntasks-per-node 1 collbench train --auto-select 4 train.py
       collbench train --auto-select 2 --container image.sif train.py
     """
-    apptainer = _check(arguments)
-    with ThreadPoolExecutor(1) as beside:  # the driver answers in a tenth of a second, and numpy loads in another
-        looking = beside.submit(factory.look, arguments.backend)
-        chosen = evidence.choose(arguments, looking.result)
-    found = looking.result()
-    backend = found.backend
-    devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
-    changes = torchrun.for_devices(devices, os.environ, backend=backend)
-    changes |= rendezvous.variables(arguments, os.environ)
-    inside = torchrun.here() if apptainer is None else torchrun.image()
-    command = torchrun.command(arguments, devices, os.environ, backend=backend, inside=inside, bind=binding.bind)
-    whole = {**os.environ, **changes}
-    if apptainer is not None:
-        command = torchrun.in_container(arguments, command, whole, apptainer)
-    for note in filter(None, (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))):
+    launch = prepare(arguments, NOTICES)
+    for note in launch.notes:
         say(note)
-    source, among = chosen.source, found.among
-    line = torchrun.choice(devices, chosen.why, source, backend=backend, among=among, binding=binding.words)
-    tell(line)
+    tell(launch.choice)
     if arguments.dry_run:
-        echo(torchrun.shell_line(changes, command))
+        echo(torchrun.shell_line(launch.changes, launch.command))
         return
-    torchrun.execute(command if apptainer is not None else torchrun.with_agent(command, inside), whole)
-
-
-def _check(arguments: TrainArguments) -> str | None:
-    """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
-    freshness.parse_duration(arguments.max_age)
-    torchrun.check_options(arguments, os.environ)
-    if arguments.container is not None:
-        return torchrun.find_apptainer(arguments.container)
-    torchrun.check_script(arguments)
-    torchrun.find_torch()
-    return None
+    torchrun.execute(launch.executed, {**os.environ, **launch.changes})

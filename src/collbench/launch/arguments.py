@@ -179,7 +179,7 @@ def check_backend(name: str) -> None:
     if name == "sim":
         raise UsageError(
             "--backend sim has no devices to use here: measure it, 'collbench pairs --backend sim --fabric NAME -o "
-            "RUN', and choose by 'collbench select K --from RUN --elsewhere'"
+            "RUN', and choose by 'collbench select K RUN.JSON --elsewhere'"
         )
     if name not in BACKENDS:
         raise UsageError(f"backend '{name}' does not exist: write one of {', '.join(BACKENDS)}")

@@ -36,7 +36,7 @@ from collbench.launch.ablation import (
     warm_up,
 )
 from collbench.machine import lifeline
-from collbench.model.errors import BackendError, CollbenchError, UsageError
+from collbench.model.errors import BackendError, UsageError
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.codec import build, plain
 from collbench.runfile.versions import Kind
@@ -108,26 +108,6 @@ def _check_meaning(found: Ablation) -> None:
     for where, figure in times:
         if not 0 < figure < math.inf:
             raise ValueError(f"{where} has a time or a size that is not positive and finite")
-
-
-# A rehearsal of each arm before anything is measured: what `collbench train` would refuse, it refuses at once.
-
-
-def rehearse(command: Sequence[str]) -> None:
-    """Run a training command up to the point where it would start. Its line and its status, if it fails, are raised.
-
-    `command` starts `collbench train`, and gets --dry-run.
-    """
-    place = command.index("train") + 1
-    dry = [*command[:place], "--dry-run", *command[place:]]
-    done = subprocess.run(dry, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode == 0:
-        return
-    lines = [line.removeprefix("collbench: ") for line in done.stderr.splitlines() if line.startswith("collbench: ")]
-    told = lines[-1] if lines else f"'collbench train' ended with status {done.returncode}: {done.stderr[-500:]}"
-    error = CollbenchError(told)
-    error.exit_code = done.returncode if done.returncode > 0 else 1
-    raise error
 
 
 # One child of an ablation: started, its output read and logged as it comes, timed, and ended with us.
@@ -319,8 +299,8 @@ class Experiment:
         self._file.write(dumps(self.ablation))
 
     def train_words(self, arm: Arm) -> list[str]:
-        """Return the command that trains an arm, without its environment."""
-        return collbench("train", *self._devices(arm), *self._plan.words)
+        """Return the words that make collbench train an arm, without its environment."""
+        return ["train", *self._devices(arm), *self._plan.words]
 
     def _with_folder(self, words: list[str], folder: Path) -> list[str]:
         """Return the command with a folder for what torchrun leaves in TMPDIR else, unless the user gave it one.
@@ -343,7 +323,7 @@ class Experiment:
                 self._told.step(f"{which}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
 
         left = log.with_suffix(".torchrun")
-        words = self._with_folder(self.train_words(arm), left)
+        words = self._with_folder(collbench(*self.train_words(arm)), left)
         try:
             ended = run_child(words, self._environment(arm), log, reader, watch)
         finally:

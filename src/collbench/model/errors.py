@@ -116,3 +116,9 @@ class DataCorruption(CollbenchError):
         """Say what was wrong, and between which positions."""
         super().__init__(text)
         self.members = members
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. The text says what became of what was being done; whoever catches CollbenchError does not catch it."""
+
+    exit_code = ExitStatus.INTERRUPTED  # 128 + SIGINT, as shells have it

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.model.errors import BackendError, DataCorruption, UsageError
+from collbench.api.notices import SILENT
 from collbench.model.errors import CollbenchError as Error
+from collbench.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from collbench.analysis.compare import Comparison
     from collbench.analysis.diagnose import Verdict
     from collbench.analysis.select import Selection
     from collbench.analysis.tiers import LinkRanking
     from collbench.model.run import Run
+    from collbench.runfile.saved_runs import SavedRun
 
-__all__ = ["Error", "check", "load", "rank", "select"]
+__all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
 
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
-_ERRORS: dict[int, type[Error]] = {1: BackendError, 4: DataCorruption}
 
 
 def select(
@@ -40,27 +40,108 @@ def select(
 
     The options are those of `collbench select`: `run` a run file to choose from, `exclude` indices or UUIDs, `verify`
     None where the choice matters, `size` in bytes or as "64M". Call it before CUDA starts in this process. What has to
-    be measured, a child process measures. Raises Error; where it raises, the environment is untouched.
+    be measured, a worker process measures, which is gone afterwards. Raises Error; where it raises, the environment is
+    untouched.
     """
-    _check_alone()
+    from collbench.api.selecting import DEFAULT_SIZE, SelectRequest, select_devices
+
+    _check_alone("select")
     _check_cuda_is_down()
-    words = ["select", str(k), "--format", "json", "--backend", "cuda"]
-    words += [] if run is None else ["--from", os.fspath(run)]
-    excluded = ",".join(map(str, exclude))
-    words += ["--exclude", excluded] if excluded else []
-    words += ["--allow-busy"] * allow_busy + ["--fresh"] * fresh
-    words += [] if verify is None else ["--verify" if verify else "--no-verify"]
-    words += [] if size is None else ["--size", str(_bytes(size))]
-    selection = _parse(_collbench(words))
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise UsageError(f"{k!r} is no number of GPUs: write a whole number from 1")
+    asked = SelectRequest(
+        count=k,
+        backend="cuda",
+        run=None if run is None else os.fspath(_path(run)),
+        exclude=_excluded(exclude),
+        allow_busy=_flag("allow_busy", allow_busy),
+        verify=None if verify is None else _flag("verify", verify),
+        size_bytes=_bytes(DEFAULT_SIZE if size is None else size),
+        fresh=_flag("fresh", fresh),
+    )
+    selection = select_devices(asked).check()
     os.environ.update(selection.environment)
     return selection
+
+
+def measure(  # noqa: PLR0913 - keywords, each an option of the command line
+    command: str = "pairs",
+    *,
+    devices: Iterable[int | str] | None = None,
+    sizes: Iterable[int | str] | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    dtype: str = "float32",
+    redop: str = "sum",
+    precision: float | None = None,
+    budget: float | None = None,
+    quick: bool = False,
+    nccl: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Measure what `collbench COMMAND` measures (pairs, latency, check, allreduce, …), and return the run.
+
+    `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds; all
+    mean what the options of their names mean. A worker process uses the GPUs: this one starts no CUDA. The run is saved
+    as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on the way is
+    in the run (docs/run-file.md).
+    """
+    from collbench.api.checking import confirm
+    from collbench.api.measuring import measure as measured
+    from collbench.api.requests import request_of
+    from collbench.runfile import run_file, saved_runs
+
+    _check_alone("measure")
+    request = request_of(
+        command,
+        devices=devices,
+        sizes=sizes,
+        backend=backend,
+        fabric=fabric,
+        dtype=dtype,
+        redop=redop,
+        precision=precision,
+        budget=budget,
+        quick=_flag("quick", quick),
+        nccl=None if nccl is None else os.fspath(_path(nccl)),
+        seed=seed,
+    )
+    path = None if output is None else _path(output)
+    if path is None and _flag("save", save):
+        path = saved_runs.new_run(command, request.backend, SILENT.say)
+    found = measured(request, path, SILENT, f"measuring {command}")
+    if command == "check" and not quick and confirm(request, found.run, SILENT.say) and found.path is not None:
+        run_file.save(found.run, found.path, replace=True)
+    return found.run
+
+
+def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
+    """Return what became faster or slower from one run to another, as `collbench compare` judges it. Raises Error."""
+    from collbench.analysis.compare import compare as compared
+
+    _check_run(base, "compare")
+    _check_run(new, "compare")
+    if base.backend != new.backend:
+        raise UsageError(f"a run of the {base.backend} backend and one of the {new.backend} backend cannot be compared")
+    if isinstance(fail_below, bool) or not isinstance(fail_below, int | float) or not 0 <= fail_below < 1:
+        raise UsageError(f"fail_below={fail_below!r} is no ratio: write a number from 0 to below 1, such as 0.05")
+    return compared(base, new, fail_below, None)
 
 
 def load(path: str | os.PathLike[str]) -> Run:
     """Return the run in a file that collbench saved, of any machine. Raises Error."""
     from collbench.runfile import run_file
 
-    return run_file.load(Path(path))
+    return run_file.load(_path(path))
+
+
+def runs(limit: int | None = None) -> tuple[SavedRun, ...]:
+    """Return the runs that collbench saved, newest first, `limit` of them. Raises Error."""
+    from collbench.api import saved
+
+    return saved.runs(limit)
 
 
 def rank(
@@ -127,7 +208,7 @@ def _bytes(size: object) -> int:
     return size
 
 
-def _check_alone() -> None:
+def _check_alone(what: str) -> None:
     """Raise UsageError in one of several processes, which would each choose for themselves, and be one another's load.
 
     In one of them CUDA_VISIBLE_DEVICES would come too late for the others, too.
@@ -137,8 +218,8 @@ def _check_alone() -> None:
     place = find_place(os.environ)
     if place is not None:
         raise UsageError(
-            f"collbench.select was called in one of {place.world_size} processes that {place.launcher} started, and "
-            "each would choose for itself: choose before they start, with 'collbench train' or 'collbench select'"
+            f"collbench.{what} was called in one of {place.world_size} processes that {place.launcher} started, and "
+            "each would act for itself: do it before they start, with 'collbench train' or 'collbench select'"
         )
 
 
@@ -169,22 +250,27 @@ def _cuda_user() -> str:
     return "" if status == _NOT_INITIALIZED else "CUDA has started"
 
 
-def _collbench(words: list[str]) -> str:
-    """Return what the program prints, run in a child process. Raises Error with its line."""
-    command = [sys.executable, "-P", "-m", "collbench", *words]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return done.stdout
-    told = done.stderr.strip().splitlines() or [f"'{' '.join(command)}' ended with status {done.returncode}"]
-    raise _ERRORS.get(done.returncode, UsageError)(told[-1].removeprefix("collbench: "))
+def _path(given: object) -> Path:
+    """Return a file's path. Raises UsageError for what names no file."""
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"{given!r} names no run file: write its path")
+    return Path(given)
 
 
-def _parse(text: str) -> Selection:
-    from collbench.analysis.select import Selection
-    from collbench.runfile.codec import build
+def _flag(name: str, given: object) -> bool:
+    """Return True or False. Raises UsageError for anything else."""
+    if not isinstance(given, bool):
+        raise UsageError(f"{name}={given!r} is neither True nor False")
+    return given
 
-    try:
-        selection: Selection = build(Selection, json.loads(text), "selection")
-    except ValueError as error:
-        raise BackendError(f"'collbench select' answered what cannot be read: {error}; report this") from error
-    return selection
+
+def _excluded(given: object) -> str | None:
+    """Return indices and UUIDs as the command line has them; None for none. Raises UsageError."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise UsageError(f"exclude={given!r} is no list of GPUs: write [0, 3], or a list of UUIDs")
+    words = []
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, int | str):
+            raise UsageError(f"exclude has {one!r}, which is neither the index of a GPU nor a UUID")
+        words.append(str(one))
+    return ",".join(words) or None

@@ -1,0 +1,273 @@
+"""What a choice of devices rests on: a named run, the newest saved one of this machine, or a probe of seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from collbench.analysis import freshness
+from collbench.analysis.freshness import part
+from collbench.analysis.outcome import outcome
+from collbench.api.measuring import measure, new_seed
+from collbench.api.notices import Notices
+from collbench.backends import factory
+from collbench.bench.plan import Request
+from collbench.launch import torchrun
+from collbench.machine.nvml import Nvml
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunFileError
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
+from collbench.model.units import parse_sizes
+from collbench.runfile import run_file, saved_runs
+
+# What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth. The worker's start
+# (driver, contexts, communicators) takes 2 s on 4 × H200, and a launch with a probe is to cost 4.
+_PROBE = "8,1M,64M"
+_PROBE_SECONDS = 1.0
+_HOST_PROBE = "8,1M,16M"
+# Runs of other machines that share this home may lie between ours.
+_RECENT = 10
+# What a run is called that was saved without a name of the user's (saved_runs.new_name).
+_STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which evidence will do: from the file `run`, or saved within `max_age` unless `fresh`, with this `nccl`.
+
+    `undone` ends the line after a failed probe: what did not happen then; `advice` the one that refuses `run`.
+    `besides` are devices of this machine that are not to be chosen, which a run may hold, too; `only` those that a
+    probe opens, () for all that CUDA shows. `driver` is its version where that is known already. `job_nccl`: the job
+    will load the NCCL that is found here, so it counts with which one a run was measured.
+    """
+
+    backend: str
+    run: str | None
+    max_age: timedelta
+    fresh: bool
+    nccl: str | None
+    undone: str
+    advice: str = "measure again or use --fresh"
+    besides: tuple[Device, ...] = ()
+    only: tuple[Device, ...] = ()
+    driver: str | None = None
+    job_nccl: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A run to choose from, and the words for where it came from. `probed`: it is seconds old."""
+
+    run: Run
+    source: str
+    probed: bool = False
+
+    def as_now(self, states: Mapping[str, Health] | None = None) -> Run:
+        """Return the run with the GPUs' health of this moment: who was busy when it was saved says little now.
+
+        What its own counters of NVLink errors were stays as the start, so that errors since then count. A probe's
+        reading stands: its killed workers may still be on the GPUs. What visits saw of other processes is forgotten,
+        for they may have gone. `states` are by UUID, where NVML was asked already. Raises MachineError for a lost GPU.
+        """
+        if self.probed or not capabilities(self.run.backend).nvml:
+            return self.run
+        now = (
+            health_of(self.run.devices)
+            if states is None
+            else tuple(states.get(device.uuid, Health()) for device in self.run.devices)
+        )
+        then = self.run.health_before or now
+        before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
+        found = [replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements]
+        return replace(self.run, measurements=found, health_before=tuple(before), health_after=now)
+
+
+def _alone(sample: Sample) -> Sample:
+    return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
+
+
+def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evidence:
+    """Return the named run, the newest saved one that fits the present devices, or a probe.
+
+    Of a run that also holds others (`besides`) the present devices' part. Raises RunFileError for a named run that
+    speaks for another machine, and what `probe` raises.
+    """
+    place, now = here(wanted, present), datetime.now(UTC)
+    if wanted.run is not None:
+        run = run_file.load(Path(wanted.run))
+        refusal = freshness.refusal(run, place, now, wanted.max_age)
+        if refusal:
+            raise RunFileError(f"{wanted.run} cannot choose devices here: {refusal}; {wanted.advice}")
+        return Evidence(part(run, present), torchrun.saved_run(run.started, wanted.run))
+    if wanted.fresh:
+        return measured_now(wanted, "", notices)
+    refused = ""
+    for path in _candidates(wanted, present, now, notices):
+        try:
+            run = run_file.load(path)
+        except RunFileError:
+            continue  # somebody else's file, or an older format: a probe costs seconds
+        refusal = freshness.refusal(run, place, now, wanted.max_age) or _unfit(run)
+        if refusal is None:
+            return Evidence(part(run, present), torchrun.saved_run(run.started, str(path)))
+        refused = refused or f"{_of_the_newest(refusal)}: "
+    return measured_now(wanted, f"no saved run fits: {refused}", notices)
+
+
+def _of_the_newest(refusal: str) -> str:
+    """Return a clause on "it" as one on the newest run: "it is 9d old, …", "its driver was …"."""
+    rest = refusal.removeprefix("it")
+    return f"the newest's{rest[1:]}" if rest.startswith("s ") else f"the newest{rest}"
+
+
+def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
+    """Yield the newest saved run, for its refusal is reported, and those of the others that may fit, newest first.
+
+    Reading a run takes 0.1 s, and there may be hundreds: the name tells the age of most, and a look for the devices'
+    UUIDs whose they are.
+    """
+    found = saved_runs.believed()
+    if found.ignored:
+        notices.say(found.ignored)
+    saved = found.files
+    yield from saved[:1]
+    for path in saved[1:]:
+        stamp = _STAMP.match(path.name)
+        if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > wanted.max_age + timedelta(minutes=1):
+            continue  # a minute from the name to the start of measuring
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if all(device.uuid in text for device in present):
+            yield path
+
+
+def measured_now(wanted: Wanted, why: str, notices: Notices) -> Evidence:
+    """Return a probe, whatever is saved, for the reason `why`. Raises what `probe` does."""
+    return Evidence(probe(wanted, why, notices), torchrun.QUICK_PROBE, probed=True)
+
+
+def someone_is_busy(run: Run) -> bool:
+    """Return whether others use one of the run's devices: then an older run does not say what is left of them."""
+    from collbench.analysis.problem import left_out  # late: numpy
+
+    return len(left_out(run)) > len(left_out(run, allow_busy=True))
+
+
+def nothing_to_compare(backend: str, devices: tuple[Device, ...]) -> Evidence:
+    """Return a run without a measurement: enough where all of the devices are wanted, and only their health counts."""
+    from importlib.metadata import version  # late: 10 ms
+
+    settings = Settings((), (), dtype="float32", redop="sum", visits=0, seed=0, command=(), environment={})
+    started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    run = Run(backend, version("collbench"), started, factory.here(), devices, (), settings, complete=True)
+    return Evidence(run, "no choice to make")
+
+
+def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the GPUs that the newest saved run with any of the present ones had, and this machine has no more.
+
+    Reads only what the file says of devices: building the whole run takes 0.1 s.
+    """
+    known = {device.uuid for device in present}
+    for path in saved_runs.believed().files[:_RECENT]:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no run: nothing to learn from
+            found = json.loads(path.read_text(encoding="utf-8"))["devices"]
+            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in found)
+            if any(device.uuid in known for device in devices):
+                return tuple(device for device in devices if device.uuid not in known)
+    return ()
+
+
+def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
+    """Return the GPUs' state now, by position; nothing of ours may be on them. Raises MachineError for a lost one."""
+    with Nvml() as nvml:
+        states = [nvml.health(device) for device in devices]
+    return tuple(replace(state, others_memory=state.memory_used) for state in states)
+
+
+def here(wanted: Wanted, present: tuple[Device, ...]) -> freshness.Here:
+    """Return the machine as it is now, to compare saved runs with. Raises MachineError without driver or NCCL."""
+    if capabilities(wanted.backend).cores:
+        return freshness.Here(wanted.backend, present, besides=wanted.besides)
+    driver = factory.driver_version() if wanted.driver is None else wanted.driver
+    return freshness.Here(wanted.backend, present, driver, _nccl_of_the_job(wanted), wanted.besides)
+
+
+def _nccl_of_the_job(wanted: Wanted) -> str | None:
+    if not wanted.job_nccl:
+        return None
+    from collbench.machine.nccl_library import find_nccl, format_version
+
+    return format_version(find_nccl(named_nccl(wanted.nccl)).version)
+
+
+def named_nccl(path: str | None) -> str | None:
+    """Return the path to the NCCL that the caller names, else the one that COLLBENCH_NCCL names, else None."""
+    return path or os.environ.get("COLLBENCH_NCCL")
+
+
+def probe(wanted: Wanted, why: str, notices: Notices) -> Run:
+    """Measure all pairs for a few seconds, save the run and return it; a notice says so, after `why`.
+
+    A worker process touches the GPUs, and it is gone afterwards: this process may become torchrun. Raises what
+    measuring raises, with what did not happen then; NotTrusted where a part of it failed; Interrupted.
+    """
+    path = saved_runs.new_run("probe", wanted.backend, notices.say)
+    notices.say(f"{why}probing for a few seconds")
+    try:
+        run = measure(_probe_request(wanted), path, notices, "probing").run
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted in the probe: {wanted.undone}") from error
+    except CollbenchError as error:
+        raise error.retold(f"the probe failed: {error}; {wanted.undone}") from error
+    if status := outcome(run).status:
+        from collbench.output.text.frame import headline  # late: numpy
+
+        raise NotTrusted(f"the probe failed: {headline(run)}; {wanted.undone}", status)
+    return run
+
+
+def _probe_request(wanted: Wanted) -> Request:
+    on_cores = capabilities(wanted.backend).cores
+    sizes = _HOST_PROBE if on_cores else _PROBE
+    operations, limit = ("copy,allreduce", ()) if on_cores else ("allreduce", ("--budget", f"{_PROBE_SECONDS:.0f}s"))
+    words = ("--operations", operations, "--sizes", sizes, *limit)
+    return Request(
+        backend=wanted.backend,
+        devices=",".join(device.uuid for device in wanted.only) or None,
+        sizes=parse_sizes(sizes),
+        copies=(Variant.PLAIN,) if on_cores else (),
+        collectives=(Work(Operation.ALLREDUCE),),
+        pairs=True,
+        dtype="float32",
+        redop="sum",
+        nccl=named_nccl(wanted.nccl),
+        seed=new_seed(),
+        command=("pairs", *words, "--backend", wanted.backend),
+        budget_seconds=None if on_cores else _PROBE_SECONDS,
+    )
+
+
+def _unfit(run: Run) -> str | None:
+    """Return why a run that speaks for this machine says too little to choose by, as a clause; None where it does not.
+
+    Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now.
+    """
+    from collbench.analysis.choice import BUSY
+    from collbench.analysis.problem import left_out  # late: numpy
+
+    if not any(
+        len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measured()
+    ):
+        return "it timed no pairs at a size that shows bandwidth"
+    busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
+    return f"it was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}" if busy else None

@@ -1,0 +1,65 @@
+"""The runs that collbench saved without a name of the user's: a list of them, and the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from collbench.api.notices import SILENT, Notices
+from collbench.model.errors import RunFileError, UsageError
+from collbench.runfile import run_file, saved_runs
+from collbench.runfile.saved_runs import SavedRun
+
+
+def runs(limit: int | None = None, notices: Notices = SILENT) -> tuple[SavedRun, ...]:
+    """Return the saved runs that this user alone can have written, newest first; `limit` of them, None for all.
+
+    Files that are no readable run are left out; a notice names the first of them. Reading a run takes 0.1 s.
+    """
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise UsageError(f"limit={limit!r} is no number of runs: write a whole number from 1")
+    found = saved_runs.believed()
+    if found.ignored:
+        notices.say(found.ignored)
+    return tuple(islice(_readable(found.files, notices), limit))
+
+
+def newest(notices: Notices = SILENT) -> Path:
+    """Return the newest saved run's file, which a notice names. Raises UsageError where none is saved."""
+    found = saved_runs.believed()
+    if found.ignored:
+        notices.say(found.ignored)
+    if not found.files:
+        raise UsageError("no run is saved: name a run file, or measure with 'collbench pairs' first")
+    notices.say(f"the newest saved run, {found.files[0]}")
+    return found.files[0]
+
+
+def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
+    refused = False
+    for path in files:
+        try:
+            yield _described(path)
+        except RunFileError as error:
+            if not refused:
+                notices.say(f"left out: {error}")
+            refused = True
+
+
+def _described(path: Path) -> SavedRun:
+    """Return what is said of a run. Raises RunFileError."""
+    from collbench.analysis.outcome import outcome  # late: numpy
+
+    run = run_file.load(path)
+    return SavedRun(
+        path=path,
+        started=run.started,
+        backend=run.backend,
+        machine=run.machine.hostname,
+        fabric=run.machine.fabric,
+        devices=tuple(device.tag for device in run.devices),
+        command=run.settings.command,
+        complete=run.complete,
+        status=outcome(run).status,
+    )

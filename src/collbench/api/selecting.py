@@ -1,0 +1,269 @@
+"""The best K devices: from a run of this machine, its finalists measured; from a run of another one; from labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.analysis.outcome import outcome
+from collbench.api import evidence
+from collbench.api.evidence import Evidence, Wanted
+from collbench.api.measuring import measure, new_seed
+from collbench.api.notices import SILENT, Notices
+from collbench.backends import factory
+from collbench.bench.plan import Request
+from collbench.launch import formats, torchrun
+from collbench.machine import nvidia_smi, visible_devices
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import (
+    CollbenchError,
+    DataCorruption,
+    ExitStatus,
+    Interrupted,
+    MachineError,
+    NotTrusted,
+    UsageError,
+)
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Device, Run
+from collbench.model.units import format_size, parse_size
+from collbench.runfile import run_file, saved_runs
+
+if TYPE_CHECKING:
+    from collbench.analysis.choice import Choice
+    from collbench.analysis.select import Origin, Selection
+
+# What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
+DEFAULT_SIZE = "64M"
+_ADVICE = "measure again, or add --elsewhere to judge it as another machine's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectRequest:
+    """What is asked: the best `count` devices, and what to choose them by.
+
+    `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels. None of
+    both: the newest saved run of this machine within `max_age`, else (`fresh`: always) a probe. `exclude` are indices
+    and UUIDs with commas. `verify` measures the finalists at `size_bytes`; None: where the choice matters.
+    """
+
+    count: int
+    backend: str = "auto"
+    run: str | None = None
+    elsewhere: bool = False
+    topology: str | None = None
+    exclude: str | None = None
+    allow_busy: bool = False
+    verify: bool | None = None
+    size_bytes: int = parse_size(DEFAULT_SIZE)
+    max_age: timedelta = timedelta(days=7)
+    fresh: bool = False
+    nccl: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for wishes that contradict each other."""
+        if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
+            raise UsageError(
+                "--topology reads labels alone, a run file, --fresh and --elsewhere are about runs: leave one out"
+            )
+        if self.run is not None and self.fresh:
+            raise UsageError(f"{self.run} is a saved run and --fresh ignores them: leave one out")
+        if self.elsewhere and self.run is None:
+            raise UsageError("--elsewhere needs the run of the other machine: write select K RUN.JSON --elsewhere")
+        if self.verify and (self.topology is not None or self.elsewhere):
+            raise UsageError(
+                "--verify measures this machine, --topology and --elsewhere speak of others: leave one out"
+            )
+        if self.verify and self.count == 1:
+            raise UsageError("--verify measures all-reduces, and one device alone has none: leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The answer, and how the command ends: a set that includes what failed is an answer, but no good one."""
+
+    selection: Selection
+    status: ExitStatus = ExitStatus.DONE
+
+    def check(self) -> Selection:
+        """Return the selection to act on. Raises NotTrusted where it includes what failed."""
+        if self.status:
+            failed, count = "; ".join(self.selection.failed), len(self.selection.devices)
+            advice = "leave them out with --exclude, or see the reasons with --format text"
+            raise NotTrusted(f"every set of {count} includes what failed ({failed}): {advice}", self.status)
+        return self.selection
+
+
+def select_devices(asked: SelectRequest, notices: Notices = SILENT) -> Selected:
+    """Return the best devices, and why. Raises CollbenchError, Interrupted."""
+    asked.check()
+    if asked.topology is not None:
+        return Selected(_by_labels(asked, asked.topology))
+    if asked.elsewhere and asked.run is not None:
+        return _by_a_run_of_elsewhere(asked, asked.run)
+    return _by_measurement(asked, notices)
+
+
+def _by_labels(asked: SelectRequest, topology: str) -> Selection:
+    devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
+    from collbench.analysis.select import Origin, choose_by_labels  # late: numpy, scipy
+
+    choice = choose_by_labels(devices, paths, asked.count, exclude=_excluded(asked, devices))
+    return _named(choice, devices, Origin("labels", f"labels in {topology}"))
+
+
+def _by_a_run_of_elsewhere(asked: SelectRequest, file: str) -> Selected:
+    from collbench.analysis.select import Origin, choose  # late: numpy
+
+    run = run_file.load(Path(file))
+    choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
+    words = f"{'sim ' if run.backend == 'sim' else ''}{torchrun.saved_run(run.started, file)}"
+    origin = Origin(run.backend, words, run.machine.hostname, run.machine.fabric)
+    return _answer(run, choice, origin)
+
+
+def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
+    wanted = _wanted(asked)
+    found = _evidence(asked, wanted, notices)
+    from collbench.analysis.select import Origin, choose, settle  # late: numpy
+
+    run = found.as_now()
+    if asked.allow_busy and run.measurements and not found.probed and evidence.someone_is_busy(run):
+        found = evidence.measured_now(wanted, "what others leave is not in a saved run: ", notices)
+        run = found.as_now()
+    choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
+    origin = Origin(wanted.backend, found.source, run.machine.hostname)
+    if _worth_measuring(asked, choice, wanted.backend):
+        sets = tuple(one.members for one in choice.finalists)
+        finalists = FinalistRequest(run.backend, run.devices, sets, asked.size_bytes, asked.nccl)
+        measured, path = measure_finalists(finalists, notices)
+        origin = replace(origin, verification=str(path or ""), size_bytes=asked.size_bytes)
+        choice = settle(choice, measured)
+    return _answer(run, choice, origin)
+
+
+def _wanted(asked: SelectRequest) -> Wanted:
+    """Return which evidence will do. Raises MachineError where "auto" finds no GPU."""
+    backend, why = factory.resolve(asked.backend)
+    if why is not None:
+        raise MachineError(
+            f"no GPU to choose: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
+            "--backend host for CPU cores"
+        )
+    return Wanted(
+        backend, asked.run, asked.max_age, asked.fresh, asked.nccl, undone="nothing was chosen", advice=_ADVICE
+    )
+
+
+def _evidence(asked: SelectRequest, wanted: Wanted, notices: Notices) -> Evidence:
+    """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
+    present, count = factory.present_devices(wanted.backend), asked.count
+    if not present:
+        raise MachineError("no GPU to choose: CUDA shows none to this process; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+    excluded = _excluded(asked, present)
+    left = tuple(device for place, device in enumerate(present) if place not in excluded)
+    if count > len(left):
+        tags = ", ".join(device.tag for device in left) or "none"
+        raise UsageError(f"{count} is more than the {len(left)} that may be chosen here ({tags}): ask for fewer")
+    if count == len(present) and asked.run is None:
+        return evidence.nothing_to_compare(wanted.backend, present)
+    return evidence.find(wanted, present, notices)
+
+
+def _excluded(asked: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
+    """Return the positions that are excluded. Raises UsageError."""
+    if asked.exclude is None:
+        return ()
+    return tuple(devices.index(device) for device in visible_devices.select(devices, asked.exclude))
+
+
+def _worth_measuring(asked: SelectRequest, choice: Choice, backend: str) -> bool:
+    if asked.verify is not None:
+        return asked.verify and bool(choice.finalists)
+    return capabilities(backend).visible and asked.count > 1 and not choice.tied and len(choice.finalists) > 1
+
+
+def _answer(run: Run, choice: Choice, origin: Origin) -> Selected:
+    from collbench.output.text import selection
+
+    binding = selection.line(run, choice.members)
+    status = outcome(run).status if choice.failed else ExitStatus.DONE
+    return Selected(_named(choice, run.devices, origin, binding), status)
+
+
+def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
+    from collbench.analysis.select import selection_by_name
+
+    chosen = [devices[member] for member in choice.members]
+    return selection_by_name(choice, devices, formats.variables(chosen) if origin.acts else {}, origin, binding)
+
+
+# The finalists of a choice, measured with real all-reduces, each alone and in turn, before one of them is taken.
+
+
+@dataclass(frozen=True, slots=True)
+class FinalistRequest:
+    """What one measuring of finalists needs: the devices that a choice's positions mean, sets, a size, an NCCL."""
+
+    backend: str
+    devices: Sequence[Device]
+    sets: tuple[tuple[int, ...], ...]
+    size_bytes: int
+    nccl: str | None
+
+
+def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Path | None]:
+    """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it, if one can.
+
+    Only devices in a set are opened. Raises what measuring raises, with advice, NotTrusted for a set that failed, and
+    Interrupted.
+    """
+    used = sorted({member for members in asked.sets for member in members})
+    # Beside the folder of runs that choices go by, for a few sets say little about all pairs.
+    path = saved_runs.new_run("select", asked.backend, notices.say, saved_runs.FINALISTS)
+    notices.say(f"measuring {len(asked.sets)} sets at {format_size(asked.size_bytes)}")
+    try:
+        found = measure(_finalists_request(asked, used), path, notices, "measuring the finalists")
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted while measuring the finalists: nothing was chosen") from error
+    except DataCorruption:
+        raise  # its line says whom not to trust
+    except CollbenchError as error:
+        raise error.retold(f"cannot measure the finalists: {error}; --no-verify answers by prediction alone") from error
+    if status := outcome(found.run).status:
+        from collbench.output.text.frame import headline
+
+        advice = "nothing was chosen; leave these devices out with --exclude"
+        saved = f"; the run is {found.path}" if found.path else ""
+        raise NotTrusted(f"the finalists: {headline(found.run)}; {advice}{saved}", status)
+    return _over_all(found.run, asked.devices, used), found.path
+
+
+def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
+    position = {member: number for number, member in enumerate(used)}
+    return Request(
+        backend=asked.backend,
+        devices=",".join(asked.devices[member].uuid for member in used),
+        sizes=(asked.size_bytes,),
+        copies=(),
+        collectives=(Work(Operation.ALLREDUCE),),
+        pairs=False,
+        dtype="float32",
+        redop="sum",
+        nccl=evidence.named_nccl(asked.nccl),
+        seed=new_seed(),
+        command=("select", str(len(asked.sets[0]))),
+        sets=tuple(tuple(position[member] for member in members) for members in asked.sets),
+    )
+
+
+def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
+    """Return the run with its members as positions in `devices`."""
+    measurements = [
+        replace(found, cell=replace(found.cell, members=tuple(used[member] for member in found.cell.members)))
+        for found in run.measurements
+    ]
+    return replace(run, devices=tuple(devices), paths=(), measurements=measurements)

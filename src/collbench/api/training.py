@@ -1,0 +1,234 @@
+"""A training job before its start: which devices it takes and why, whether it binds them, and what is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from collbench.analysis import freshness
+from collbench.analysis.outcome import named, outcome
+from collbench.api import evidence
+from collbench.api.evidence import Evidence, Wanted
+from collbench.api.notices import SILENT, Notices
+from collbench.backends import factory
+from collbench.backends.factory import Present
+from collbench.launch import rendezvous, torchrun
+from collbench.launch.arguments import TrainArguments
+from collbench.machine import numa, visible_devices
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import NotTrusted, UsageError
+from collbench.model.run import Device, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `collbench train` starts: variables beside ours, and a command. `executed` also brings torchrun's agent.
+
+    `choice` is the line on the devices and why they were chosen, `notes` the lines before it.
+    """
+
+    changes: dict[str, str]
+    command: list[str]
+    executed: list[str]
+    notes: tuple[str, ...]
+    choice: str
+
+
+def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
+    """Choose devices and return what to start on them. Raises what cannot be started, and what `choose` does."""
+    apptainer = _check(arguments)
+    with ThreadPoolExecutor(1) as beside:  # the driver answers in a tenth of a second, and numpy loads in another
+        looking = beside.submit(factory.look, arguments.backend)
+        chosen = choose(arguments, looking.result, notices)
+    found = looking.result()
+    devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
+    changes = torchrun.for_devices(devices, os.environ, backend=found.backend)
+    changes |= rendezvous.variables(arguments, os.environ)
+    inside = torchrun.here() if apptainer is None else torchrun.image()
+    command = torchrun.command(arguments, devices, os.environ, backend=found.backend, inside=inside, bind=binding.bind)
+    if apptainer is None:
+        executed = torchrun.with_agent(command, inside)
+    else:
+        executed = command = torchrun.in_container(arguments, command, {**os.environ, **changes}, apptainer)
+    notes = (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))
+    choice = torchrun.choice(
+        devices, chosen.why, chosen.source, backend=found.backend, among=found.among, binding=binding.words
+    )
+    return Launch(changes, command, executed, tuple(filter(None, notes)), choice)
+
+
+def _check(arguments: TrainArguments) -> str | None:
+    """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
+    freshness.parse_duration(arguments.max_age)
+    torchrun.check_options(arguments, os.environ)
+    if arguments.container is not None:
+        return torchrun.find_apptainer(arguments.container)
+    torchrun.check_script(arguments)
+    torchrun.find_torch()
+    return None
+
+
+# Which devices it takes, and what is said of those that it does not take.
+
+
+_MIG = "in MIG mode, whose instances cannot talk P2P"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Devices, why, the evidence in words; and where there is some, the run, whose positions `members` are.
+
+    `note` is what else is to be said, "" for nothing: who was left out, or what is wrong with one taken by hand.
+    """
+
+    devices: tuple[Device, ...]
+    why: str
+    source: str
+    run: Run | None = None
+    members: tuple[int, ...] = ()
+    note: str = ""
+
+
+def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Notices) -> Chosen:
+    """Return the devices to train on: those named by hand, or the best K of those that are healthy now.
+
+    `look` waits for what the machine has. Raises UsageError, NotTrusted where every set includes what failed, and what
+    probing does.
+    """
+    from collbench.analysis.select import choose as choose_of  # late: numpy; and while the machine is looked at
+
+    found = look()
+    if arguments.devices is not None:
+        return _by_hand(arguments.devices, found)
+    k, left = arguments.auto_select or 0, _left(arguments, found)
+    chosen_from, run = _evidence(arguments, found, left, notices)
+    choice = choose_of(run, k, allow_busy=arguments.allow_busy)
+    if choice.failed:
+        advice = "nothing was started; --devices takes devices all the same"
+        raise NotTrusted(f"every set of {k} includes failed {named(run, choice.failed)}: {advice}", outcome(run).status)
+    devices = tuple(run.devices[member] for member in choice.members)
+    if run.measurements:
+        out = [(run.devices[one.member], one.reason) for one in choice.left_out] + _barred(found, ())
+        return Chosen(devices, choice.reason, chosen_from.source, run, choice.members, _left_out(out))
+    why = "all that were not excluded" if arguments.exclude else "all there are"
+    return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(found, ()) + _lost(found)))
+
+
+def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
+    return f"left out: {torchrun.against(devices)}" if devices else ""
+
+
+def _by_hand(words: str, found: Present) -> Chosen:
+    from collbench.analysis.problem import left_out
+
+    devices = visible_devices.select(found.every, words)
+    cut = [device.tag for device in devices if device in found.mig]
+    if cut:
+        raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
+    run = evidence.nothing_to_compare(found.backend, devices).as_now(found.states)
+    wrong = [(devices[one.member], one.reason) for one in left_out(run)]
+    note = f"taken all the same: {torchrun.against(wrong)}" if wrong else ""
+    return Chosen(devices, "chosen by hand", "--devices", note=note)
+
+
+def _left(arguments: TrainArguments, found: Present) -> tuple[Device, ...]:
+    """Return the devices to choose from. Raises UsageError where they are fewer than K, and says why."""
+    excluded = () if arguments.exclude is None else visible_devices.select(found.every, arguments.exclude)
+    left = tuple(device for device in found.devices if device not in excluded)
+    k = arguments.auto_select or 0
+    if k <= len(left):
+        return left
+    tags = ", ".join(device.tag for device in left) or "none"
+    hidden = f", {found.among}" if found.among else ""
+    lost = _lost(found)
+    but = f"; not {torchrun.against([*_barred(found, excluded), *lost])}" if excluded or found.mig or lost else ""
+    raise UsageError(
+        f"--auto-select {k} is more than the {len(left)} that this process may use ({tags}{hidden}{but}): ask for fewer"
+    )
+
+
+def _barred(found: Present, excluded: Sequence[Device]) -> list[tuple[Device, str]]:
+    return [(device, "excluded") for device in excluded] + [(device, _MIG) for device in found.mig]
+
+
+def _lost(found: Present) -> list[tuple[Device, str]]:
+    """Return the GPUs that this machine had when it was last measured, and what to do about them."""
+    gone = evidence.vanished((*found.every, *found.hidden)) if capabilities(found.backend).nvml else ()
+    return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
+
+
+def _evidence(
+    arguments: TrainArguments, found: Present, left: tuple[Device, ...], notices: Notices
+) -> tuple[Evidence, Run]:
+    """Return what to choose from, and it as a run with the health of now."""
+    if arguments.auto_select == len(left) and arguments.run is None:
+        whole = evidence.nothing_to_compare(found.backend, left)
+        return whole, whole.as_now(found.states)
+    barred = tuple(device for device in found.every if device not in left)
+    wanted = Wanted(
+        found.backend,
+        arguments.run,
+        freshness.parse_duration(arguments.max_age),
+        arguments.fresh,
+        arguments.nccl,
+        "nothing was started",
+        besides=found.hidden + barred,
+        only=left if barred else (),
+        driver=found.driver,
+        job_nccl=arguments.container is None,
+    )
+    first = evidence.find(wanted, left, notices)
+    run = first.as_now(found.states)
+    if arguments.allow_busy and not first.probed and evidence.someone_is_busy(run):
+        first = evidence.measured_now(wanted, "what others leave is not in a saved run: ", notices)
+        run = first.as_now(found.states)
+    return first, run
+
+
+# Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether to bind, and the words for stderr, "" for none."""
+
+    bind: bool = False
+    words: str = ""
+
+
+def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> Decision:
+    """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
+
+    They are where host copies find each one's own node the fastest. Nothing is said where the user decides, where the
+    run does not compare nodes, or where nodes tie.
+    """
+    if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
+        return Decision()
+    from collbench.analysis.numa_binding import bindings  # late: numpy
+    from collbench.output.text.selection import numactl
+
+    found = [one for one in bindings(run) if one.member in members]
+    wrong = [one for one in found if one.agrees is False]
+    if wrong:
+        return Decision(words=f"not bound to NUMA nodes, as {wrong[0].text}: {numactl(wrong[0])} suits it")
+    if len(found) < len(members) or not all(one.agrees for one in found):
+        return Decision()
+    nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in found}
+    image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
+    reason = image or torchrun.cannot_bind() or _forbidden(nodes)
+    if reason:
+        return Decision(words=f"not bound to the NUMA nodes that host copies prefer: {reason}")
+    return Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
+
+
+def _forbidden(nodes: dict[str, int]) -> str:
+    """Return why torchrun would not bind to these nodes (by PCI bus id), "" where it would: else ranks do not start."""
+    usable = numa.usable_nodes()
+    for pci_bus_id, node in nodes.items():
+        if node not in usable:
+            return f"this process may not use node {node}"
+        if numa.node_of(pci_bus_id) != node:
+            return f"the kernel does not say that {pci_bus_id} is on node {node}, and torchrun asks it"
+    return ""

@@ -1,0 +1,69 @@
+"""`collbench runs`: the saved runs, newest first; and the newest, where a command was given no file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from collbench.api import saved
+from collbench.cli.terminal import NOTICES, echo
+from collbench.runfile.saved_runs import SavedRun
+
+_LIMIT = 20
+
+
+def named_or_newest(file: Path | None) -> Path:
+    """Return the file that was named, else the newest saved run's. Raises UsageError where none is saved."""
+    return saved.newest(NOTICES) if file is None else file
+
+
+def all_named_or_newest(files: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the files that were named, else the newest saved run's. Raises UsageError where none is saved."""
+    return files or (saved.newest(NOTICES),)
+
+
+@click.command(short_help="List the saved runs, newest first.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=_LIMIT,
+    show_default=True,
+    help="List only the newest N.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of objects.")
+def runs(limit: int, as_json: bool) -> None:
+    """List the runs that were saved without a name, newest first.
+
+    Each with its start, backend (sim: simulated), machine, number of devices, command, outcome and file. Commands that
+    read a run take the newest of them where no file is named.
+
+    \b
+    Examples:
+      collbench runs
+      collbench runs --limit 100 --json
+    """
+    found = saved.runs(limit, NOTICES)
+    if as_json:
+        echo(json.dumps([_plain(run) for run in found], ensure_ascii=False, indent=1))
+        return
+    from collbench.output.text.saved_runs import lines
+
+    for line in lines(found) if found else ["no run is saved: measure with 'collbench pairs'"]:
+        echo(line)
+
+
+def _plain(run: SavedRun) -> dict[str, object]:
+    return {
+        "path": str(run.path),
+        "started": run.started,
+        "backend": run.backend,
+        "machine": run.machine,
+        "fabric": run.fabric,
+        "devices": list(run.devices),
+        "command": list(run.command),
+        "complete": run.complete,
+        "status": int(run.status),
+    }

@@ -1,0 +1,39 @@
+"""The list of saved runs, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collbench.model.errors import ExitStatus
+from collbench.model.printable import one_line
+from collbench.runfile.saved_runs import SavedRun
+
+_OUTCOMES = {
+    ExitStatus.DONE: "done",
+    ExitStatus.FAILED: "failures",
+    ExitStatus.CONTRADICTION: "impossible figure",
+    ExitStatus.UNTRUSTED: "wrong data or hang",
+}
+_HEAD = ("started (UTC)", "backend", "machine", "devices", "command", "outcome", "file")
+
+
+def lines(runs: Sequence[SavedRun]) -> list[str]:
+    """Return the table's lines, in the order given."""
+    rows = [_HEAD, *map(_row, runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(run: SavedRun) -> tuple[str, ...]:
+    outcome = _OUTCOMES.get(run.status, "done")
+    if not run.complete:
+        outcome = "interrupted" if run.status is ExitStatus.DONE else f"interrupted, {outcome}"
+    return (
+        one_line(run.started.replace("T", " ").removesuffix("Z")),
+        run.backend,
+        one_line(run.fabric or run.machine),
+        str(len(run.devices)),
+        one_line(run.command[0] if run.command else ""),
+        outcome,
+        one_line(str(run.path)),
+    )

@@ -1,0 +1,106 @@
+"""Where collbench keeps what nobody gave a name, and which of it is believed again: what this user alone can write."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from collbench.model.errors import ExitStatus, UsageError
+from collbench.runfile import atomic_write
+
+RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def state_folder(name: str) -> Path:
+    """Return $XDG_STATE_HOME/collbench/NAME. Raises UsageError without a home."""
+    state = os.environ.get("XDG_STATE_HOME")
+    try:
+        return (Path(state) if state else Path.home() / ".local" / "state") / "collbench" / name
+    except RuntimeError as error:
+        raise UsageError("there is no home folder: set XDG_STATE_HOME to a folder") from error
+
+
+def new_name(*words: str) -> str:
+    """Return a file's stem that sorts by time and that no other process takes, whatever its host and its clock."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return "-".join((stamp, *words, secrets.token_hex(4)))
+
+
+def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = RUNS, advice: str = "") -> Path | None:
+    """Return a new file for a run; None, and `say` why, where none can be written. `advice` ends that line."""
+    try:
+        place = state_folder(folder)
+        atomic_write.make_private(place)
+        atomic_write.try_folder(place)
+    except UsageError as error:
+        say(f"the run will not be saved: {error}{advice}")
+    except OSError as error:
+        why = f"cannot write {place}: {atomic_write.reason(error)}"
+        say(f"the run will not be saved: {why}: set XDG_STATE_HOME to a folder that can be written{advice}")
+    else:
+        return place / f"{new_name(backend, what)}.json"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The saved runs that are believed, the newest name first, and one line on those that are not, "" for none."""
+
+    files: tuple[Path, ...] = ()
+    ignored: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """What a list says of one run. `fabric` is the simulated machine's name, "" for a real machine.
+
+    `devices` are their names by position ("GPU0"), `command` the words after `collbench`, `status` what the run earns.
+    """
+
+    path: Path
+    started: str
+    backend: str
+    machine: str
+    fabric: str
+    devices: tuple[str, ...]
+    command: tuple[str, ...]
+    complete: bool
+    status: ExitStatus
+
+
+def believed() -> Saved:
+    """Return the runs that may choose devices without being named: no other user can have written them."""
+    try:
+        folder = state_folder(RUNS)
+        found = sorted(folder.glob("*.json"), reverse=True)
+    except (UsageError, OSError):
+        return Saved()
+    if not found:
+        return Saved()
+    if why := _distrusted(folder, stat.S_ISDIR):
+        return Saved(ignored=f"ignoring the saved runs in {folder}: {why}; chmod 700 it once they are yours")
+    doubts = {path: why for path in found if (why := _distrusted(path, stat.S_ISREG))}
+    if not doubts:
+        return Saved(tuple(found))
+    (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
+    line = f"ignoring {first}{more}: {why}; name a run with its file to use it all the same"
+    return Saved(tuple(path for path in found if path not in doubts), line)
+
+
+def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
+    """Return why another user may have written a file or folder, or what a link leads to; "" where none can have."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    if not is_kind(found.st_mode):
+        return "it is a file of another kind"
+    if found.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {found.st_uid})"
+    return "others can write it" if found.st_mode & _OTHERS_WRITE else ""

@@ -1,0 +1,113 @@
+"""`collbench runs`, and commands that read a run where none is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import collbench
+from collbench.model.errors import ExitStatus, FailureKind
+from collbench.model.run import StopReason
+from tests.builders import gpus, pair_run
+from tests.cli.program import Program, save_run
+
+SIM = "--backend sim --fabric dgx-1v --quick --sizes 1M"
+
+
+@pytest.fixture
+def folder(program: Program, tmp_path: Path) -> Path:
+    where = tmp_path / "state" / "collbench" / "runs"
+    where.mkdir(parents=True, mode=0o700)
+    return where
+
+
+def three(folder: Path) -> list[Path]:
+    """Save a finished, an interrupted and a failed run, and what is no run; return the runs' files, newest first."""
+    failed = pair_run(4, lambda *_: 300.0).measurements
+    failed[0] = replace(
+        failed[0], samples=[], stop=StopReason.FAILED, failure="hang: no answer", failure_kind=FailureKind.HANG
+    )
+    files = [folder / f"2026112{day}T000000Z-cuda-pairs.json" for day in (3, 2, 1)]
+    save_run(files[0], gpus(4), measurements=failed)
+    save_run(files[1], gpus(3), timedelta(days=1), complete=False)
+    save_run(files[2], gpus(4), timedelta(days=2))
+    (folder / "20261122T120000Z-cuda-pairs.json").write_text("{", encoding="utf-8")
+    return files
+
+
+def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folder: Path) -> None:
+    files = three(folder)
+    found = collbench.runs()
+    assert [run.path for run in found] == files
+    assert [(run.complete, run.status, len(run.devices)) for run in found] == [
+        (True, ExitStatus.UNTRUSTED, 4),
+        (False, ExitStatus.DONE, 3),
+        (True, ExitStatus.DONE, 4),
+    ]
+    assert [run.path for run in collbench.runs(2)] == files[:2]
+    said = program("runs")
+    assert said.status == 0
+    assert said.err.count("\n") == 1  # of what is no run
+    assert "20261122T120000Z" in said.err
+    assert [line.split()[-1] for line in said.out.splitlines()[1:]] == [str(path) for path in files]
+    assert "interrupted" in said.out.splitlines()[2]
+
+
+def test_json_says_the_same(program: Program, folder: Path) -> None:
+    files = three(folder)
+    listed = json.loads(program("runs", "--json", "--limit", "2").out)
+    assert [one["path"] for one in listed] == [str(path) for path in files[:2]]
+    assert [one["status"] for one in listed] == [4, 0]
+    assert [one["devices"] for one in listed] == [["GPU0", "GPU1", "GPU2", "GPU3"], ["GPU0", "GPU1", "GPU2"]]
+
+
+def test_a_simulated_run_is_called_sim(program: Program) -> None:
+    assert program("pairs", *SIM.split()).status == 0
+    (run,) = collbench.runs()
+    assert (run.backend, run.fabric, run.command[0], len(run.devices)) == ("sim", "dgx-1v", "pairs", 8)
+    row = program("runs").out.splitlines()[1].split()
+    assert row[2:6] == ["sim", "dgx-1v", "8", "pairs"]
+
+
+def test_where_nothing_is_saved(program: Program) -> None:
+    assert collbench.runs() == ()
+    assert program("runs").out == "no run is saved: measure with 'collbench pairs'\n"
+    assert program("runs", "--json").out == "[]\n"
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "2"])
+def test_a_limit_that_is_no_number_is_an_error(limit: object) -> None:
+    with pytest.raises(collbench.Error):
+        collbench.runs(limit)  # type: ignore[arg-type]
+
+
+READERS = [
+    "show",
+    "rank --json",
+    "export --format csv",
+    "report -o page.html",
+    "predict --model gpt2",
+    "compare --reference",
+]
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_without_a_file_the_newest_saved_run_is_read_and_named(program: Program, folder: Path, command: str) -> None:
+    older, newer = (folder / f"2026112{day}T000000Z-cuda-pairs.json" for day in (1, 2))
+    save_run(older, gpus(2))
+    save_run(newer, gpus(4))
+    named = program(*command.split(), str(newer))
+    found = program(*command.split(), *(["--force"] if "report" in command else []))
+    assert (found.status, found.out) == (named.status, named.out)
+    assert f"the newest saved run, {newer}" in found.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("command", [*READERS, "plot --kind heatmap -o map.svg"])
+def test_without_a_file_and_a_saved_run_one_line_says_what_to_do(program: Program, command: str) -> None:
+    said = program(*command.split())
+    assert (said.status, said.out) == (2, "")
+    assert "collbench pairs" in said.line
