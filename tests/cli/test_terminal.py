@@ -137,7 +137,7 @@ def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lac
     program: Program, tmp_path: Path
 ) -> None:
     run_file.save(slow_pairs(8), tmp_path / "run.json")
-    narrow = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=80)
+    narrow = on_terminal(collbench("show", "run.json", "-v"), colourful() | {"NO_COLOR": "1"}, tmp_path, columns=80)
     (heads,) = (line.split() for line in narrow.splitlines() if line.startswith("tier "))
     assert {"allreduce", "interval", "vs", "best", "label"} <= set(heads)
     assert len(re.findall(r"^\d+ +GPU\d-GPU\d ", narrow, re.MULTILINE)) == 28
@@ -150,7 +150,7 @@ def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lac
 
 def test_a_pipe_gets_each_sentence_in_one_line(program: Program, tmp_path: Path) -> None:
     run_file.save(slow_pairs(8), tmp_path / "run.json")
-    skipped = [line for line in program("show", "run.json").out.splitlines() if line.startswith("skipped ")]
+    skipped = [line for line in program("show", "run.json", "-v").out.splitlines() if line.startswith("skipped ")]
     assert len(skipped) == 1
     assert skipped[0].endswith("the other GPU's memory")
 

@@ -69,14 +69,13 @@ OPTIONS = (
     click.option(
         "--precision",
         metavar="SHARE",
-        help="Measure each data point until half its 95 % interval is within this share of its median: 1%, 0.5% or "
-        "0.01; for 60 s at most, or as --budget says.  [default: 1% from 1M on, 3% below]",
+        help="Repeat each point until half its 95 % interval is within this share of its median: 1%, 0.5% or 0.01; "
+        "for 60 s at most, or as --budget says.  [default: 1% from 1M on, 3% below]",
     ),
     click.option(
         "--budget",
         metavar="TIME",
-        help="Stop measuring data points that have not converged after this time: 10s, 500ms or 2min. Each gets "
-        "three trials in any case.  "
+        help="Stop what has not converged after this time: 10s, 500ms or 2min. Each point gets three trials.  "
         "[default: 2.3s; host: 8s]",
     ),
     click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three trials a data point."),
