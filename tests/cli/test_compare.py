@@ -104,7 +104,7 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
 @pytest.mark.parametrize(
     ("title", "words", "told"),
     [
-        ("nothing", "", "missing argument"),
+        ("nothing", "", "name the base and the new run"),
         ("one run alone", "base.json", "base.json alone: name a second run to compare it with, or add --reference"),
         ("the same file twice", "base.json base.json", "base.json and base.json are the same file"),
         ("the same file by another name", "base.json ./base.json", "are the same file"),
