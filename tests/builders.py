@@ -9,6 +9,7 @@ from itertools import combinations
 from collbench.bench.plan import Request
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
+    CommandKind,
     DataPoint,
     Device,
     Flag,
@@ -98,6 +99,8 @@ def run_of(
             seed=7,
             command=command,
             environment={},
+            kind=CommandKind.of(command[0] if command else "pairs"),
+            collectives=tuple(dict.fromkeys(m.cell.work for m in found if m.cell.operation.is_collective)),
         ),
         measurements=found,
         seconds=1.5,

@@ -19,10 +19,10 @@ SCRIPT = ROOT / "benchmarks" / "compare_repeats.py"
 KEPT = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-judging" / "compare-repeats.txt"
 
 
-def repeated(seed: int, *command: str, **environment: str) -> Run:
+def repeated(seed: int, *, quick: bool = False, **environment: str) -> Run:
     run = copies(seed=seed)
-    words = ("pairs", "--output", f"{seed}.json", *command)
-    settings = replace(run.settings, command=words, environment=environment)
+    words = ("pairs", "--output", f"{seed}.json")
+    settings = replace(run.settings, command=words, quick=quick, environment=environment)
     return replace(run, started=f"2026-01-02T03:04:{seed:02}Z", settings=settings)
 
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
         archive.add(tmp_path / "two.json", "raw/two.json")
     (tmp_path / "two.json").unlink()
     run_file.save(scaled(repeated(3), 2), tmp_path / "busy.json")
-    run_file.save(scaled(repeated(4, "--quick"), 2), tmp_path / "quick.json")
+    run_file.save(scaled(repeated(4, quick=True), 2), tmp_path / "quick.json")
     run_file.save(scaled(repeated(5, NCCL_P2P_DISABLE="1"), 2), tmp_path / "staged.json")
     (tmp_path / "other.json").write_text('{"format": "something else"}', encoding="utf-8")
     return tmp_path

@@ -186,7 +186,7 @@ def check(**given: Any) -> None:
         run = runfile_run_file.load(run_file)
     else:
         run = _measured(given)
-    _show(texts.applied(run), shortfall(run, expected, quick=given["quick"]), as_json=as_json)
+    _show(texts.applied(run), shortfall(run, expected, quick=run_file is None and run.settings.quick), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +281,8 @@ def _measured(given: dict[str, Any]) -> Run:
 
 def _planned(request: Request) -> Request:
     """Return the request with what a check times. --quick confirms nothing afterwards: all of it runs alone."""
+    if request.resume:
+        return request
     sizes = request.sizes or (_SIZE_OF_CORES if request.backend == "host" else _SIZE,)
     if request.quick:
         copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES

@@ -384,6 +384,9 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
     _check(given)
     showing = Showing.asked(given)
     request, path = options.make_request(operation.value, given)
+    if request.resume:
+        measure_and_show(request, path, showing)
+        return
     # The host backend's collectives are in place in any case: nccl-tests' second half stays N/A.
     both = given["in_place"] or (showing.as_nccl_tests and request.backend != "host")
     places = (Variant.PLAIN, Variant.IN_PLACE) if both else (Variant.PLAIN,)
@@ -394,6 +397,7 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
         split=given["split"],
         launches=True,
         algorithms=given["algorithms"],
+        graph=given["cudagraph"] or 0,
         **apply_nccl_flags(given, request.backend, processes()),
     )
     measure_and_show(request, path, showing)

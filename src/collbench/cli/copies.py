@@ -59,8 +59,9 @@ def copies(**given: Any) -> None:
     elsewhere = [word for word, variant in _PATTERNS.items() if variant in wanted and variant is not Variant.PLAIN]
     if request.backend == "host" and given["patterns"] is not None and elsewhere:
         raise UsageError(f"the host backend copies one-way only: leave out {', '.join(elsewhere)}")
-    sizes = request.sizes or (_LARGEST[request.backend],)
-    measure_and_show(replace(request, copies=wanted, sizes=sizes), path)
+    if not request.resume:
+        request = replace(request, copies=wanted, sizes=request.sizes or (_LARGEST[request.backend],))
+    measure_and_show(request, path)
 
 
 @click.command(short_help="Time one access, one small copy, one small all-reduce.")
@@ -78,15 +79,16 @@ def latency(**given: Any) -> None:
       collbench latency --devices 0,1 --precision 1%
     """
     request, path = options.make_request("latency", given)
-    request = replace(
-        request,
-        sizes=(_SMALL,),
-        copies=(Variant.PLAIN,),
-        chase=True,
-        collectives=(Work(Operation.ALLREDUCE),),
-        pairs=True,
-        launches=True,
-    )
+    if not request.resume:
+        request = replace(
+            request,
+            sizes=(_SMALL,),
+            copies=(Variant.PLAIN,),
+            chase=True,
+            collectives=(Work(Operation.ALLREDUCE),),
+            pairs=True,
+            launches=True,
+        )
     measure_and_show(request, path)
 
 
@@ -134,12 +136,13 @@ def pairs(**given: Any) -> None:
     """
     asked = _parse_operations(given["operations"])
     request, path = options.make_request("pairs", given)
-    request = replace(
-        request,
-        copies=(Variant.PLAIN,) if _COPY in asked else (),
-        collectives=tuple(Work(_COLLECTIVES[word]) for word in asked if word != _COPY),
-        pairs=True,
-    )
+    if not request.resume:
+        request = replace(
+            request,
+            copies=(Variant.PLAIN,) if _COPY in asked else (),
+            collectives=tuple(Work(_COLLECTIVES[word]) for word in asked if word != _COPY),
+            pairs=True,
+        )
     measure_and_show(request, path)
 
 

@@ -31,7 +31,7 @@ from collbench.machine import lifeline, visible_devices
 from collbench.machine.nvml import Nvml
 from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
+from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import format_size
 from collbench.runfile import run_file
 
@@ -332,6 +332,7 @@ def _request(sitting: FinalistRequest, used: Sequence[int]) -> Request:
         nccl=sitting.nccl,
         seed=random.SystemRandom().randrange(10**6),
         command=("select", str(len(sitting.sets[0]))),
+        kind=CommandKind.SELECT,
         sets=tuple(tuple(place[member] for member in members) for members in sitting.sets),
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from collbench.model.errors import FailureKind
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 
 # The phase before a sweep, outside its seconds: communicators being made.
 NCCL_START = "NCCL start"
@@ -289,12 +289,49 @@ class Machine:
     fabric: str = ""
 
 
+class CommandKind(StrEnum):
+    """Which command asked for a run. Each collective has a command of its own: all of them are COLLECTIVE."""
+
+    PAIRS = "pairs"
+    COPIES = "copies"
+    LATENCY = "latency"
+    CHECK = "check"
+    COLLECTIVE = "collective"
+    SELECT = "select"
+    NODES = "nodes"
+    OTHER = "other"  # in a file of version 1 whose command line was none of ours
+
+    @classmethod
+    def of(cls, name: str) -> CommandKind:
+        """Return the kind of the command with this name; OTHER for none of ours."""
+        if name in COLLECTIVES:
+            return cls.COLLECTIVE
+        own = {kind.value: kind for kind in cls if kind is not cls.COLLECTIVE}
+        return own.get(name, cls.OTHER)
+
+
+class Layout(StrEnum):
+    """Which communicators collectives ran on."""
+
+    ALL = "all"
+    PAIRS = "pairs"
+    SPLIT = "split"
+    SETS = "sets"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for. `environment` holds the NCCL_* variables (and the like) that were set, no others.
+    """What was asked for: enough to ask for the same again, with what was planned of it.
 
-    `precision` is half the 95 % interval over the median at which a cell is settled, None for METHOD.md's own;
-    `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of a launch by `launcher`.
+    `operations` and `sizes` are those of the plan, `requested_sizes` those that were asked for (None: the default).
+    `environment` holds the NCCL_* variables (and the like) that were set, no others. `command` is the command line, for
+    people: nothing reads it. `precision` is half the 95 % interval over the median at which a cell is settled, None for
+    METHOD.md's own; `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of a launch by
+    `launcher`. `devices` are the words of --devices, () for all. `copies` lists how raw copies ran, `chase` adds the
+    pointer chase. `collectives` ran on all devices, each pair, `split` disjoint sets, or `sets`, as `layout` says.
+    `isolated`: no link or pair while another was busy. `launches`: the ungraphed loop was timed too. `iterations` and
+    `warmup` None leave the choice to the method. `graph` is nccl-tests' -G. `fabric` names the simulated machine or its
+    file.
     """
 
     operations: tuple[Operation, ...]
@@ -310,6 +347,36 @@ class Settings:
     budget_seconds: float | None = None
     processes: int = 1
     launcher: str = ""
+    kind: CommandKind = CommandKind.PAIRS
+    devices: tuple[str, ...] = ()
+    requested_sizes: tuple[int, ...] | None = None
+    copies: tuple[Variant, ...] = ()
+    chase: bool = False
+    collectives: tuple[Work, ...] = ()
+    layout: Layout = Layout.ALL
+    split: int = 1
+    sets: tuple[tuple[int, ...], ...] = ()
+    isolated: bool = False
+    launches: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    quick: bool = False
+    algorithms: bool = False
+    graph: int = 0
+    fabric: str = ""
+
+    @property
+    def command_name(self) -> str:
+        """The command that asked for it: "pairs", "allreduce"; "" where it was none of ours."""
+        return command_name(self.kind, self.collectives)
+
+
+def command_name(kind: CommandKind, collectives: Sequence[Work]) -> str:
+    """Return the name of the command of this kind: of a collective its own, "" for none of ours."""
+    if kind is CommandKind.COLLECTIVE:
+        return collectives[0].operation.value if collectives else ""
+    return "" if kind is CommandKind.OTHER else kind.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,10 +147,10 @@ def settings(run: Run, table: Table) -> Settings:
         smallest=sizes[0],
         largest=sizes[-1],
         step=_step(sizes),
-        warmup=_asked(run, "-w", "--warmup_iters", _WARMUP),
-        iterations=_asked(run, "-n", "--iters", _ITERATIONS),
+        warmup=_WARMUP if run.settings.warmup is None else run.settings.warmup,
+        iterations=run.settings.iterations or _ITERATIONS,
         validation=int(any(half.wrong is not None for row in table.rows for half in row.halves)),
-        graph=_graph(run),
+        graph=run.settings.graph,
     )
 
 
@@ -212,7 +212,7 @@ def _row(run: Run, found: list[Measurement]) -> Row:
 def _half(run: Run, measurement: Measurement) -> Half | None:
     if not measurement.samples:
         return None
-    looped = [_as_looped(sample) for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
+    looped = [_as_looped(sample) for sample in measurement.samples if sample.launch_seconds and not run.settings.graph]
     summary = summarize(replace(measurement, samples=looped or measurement.samples))
     in_place = measurement.cell.variant is Variant.IN_PLACE
     unchecked = measurement.failure or (in_place and measurement.cell.operation in _UNCHECKED_IN_PLACE)
@@ -256,26 +256,6 @@ def _step(sizes: list[int]) -> tuple[int, str]:
         return factors.pop(), "factor"
     steps = {large - small for small, large in pairwise(sizes)}
     return (steps.pop() if len(steps) == 1 else 0), "bytes"
-
-
-def _graph(run: Run) -> int:
-    return _asked(run, "-G", "--cudagraph", 0)
-
-
-def _asked(run: Run, short: str, long: str, default: int) -> int:
-    """Return the number that the command gave for an option, as "-n 20", "-n20", "--iters 20" or "--iters=20"."""
-    words = run.settings.command
-    for place, word in enumerate(words):
-        if word in (short, long) and place + 1 < len(words):
-            value = words[place + 1]
-        elif word.startswith(f"{long}="):
-            value = word.partition("=")[2]
-        elif word.startswith(short):
-            value = word.removeprefix(short)
-        else:
-            continue
-        default = int(value) if value.isdecimal() else default
-    return default
 
 
 # A run as nccl-tests prints it, for the scripts that read its text: same lines, same widths, same number formats.
