@@ -17,6 +17,8 @@ from collbench.model.run import (
     Machine,
     Measurement,
     Path,
+    PeerReadWrite,
+    PeerStatus,
     Run,
     Sample,
     Settings,
@@ -25,6 +27,16 @@ from collbench.model.run import (
 
 GIB = 2**30
 Pair = tuple[int, int]
+
+
+def nvml_says(read: str, write: str = "") -> PeerReadWrite:
+    """Return NVML's answer on peer access; without a second word reading and writing are the same."""
+    return PeerReadWrite(PeerStatus(read), PeerStatus(write or read))
+
+
+def smi_says(there: str, back: str = "") -> tuple[PeerStatus, ...]:
+    """Return what `nvidia-smi topo -p2p r` says of both directions; without a second word they are the same."""
+    return PeerStatus(there), PeerStatus(back or there)
 
 
 def gpus(count: int, name: str = "NVIDIA H200") -> tuple[Device, ...]:

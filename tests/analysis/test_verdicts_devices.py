@@ -8,7 +8,7 @@ from collbench.analysis.diagnose import Kind, judge
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
 from tests.analysis.checked import audited, faults, flagged, h200, pcie, slow, the
-from tests.builders import shared
+from tests.builders import nvml_says, shared, smi_says
 
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
 
@@ -166,7 +166,8 @@ def test_peer_access_that_pays_or_nearly(direct: float, staged: float) -> None:
 
 def test_without_peer_access_both_are_staged() -> None:
     run = via_host(9.9, 21.0)
-    refused = tuple(replace(path, cuda_peers=False, peer_access="GNS", tool_peer_access="GNS") for path in run.paths)
+    told = {"cuda_peers": False, "peer_access": nvml_says("GNS"), "tool_peer_access": smi_says("GNS")}
+    refused = tuple(replace(path, **told) for path in run.paths)  # type: ignore[arg-type]  # a table of fields
     kinds = [v.kind for v in judge(replace(run, paths=refused))]
     assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
 

@@ -8,7 +8,7 @@ from collbench.analysis.diagnose import Kind, judge, not_judged
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from tests.analysis.checked import faults, h200, kinds, pcie, run_on, slow, the, visits
-from tests.builders import GIB, gpus
+from tests.builders import GIB, gpus, nvml_says, smi_says
 
 BOTH = [(0, 1), (1, 0)]
 ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
@@ -80,7 +80,9 @@ def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
 def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:
     run = h200(slow(BOTH, 38.4 / 393.8))
     refused = tuple(
-        replace(path, cuda_peers=False, peer_access="NS", tool_peer_access="NS") if path.devices == (0, 1) else path
+        replace(path, cuda_peers=False, peer_access=nvml_says("NS"), tool_peer_access=smi_says("NS"))
+        if path.devices == (0, 1)
+        else path
         for path in run.paths
     )
     verdict = the(replace(run, paths=refused), Kind.P2P_CAP_MISMATCH)

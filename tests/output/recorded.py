@@ -123,7 +123,7 @@ def _run(recording: Recording, rows: Sequence[Row], shares: Sequence[tuple[float
             redop=first[3] if first[3] != "none" else "sum",
             visits=1,
             seed=7,
-            command=(recording.program,),
+            command=(recording.program, "-w", str(flags["warmup iters"]), "-n", str(flags["iters"])),
             environment={},
             kind=CommandKind.COLLECTIVE,
             iterations=flags["iters"],

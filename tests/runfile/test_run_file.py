@@ -23,6 +23,8 @@ from collbench.model.run import (
     Machine,
     Measurement,
     Path,
+    PeerReadWrite,
+    PeerStatus,
     Run,
     Sample,
     Settings,
@@ -90,7 +92,12 @@ def runs(draw: st.DrawFn) -> Run:
     cells = st.builds(DataPoint, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
     stops = st.none() | st.sampled_from(StopReason)
     measurements = st.builds(Measurement, cells, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS)
-    links = st.builds(Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, WORDS_OR_NONE)
+    statuses = st.sampled_from(PeerStatus)
+    peers = st.none() | st.builds(PeerReadWrite, st.none() | statuses, st.none() | statuses)
+    both = st.just(()) | st.tuples(statuses, statuses)
+    links = st.builds(
+        Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, peers, WORDS_OR_NONE, both
+    )
     audits = st.builds(Audit, st.sampled_from(Operation), pairs, WORDS, *[NUMBERS] * 4, st.booleans())
     return Run(
         backend=draw(WORDS),

@@ -215,6 +215,7 @@ def described() -> dict[str, dict[str, bool]]:
     """Return the same from the schema, by the dataclasses' names."""
     parts = {name.capitalize(): part for name, part in SCHEMA["$defs"].items() if "properties" in part}
     parts["Run"] = SCHEMA
+    parts["PeerReadWrite"] = parts["Path"]["properties"]["peer_access"]
     parts["DataPoint"] = parts["Measurement"]["properties"]["cell"]
     parts["Skipped"] = SCHEMA["properties"]["skipped"]["items"]
     own = {"format", "format_version"}

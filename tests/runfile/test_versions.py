@@ -14,7 +14,7 @@ import pytest
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import CommandKind, FlagKind, Layout, Run, Settings, SkipKind, Skipped
 from collbench.runfile import run_file
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, measured, nvml_says, run_of, smi_says
 
 ROOT = Path(__file__).parents[2]
 # What version 1 had no field for.
@@ -104,6 +104,28 @@ def test_a_strangers_command_line_does_no_harm(words: tuple[str, ...], kind: Com
     found = run_file.loads(of_version_1(run), "old.json").settings
     assert (found.kind, found.split, found.iterations, found.warmup) == (kind, 1, None, None)
     assert Variant.IN_PLACE not in found.copies
+
+
+@pytest.mark.parametrize(
+    ("nvml", "smi", "found"),
+    [
+        (None, None, (None, ())),
+        ("OK", "OK", (nvml_says("OK"), smi_says("OK"))),
+        ("read TNS, write OK", "OK, GNS", (nvml_says("TNS", "OK"), smi_says("OK", "GNS"))),
+        ("why not", "?", (nvml_says("U"), smi_says("U"))),
+    ],
+)
+def test_words_on_peer_access_are_statuses(nvml: str | None, smi: str | None, found: tuple[object, object]) -> None:
+    data = json.loads(of_version_1(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
+    data["paths"][0] |= {"peer_access": nvml, "tool_peer_access": smi}
+    path = run_file.loads(json.dumps(data), "old.json").paths[0]
+    assert (path.peer_access, path.tool_peer_access) == found
+
+
+def test_every_kept_run_has_its_peer_access() -> None:
+    told = {str(path.peer_access) for _, run in kept() for path in run.paths if run.backend == "cuda"}
+    assert told == {"OK"}
+    assert {path.tool_peer_access for _, run in kept() for path in run.paths} == {(), smi_says("OK")}
 
 
 def test_what_wrong_data_ended_is_known_by_its_kind() -> None:

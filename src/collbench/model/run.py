@@ -58,14 +58,55 @@ class Device:
         return f"{self.host}:{name}" if self.host else name
 
 
+class PeerStatus(StrEnum):
+    """One answer of NVML or `nvidia-smi topo -p2p`: does a device reach its peer's memory, and if not, why."""
+
+    OK = "OK"
+    CNS = "CNS"
+    GNS = "GNS"
+    TNS = "TNS"
+    NS = "NS"
+    DR = "DR"
+    UNKNOWN = "U"
+
+    @property
+    def allows(self) -> bool | None:
+        """True or False; None for unknown."""
+        return None if self is PeerStatus.UNKNOWN else self is PeerStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReadWrite:
+    """What NVML says of reading and of writing a peer's memory; None where it does not tell."""
+
+    read: PeerStatus | None = None
+    write: PeerStatus | None = None
+
+    @property
+    def statuses(self) -> tuple[PeerStatus, ...]:
+        """What was told, reading first, each status once."""
+        return tuple(dict.fromkeys(one for one in (self.read, self.write) if one is not None))
+
+    @property
+    def denied(self) -> bool:
+        """True where reading or writing does not work."""
+        return any(status.allows is False for status in self.statuses)
+
+    def __str__(self) -> str:
+        """Return "OK", or "read TNS, write OK" where the two differ."""
+        statuses = self.statuses
+        return f"read {self.read}, write {self.write}" if len(statuses) == 2 else "".join(statuses)
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """What the machine's own tools say of the path between two devices (an unordered pair of positions).
 
     `label` is nvidia-smi's word (NV18, PIX, …); `ancestor` the PCIe label alone, as if there were no NVLink;
-    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P. These are
-    NVML's words. `tool_label` and `tool_peer_access` are those of `nvidia-smi topo -m` and `-p2p r`, and `cuda_peers`
-    whether CUDA lets both devices reach each other's memory; None where nobody asked.
+    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P.
+    `tool_label` is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading
+    the second's memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's
+    memory; None and () where nobody asked.
     """
 
     devices: tuple[int, int]
@@ -74,10 +115,15 @@ class Path:
     nvlinks: int = 0
     theory_gbs: float | None = None
     theory_source: str = ""
-    peer_access: str | None = None
+    peer_access: PeerReadWrite | None = None
     tool_label: str | None = None
-    tool_peer_access: str | None = None
+    tool_peer_access: tuple[PeerStatus, ...] = ()
     cuda_peers: bool | None = None
+
+    @property
+    def peers_denied(self) -> bool:
+        """True where NVML says that the devices do not read or write each other's memory."""
+        return self.peer_access is not None and self.peer_access.denied
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.model.printable import cleaned
-from collbench.model.run import CommandKind, FlagKind, Layout, SkipKind
+from collbench.model.run import CommandKind, FlagKind, Layout, PeerStatus, SkipKind
 from collbench.model.units import parse_sizes
 
 # Our files as JSON: what each says first is its kind and version, and who reads one is told what is wrong with it.
@@ -130,6 +130,8 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
     What is not as a run file has it is left alone: reading it says what is wrong.
     """
     replace(fields.get("measurements"), tags)
+    for path in _all_of(fields.get("paths"), dict) or ():
+        _type_peer_access(path)
     skipped = fields.get("skipped")
     for left in skipped if isinstance(skipped, list) else ():
         if isinstance(left, dict) and left.get("what") == _EVERYTHING_LEFT and left.get("kind") is None:
@@ -144,6 +146,24 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
 def _all_of(items: Any, kind: type[_Found]) -> list[_Found] | None:
     """Return a list whose items are all of the kind, None for anything else."""
     return items if isinstance(items, list) and all(type(item) is kind for item in items) else None
+
+
+def _type_peer_access(path: dict[str, Any]) -> None:
+    """Replace the words on a path's peer access: "CNS", "read TNS, write OK" of NVML's, "OK, GNS" of nvidia-smi's."""
+    told = path.get("peer_access")
+    if isinstance(told, str):
+        read, _, write = told.removeprefix("read ").partition(", write ")
+        path["peer_access"] = {"read": _status(read), "write": _status(write or read)}
+    told = path.get("tool_peer_access")
+    if isinstance(told, str):
+        there, _, back = told.partition(", ")
+        path["tool_peer_access"] = [_status(there), _status(back or there)]
+    elif told is None:
+        path["tool_peer_access"] = []
+
+
+def _status(word: str) -> PeerStatus:
+    return next((status for status in PeerStatus if status.value == word), PeerStatus.UNKNOWN)
 
 
 def _asked(words: list[str], sizes: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from collbench.machine.labels import PEER_STATES, is_label
+from collbench.machine.labels import is_label
 from collbench.model.errors import UsageError
 from collbench.model.printable import cleaned
-from collbench.model.run import Health
+from collbench.model.run import Health, PeerStatus
 from collbench.runfile.codec import build, plain
 
 # The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
@@ -172,9 +172,9 @@ class Telling:
     label: str | None = None
     ancestor: str | None = None
     nvlinks: int | None = None
-    peer_access: str | None = None
+    peer_access: PeerStatus | None = None
     tool_label: str | None = None
-    tool_peer_access: str | None = None
+    tool_peer_access: PeerStatus | None = None
     cuda_peers: bool | None = None
 
 
@@ -369,9 +369,6 @@ def _check_labels(fabric: Fabric) -> None:
         for name, word in (("label", told.label), ("ancestor", told.ancestor), ("tool_label", told.tool_label)):
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', no label of nvidia-smi's")
-        for name, word in (("peer_access", told.peer_access), ("tool_peer_access", told.tool_peer_access)):
-            if word is not None and word not in PEER_STATES:
-                raise ValueError(f"{where}.{name} is '{word}', not one of {', '.join(PEER_STATES)}")
         if told.nvlinks is not None and not 0 <= told.nvlinks <= _MOST_LINKS:
             raise ValueError(f"{where}.nvlinks is {told.nvlinks}, not 0 to {_MOST_LINKS}")
 
