@@ -261,8 +261,8 @@ def check(fabric: Fabric) -> None:
         raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_FEWEST_GPUS} to {_MOST_GPUS}")
     if not fabric.name or not fabric.name.isprintable():
         raise ValueError("fabric.name is empty or has unprintable characters")
-    for where, name, value in _numbers(fabric, "fabric"):
-        zero_is_fine = name in _MAY_BE_ZERO or where.startswith(("fabric.delays", "fabric.faults"))
+    for where, owner, name, value in _numbers(fabric, "fabric"):
+        zero_is_fine = name in _MAY_BE_ZERO or isinstance(owner, Delays | Fault)
         least = 0 if zero_is_fine else _LEAST_GBS
         if not least <= value <= _MOST:
             kind = "0 or a sensible number" if zero_is_fine else "a sensible number above 0"
@@ -279,12 +279,12 @@ def check(fabric: Fabric) -> None:
         raise ValueError(f"fabric.noise has a σ above {_MOST_NOISE}")
 
 
-def _numbers(value: Any, where: str) -> Iterator[tuple[str, str, float]]:
-    """Yield (place, field, number) of everything in a fabric but positions of GPUs and states of health."""
+def _numbers(value: Any, where: str) -> Iterator[tuple[str, object, str, float]]:
+    """Yield (place, owner, field, number) of everything in a fabric but positions of GPUs and states of health."""
     for field in dataclasses.fields(value):
         found, place = getattr(value, field.name), f"{where}.{field.name}"
         if isinstance(found, int | float) and not isinstance(found, bool):
-            yield place, field.name, found
+            yield place, value, field.name, found
         elif dataclasses.is_dataclass(found) and field.name != "health":
             yield from _numbers(found, place)
         elif isinstance(found, tuple):
