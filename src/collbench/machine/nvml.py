@@ -19,7 +19,7 @@ from collbench.machine import theory
 from collbench.machine.labels import UNKNOWN
 from collbench.machine.limits import THROTTLE_REASONS
 from collbench.machine.numa import format_cpus
-from collbench.model.errors import MachineError
+from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 
 # One question to NVML at a time: an answer, or None where this GPU, driver or binding has none.
@@ -374,7 +374,7 @@ class Nvml:
         try:
             lib.nvmlInit()
         except lib.NVMLError_LibraryNotFound as error:
-            raise MachineError(
+            raise NoDriver(
                 "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened; install the driver, or do without a GPU: "
                 "--backend host to measure, topo --from FILE to read a saved label matrix"
             ) from error

@@ -85,8 +85,8 @@ def driver(facts: Facts) -> list[Finding]:
     found = facts.driver
     if found.error:
         told, _, advice = found.error.partition("; ")
-        missing = "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened" in told
-        fix = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}" if missing else advice
+        instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
+        fix = instead if found.missing else advice
         return [Finding(Group.GPUS, "driver", Level.FAIL, told, fix)]
     return [_version(found), *_tool(found), _count(facts)]
 
