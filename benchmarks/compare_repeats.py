@@ -26,7 +26,7 @@ from pathlib import Path
 
 from collbench.analysis.compare import Comparison, Kind, Verdict, compare
 from collbench.model.errors import CollbenchError
-from collbench.model.run import Measurement, Run
+from collbench.model.run import CommandKind, Measurement, Run, Settings
 from collbench.runfile import run_file
 
 RESULTS = Path(__file__).parent / "results"
@@ -110,18 +110,16 @@ def repeats(folder: Path) -> list[list[Run]]:
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for _, run in recorded(folder):
         variables = (f"{name}={value}" for name, value in sorted(run.settings.environment.items()))
-        groups[*(device.uuid for device in run.devices), *variables, *_asked(run)].append(run)
+        groups[*(device.uuid for device in run.devices), *variables, str(_asked(run))].append(run)
     return [sorted(group, key=lambda run: run.started) for group in groups.values() if len(group) > 1]
 
 
-def _asked(run: Run) -> Iterator[str]:
-    """Yield the command's words but for the file and the devices, which the UUIDs say."""
-    words = iter(run.settings.command)
-    for word in words:
-        if word in ("-o", "--output", "--devices"):
-            next(words, None)
-        else:
-            yield word
+def _asked(run: Run) -> Settings:
+    """Return what was asked for, but for the devices, which the UUIDs say, and what is another one every time.
+
+    What was planned of it is an older version's choice.
+    """
+    return replace(run.settings, command=(), devices=(), environment={}, seed=0, operations=(), sizes=(), visits=0)
 
 
 def slowed(run: Run, pair: tuple[int, int]) -> Run:
@@ -140,7 +138,7 @@ def tallies(groups: Sequence[Sequence[Run]]) -> dict[tuple[str, int], Tally]:
     told: dict[tuple[str, int], Tally] = defaultdict(Tally)
     for group in groups:
         devices = len(group[0].devices)
-        command = group[0].settings.command[0]
+        command = group[0].settings.command_name
         tally = told[command if command in ("pairs", "copies") else "one collective", devices]
         for base, new in permutations(group, 2):
             tally.add(compare(base, new, FAIL_BELOW))
@@ -157,7 +155,7 @@ def machines(groups: Sequence[Sequence[Run]]) -> tuple[int, int, int, list[str]]
 
     Those of other sizes are of an older native code.
     """
-    last = [group[-1] for group in groups if group[0].settings.command[0] == "pairs" and len(group[0].devices) == 4]
+    last = [group[-1] for group in groups if group[0].settings.kind is CommandKind.PAIRS and len(group[0].devices) == 4]
     usual = max((run.settings.sizes for run in last), key=[run.settings.sizes for run in last].count)
     found = [compare(a, b, FAIL_BELOW) for a, b in combinations([r for r in last if r.settings.sizes == usual], 2)]
     changed = [c for one in found for c in one.changes if c.verdict in (Verdict.WORSE, Verdict.BETTER)]

@@ -9,6 +9,7 @@ from itertools import combinations
 from collbench.bench.plan import Request
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
+    CommandKind,
     DataPoint,
     Device,
     Flag,
@@ -16,6 +17,8 @@ from collbench.model.run import (
     Machine,
     Measurement,
     Path,
+    PeerReadWrite,
+    PeerStatus,
     Run,
     Sample,
     Settings,
@@ -24,6 +27,16 @@ from collbench.model.run import (
 
 GIB = 2**30
 Pair = tuple[int, int]
+
+
+def nvml_says(read: str, write: str = "") -> PeerReadWrite:
+    """Return NVML's answer on peer access; without a second word reading and writing are the same."""
+    return PeerReadWrite(PeerStatus(read), PeerStatus(write or read))
+
+
+def smi_says(there: str, back: str = "") -> tuple[PeerStatus, ...]:
+    """Return what `nvidia-smi topo -p2p r` says of both directions; without a second word they are the same."""
+    return PeerStatus(there), PeerStatus(back or there)
 
 
 def gpus(count: int, name: str = "NVIDIA H200") -> tuple[Device, ...]:
@@ -98,6 +111,8 @@ def run_of(
             seed=7,
             command=command,
             environment={},
+            kind=CommandKind.of(command[0] if command else "pairs"),
+            collectives=tuple(dict.fromkeys(m.cell.work for m in found if m.cell.operation.is_collective)),
         ),
         measurements=found,
         seconds=1.5,

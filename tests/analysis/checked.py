@@ -12,7 +12,7 @@ from collbench.analysis.diagnose import Kind, Severity, Verdict, judge
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Audit, DataPoint, Device, Flag, Health, Measurement, Path, Run, Sample, StopReason
-from tests.builders import GIB, gpus, measured, run_of
+from tests.builders import GIB, gpus, measured, nvml_says, run_of, smi_says
 
 Members = tuple[int, ...]
 Rate = Callable[[Work, Members], float]
@@ -42,7 +42,7 @@ def h200(share: Rate = lambda _work, _members: 1.0) -> Run:
         return {Operation.SM_WRITE: 370.0, Operation.SM_READ: 376.0}.get(work.operation, 326.08)
 
     links = tuple(
-        Path(pair, "NV18", "PHB", 18, 450.0, "18 × 25 GB/s", "OK", "NV18", "OK", cuda_peers=True)
+        Path(pair, "NV18", "PHB", 18, 450.0, "18 × 25 GB/s", nvml_says("OK"), "NV18", smi_says("OK"), cuda_peers=True)
         for pair in combinations(range(4), 2)
     )
     run = run_on(gpus(4), links, lambda work, members: healthy(work, members) * share(work, members))
@@ -52,7 +52,7 @@ def h200(share: Rate = lambda _work, _members: 1.0) -> Run:
 def pcie(labels: Mapping[Members, str], rate: Rate, *, theory: float = 31.5, count: int = 4) -> Run:
     """Return a run of GPUs in gen 4 slots, PHB where `labels` does not say otherwise; `rate` is of plain work."""
     links = tuple(
-        Path(pair, label, label, 0, theory, "PCIe gen 4 ×16", "OK", label, "OK", cuda_peers=True)
+        Path(pair, label, label, 0, theory, "PCIe gen 4 ×16", nvml_says("OK"), label, smi_says("OK"), cuda_peers=True)
         for pair in combinations(range(count), 2)
         for label in (labels.get(pair, "PHB"),)
     )

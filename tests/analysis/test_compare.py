@@ -13,7 +13,7 @@ from collbench.analysis.compare import Kind, Verdict, cells, compare
 from collbench.analysis.stats import median_deviation, visit_noise
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Measurement, Path, Run
+from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
 from tests.analysis.runs import FAIL, copies, recorded, scaled, told
 from tests.builders import gpus, measured, noisy, paths, run_of, throttled
 
@@ -300,11 +300,18 @@ def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
     }
 
 
-def test_the_output_file_is_no_difference() -> None:
+def test_the_command_line_is_no_difference() -> None:
     base, new = copies(), copies()
     base.settings = replace(base.settings, command=("pairs", "-o", "a.json", "--quick"))
-    new.settings = replace(new.settings, command=("pairs", "--output=b.json", "--quick"))
+    new.settings = replace(new.settings, command=("pairs", "--output=b.json", "--seed", "4"))
     assert compare(base, new, FAIL).differences == ()
+
+
+def test_what_was_asked_for_is_a_difference() -> None:
+    base, new = copies(), copies()
+    new.settings = replace(new.settings, quick=True, requested_sizes=(2**20, 2**30), layout=Layout.SPLIT, split=2)
+    found = {one.what: (one.base, one.new) for one in compare(base, new, FAIL).differences}
+    assert found == {"quick": ("no", "yes"), "sizes": ("default", "1M, 1G"), "layout": ("all", "split 2")}
 
 
 def test_a_path_that_only_one_run_has_is_no_change_of_label() -> None:

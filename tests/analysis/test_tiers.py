@@ -24,7 +24,7 @@ from collbench.analysis.tiers import (
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
-from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, run_of
+from tests.builders import GIB, gpus, measured, noisy, nvml_says, pair_run, paths, run_of
 
 Pair = tuple[int, int]
 MIB = 2**20
@@ -399,7 +399,7 @@ def test_a_link_that_was_not_measured_is_lacking_one_without_peer_access_is_excu
     found = rank_links(run_of(gpus(3), links), Work(Operation.SM_WRITE), GIB)
     assert found is not None
     assert (found.lacking, found.excused) == (((2, 0),), 0)
-    refused = tuple(replace(path, cuda_peers=path.devices != (0, 2), peer_access="OK") for path in paths(3))
+    refused = tuple(replace(path, cuda_peers=path.devices != (0, 2), peer_access=nvml_says("OK")) for path in paths(3))
     some = [found for found in links if set(found.cell.members) != {0, 2}]
     found = rank_links(replace(run_of(gpus(3), some), paths=refused), Work(Operation.SM_WRITE), GIB)
     assert found is not None

@@ -10,7 +10,7 @@ from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
 from tests.analysis.checked import HOST, STAGED, audited, faults, flagged, h200, pcie, slow, the, visits
-from tests.builders import shared
+from tests.builders import nvml_says, shared, smi_says
 
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
 
@@ -172,7 +172,8 @@ def test_more_than_a_third_faster_through_host_memory_is_a_contradiction() -> No
 
 def test_without_peer_access_both_are_staged() -> None:
     run = via_host(9.9, 21.0)
-    refused = tuple(replace(path, cuda_peers=False, peer_access="GNS", tool_peer_access="GNS") for path in run.paths)
+    told = {"cuda_peers": False, "peer_access": nvml_says("GNS"), "tool_peer_access": smi_says("GNS")}
+    refused = tuple(replace(path, **told) for path in run.paths)  # type: ignore[arg-type]  # a table of fields
     kinds = [v.kind for v in judge(replace(run, paths=refused))]
     assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
 

@@ -12,7 +12,7 @@ from collbench.analysis.diagnose import Kind, judge
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Path, Run
 from tests.analysis.checked import Members, Rate, audited, beside_others, faults, flagged, h200, kinds, pcie, slow, the
-from tests.builders import gpus, noisy, pair_run, paths, throttled
+from tests.builders import gpus, noisy, nvml_says, pair_run, paths, smi_says, throttled
 
 BOTH = [(1, 3), (3, 1)]
 ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
@@ -106,7 +106,9 @@ def test_a_better_label_that_is_beaten() -> None:
 
 def test_no_peer_access_is_the_cause_of_an_inversion() -> None:
     run = pcie({(0, 1): "PIX"}, pix(15.0, 22.0))
-    refused = tuple(replace(p, peer_access="GNS", tool_peer_access="GNS", cuda_peers=False) for p in run.paths)
+    refused = tuple(
+        replace(p, peer_access=nvml_says("GNS"), tool_peer_access=smi_says("GNS"), cuda_peers=False) for p in run.paths
+    )
     assert "no peer access" in the(replace(run, paths=refused), Kind.ORDER_INVERSION).cause
 
 

@@ -11,7 +11,7 @@ from collbench.analysis.diagnose.verdict import Finding, Message, Rates, found
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, visits
-from tests.builders import GIB, gpus, run_of, throttled
+from tests.builders import GIB, gpus, nvml_says, run_of, smi_says, throttled
 
 BOTH = [(0, 1), (1, 0)]
 ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
@@ -83,7 +83,9 @@ def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
 def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:
     run = h200(slow(BOTH, 38.4 / 393.8))
     refused = tuple(
-        replace(path, cuda_peers=False, peer_access="NS", tool_peer_access="NS") if path.devices == (0, 1) else path
+        replace(path, cuda_peers=False, peer_access=nvml_says("NS"), tool_peer_access=smi_says("NS"))
+        if path.devices == (0, 1)
+        else path
         for path in run.paths
     )
     verdict = the(replace(run, paths=refused), Kind.P2P_CAP_MISMATCH)
@@ -269,7 +271,8 @@ def test_what_may_be_compared_with_its_like(title: str, label: str, alone: bool,
     [(True, "OK", True), (None, None, True), (None, "OK", True), (False, "OK", False), (True, "CNS", False)],
 )
 def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -> None:
-    facts = Facts(run_of(gpus(3), [], [Path((0, 1), "PHB", peer_access=nvml, cuda_peers=cuda)]))
+    path = Path((0, 1), "PHB", peer_access=None if nvml is None else nvml_says(nvml), cuda_peers=cuda)
+    facts = Facts(run_of(gpus(3), [], [path]))
     assert has_peers(facts, (1, 0)) is peers
     assert not has_peers(facts, (0, 2))
 

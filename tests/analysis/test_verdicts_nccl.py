@@ -10,7 +10,7 @@ from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from tests.analysis.checked import beside_others, faults, flagged, h200, pcie, slow, the
-from tests.builders import GIB, measured, shared, throttled
+from tests.builders import GIB, measured, nvml_says, shared, smi_says, throttled
 
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
 # all_reduce_perf on two of the recorded machine's GPUs at 512 MiB: 27.9 GB/s with NCCL_P2P_DISABLE=1, 312.2 without.
@@ -146,7 +146,10 @@ def test_what_two_ways_through_one_uplink_may_reach(
 ) -> None:
     run = pcie(dict.fromkeys(PAIRS, label), lambda work, _m: 9.5 * (share if work.operation.is_collective else 1.0))
     word = "OK" if peers else "CNS"
-    paths = [replace(path, peer_access=word, tool_peer_access=word, cuda_peers=peers) for path in run.paths]
+    paths = [
+        replace(path, peer_access=nvml_says(word), tool_peer_access=smi_says(word), cuda_peers=peers)
+        for path in run.paths
+    ]
     found = {verdict.kind for verdict in faults(replace(run, paths=tuple(paths)))}
     assert (Kind.COLLECTIVE_CONTRADICTION in found) is contradicts, title
 

@@ -7,6 +7,7 @@ import pytest
 from collbench.analysis.diagnose import Kind, judge, not_judged
 from collbench.model.run import Run
 from tests.analysis.checked import faults, h200, kinds, pcie, the
+from tests.builders import nvml_says, smi_says
 
 
 def saying(run: Run, pair: tuple[int, int], **words: object) -> Run:
@@ -40,9 +41,9 @@ def test_nvlinks_that_nvml_does_not_see() -> None:
     ("case", "words", "told"),
     [
         ("CUDA refuses", {"cuda_peers": False}, "CUDA no"),
-        ("nvidia-smi refuses", {"tool_peer_access": "CNS"}, "nvidia-smi topo -p2p CNS"),
-        ("one direction refused", {"tool_peer_access": "OK, GNS"}, "OK, GNS"),
-        ("NVML refuses reading", {"peer_access": "read TNS, write OK"}, "NVML read TNS"),
+        ("nvidia-smi refuses", {"tool_peer_access": smi_says("CNS")}, "nvidia-smi topo -p2p CNS"),
+        ("one direction refused", {"tool_peer_access": smi_says("OK", "GNS")}, "OK, GNS"),
+        ("NVML refuses reading", {"peer_access": nvml_says("TNS", "OK")}, "NVML read TNS"),
     ],
 )
 def test_peer_access_that_the_sources_disagree_on(case: str, words: dict[str, object], told: str) -> None:
@@ -54,9 +55,9 @@ def test_peer_access_that_the_sources_disagree_on(case: str, words: dict[str, ob
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("nobody was asked", {"peer_access": None, "tool_peer_access": None, "cuda_peers": None}),
-        ("one does not know", {"tool_peer_access": "U"}),
-        ("writing alone is refused, and -p2p r is about reading", {"peer_access": "read OK, write CNS"}),
+        ("nobody was asked", {"peer_access": None, "tool_peer_access": (), "cuda_peers": None}),
+        ("one does not know", {"tool_peer_access": smi_says("U")}),
+        ("writing alone is refused, and -p2p r is about reading", {"peer_access": nvml_says("OK", "CNS")}),
     ],
 )
 def test_peer_access_that_nobody_contradicts(case: str, words: dict[str, object]) -> None:
@@ -68,7 +69,11 @@ def test_pcie_without_peer_access_contradicts_no_label() -> None:
     run = pcie({(0, 1): "PIX"}, lambda _w, _m: 22.0)
     for path in run.paths:
         run = saying(
-            run, (path.devices[0], path.devices[1]), peer_access="GNS", tool_peer_access="GNS", cuda_peers=False
+            run,
+            (path.devices[0], path.devices[1]),
+            peer_access=nvml_says("GNS"),
+            tool_peer_access=smi_says("GNS"),
+            cuda_peers=False,
         )
     assert kinds(run) == []
 
@@ -113,7 +118,7 @@ def test_flat_labels_explain_that_some_pairs_are_slower() -> None:
 
 def test_what_no_tool_said_is_said() -> None:
     run = h200()
-    silent = tuple(replace(path, tool_label=None, tool_peer_access=None, cuda_peers=None) for path in run.paths)
+    silent = tuple(replace(path, tool_label=None, tool_peer_access=(), cuda_peers=None) for path in run.paths)
     (line,) = not_judged(replace(run, paths=silent))
     assert line == "the labels against nvidia-smi topo -m, nvidia-smi topo -p2p, CUDA's peer access: not in this run"
 

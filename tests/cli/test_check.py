@@ -45,7 +45,7 @@ def test_json_is_all_of_stdout(program: Program) -> None:
 
 
 def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:
-    silent = tuple(replace(path, tool_label=None, tool_peer_access=None) for path in h200().paths)
+    silent = tuple(replace(path, tool_label=None, tool_peer_access=()) for path in h200().paths)
     run_file.save(replace(h200(), paths=silent), Path("run.json"))
     assert "not done  the labels against nvidia-smi" in program("check", "run.json", "-v").out
     texts = ("--topology", f"{DATA}/nvidia-smi-topo-m.txt", "--p2p", f"{DATA}/nvidia-smi-topo-p2p-r.txt")
@@ -160,7 +160,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     assert done.code == 1, done.stderr
     assert done.stdout.startswith("not judged: ")
     run = run_file.load(tmp_path / "run.json")
-    assert {(p.tool_label, p.tool_peer_access, p.cuda_peers) for p in run.paths} == {("NV18", "OK", True)}
+    assert {(p.tool_label, p.tool_peer_access, p.cuda_peers) for p in run.paths} == {("NV18", ("OK", "OK"), True)}
     assert {(d.pcie_generation, d.pcie_width) for d in run.devices} == {(5, 16)}
     assert "not done  links against their limits: no copy of 16M or more was measured" in done.stdout
 

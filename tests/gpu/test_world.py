@@ -67,7 +67,7 @@ def test_a_run_of_processes_has_the_cells_and_devices_of_a_run_of_one(count: int
 
 def _by_nvml(path: LinkPath) -> LinkPath:
     """Return what NVML says of a path: ranks ask neither nvidia-smi nor CUDA about each other."""
-    return replace(path, tool_label=None, tool_peer_access=None, cuda_peers=None)
+    return replace(path, tool_label=None, tool_peer_access=(), cuda_peers=None)
 
 
 @pytest.mark.skipif(len(ORDINALS) < 4, reason=f"needs 4 GPUs: this machine shows {len(ORDINALS)}")

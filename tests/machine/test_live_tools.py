@@ -24,7 +24,7 @@ def test_both_texts_of_this_machine(tmp_path: File, monkeypatch: pytest.MonkeyPa
     program(tmp_path, f"{answers}\nexit 0", monkeypatch)
     with LiveTools() as tools:
         told = tools.told(gpus(4), paths(4))
-    assert {(path.tool_label, path.tool_peer_access) for path in told} == {("NV18", "OK")}
+    assert {(path.tool_label, path.tool_peer_access) for path in told} == {("NV18", ("OK", "OK"))}
     assert [path.devices for path in told] == [path.devices for path in paths(4)]
 
 
@@ -61,7 +61,7 @@ def test_words_go_by_nvidia_smis_index_and_keep_both_directions() -> None:
     peers = parse_p2p("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tOK\tOK\nGPU1\tOK\tX\tGNS\nGPU2\tOK\tOK\tX\n")
     chosen = (gpus(3)[2], gpus(3)[1])
     (path,) = with_words(chosen, paths(2), topology, peers)
-    assert (path.tool_label, path.tool_peer_access) == ("SYS", "OK, GNS")
+    assert (path.tool_label, path.tool_peer_access) == ("SYS", ("OK", "GNS"))
 
 
 def test_a_gpu_that_the_text_lacks_stays_unknown() -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings, StopReason
+from collbench.model.run import CommandKind, DataPoint, Device, Machine, Measurement, Run, Sample, Settings, StopReason
 from collbench.output import nccl_tests
 
 Row = tuple[str, ...]
@@ -109,7 +109,6 @@ def _run(recording: Recording, rows: Sequence[Row], shares: Sequence[tuple[float
         for half, variant in enumerate((Variant.PLAIN, Variant.IN_PLACE))
     ]
     flags = recording.flags
-    command = [recording.program, "-w", str(flags["warmup iters"]), "-n", str(flags["iters"])]
     return Run(
         backend="cuda",
         version="0.1.0",
@@ -124,8 +123,12 @@ def _run(recording: Recording, rows: Sequence[Row], shares: Sequence[tuple[float
             redop=first[3] if first[3] != "none" else "sum",
             visits=1,
             seed=7,
-            command=(*command, *(["-G", str(flags["graph"])] if flags["graph"] else [])),
+            command=(recording.program, "-w", str(flags["warmup iters"]), "-n", str(flags["iters"])),
             environment={},
+            kind=CommandKind.COLLECTIVE,
+            iterations=flags["iters"],
+            warmup=flags["warmup iters"],
+            graph=flags["graph"],
             root=max(0, int(first[4])),
         ),
         measurements=measurements,

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,20 +69,21 @@ def test_these_recordings_are_there() -> None:
     assert {read(path).flags["graph"] for path in RECORDINGS} == {0, 20}
 
 
-def looped(loops: tuple[float | None, ...], command: tuple[str, ...] = ("allreduce",)) -> Run:
+def looped(loops: tuple[float | None, ...], **settings: Any) -> Run:
     """Return an all-reduce whose blocks took 10 µs each, and whose launch loops took these seconds, visit by visit."""
     samples = [Sample((1e-5, 1e-5), 20, concurrent=False, launch_seconds=seconds) for seconds in loops]
-    return built(gpus(4), [Measurement(DataPoint(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)], command=command)
+    found = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)
+    run = built(gpus(4), [found], command=("allreduce",))
+    run.settings = replace(run.settings, **settings)
+    return run
 
 
 @pytest.mark.parametrize(
     ("title", "run", "time", "said"),
     [
         ("the launch loop, median of the visits", looped((3e-5, 2e-5, 9e-5)), "30.00", "launch loop"),
-        ("with -G the graph replay", looped((3e-5,), ("allreduce", "-G", "20")), "10.00", "graph replay"),
-        ("with -G20 too", looped((3e-5,), ("allreduce", "-G20")), "10.00", "graph replay"),
-        ("and with --cudagraph=20", looped((3e-5,), ("allreduce", "--cudagraph=20")), "10.00", "graph replay"),
-        ("but not with -G 0", looped((3e-5,), ("allreduce", "-G", "0")), "30.00", "launch loop"),
+        ("with -G the graph replay", looped((3e-5,), graph=20), "10.00", "graph replay"),
+        ("whatever the command line says", looped((3e-5,), command=("allreduce", "-G", "20")), "30.00", "launch loop"),
         ("without a launch loop the blocks", looped((None, None)), "10.00", "graph replay"),
     ],
 )
@@ -92,7 +94,7 @@ def test_which_time_is_shown(title: str, run: Run, time: str, said: str) -> None
 
 
 def test_what_the_command_asked_for_stands_in_the_header() -> None:
-    run = looped((3e-5,), ("allreduce", "-b", "1M", "-n50", "--warmup_iters", "3", "-c", "0", "-G", "7"))
+    run = looped((3e-5,), iterations=50, warmup=3, verify=False, graph=7)
     run.measurements[0].wrong = None
     assert (
         "# nThread 4 nGpus 1 minBytes 1048576 maxBytes 1048576 step: 1048576(bytes) "

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from collbench.machine.nvidia_smi import facts, parse_topology, read_topology
 from collbench.model.run import Device, Path
 from collbench.output.text.topology import explain_pair, render_labels, render_topology
+from tests.builders import nvml_says
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 H200 = "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML reports"
@@ -18,14 +19,14 @@ def _devices(count: int, cpus: str = "0-63", numa: int | None = 0) -> tuple[Devi
 
 def _h200(count: int) -> tuple[Path, ...]:
     pairs = ((i, j) for i in range(count) for j in range(i + 1, count))
-    return tuple(Path(pair, "NV18", "PHB", 18, 450.0, H200, "OK") for pair in pairs)
+    return tuple(Path(pair, "NV18", "PHB", 18, 450.0, H200, nvml_says("OK")) for pair in pairs)
 
 
 def test_a_whole_topology_reads_like_this() -> None:
     paths = (
-        Path((0, 1), "NV2", "PHB", 2, 50.0, "2 × 25 GB/s", "OK"),
-        Path((0, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", "CNS"),
-        Path((1, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", "CNS"),
+        Path((0, 1), "NV2", "PHB", 2, 50.0, "2 × 25 GB/s", nvml_says("OK")),
+        Path((0, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", nvml_says("CNS", "CNS")),
+        Path((1, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", nvml_says("CNS", "CNS")),
     )
     assert render_topology(_devices(3), paths) == (
         "      GPU0  GPU1  GPU2  CPU Affinity  NUMA Affinity\n"
@@ -78,7 +79,7 @@ def test_a_rendered_matrix_parses_to_the_same_labels(count: int, data: st.DataOb
     [
         (
             "NVSwitch",
-            Path((0, 1), "NV18", "PHB", 18, 450.0, H200, "OK"),
+            Path((0, 1), "NV18", "PHB", 18, 450.0, H200, nvml_says("OK")),
             f"GPU0 and GPU1 are joined by 18 NVLinks (NV18): 450 GB/s each way in theory ({H200}); without NVLink the "
             "path would run through a PCIe host bridge, typically the CPU (PHB); peer access OK.",
         ),
@@ -89,19 +90,19 @@ def test_a_rendered_matrix_parses_to_the_same_labels(count: int, data: st.DataOb
         ),
         (
             "a single bridge",
-            Path((0, 1), "PIX", "PIX", 0, 31.5, "PCIe gen 4 ×16", "OK"),
+            Path((0, 1), "PIX", "PIX", 0, 31.5, "PCIe gen 4 ×16", nvml_says("OK")),
             "GPU0 and GPU1 have no NVLink and meet through a single PCIe bridge (PIX): 31.5 GB/s each way in theory "
             "(PCIe gen 4 ×16); peer access OK.",
         ),
         (
             "refused peer access",
-            Path((1, 2), "SYS", "SYS", peer_access="CNS"),
+            Path((1, 2), "SYS", "SYS", peer_access=nvml_says("CNS", "CNS")),
             "GPU1 and GPU2 have no NVLink and meet across the interconnect between NUMA nodes, such as QPI or UPI "
             "(SYS); peer access refused (CNS: chipset not supported), so copies pass through host memory.",
         ),
         (
             "peer access one way only",
-            Path((1, 2), "PXB", "PXB", peer_access="read TNS, write OK"),
+            Path((1, 2), "PXB", "PXB", peer_access=nvml_says("TNS", "OK")),
             "GPU1 and GPU2 have no NVLink and meet through several PCIe bridges, below the host bridge (PXB); peer "
             "access incomplete (read TNS, write OK; TNS: topology not supported).",
         ),

@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     Audit,
+    CommandKind,
     DataPoint,
     Device,
     Flag,
     FlagKind,
     Health,
+    Layout,
     Machine,
     Measurement,
     Path,
+    PeerReadWrite,
+    PeerStatus,
     Run,
     Sample,
     Settings,
@@ -64,6 +68,21 @@ SETTINGS = st.builds(
     seed=COUNTS,
     command=st.lists(WORDS, max_size=3).map(tuple),
     environment=st.dictionaries(WORDS.map("NCCL_{}".format), WORDS, max_size=2),
+    kind=st.sampled_from(CommandKind),
+    devices=st.lists(WORDS, max_size=2).map(tuple),
+    requested_sizes=st.none() | st.lists(st.integers(1, 2**40), min_size=1, max_size=3).map(tuple),
+    copies=st.lists(st.sampled_from(Variant), max_size=3).map(tuple),
+    chase=st.booleans(),
+    collectives=st.lists(st.builds(Work, st.sampled_from(Operation), st.sampled_from(Variant)), max_size=2).map(tuple),
+    layout=st.sampled_from(Layout),
+    split=st.integers(1, 8),
+    isolated=st.booleans(),
+    iterations=st.none() | st.integers(1, 99),
+    warmup=st.none() | st.integers(0, 99),
+    verify=st.booleans(),
+    quick=st.booleans(),
+    graph=st.integers(0, 99),
+    fabric=WORDS,
 )
 
 
@@ -74,7 +93,12 @@ def runs(draw: st.DrawFn) -> Run:
     cells = st.builds(DataPoint, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
     stops = st.none() | st.sampled_from(StopReason)
     measurements = st.builds(Measurement, cells, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS)
-    links = st.builds(Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, WORDS_OR_NONE)
+    statuses = st.sampled_from(PeerStatus)
+    peers = st.none() | st.builds(PeerReadWrite, st.none() | statuses, st.none() | statuses)
+    both = st.just(()) | st.tuples(statuses, statuses)
+    links = st.builds(
+        Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, peers, WORDS_OR_NONE, both
+    )
     audits = st.builds(Audit, st.sampled_from(Operation), pairs, WORDS, *[NUMBERS] * 4, st.booleans())
     return Run(
         backend=draw(st.sampled_from(sorted(BACKENDS))),
@@ -113,7 +137,7 @@ def test_a_file_survives_the_round_trip_in_a_folder_made_for_it(tmp_path: pathli
 
 def test_each_list_item_has_its_line() -> None:
     lines = run_file.dumps(pair_run(3, lambda a, b: 300.0)).splitlines()
-    assert lines[0] == '{"format": "collbench-run", "format_version": 1, "backend": "cuda",'
+    assert lines[0] == '{"format": "collbench-run", "format_version": 2, "backend": "cuda",'
     assert sum(line.startswith('{"cell"') for line in lines) == 3
 
 
@@ -164,7 +188,13 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("nested without end", "[" * 100_000, "not JSON, or cut off"),
         ("a list", "[]", 'has no "format": "collbench-run"'),
         ("another program's JSON", '{"version": 3}', 'has no "format": "collbench-run"'),
-        ("a newer version", edited(at("format_version", value=2)), "has run-file version 2, this collbench reads"),
+        (
+            "a newer version",
+            edited(at("format_version", value=3)),
+            "version 3, this collbench reads version 1 and 2",
+        ),
+        ("a version that is no number", edited(at("format_version", value=True)), "has run-file version True"),
+        ("a flag in words", edited(at("measurements", 0, "samples", 0, "flags", value=["hot"])), "is str, not dict"),
         ("no version", edited(lambda d: d.pop("format_version")), "has run-file version None"),
         ("a missing field", edited(lambda d: d.pop("backend")), "run has no 'backend'"),
         ("a missing field deep down", edited(at("machine", value={})), "run.machine has no 'hostname'"),
@@ -187,6 +217,13 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ),
         ("an unknown backend", edited(at("backend", value="tpu")), "run.backend is 'tpu', not one of cuda, host, sim"),
         ("an unknown dtype", edited(at("settings", "dtype", value="float8")), "run.settings.dtype is 'float8'"),
+        ("a split of none", edited(at("settings", "split", value=0)), "run.settings.split is 0, not 1 or more"),
+        ("no sizes", edited(at("settings", "requested_sizes", value=[])), "run.settings.requested_sizes is []"),
+        ("a size of nothing", edited(at("settings", "requested_sizes", value=[0])), "requested_sizes is [0]"),
+        ("no time to measure", edited(at("settings", "budget_seconds", value=0)), "budget_seconds is 0"),
+        ("sets of one", edited(at("settings", "sets", value=[[0, 0]])), "run.settings.sets is [0, 0]"),
+        ("an unknown reduction", edited(at("settings", "redop", value="xor")), "run.settings.redop is 'xor'"),
+        ("an unknown command", edited(at("settings", "kind", value="rm")), "run.settings.kind is 'rm', not one of"),
         ("a device too many", edited(at("measurements", 0, "cell", "members", 1, value=2)), "members is [0, 2], not"),
         ("a negative position", edited(at("measurements", 0, "cell", "members", 0, value=-1)), "members is [-1, 1]"),
         ("a pair of one", edited(at("paths", 0, "devices", value=[1, 1])), "run.paths[0].devices is [1, 1]"),
@@ -302,7 +339,7 @@ EARLIER_FLAGS = {
 @pytest.mark.parametrize(("text", "flag"), EARLIER_FLAGS.items())
 def test_flags_that_earlier_versions_wrote_as_text_are_read(text: str, flag: Flag) -> None:
     run = pair_run(2, lambda a, b: 300.0)
-    data = json.loads(run_file.dumps(run))
+    data = {**json.loads(run_file.dumps(run)), "format_version": 1}
     data["measurements"][0]["samples"][0]["flags"] = [text]
     found = run_file.loads(json.dumps(data), "old.json")
     assert found.measurements[0].samples[0].flags == (flag,)

@@ -20,7 +20,18 @@ from collbench.bench.session import Session
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Audit, Chosen, DataPoint, Health, Measurement, Run, Skipped, StopReason
+from collbench.model.run import (
+    Audit,
+    Chosen,
+    CommandKind,
+    DataPoint,
+    Health,
+    Layout,
+    Measurement,
+    Run,
+    Skipped,
+    StopReason,
+)
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of, shared
 
@@ -105,10 +116,13 @@ def put(*keys: str | int, value: object) -> Callable[[Any], None]:
     ("title", "damage"),
     [
         ("another format", put("format", value="other")),
-        ("another version", put("format_version", value=2)),
+        ("another version", put("format_version", value=3)),
         ("no devices", lambda data: data.pop("devices")),
         ("a device without identity", lambda data: data["devices"][0].pop("uuid")),
         ("text for a size", put("settings", "sizes", 0, value="1M")),
+        ("an unknown command", put("settings", "kind", value="rm")),
+        ("a split of none", put("settings", "split", value=0)),
+        ("no sizes", put("settings", "requested_sizes", value=[])),
         ("a fraction of a byte", put("measurements", 0, "cell", "size_bytes", value=0.5)),
         ("an unknown operation", put("measurements", 0, "cell", "operation", value="teleport")),
         ("a pair with itself", put("measurements", 0, "cell", "members", value=[1, 1])),
@@ -154,8 +168,10 @@ def test_schema_and_reader_agree_on_which_cells_may_have_no_visits(damaged: bool
         (SCHEMA["$defs"]["measurement"]["properties"]["stop"], [*StopReason, None]),
         (SCHEMA["$defs"]["settings"]["properties"]["dtype"], list(DTYPE_BYTES)),
         (SCHEMA["$defs"]["settings"]["properties"]["redop"], list(REDOPS)),
+        (SCHEMA["$defs"]["settings"]["properties"]["kind"], list(CommandKind)),
+        (SCHEMA["$defs"]["settings"]["properties"]["layout"], list(Layout)),
     ],
-    ids=["operation", "variant", "stop", "dtype", "redop"],
+    ids=["operation", "variant", "stop", "dtype", "redop", "kind", "layout"],
 )
 def test_the_schema_knows_every_word(schema: Any, words: list[str | None]) -> None:
     assert schema["enum"] == words
@@ -199,6 +215,7 @@ def described() -> dict[str, dict[str, bool]]:
     """Return the same from the schema, by the dataclasses' names."""
     parts = {name.capitalize(): part for name, part in SCHEMA["$defs"].items() if "properties" in part}
     parts["Run"] = SCHEMA
+    parts["PeerReadWrite"] = parts["Path"]["properties"]["peer_access"]
     parts["DataPoint"] = parts["Measurement"]["properties"]["cell"]
     parts["Skipped"] = SCHEMA["properties"]["skipped"]["items"]
     own = {"format", "format_version"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from collbench.model.errors import UsageError
-from collbench.model.run import Path
+from collbench.model.run import Path, PeerStatus
 from collbench.sim import fabrics, faults, labels, random_fabrics
 from collbench.sim.collectives import allreduce_busbw
 from collbench.sim.fabrics import Fabric, FaultKind
@@ -75,7 +75,8 @@ def slower_than_staged(_before: Fabric, after: Fabric, where: Members) -> bool:
 
 def disagreeing(_before: Fabric, after: Fabric, where: Members) -> bool:
     told = path(after, where)
-    return told.peer_access == "OK" and (told.tool_peer_access != "OK" or told.cuda_peers is False)
+    smi = set(told.tool_peer_access)
+    return str(told.peer_access) == "OK" and (smi != {PeerStatus.OK} or told.cuda_peers is False)
 
 
 def below_the_maximum(_before: Fabric, after: Fabric, where: Members) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from collbench.machine import nvidia_smi
+from collbench.model.run import PeerStatus
 from collbench.sim import fabrics, labels
 from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind, Telling
 from tests.sim.made import complete, faulty, tree
@@ -80,9 +81,14 @@ def test_a_link_of_one_gpu_down_at_a_switch_shows_in_its_row() -> None:
 
 
 def test_a_file_may_say_what_the_tools_tell() -> None:
-    told = Telling((1, 0), label="PIX", tool_label="SYS", tool_peer_access="GNS", cuda_peers=False)
+    told = Telling((1, 0), label="PIX", tool_label="SYS", tool_peer_access=PeerStatus.GNS, cuda_peers=False)
     (path,) = labels.paths(replace(tree(("root0", "root0")), labels=(told,)))
-    assert (path.label, path.tool_label, path.tool_peer_access, path.cuda_peers) == ("PIX", "SYS", "GNS", False)
+    assert (path.label, path.tool_label, path.tool_peer_access, path.cuda_peers) == (
+        "PIX",
+        "SYS",
+        ("GNS", "GNS"),
+        False,
+    )
     assert path.ancestor == "PHB"
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -16,7 +15,8 @@ from collbench.analysis.tiers import FEWEST_VISITS, Estimate, Members, estimates
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Measurement, Path, Run
+from collbench.model.run import Device, Layout, Measurement, Path, Run, Settings
+from collbench.model.units import format_size
 
 # Which device of one run is which of another: by UUID where it is the same GPU, else by its place in the list.
 
@@ -442,6 +442,27 @@ _WORDS = {"nccl": "NCCL", "nccl_path": "NCCL library", "cuda": "CUDA", "kernel_i
 _MOST_LABELS = 4  # of a machine with many links the first ones show which
 
 
+def _listed(words: Iterable[object], without: str = "none") -> str:
+    return ", ".join(map(str, words)) or without
+
+
+# What was asked for. The seed is another one every time, and the devices are compared themselves.
+_REQUESTED: dict[str, Callable[[Settings], str]] = {
+    "command": lambda asked: asked.command_name,
+    "sizes": lambda asked: _listed(map(format_size, asked.requested_sizes or ()), "default"),
+    "copies": lambda asked: _listed(asked.copies),
+    "collectives": lambda asked: _listed(asked.collectives),
+    "layout": lambda asked: f"split {asked.split}" if asked.layout is Layout.SPLIT else asked.layout.value,
+    "quick": lambda asked: _yes(asked.quick),
+    "precision": lambda asked: "default" if asked.precision is None else f"{asked.precision:.2%}",
+    "budget": lambda asked: "default" if asked.budget_seconds is None else f"{asked.budget_seconds:.1f} s",
+    "iterations": lambda asked: "default" if asked.iterations is None else str(asked.iterations),
+    "warm-up": lambda asked: "default" if asked.warmup is None else str(asked.warmup),
+    "verification": lambda asked: _yes(asked.verify),
+    "root": lambda asked: str(asked.root),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that is not the same: what, and its value in the base and in the new run ("" where it has none)."""
@@ -485,18 +506,8 @@ def _of_settings(base: Run, new: Run) -> Iterator[Difference]:
         if any(operation.is_collective for operation in base.settings.operations):
             yield Difference(name, getattr(base.settings, name), getattr(new.settings, name))
     yield Difference("processes", str(base.settings.processes), str(new.settings.processes))
-    yield Difference("command", shlex.join(_asked(base)), shlex.join(_asked(new)))
-
-
-def _asked(run: Run) -> list[str]:
-    """Return the command line without the file that it wrote, which is another one every time."""
-    words, kept = iter(run.settings.command), []
-    for word in words:
-        if word in ("-o", "--output"):
-            next(words, None)
-        elif not word.startswith(("-o=", "--output=")):
-            kept.append(word)
-    return kept
+    for what, words in _REQUESTED.items():
+        yield Difference(what, words(base.settings), words(new.settings))
 
 
 def _of_devices(base: Sequence[Device], new: Sequence[Device]) -> Iterator[Difference]:

@@ -18,7 +18,6 @@ Members = tuple[int, ...]
 
 # Kernels address the other GPU's memory; the copy engine and NCCL have other ways.
 _BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ, Operation.CHASE)
-_ALLOWED = "OK"
 
 
 class AbsenceKind(StrEnum):
@@ -84,7 +83,7 @@ class Absences:
 def _denied(path: Path) -> bool:
     if path.cuda_peers is not None:
         return not path.cuda_peers
-    return path.peer_access not in (None, _ALLOWED)
+    return path.peers_denied
 
 
 def _place(work: Work, members: Members) -> Members:

@@ -132,7 +132,7 @@ def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values, ca
     across = np.where(over_pcie, np.where(slower > 0, slower, capacity), np.nan)
     denied = np.zeros((n, n), dtype=bool)
     for pair, path in paths.items():
-        denied[pair] = denied[pair[::-1]] = path.peer_access not in (None, "OK") and not links[pair]
+        denied[pair] = denied[pair[::-1]] = path.peers_denied and not links[pair]
     found = []
     for depth in range(len(_LABELS)):
         below = [pair for pair, path in paths.items() if (path.ancestor or path.label) in _LABELS[: depth + 1]]

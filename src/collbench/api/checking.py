@@ -33,7 +33,12 @@ _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE)
 
 
 def planned(request: Request) -> Request:
-    """Return the request with what a check times. --quick confirms nothing afterwards: all of it runs alone."""
+    """Return the request with what a check times. --quick confirms nothing afterwards: all of it runs isolated.
+
+    A request that resumes is whole already.
+    """
+    if request.resume:
+        return request
     sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
     if request.quick:
         copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
@@ -70,7 +75,7 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     return f"cannot vouch for {named(run, [first.pair])}: {first.absence.reason}; {share}"
 
 
-# Suspicious links once more, isolated: a verdict needs an isolated re-measurement that confirms (METHOD.md §5).
+# Suspicious links once more, isolated: a verdict needs an isolated re-measurement that confirms (docs/method.md 10.1).
 
 
 # Each pair is a sweep of its own, of about 3 s with the driver's start: more would take longer than the first one.

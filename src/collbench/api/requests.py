@@ -13,6 +13,7 @@ from collbench.bench.plan import Request
 from collbench.model.dtypes import REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.run import CommandKind
 from collbench.model.units import parse_sizes
 
 # All that a latency needs: the smallest message of the reference tools.
@@ -84,7 +85,7 @@ def request_of(  # noqa: PLR0913 - keywords, each an option of the command line
     if command == "latency" and sizes is not None:
         raise UsageError("latency has a size of its own: leave out sizes")
     chosen, which = _listed("devices", devices), _listed("sizes", sizes)
-    words = [command, "--backend", backend]  # as typed, so that --resume goes on with the run
+    words = [command, "--backend", backend]  # as one would type it: for people
     words += ["--dtype", dtype, "--op", redop] if (dtype, redop) != _DEFAULTS else []
     for option, value in (("--devices", chosen), ("--sizes", which), ("--fabric", fabric)):
         words += [option, value] if value is not None else []
@@ -107,6 +108,7 @@ def request_of(  # noqa: PLR0913 - keywords, each an option of the command line
         budget_seconds=budget,
         quick=quick,
         fabric=fabric,
+        kind=CommandKind.of(command),
     )
     return COMMANDS[command](request)
 

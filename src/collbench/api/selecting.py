@@ -28,7 +28,7 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, Run
+from collbench.model.run import CommandKind, Device, Run
 from collbench.model.units import format_size, parse_size
 from collbench.runfile import run_file, saved_runs
 
@@ -256,6 +256,7 @@ def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
         nccl=evidence.named_nccl(asked.nccl),
         seed=new_seed(),
         command=("select", str(len(asked.sets[0]))),
+        kind=CommandKind.SELECT,
         sets=tuple(tuple(position[member] for member in members) for members in asked.sets),
     )
 

@@ -11,7 +11,17 @@ from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES, whole_blocks, whole_elements
 from collbench.model.errors import UsageError
 from collbench.model.operations import InPlace, Operation, Variant, Work
-from collbench.model.run import DataPoint, Device, SkipKind, Skipped
+from collbench.model.run import (
+    CommandKind,
+    DataPoint,
+    Device,
+    Layout,
+    Run,
+    Settings,
+    SkipKind,
+    Skipped,
+    command_name,
+)
 from collbench.model.units import format_approximate_size, format_size
 
 # How long to measure.
@@ -311,6 +321,7 @@ class Request:
     times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
     the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
     of the sim backend, or its file. `resume` goes on with the run that is saved, `force` replaces another file.
+    `kind` is the command's, `command` its line for people, `graph` what nccl-tests' -G was.
     """
 
     backend: str
@@ -340,6 +351,13 @@ class Request:
     sets: tuple[Members, ...] | None = None
     alone: bool = False
     fabric: str | None = None
+    kind: CommandKind = CommandKind.PAIRS
+    graph: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the command that asks: "pairs", "allreduce"."""
+        return command_name(self.kind, self.collectives)
 
     def effort(self) -> Effort:
         """Return how long to measure: the backend's own effort, and what was asked for instead."""
@@ -355,6 +373,90 @@ class Request:
             rate=own.rate,
             precision=self.precision,
         )
+
+
+def settings_of(
+    request: Request,
+    operations: tuple[Operation, ...],
+    sizes: tuple[int, ...],
+    visits: int,
+    environment: dict[str, str],
+) -> Settings:
+    """Return what a run says of the request, and of what was planned: enough for `requested` to ask for it again."""
+    return Settings(
+        operations=operations,
+        sizes=sizes,
+        dtype=request.dtype,
+        redop=request.redop,
+        visits=visits,
+        seed=request.seed,
+        command=request.command,
+        environment=environment,
+        root=request.root,
+        precision=request.precision,
+        budget_seconds=request.budget_seconds,
+        kind=request.kind,
+        devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+        requested_sizes=request.sizes,
+        copies=request.copies,
+        chase=request.chase,
+        collectives=request.collectives,
+        layout=_layout(request),
+        split=request.split,
+        sets=request.sets or (),
+        isolated=request.alone,
+        launches=request.launches,
+        iterations=request.iterations,
+        warmup=request.warmup,
+        verify=request.verify,
+        quick=request.quick,
+        algorithms=request.algorithms,
+        graph=request.graph,
+        fabric=request.fabric or "",
+    )
+
+
+def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
+    """Return the request that goes on with a saved run. What names a file, the library and the fabric, is not its."""
+    settings = run.settings
+    return Request(
+        backend=run.backend,
+        devices=",".join(settings.devices) or None,
+        sizes=settings.requested_sizes,
+        copies=settings.copies,
+        collectives=settings.collectives,
+        pairs=settings.layout is Layout.PAIRS,
+        dtype=settings.dtype,
+        redop=settings.redop,
+        nccl=nccl,
+        seed=settings.seed,
+        command=settings.command,
+        chase=settings.chase,
+        split=settings.split,
+        root=settings.root,
+        launches=settings.launches,
+        iterations=settings.iterations,
+        warmup=settings.warmup,
+        verify=settings.verify,
+        precision=settings.precision,
+        budget_seconds=settings.budget_seconds,
+        quick=settings.quick,
+        resume=True,
+        algorithms=settings.algorithms,
+        sets=settings.sets or None,
+        alone=settings.isolated,
+        fabric=fabric,
+        kind=settings.kind,
+        graph=settings.graph,
+    )
+
+
+def _layout(request: Request) -> Layout:
+    if request.sets is not None:
+        return Layout.SETS
+    if request.pairs:
+        return Layout.PAIRS
+    return Layout.SPLIT if request.split > 1 else Layout.ALL
 
 
 def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from collbench.analysis.freshness import Here, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
-from collbench.bench.plan import Members, Plan, Request, make_plan
+from collbench.bench.plan import Members, Plan, Request, make_plan, settings_of
 from collbench.bench.run_writer import RunWriter
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
@@ -215,18 +215,12 @@ def _check_success(run: Run) -> None:
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
     """Return the run that a request begins: where it is measured and what was asked, and no visit yet."""
-    settings = Settings(
+    settings = settings_of(
+        request,
         operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
         sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
-        dtype=request.dtype,
-        redop=request.redop,
         visits=request.effort().screening,
-        seed=request.seed,
-        command=request.command,
         environment=dict(opened.environment),
-        root=request.root,
-        precision=request.precision,
-        budget_seconds=request.budget_seconds,
     )
     return replace(begun_run(opened, settings), skipped=skipped)
 

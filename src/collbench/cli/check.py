@@ -57,7 +57,7 @@ def check(**given: Any) -> None:
         run = runfile_run_file.load(run_file)
     else:
         run = _measured(given)
-    _show(texts.applied(run), shortfall(run, expected, quick=given["quick"]), as_json=as_json)
+    _show(texts.applied(run), shortfall(run, expected, quick=run_file is None and run.settings.quick), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,6 +376,9 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
     _check(given)
     showing = Showing.asked(given)
     request, path = options.make_request(operation.value, given)
+    if request.resume:
+        measure_and_show(request, path, showing)
+        return
     # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
     possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
     both = given["in_place"] or (showing.as_nccl_tests and possible)
@@ -387,6 +390,7 @@ def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
         split=given["split"],
         launches=True,
         algorithms=given["algorithms"],
+        graph=given["cudagraph"] or 0,
         **apply_nccl_flags(given, request.backend, processes()),
     )
     measure_and_show(request, path, showing)

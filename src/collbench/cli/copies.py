@@ -58,8 +58,10 @@ def copies(**given: Any) -> None:
     elsewhere = [word for word, variant in _PATTERNS.items() if variant in wanted and variant is not Variant.PLAIN]
     if capabilities(request.backend).cores and given["patterns"] is not None and elsewhere:
         raise UsageError(f"the host backend copies one-way only: leave out {', '.join(elsewhere)}")
-    sizes = request.sizes or (capabilities(request.backend).largest_pattern_bytes,)
-    measure_and_show(replace(request, copies=wanted, sizes=sizes), path)
+    if not request.resume:
+        sizes = request.sizes or (capabilities(request.backend).largest_pattern_bytes,)
+        request = replace(request, copies=wanted, sizes=sizes)
+    measure_and_show(request, path)
 
 
 @click.command(short_help="Time one access, one small copy, one small all-reduce.")
@@ -77,7 +79,7 @@ def latency(**given: Any) -> None:
       collbench latency --devices 0,1 --precision 1%
     """
     request, path = options.make_request("latency", given)
-    measure_and_show(requests.latency(request), path)
+    measure_and_show(request if request.resume else requests.latency(request), path)
 
 
 def _parse_patterns(text: str | None) -> tuple[Variant, ...]:
@@ -124,8 +126,10 @@ def pairs(**given: Any) -> None:
     """
     asked = _parse_operations(given["operations"])
     request, path = options.make_request("pairs", given)
-    operations = [_COLLECTIVES[word] for word in asked if word != _COPY]
-    measure_and_show(requests.pairs(request, operations, copies=_COPY in asked), path)
+    if not request.resume:
+        operations = [_COLLECTIVES[word] for word in asked if word != _COPY]
+        request = requests.pairs(request, operations, copies=_COPY in asked)
+    measure_and_show(request, path)
 
 
 def _parse_operations(text: str) -> tuple[str, ...]:

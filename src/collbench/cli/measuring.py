@@ -127,7 +127,7 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing = _AS
     if place is not None and place.rank > 0:
         serve_rank_0(place, request)
     advice = ", or name a file with --output FILE"
-    path = path or saved_runs.new_run(request.command[0], request.backend, say, advice=advice)
+    path = path or saved_runs.new_run(request.name, request.backend, say, advice=advice)
     begun = None if place else factory.begin(request.backend)
     # Late: numpy and the pages take as long to load as the driver to start, and now they do so side by side.
     from collbench.bench.session import Session
@@ -183,7 +183,7 @@ def _leave(run: Run, showing: Showing) -> None:
 
 
 def _measure(session: Session, request: Request) -> None:
-    with progress_bar(f"measuring {request.command[0]}") as progress:
+    with progress_bar(f"measuring {request.name}") as progress:
         session.measure(progress)
 
 
@@ -197,5 +197,5 @@ def _saved(session: Session) -> str:
         return f"{what} lost: {session.failure}"
     if session.path is None:
         return f"{what} lost: they could not be saved"
-    command, path = session.run.settings.command[0], session.path
+    command, path = session.run.settings.command_name, session.path
     return f"{what} saved as {path}: 'collbench show {path}' prints them, 'collbench {command} --resume {path}' goes on"

@@ -17,7 +17,7 @@ import click
 
 from collbench.analysis.outcome import outcome
 from collbench.backends.factory import Opened
-from collbench.bench.plan import Request
+from collbench.bench.plan import Request, settings_of
 from collbench.bench.run_writer import RunWriter
 from collbench.cli import options
 from collbench.cli.nonzero_ranks import serve_rank_0
@@ -180,19 +180,9 @@ def _check_real_counts(given: Mapping[str, Any], pairs: NodePairs) -> None:
 
 
 def _settings(request: Request, opened: Opened, place: LaunchEnvironment) -> Settings:
-    return Settings(
-        operations=tuple(work.operation for work in request.collectives),
-        sizes=request.sizes or (),
-        dtype=request.dtype,
-        redop=request.redop,
-        visits=1,
-        seed=request.seed,
-        command=request.command,
-        environment=dict(opened.environment),
-        budget_seconds=request.budget_seconds,
-        processes=place.world_size,
-        launcher=place.launcher,
-    )
+    operations = tuple(work.operation for work in request.collectives)
+    asked = settings_of(request, operations, request.sizes or (), visits=1, environment=dict(opened.environment))
+    return replace(asked, processes=place.world_size, launcher=place.launcher)
 
 
 # `collbench nodes`: which nodes of a cluster to take, from pairs of nodes measured in rounds.

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import click
 from click.core import ParameterSource
 
 from collbench.backends import factory
-from collbench.bench.plan import Request
+from collbench.bench.plan import Request, requested
 from collbench.cli.terminal import say, verbose_option
 from collbench.distributed.launchers import find_place
 from collbench.launch.arguments import BACKENDS, check_backend
 from collbench.model.capabilities import SIM
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
-from collbench.model.run import Run, StopReason
+from collbench.model.run import CommandKind, Run, StopReason
 from collbench.model.units import parse_sizes
 from collbench.runfile import run_file
 
@@ -94,7 +95,8 @@ def parse(given: Mapping[str, Any]) -> tuple[bool, float | None, float | None]:
 
 # --resume FILE: go on with a run under the options that it was started with.
 #
-# The file may be a stranger's, so it names no file to be loaded, read or written: who resumes says those again.
+# What is measured comes from the file, as values. The file may be a stranger's, so it names no file to be loaded, read
+# or written: these, and how the run is shown, are said again.
 
 
 OPTION = click.option(
@@ -104,23 +106,18 @@ OPTION = click.option(
     help="Finish this interrupted run: its options and its file, and nothing is measured twice.",
 )
 
-_COMMAND = re.compile(r"[a-z]+")
-# Options that name files. What is recorded of them is not obeyed: of "nccl" our own search decides, and a fabric's file
-# is refused by name; of the others one line says that they were left out.
-_NAMING_FILES = ("nccl", "fabric", "output_file", "topology", "p2p")
-_LEFT_OUT = ("output_file", "topology", "p2p")
+# Options that may stand beside --resume: they name files, or say how to show the run.
+_SAID_AGAIN = ("nccl", "fabric", "output_file", "topology", "p2p", "layout", "as_json", "expect", "verbose")
 
 
 def resumable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command's function that with --resume is given the options recorded in the file.
-
-    Beside them it gets "command", the recorded words. Raises UsageError, RunFileError.
-    """
+    """Return the command's function that with --resume refuses the options that the file answers: UsageError."""
 
     @functools.wraps(function)
     def command(**given: Any) -> Any:
-        file = given["resume"]
-        return function(**(given if file is None else _recorded(click.get_current_context(), file)))
+        if given["resume"] is not None:
+            _check_options(click.get_current_context(), given["resume"])
+        return function(**given)
 
     return command
 
@@ -130,48 +127,41 @@ def nothing_left(run: Run) -> bool:
     return run.complete and not any(found.stop is StopReason.FAILED for found in run.measurements)
 
 
-def _recorded(context: click.Context, file: Path) -> dict[str, Any]:
+def _check_options(context: click.Context, file: Path) -> None:
     others = [
         param.opts[-1]
         for param in context.command.params
-        if param.name not in ("resume", "verbose", *_NAMING_FILES) and _typed(context, param.name)
+        if param.name not in ("resume", *_SAID_AGAIN)
+        and context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
     ]
     if others:
         raise UsageError(f"--resume takes all options from {file}: leave out {', '.join(others)}")
+
+
+def _resumed(command: str, given: Mapping[str, Any]) -> Request:
+    """Return what the run in the file asked for. Raises UsageError where another command did, and RunFileError."""
+    file = given["resume"]
     run = run_file.load(file)
-    name, *words = run.settings.command or ("",)
-    if name != context.info_name:
-        raise UsageError(f"{file} was measured by {_named(name, file)}")
-    recorded = context.command.make_context(name, words, parent=context.parent)
-    again = {option: context.params[option] for option in _NAMING_FILES if option in context.params}
-    if "fabric" in again and again["fabric"] is None:
-        again["fabric"] = _shipped(recorded.params["fabric"], file)
-    for option in _LEFT_OUT:
-        if _typed(recorded, option) and not again[option]:
-            say(f"--{option} {recorded.params[option]} of {file} is left out: write it again if you want it")
-    # What "auto" and a random seed stood for then.
-    then = {"backend": run.backend, "seed": run.settings.seed, "force": False}
-    return {**recorded.params, **again, **then, "resume": file, "command": run.settings.command}
+    name = run.settings.command_name
+    if not name:
+        raise UsageError(f"{file} was measured by no command of collbench: its options cannot be taken from it")
+    if name != command:
+        raise UsageError(f"{file} was measured by 'collbench {name}': write 'collbench {name} --resume {file}'")
+    request = requested(run, given["nccl"], given["fabric"] or _shipped(run.settings.fabric, file))
+    _check_fabric(request.backend, request.fabric)
+    name, reason = factory.resolve(request.backend)
+    if reason is not None:
+        say(f"measuring CPU cores (host backend): {reason}")
+    return replace(request, backend=name)
 
 
-def _typed(context: click.Context, name: str | None) -> bool:
-    return context.get_parameter_source(name or "") is ParameterSource.COMMANDLINE
-
-
-def _named(name: str, file: Path) -> str:
-    """Return which command measured a run, in words to be copied only if it is one of ours."""
-    if not _COMMAND.fullmatch(name):
-        return "no command of collbench: its options cannot be taken from it"
-    return f"'collbench {name}': write 'collbench {name} --resume {file}'"
-
-
-def _shipped(fabric: str | None, file: Path) -> str | None:
-    """Return the recorded fabric if it is a shipped one. Raises UsageError for a file."""
+def _shipped(fabric: str, file: Path) -> str | None:
+    """Return the recorded fabric if it is a shipped one, None for none. Raises UsageError for a file."""
     from collbench.sim.fabrics import names  # late: other backends need none
 
-    if fabric is not None and fabric not in names():
+    if fabric and fabric not in names():
         raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric} to have it read")
-    return fabric
+    return fabric or None
 
 
 # Options that several commands share, parsed once, and the request that they make.
@@ -282,8 +272,11 @@ def measuring(*own: Command, sized: Command | None = sizes) -> Callable[[Command
 def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path | None]:
     """Return what the shared options ask for, and the file that they name to save it; what to time is the command's.
 
-    Auto falling back to the host backend is said on stderr. Raises UsageError.
+    With --resume it is the whole request of the run in that file. Auto falling back to the host backend is said on
+    stderr. Raises UsageError, RunFileError.
     """
+    if given["resume"] is not None:
+        return _resumed(command, given), given["resume"]
     wanted = None if given.get("sizes") is None else parse_sizes(given["sizes"])
     element = parse_dtype(given.get("dtype") or "float32")
     quick, precision, budget = parse(given)
@@ -302,15 +295,15 @@ def make_request(command: str, given: Mapping[str, Any]) -> tuple[Request, Path 
         redop=given.get("redop") or "sum",
         nccl=given["nccl"],
         seed=given["seed"],
-        command=given.get("command") or (command, *sys.argv[2:]),
+        command=(command, *sys.argv[2:]),
         precision=precision,
         budget_seconds=budget,
         quick=quick,
-        resume=given["resume"] is not None,
         force=given["force"],
         fabric=given.get("fabric"),
+        kind=CommandKind.of(command),
     )
-    return request, given["resume"] or given["output"]
+    return request, given["output"]
 
 
 def _check_fabric(backend_name: str, given: str | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from collbench.model.run import Path
+from collbench.model.run import Path, PeerStatus
 
 SELF = "X"
 UNKNOWN = "N/A"
@@ -33,13 +33,13 @@ _LEGEND = {
 
 # The states of `nvidia-smi topo -p2p` and what they mean, from the same legend; DR appears in newer drivers.
 PEER_STATES = {
-    "OK": "status OK",
-    "CNS": "chipset not supported",
-    "GNS": "GPU not supported",
-    "TNS": "topology not supported",
-    "NS": "not supported",
-    "DR": "disabled by registry key",
-    "U": "unknown",
+    PeerStatus.OK: "status OK",
+    PeerStatus.CNS: "chipset not supported",
+    PeerStatus.GNS: "GPU not supported",
+    PeerStatus.TNS: "topology not supported",
+    PeerStatus.NS: "not supported",
+    PeerStatus.DR: "disabled by registry key",
+    PeerStatus.UNKNOWN: "unknown",
 }
 
 

@@ -16,7 +16,7 @@ from typing import Self
 
 from collbench.machine import labels as machine_labels
 from collbench.model.errors import UsageError
-from collbench.model.run import Device, Path
+from collbench.model.run import Device, Path, PeerStatus
 
 # Saved or live text of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, as facts.
 #
@@ -313,19 +313,17 @@ class LiveTools:
 def with_words(
     devices: Sequence[Device], paths: Sequence[Path], topology: Topology | None, peers: PeerAccess | None
 ) -> tuple[Path, ...]:
-    """Return the paths with the words of `topo -m` and `-p2p r`; None where a text is missing or lacks the GPU.
+    """Return the paths with what `topo -m` and `-p2p r` say; None and () where a text is missing or lacks the GPU.
 
-    The texts number GPUs as nvidia-smi does, and so does Device.index. Peer access that differs by direction keeps
-    both words: "OK, GNS".
+    The texts number GPUs as nvidia-smi does, and so does Device.index.
     """
     labels = {} if topology is None else _by_gpus(topology.gpus, topology.labels)
     states = {} if peers is None else _by_gpus(peers.gpus, peers.states)
     found = []
     for path in paths:
         a, b = (f"GPU{devices[position].index}" for position in path.devices)
-        words = dict.fromkeys(word for word in (states.get((a, b)), states.get((b, a))) if word is not None)
-        label = labels.get((a, b))
-        found.append(replace(path, tool_label=label, tool_peer_access=", ".join(words) or None))
+        told = tuple(PeerStatus(word) for word in (states.get((a, b)), states.get((b, a))) if word is not None)
+        found.append(replace(path, tool_label=labels.get((a, b)), tool_peer_access=told))
     return tuple(found)
 
 

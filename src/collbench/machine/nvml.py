@@ -19,8 +19,8 @@ from collbench.machine import theory
 from collbench.machine.labels import UNKNOWN
 from collbench.machine.limits import THROTTLE_REASONS
 from collbench.machine.numa import format_cpus
-from collbench.model.errors import MachineError
-from collbench.model.run import Device, Health, Path
+from collbench.model.errors import MachineError, NoDriver
+from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 
 # One question to NVML at a time: an answer, or None where this GPU, driver or binding has none.
 #
@@ -183,8 +183,16 @@ def _sum_counters(
 
 # nvmlGpuTopologyLevel_t → label [nvml.h, r580]. INTERNAL (both GPUs on one board) is a single bridge: PIX.
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# nvmlGpuP2PStatus_t [nvml.h, r580] in the words of nvidia-smi's legend
-_PEER_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
+# nvmlGpuP2PStatus_t [nvml.h, r580] in its order
+_PEER_STATUSES = (
+    PeerStatus.OK,
+    PeerStatus.CNS,
+    PeerStatus.GNS,
+    PeerStatus.TNS,
+    PeerStatus.DR,
+    PeerStatus.NS,
+    PeerStatus.UNKNOWN,
+)
 # nvmlGpuP2PCapsIndex_t. Not taken from nvidia-ml-py, where a stray comma makes READ the tuple (0,).
 _PEER_READ, _PEER_WRITE = 0, 1
 
@@ -239,13 +247,17 @@ def between(query: Query, positions: tuple[int, int], first: Side, second: Side)
     )
 
 
-def _peer_access(query: Query, first: object, second: object) -> str | None:
-    """Return "OK" or nvidia-smi's word for why not; both words where reading and writing differ."""
-    codes = [query.integer("nvmlDeviceGetP2PStatus", first, second, index) for index in (_PEER_READ, _PEER_WRITE)]
-    words = [_PEER_WORDS[code] if code < len(_PEER_WORDS) else "U" for code in codes if code is not None]
-    if len(set(words)) == 2:
-        return f"read {words[0]}, write {words[1]}"
-    return words[0] if words else None
+def _peer_access(query: Query, first: object, second: object) -> PeerReadWrite | None:
+    """Return whether the first reads and writes the second's memory, and why not; None where NVML tells neither."""
+
+    def status(index: int) -> PeerStatus | None:
+        code = query.integer("nvmlDeviceGetP2PStatus", first, second, index)
+        if code is None:
+            return None
+        return _PEER_STATUSES[code] if 0 <= code < len(_PEER_STATUSES) else PeerStatus.UNKNOWN
+
+    found = PeerReadWrite(status(_PEER_READ), status(_PEER_WRITE))
+    return found if found.statuses else None
 
 
 def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
@@ -362,7 +374,7 @@ class Nvml:
         try:
             lib.nvmlInit()
         except lib.NVMLError_LibraryNotFound as error:
-            raise MachineError(
+            raise NoDriver(
                 "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened; install the driver, or do without a GPU: "
                 "--backend host to measure, topo --from FILE to read a saved label matrix"
             ) from error

@@ -68,6 +68,10 @@ class MachineError(CollbenchError):
     """The machine lacks what the command needs: no driver, no NCCL, too little free memory."""
 
 
+class NoDriver(MachineError):
+    """The NVIDIA driver's library is not here."""
+
+
 class RunFileError(CollbenchError):
     """A run file that cannot be read, written, or used on this machine."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from collbench.model.errors import FailureKind
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 
 # The phase before a sweep, outside its seconds: communicators being made.
 NCCL_START = "NCCL start"
@@ -58,14 +58,55 @@ class Device:
         return f"{self.host}:{name}" if self.host else name
 
 
+class PeerStatus(StrEnum):
+    """One answer of NVML or `nvidia-smi topo -p2p`: does a device reach its peer's memory, and if not, why."""
+
+    OK = "OK"
+    CNS = "CNS"
+    GNS = "GNS"
+    TNS = "TNS"
+    NS = "NS"
+    DR = "DR"
+    UNKNOWN = "U"
+
+    @property
+    def allows(self) -> bool | None:
+        """True or False; None for unknown."""
+        return None if self is PeerStatus.UNKNOWN else self is PeerStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReadWrite:
+    """What NVML says of reading and of writing a peer's memory; None where it does not tell."""
+
+    read: PeerStatus | None = None
+    write: PeerStatus | None = None
+
+    @property
+    def statuses(self) -> tuple[PeerStatus, ...]:
+        """What was told, reading first, each status once."""
+        return tuple(dict.fromkeys(one for one in (self.read, self.write) if one is not None))
+
+    @property
+    def denied(self) -> bool:
+        """True where reading or writing does not work."""
+        return any(status.allows is False for status in self.statuses)
+
+    def __str__(self) -> str:
+        """Return "OK", or "read TNS, write OK" where the two differ."""
+        statuses = self.statuses
+        return f"read {self.read}, write {self.write}" if len(statuses) == 2 else "".join(statuses)
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """What the machine's own tools say of the path between two devices (an unordered pair of positions).
 
     `label` is nvidia-smi's word (NV18, PIX, …); `ancestor` the PCIe label alone, as if there were no NVLink;
-    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P. These are
-    NVML's words. `tool_label` and `tool_peer_access` are those of `nvidia-smi topo -m` and `-p2p r`, and `cuda_peers`
-    whether CUDA lets both devices reach each other's memory; None where nobody asked.
+    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P.
+    `tool_label` is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading
+    the second's memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's
+    memory; None and () where nobody asked.
     """
 
     devices: tuple[int, int]
@@ -74,10 +115,15 @@ class Path:
     nvlinks: int = 0
     theory_gbs: float | None = None
     theory_source: str = ""
-    peer_access: str | None = None
+    peer_access: PeerReadWrite | None = None
     tool_label: str | None = None
-    tool_peer_access: str | None = None
+    tool_peer_access: tuple[PeerStatus, ...] = ()
     cuda_peers: bool | None = None
+
+    @property
+    def peers_denied(self) -> bool:
+        """True where NVML says that the devices do not read or write each other's memory."""
+        return self.peer_access is not None and self.peer_access.denied
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +335,49 @@ class Machine:
     fabric: str = ""
 
 
+class CommandKind(StrEnum):
+    """Which command asked for a run. Each collective has a command of its own: all of them are COLLECTIVE."""
+
+    PAIRS = "pairs"
+    COPIES = "copies"
+    LATENCY = "latency"
+    CHECK = "check"
+    COLLECTIVE = "collective"
+    SELECT = "select"
+    NODES = "nodes"
+    OTHER = "other"  # in a file of version 1 whose command line was none of ours
+
+    @classmethod
+    def of(cls, name: str) -> CommandKind:
+        """Return the kind of the command with this name; OTHER for none of ours."""
+        if name in COLLECTIVES:
+            return cls.COLLECTIVE
+        own = {kind.value: kind for kind in cls if kind is not cls.COLLECTIVE}
+        return own.get(name, cls.OTHER)
+
+
+class Layout(StrEnum):
+    """Which communicators collectives ran on."""
+
+    ALL = "all"
+    PAIRS = "pairs"
+    SPLIT = "split"
+    SETS = "sets"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for. `environment` holds the NCCL_* variables (and the like) that were set, no others.
+    """What was asked for: enough to ask for the same again, with what was planned of it.
 
-    `precision` is half the 95 % interval over the median at which a cell is settled, None for docs/method.md 6.4's;
-    `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of a launch by `launcher`.
+    `operations` and `sizes` are those of the plan, `requested_sizes` those that were asked for (None: the default).
+    `environment` holds the NCCL_* variables (and the like) that were set, no others. `command` is the command line, for
+    people: nothing reads it. `precision` is half the 95 % interval over the median at which a data point has converged,
+    None for docs/method.md 6.4's; `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of
+    a launch by `launcher`. `devices` are the words of --devices, () for all. `copies` lists how raw copies ran, `chase`
+    adds the pointer chase. `collectives` ran on all devices, each pair, `split` disjoint sets, or `sets`, as `layout`
+    says. `isolated`: no link or pair while another was busy. `launches`: the ungraphed loop was timed too. `iterations`
+    and `warmup` None leave the choice to the method. `graph` is nccl-tests' -G. `fabric` names the simulated machine or
+    its file.
     """
 
     operations: tuple[Operation, ...]
@@ -310,6 +393,36 @@ class Settings:
     budget_seconds: float | None = None
     processes: int = 1
     launcher: str = ""
+    kind: CommandKind = CommandKind.PAIRS
+    devices: tuple[str, ...] = ()
+    requested_sizes: tuple[int, ...] | None = None
+    copies: tuple[Variant, ...] = ()
+    chase: bool = False
+    collectives: tuple[Work, ...] = ()
+    layout: Layout = Layout.ALL
+    split: int = 1
+    sets: tuple[tuple[int, ...], ...] = ()
+    isolated: bool = False
+    launches: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    quick: bool = False
+    algorithms: bool = False
+    graph: int = 0
+    fabric: str = ""
+
+    @property
+    def command_name(self) -> str:
+        """The command that asked for it: "pairs", "allreduce"; "" where it was none of ours."""
+        return command_name(self.kind, self.collectives)
+
+
+def command_name(kind: CommandKind, collectives: Sequence[Work]) -> str:
+    """Return the name of the command of this kind: of a collective its own, "" for none of ours."""
+    if kind is CommandKind.COLLECTIVE:
+        return collectives[0].operation.value if collectives else ""
+    return "" if kind is CommandKind.OTHER else kind.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,10 +133,10 @@ def settings(run: Run, table: Table) -> Settings:
         smallest=sizes[0],
         largest=sizes[-1],
         step=_step(sizes),
-        warmup=_asked(run, "-w", "--warmup_iters", _WARMUP),
-        iterations=_asked(run, "-n", "--iters", _ITERATIONS),
+        warmup=_WARMUP if run.settings.warmup is None else run.settings.warmup,
+        iterations=run.settings.iterations or _ITERATIONS,
         validation=int(any(half.wrong is not None for row in table.rows for half in row.halves)),
-        graph=_graph(run),
+        graph=run.settings.graph,
     )
 
 
@@ -197,7 +197,7 @@ def _half(run: Run, measurement: Measurement) -> Half | None:
     if not measurement.samples:
         return None
     # The launch loop's time as each trial's only batch.
-    loops = [sample for sample in measurement.samples if sample.launch_seconds and not _graph(run)]
+    loops = [sample for sample in measurement.samples if sample.launch_seconds and not run.settings.graph]
     looped = [replace(sample, seconds=(sample.launch_seconds or 0.0,)) for sample in loops]
     summary = summarize(replace(measurement, samples=looped or measurement.samples))
     unchecked = measurement.failure or not measurement.cell.work.verifiable
@@ -236,26 +236,6 @@ def _step(sizes: list[int]) -> tuple[int, str]:
         return factors.pop(), "factor"
     steps = {large - small for small, large in pairwise(sizes)}
     return (steps.pop() if len(steps) == 1 else 0), "bytes"
-
-
-def _graph(run: Run) -> int:
-    return _asked(run, "-G", "--cudagraph", 0)
-
-
-def _asked(run: Run, short: str, long: str, default: int) -> int:
-    """Return the number that the command gave for an option, as "-n 20", "-n20", "--iters 20" or "--iters=20"."""
-    words = run.settings.command
-    for place, word in enumerate(words):
-        if word in (short, long) and place + 1 < len(words):
-            value = words[place + 1]
-        elif word.startswith(f"{long}="):
-            value = word.partition("=")[2]
-        elif word.startswith(short):
-            value = word.removeprefix(short)
-        else:
-            continue
-        default = int(value) if value.isdecimal() else default
-    return default
 
 
 # A run as nccl-tests prints it, for the scripts that read its text: same lines, same widths, same number formats.

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from collbench.model.capabilities import BACKENDS
-from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.operations import Variant
-from collbench.model.run import Device, Run, SkipKind, Skipped
+from collbench.model.run import Device, Run
 from collbench.runfile import atomic_write, journal, versions
 from collbench.runfile.codec import build, plain
 from collbench.runfile.versions import Kind
 
-_KIND = Kind("collbench-run", 1, "run", again="measure again")
-# What runs that wrong data ended said that they skipped, before skips had a kind.
-_EVERYTHING_LEFT = "all that was left"
 _WORDS = ("save the run as", "--output")
 # What others can write, `train` does not believe; they may read it where the user's umask says so.
 _MODE = 0o644
@@ -95,17 +91,17 @@ def loads(text: str, name: str) -> Run:
 
 
 def _build(fields: dict[str, Any]) -> Run:
-    versions.replace(fields.get("measurements"), _tags(fields.get("devices")))
     run: Run = build(Run, fields, "run")
+    _check_settings(run)
     _check_meaning(run)
-    run.skipped = [_typed(left) for left in run.skipped]
     return run
 
 
-def _typed(left: Skipped) -> Skipped:
-    """Return what an older version saved with the kind that its name stood for."""
-    old = left.kind is None and left.what == _EVERYTHING_LEFT
-    return replace(left, kind=SkipKind.WRONG_DATA) if old else left
+def _from_version_1(fields: dict[str, Any]) -> None:
+    versions.from_version_1(fields, _tags(fields.get("devices")))
+
+
+_KIND = Kind("collbench-run", 2, "run", again="measure again", earlier={1: _from_version_1})
 
 
 def _tags(devices: Any) -> tuple[str, ...]:
@@ -116,13 +112,34 @@ def _tags(devices: Any) -> tuple[str, ...]:
         return ()
 
 
+def _check_settings(run: Run) -> None:
+    """Raise ValueError where settings mean nothing: --resume asks for them again, as if they were typed."""
+    settings = run.settings
+    if settings.dtype not in DTYPE_BYTES:
+        raise ValueError(f"run.settings.dtype is '{settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
+    if settings.redop not in REDOPS:
+        raise ValueError(f"run.settings.redop is '{settings.redop}', not one of {', '.join(REDOPS)}")
+    sizes = settings.requested_sizes
+    if sizes is not None and (not sizes or min(sizes) < 1):
+        raise ValueError(f"run.settings.requested_sizes is {list(sizes)}, not null or sizes of 1 or more")
+    least = {"seed": 0, "root": 0, "split": 1, "iterations": 1, "warmup": 0, "graph": 0}
+    for name, lowest in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < lowest:
+            raise ValueError(f"run.settings.{name} is {value}, not {lowest} or more")
+    for name in ("precision", "budget_seconds"):
+        value = getattr(settings, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"run.settings.{name} is {value}, not positive and finite")
+    for members in settings.sets:
+        _check_members(members, range(len(run.devices)), "run.settings.sets")
+
+
 def _check_meaning(run: Run) -> None:
     """Raise ValueError where fields of the right kind mean nothing: whoever judges the run would stumble over them."""
     positions = range(len(run.devices))
     if run.backend not in BACKENDS:
         raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
-    if run.settings.dtype not in DTYPE_BYTES:
-        raise ValueError(f"run.settings.dtype is '{run.settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
     for number, path in enumerate(run.paths):
         _check_members(path.devices, positions, f"run.paths[{number}].devices")
     for number, found in enumerate(run.measurements):

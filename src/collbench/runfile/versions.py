@@ -1,17 +1,19 @@
-"""Our files as JSON: kind and version first, and what earlier versions wrote otherwise."""
+"""Our files as JSON: kind and version first, and what earlier versions of the run file wrote otherwise."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from collbench.model.errors import RunFileError
+from collbench.model.errors import RunFileError, UsageError
+from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.model.printable import cleaned
-from collbench.model.run import FlagKind
+from collbench.model.run import CommandKind, FlagKind, Layout, PeerStatus, SkipKind
+from collbench.model.units import parse_sizes
 
 # Our files as JSON: what each says first is its kind and version, and who reads one is told what is wrong with it.
 #
@@ -23,12 +25,16 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of file: its "format", the version that is read, what people call it, how to come by another."""
+    """One kind of file: its "format", the version that is written, what people call it, how to come by another.
+
+    `earlier` has what brings the fields of each earlier version that is still read to this one.
+    """
 
     format: str
     version: int
     noun: str
     again: str
+    earlier: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -55,13 +61,18 @@ class Kind:
             raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
         if not isinstance(data, dict) or data.get("format") != self.format:
             raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
-        if data.get("format_version") != self.version:
+        found = data.get("format_version")
+        if type(found) is not int or found not in (self.version, *self.earlier):
+            read = " and ".join(map(str, (*self.earlier, self.version)))
             raise RunFileError(
-                f"{name} has {self.noun}-file version {data.get('format_version')}, this collbench reads version "
-                f"{self.version}: use the collbench that wrote it, or {self.again}"
+                f"{name} has {self.noun}-file version {found}, this collbench reads version "
+                f"{read}: use the collbench that wrote it, or {self.again}"
             )
+        fields = {key: value for key, value in data.items() if key not in self.head}
         try:
-            return build({key: value for key, value in data.items() if key not in self.head})
+            if found in self.earlier:
+                self.earlier[found](fields)
+            return build(fields)
         except (TypeError, ValueError, KeyError) as error:
             raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error
 
@@ -70,7 +81,194 @@ class Kind:
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun} file"
 
 
-# Flags of run files from before flags had a type: sentences, which are read here and nowhere else.
+# Version 1 of the run file: what was asked for stood in the command line alone, and flags were sentences at first. Both
+# are read here and nowhere else.
+
+
+# Its options of one word; each other one has a value.
+_SWITCHES = ("--quick", "--force", "--pairs", "--in-place", "--algorithms", "--one-way")
+_LETTERS = {
+    "--minbytes": "-b",
+    "--maxbytes": "-e",
+    "--stepbytes": "-i",
+    "--stepfactor": "-f",
+    "--iters": "-n",
+    "--warmup_iters": "-w",
+    "--check": "-c",
+    "--cudagraph": "-G",
+    "--ngpus": "-g",
+    "--nthreads": "-t",
+    "--json": "-J",
+    "--output_file": "-J",
+}
+_SIZE_OPTIONS = ("-b", "-e", "-i", "-f")
+_ALL_COPIES = tuple(one for one in Variant if one is not Variant.IN_PLACE)
+_ALLREDUCE, _BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
+_QUICK = (CommandKind.CHECK, True)
+# The collectives and copies of commands that always timed the same; `--quick` told some apart.
+_FIXED: dict[tuple[CommandKind, bool], tuple[tuple[Operation, ...], tuple[Variant, ...]]] = {
+    (CommandKind.COPIES, False): ((), _ALL_COPIES),
+    (CommandKind.LATENCY, False): ((_ALLREDUCE,), (Variant.PLAIN,)),
+    (CommandKind.CHECK, False): ((_ALLREDUCE, _BROADCAST), (Variant.PLAIN, Variant.STAGED, Variant.HOST)),
+    _QUICK: ((_ALLREDUCE,), (Variant.PLAIN,)),
+    (CommandKind.SELECT, False): ((_ALLREDUCE,), ()),
+    (CommandKind.NODES, False): ((_ALLREDUCE,), ()),
+}
+_LAYOUTS = {
+    CommandKind.PAIRS: Layout.PAIRS,
+    CommandKind.LATENCY: Layout.PAIRS,
+    CommandKind.CHECK: Layout.PAIRS,
+    CommandKind.SELECT: Layout.SETS,
+}
+# What a run that wrong data ended said that it skipped, before skips had a kind.
+_EVERYTHING_LEFT = "all that was left"
+
+
+def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
+    """Bring the fields of a run file of version 1, as JSON has them, to version 2; `tags` are its devices' names.
+
+    What is not as a run file has it is left alone: reading it says what is wrong.
+    """
+    replace(fields.get("measurements"), tags)
+    for path in _all_of(fields.get("paths"), dict) or ():
+        _type_peer_access(path)
+    skipped = fields.get("skipped")
+    for left in skipped if isinstance(skipped, list) else ():
+        if isinstance(left, dict) and left.get("what") == _EVERYTHING_LEFT and left.get("kind") is None:
+            left["kind"] = SkipKind.WRONG_DATA
+    settings = fields.get("settings")
+    if isinstance(settings, dict):
+        words, sizes = _all_of(settings.get("command"), str), _all_of(settings.get("sizes"), int)
+        if words is not None and sizes is not None:
+            settings.update(_asked(words, sizes, fields))
+
+
+def _all_of(items: Any, kind: type[_Found]) -> list[_Found] | None:
+    """Return a list whose items are all of the kind, None for anything else."""
+    return items if isinstance(items, list) and all(type(item) is kind for item in items) else None
+
+
+def _type_peer_access(path: dict[str, Any]) -> None:
+    """Replace the words on a path's peer access: "CNS", "read TNS, write OK" of NVML's, "OK, GNS" of nvidia-smi's."""
+    told = path.get("peer_access")
+    if isinstance(told, str):
+        read, _, write = told.removeprefix("read ").partition(", write ")
+        path["peer_access"] = {"read": _status(read), "write": _status(write or read)}
+    told = path.get("tool_peer_access")
+    if isinstance(told, str):
+        there, _, back = told.partition(", ")
+        path["tool_peer_access"] = [_status(there), _status(back or there)]
+    elif told is None:
+        path["tool_peer_access"] = []
+
+
+def _status(word: str) -> PeerStatus:
+    return next((status for status in PeerStatus if status.value == word), PeerStatus.UNKNOWN)
+
+
+def _asked(words: list[str], sizes: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that version 1 did not have, from its command line; `sizes` are those of the plan."""
+    name, given = (words[0] if words else ""), _options(words[1:])
+    kind = CommandKind.of(name)
+    quick = "--quick" in given
+    return {
+        "kind": kind,
+        "devices": _devices(given, fields),
+        "requested_sizes": _requested_sizes(kind, given, sizes),
+        "quick": quick,
+        "fabric": given.get("--fabric", ""),
+        **_of_the_command(kind, name, given, quick=quick, on_host=fields.get("backend") == "host"),
+    }
+
+
+def _of_the_command(
+    kind: CommandKind, name: str, given: Mapping[str, str], *, quick: bool, on_host: bool
+) -> dict[str, Any]:
+    """Return the settings of one command alone."""
+    if kind is CommandKind.COLLECTIVE:
+        return _of_a_collective(name, given, on_host=on_host)
+    operations, copies = _FIXED.get((kind, quick), _FIXED.get((kind, False), ((), ())))
+    if kind is CommandKind.PAIRS:
+        named = _list(given.get("--operations", "copy,allreduce,broadcast"))
+        operations = tuple(one for one in COLLECTIVES if one in named)
+        copies = (Variant.PLAIN,) if "copy" in named else ()
+    elif kind is CommandKind.COPIES and "--patterns" in given:
+        patterns = [Variant.PLAIN if one == "one-way" else one for one in _list(given["--patterns"])]
+        copies = tuple(one for one in copies if one in patterns)
+    elif kind is CommandKind.NODES and "--one-way" in given:
+        operations = (Operation.BROADCAST,)
+    return {
+        "copies": [*copies],
+        "chase": kind is CommandKind.LATENCY,
+        "collectives": [_work(operation) for operation in operations],
+        "layout": _LAYOUTS.get(kind, Layout.ALL),
+        "isolated": (kind, quick) == _QUICK,
+        "launches": kind is CommandKind.LATENCY,
+    }
+
+
+def _of_a_collective(name: str, given: Mapping[str, str], *, on_host: bool) -> dict[str, Any]:
+    as_nccl_tests = given.get("--format") == "nccl-tests" or "-J" in given
+    both = "--in-place" in given or (as_nccl_tests and not on_host)
+    split = _number(given, "--split") or 1
+    return {
+        "collectives": [_work(name, place) for place in (Variant.PLAIN, Variant.IN_PLACE)[: 2 if both else 1]],
+        "layout": Layout.PAIRS if "--pairs" in given else Layout.SPLIT if split > 1 else Layout.ALL,
+        "split": split,
+        "launches": True,
+        "iterations": _number(given, "-n") or None,
+        "warmup": _number(given, "-w"),
+        "verify": _number(given, "-c") != 0,
+        "algorithms": "--algorithms" in given,
+        "graph": _number(given, "-G") or 0,
+    }
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """Return the options with their values: of "--sizes 8 -n20 --quick" {"--sizes": "8", "-n": "20", "--quick": ""}."""
+    found, rest = {}, iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if word in _SWITCHES:
+            found[word] = ""
+        elif word.startswith("--"):
+            found[_LETTERS.get(name, name)] = value if equals else next(rest, "")
+        elif word.startswith("-"):
+            found[word[:2]] = word[2:] or next(rest, "")
+    return found
+
+
+def _work(operation: str, variant: Variant = Variant.PLAIN) -> dict[str, Any]:
+    return {"operation": operation, "variant": variant, "numa_node": None}
+
+
+def _devices(given: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
+    if "--devices" in given:
+        return _list(given["--devices"])
+    # -g N takes the first N devices; of several processes it counts those of each.
+    counted = ("-g" in given or "-t" in given) and fields["settings"].get("processes", 1) == 1
+    devices = _all_of(fields.get("devices"), dict) if counted else None
+    return [str(device.get("index")) for device in devices or ()]
+
+
+def _requested_sizes(kind: CommandKind, given: Mapping[str, str], planned: list[int]) -> list[int] | None:
+    if "--sizes" in given:
+        try:
+            return [*parse_sizes(given["--sizes"])]
+        except UsageError:
+            return planned or None
+    if kind in (CommandKind.PAIRS, CommandKind.COLLECTIVE):
+        return planned if planned and given.keys() & {*_SIZE_OPTIONS} else None
+    return planned[-1:] or None  # these commands have one size of their own; host copies may add a smaller one
+
+
+def _list(text: str) -> list[str]:
+    return [*dict.fromkeys(word.strip() for word in text.split(","))]
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name, "")
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
 _THROTTLED = re.compile(r"throttled: (?P<reason>.+) on (?P<tag>.+)", re.DOTALL)

@@ -16,10 +16,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from collbench.machine.labels import PEER_STATES, is_label
+from collbench.machine.labels import is_label
 from collbench.model.errors import UsageError
 from collbench.model.printable import cleaned
-from collbench.model.run import Health
+from collbench.model.run import Health, PeerStatus
 from collbench.runfile.codec import build, plain
 
 # The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
@@ -172,9 +172,9 @@ class Telling:
     label: str | None = None
     ancestor: str | None = None
     nvlinks: int | None = None
-    peer_access: str | None = None
+    peer_access: PeerStatus | None = None
     tool_label: str | None = None
-    tool_peer_access: str | None = None
+    tool_peer_access: PeerStatus | None = None
     cuda_peers: bool | None = None
 
 
@@ -261,8 +261,8 @@ def check(fabric: Fabric) -> None:
         raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_FEWEST_GPUS} to {_MOST_GPUS}")
     if not fabric.name or not fabric.name.isprintable():
         raise ValueError("fabric.name is empty or has unprintable characters")
-    for where, name, value in _numbers(fabric, "fabric"):
-        zero_is_fine = name in _MAY_BE_ZERO or where.startswith(("fabric.delays", "fabric.faults"))
+    for where, owner, name, value in _numbers(fabric, "fabric"):
+        zero_is_fine = name in _MAY_BE_ZERO or isinstance(owner, Delays | Fault)
         least = 0 if zero_is_fine else _LEAST_GBS
         if not least <= value <= _MOST:
             kind = "0 or a sensible number" if zero_is_fine else "a sensible number above 0"
@@ -279,12 +279,12 @@ def check(fabric: Fabric) -> None:
         raise ValueError(f"fabric.noise has a σ above {_MOST_NOISE}")
 
 
-def _numbers(value: Any, where: str) -> Iterator[tuple[str, str, float]]:
-    """Yield (place, field, number) of everything in a fabric but positions of GPUs and states of health."""
+def _numbers(value: Any, where: str) -> Iterator[tuple[str, object, str, float]]:
+    """Yield (place, owner, field, number) of everything in a fabric but positions of GPUs and states of health."""
     for field in dataclasses.fields(value):
         found, place = getattr(value, field.name), f"{where}.{field.name}"
         if isinstance(found, int | float) and not isinstance(found, bool):
-            yield place, field.name, found
+            yield place, value, field.name, found
         elif dataclasses.is_dataclass(found) and field.name != "health":
             yield from _numbers(found, place)
         elif isinstance(found, tuple):
@@ -369,9 +369,6 @@ def _check_labels(fabric: Fabric) -> None:
         for name, word in (("label", told.label), ("ancestor", told.ancestor), ("tool_label", told.tool_label)):
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', no label of nvidia-smi's")
-        for name, word in (("peer_access", told.peer_access), ("tool_peer_access", told.tool_peer_access)):
-            if word is not None and word not in PEER_STATES:
-                raise ValueError(f"{where}.{name} is '{word}', not one of {', '.join(PEER_STATES)}")
         if told.nvlinks is not None and not 0 <= told.nvlinks <= _MOST_LINKS:
             raise ValueError(f"{where}.nvlinks is {told.nvlinks}, not 0 to {_MOST_LINKS}")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from collbench.machine import theory
 from collbench.model.errors import UsageError
-from collbench.model.run import Path
+from collbench.model.run import Path, PeerStatus
 from collbench.sim.fabrics import Fabric, Fault, FaultKind, Telling
 from collbench.sim.labels import paths
 from collbench.sim.network import Medium, Network, network_of
@@ -218,9 +218,9 @@ def _p2p_cap_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
     network = network_of(fabric)
     pair = _a_pair(fabric, rng, _reachable, "pair with peer access")
     a, b = pair
-    told = Telling((a, b), tool_peer_access="NS")
+    told = Telling((a, b), tool_peer_access=PeerStatus.NS)
     if network.direct[a, b].medium is Medium.PCIE and rng.random() < 0.5:
-        told = Telling((a, b), peer_access="OK", tool_peer_access="OK", cuda_peers=False)
+        told = Telling((a, b), peer_access=PeerStatus.OK, tool_peer_access=PeerStatus.OK, cuda_peers=False)
     return replace(fabric, labels=(*fabric.labels, told)), pair
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 from collbench.machine import theory
-from collbench.model.run import Device, Health, Path
+from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 from collbench.sim.fabrics import Fabric, FaultKind, Switch, Telling
 from collbench.sim.network import Tree, links_up, network_of, pcie_now
 
@@ -62,7 +63,7 @@ def _path(fabric: Fabric, tree: Tree, a: int, b: int) -> Path:
     line = fabric.gpus[a].nvlink_line_mbps
     limit = theory.nvlink(up, capability=None, line_mbps=line, through_switch=switched) or _slots(fabric, a, b)
     peers = network_of(fabric).reaches(a, b)
-    word = "OK" if peers else "CNS"
+    status = PeerStatus.OK if peers else PeerStatus.CNS
     return Path(
         devices=(a, b),
         label=f"NV{up}" if up else ancestor,
@@ -70,9 +71,9 @@ def _path(fabric: Fabric, tree: Tree, a: int, b: int) -> Path:
         nvlinks=up,
         theory_gbs=limit.gbs if limit else None,
         theory_source=f"sim: {limit.source}" if limit else "",
-        peer_access=word,
+        peer_access=PeerReadWrite(status, status),
         tool_label=f"NV{full}" if full else ancestor,
-        tool_peer_access=word,
+        tool_peer_access=(status, status),
         cuda_peers=peers,
     )
 
@@ -96,8 +97,13 @@ def _slots(fabric: Fabric, a: int, b: int) -> theory.Theory | None:
 def _overridden(path: Path, telling: Telling | None) -> Path:
     if telling is None:
         return path
-    own = {name: getattr(telling, name) for name in Telling.__dataclass_fields__ if name != "gpus"}
-    return replace(path, **{name: value for name, value in own.items() if value is not None})
+    own: dict[str, Any] = {name: getattr(telling, name) for name in Telling.__dataclass_fields__ if name != "gpus"}
+    told = {name: value for name, value in own.items() if value is not None}
+    if telling.peer_access is not None:
+        told["peer_access"] = PeerReadWrite(telling.peer_access, telling.peer_access)
+    if telling.tool_peer_access is not None:
+        told["tool_peer_access"] = (telling.tool_peer_access,) * 2
+    return replace(path, **told)
 
 
 def _health(fabric: Fabric, gpu: int) -> Health:

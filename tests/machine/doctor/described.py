@@ -8,6 +8,7 @@ from typing import Any
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
 from collbench.machine.doctor.judge import Finding, judge
 from collbench.model.run import Device, Path
+from tests.builders import nvml_says
 
 GIB = 2**30
 
@@ -42,7 +43,8 @@ def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: An
 def pairs(count: int, label: str = "NV18", peer_access: str | None = "OK") -> tuple[Path, ...]:
     """Return the path of every pair of so many GPUs, all alike."""
     ends = [(i, j) for i in range(count) for j in range(i + 1, count)]
-    return tuple(Path(end, label, peer_access=peer_access) for end in ends)
+    told = None if peer_access is None else nvml_says(peer_access)
+    return tuple(Path(end, label, peer_access=told) for end in ends)
 
 
 def machine(

@@ -78,16 +78,16 @@ def test_the_fabric_is_asked_where_the_binding_knows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "missing", "says"),
     [
-        (NVMLErrorLibraryNotFound("not found"), "libnvidia-ml.so.1 cannot be opened"),
-        (NVMLError("Driver/library version mismatch"), "nvmlInit failed: Driver/library version mismatch"),
+        (NVMLErrorLibraryNotFound("not found"), True, "libnvidia-ml.so.1 cannot be opened"),
+        (NVMLError("Driver/library version mismatch"), False, "nvmlInit failed: Driver/library version mismatch"),
     ],
 )
-def test_without_a_driver_the_reason_is_kept(tmp_path: Path, error: Exception, says: str) -> None:
+def test_without_a_driver_the_reason_is_kept(tmp_path: Path, error: Exception, missing: bool, says: str) -> None:
     found = read_driver(tmp_path, lambda: FakeNvml([], init_error=error))
     assert says in found.error
-    assert found.gpus == ()
+    assert (found.missing, found.gpus) == (missing, ())
 
 
 def test_a_lost_gpu_and_a_missing_binding_are_reasons_too(tmp_path: Path) -> None:

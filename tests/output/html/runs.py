@@ -92,7 +92,7 @@ def hostile() -> Run:
     """Return a run in which every text that a machine or a user may write is `EVIL`."""
     run = by_hand()
     device = replace(run.devices[0], uuid=EVIL, name=EVIL, pci_bus_id=EVIL, cpu_affinity=EVIL, host=EVIL)
-    links = [replace(path, label=EVIL, ancestor=EVIL, theory_source=EVIL, peer_access=EVIL) for path in run.paths]
+    links = [replace(path, label=EVIL, ancestor=EVIL, theory_source=EVIL) for path in run.paths]
     failed = Measurement(replace(run.measurements[0].cell, size_bytes=64), [], None, 0, failure=EVIL)
     flagged = Sample((0.001, 0.002), 1, concurrent=True, flags=(throttled(0, EVIL),))
     run.measurements[1].samples.append(flagged)

@@ -170,7 +170,7 @@ def _sources(facts: Facts) -> Iterator[str]:
     run = facts.run
     asked: dict[str, list[object]] = {
         "nvidia-smi topo -m": [path.tool_label for path in run.paths],
-        "nvidia-smi topo -p2p": [path.tool_peer_access for path in run.paths],
+        "nvidia-smi topo -p2p": [path.tool_peer_access or None for path in run.paths],
         "CUDA's peer access": [path.cuda_peers for path in run.paths],
     }
     silent = [name for name, answers in asked.items() if all(answer is None for answer in answers)]

@@ -313,7 +313,7 @@ class ExcludedLinks:
 def has_peers(facts: Facts, link: tuple[int, ...]) -> bool:
     """Return whether nobody denies peer access to a pair."""
     path = facts.paths.get(frozenset(link))
-    return path is not None and path.cuda_peers is not False and path.peer_access in (None, "OK")
+    return path is not None and path.cuda_peers is not False and not path.peers_denied
 
 
 def beyond_labels(facts: Facts, findings: list[Finding]) -> ExcludedLinks:

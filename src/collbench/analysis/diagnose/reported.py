@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from collbench.analysis.diagnose.blame import blames
 from collbench.analysis.diagnose.limits import VIRTUAL
@@ -11,7 +11,7 @@ from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.capabilities import capabilities
-from collbench.model.run import Path
+from collbench.model.run import Path, PeerStatus
 
 # Who tells of peer access, by the order in which they are named.
 _NVML, _TOOL, _CUDA = "NVML", "nvidia-smi topo -p2p", "CUDA"
@@ -67,9 +67,10 @@ def _link_count(path: Path) -> Message | None:
 
 def _peer_access(path: Path) -> Message | None:
     """Compare who allows peer access with the others, and with an NVLink label, which promises it."""
-    allowed = {_NVML: _allows(path.peer_access), _TOOL: _allows(path.tool_peer_access), _CUDA: path.cuda_peers}
+    allowed = {_NVML: _nvml_allows(path), _TOOL: _all_allow(path.tool_peer_access), _CUDA: path.cuda_peers}
     told = {source: answer for source, answer in allowed.items() if answer is not None}
-    words = {_NVML: path.peer_access, _TOOL: path.tool_peer_access, _CUDA: "yes" if path.cuda_peers else "no"}
+    tool = ", ".join(dict.fromkeys(path.tool_peer_access))
+    words = {_NVML: str(path.peer_access), _TOOL: tool, _CUDA: "yes" if path.cuda_peers else "no"}
     said = ", ".join(f"{source} {words[source]}" for source in told)
     if len(set(told.values())) > 1:
         what = f"who is asked for peer access disagrees: {said}"
@@ -84,15 +85,18 @@ def _peer_access(path: Path) -> Message | None:
     )
 
 
-def _allows(words: str | None) -> bool | None:
-    """Return whether a tool's words allow reading a peer's memory; None where they do not tell.
+def _nvml_allows(path: Path) -> bool | None:
+    """Return whether NVML allows reading a peer's memory, as `topo -p2p r` is about reading; None: it does not tell."""
+    told = path.peer_access
+    return None if told is None else _all_allow(told.statuses[:1])
 
-    NVML may give two words, "read OK, write CNS"; `topo -p2p r` is about reading, its two are of two directions.
-    """
-    if words is None or words in ("U", UNKNOWN):
-        return None
-    read = words.partition(",")[0].removeprefix("read ") if words.startswith("read ") else words
-    return all(word.strip() == "OK" for word in read.split(","))
+
+def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
+    """Return False if one status denies, None if none does and one is unknown, or there is none."""
+    answers = [status.allows for status in statuses]
+    if False in answers:
+        return False
+    return True if answers and None not in answers else None
 
 
 def _other_label(path: Path) -> Message | None:

@@ -23,7 +23,7 @@ from collbench.machine.memory import available_bytes
 from collbench.machine.numa import read, usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import MachineError
+from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device
 
 # The PCIe way up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).
@@ -173,7 +173,8 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
                 nvidia_smi=tool,
             )
     except MachineError as error:
-        return Driver(error=str(error), on_the_bus=on_the_bus, nvidia_smi=tool)
+        missing = isinstance(error, NoDriver)
+        return Driver(error=str(error), missing=missing, on_the_bus=on_the_bus, nvidia_smi=tool)
 
 
 def nvml_binding() -> Any:

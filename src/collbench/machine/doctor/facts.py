@@ -34,7 +34,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver through NVML. `error` says why there is none; `on_the_bus` counts NVIDIA GPUs that PCI has."""
+    """The NVIDIA driver through NVML. `error` says why it does not answer, `missing` that its library is not here.
+
+    `on_the_bus` counts NVIDIA GPUs that PCI has.
+    """
 
     version: str = ""
     cuda: str = ""
@@ -44,6 +47,7 @@ class Driver:
     virtualization: str = ""
     on_the_bus: int | None = None
     nvidia_smi: str = ""
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

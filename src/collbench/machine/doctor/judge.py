@@ -14,7 +14,7 @@ from collbench.machine.limits import HOT_C, holds_back
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
-from collbench.model.run import Path
+from collbench.model.run import Path, PeerStatus
 from collbench.model.units import fixed, format_approximate_size
 
 # What the doctor says of one thing: ok, warn, fail or unknown, and the fix. Pure.
@@ -86,8 +86,8 @@ def driver(facts: Facts) -> list[Finding]:
     found = facts.driver
     if found.error:
         told, _, advice = found.error.partition("; ")
-        missing = "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened" in told
-        fix = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}" if missing else advice
+        instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
+        fix = instead if found.missing else advice
         return [Finding(Group.GPUS, "driver", Level.FAIL, told, fix)]
     return [_version(found), *_tool(found), _count(facts)]
 
@@ -572,16 +572,18 @@ def judge_links(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def _peers(paths: Sequence[Path], names: Sequence[str]) -> Finding:
-    refused = [path for path in paths if path.peer_access not in ("OK", None)]
-    if refused:
+    refused = [path for path in paths if path.peers_denied]
+    if refused and refused[0].peer_access is not None:
         pairs = ", ".join("-".join(names[end] for end in path.devices) for path in refused[:4])
         more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
-        words = refused[0].peer_access or ""
-        meaning = labels.PEER_STATES.get(words, "the directions differ")
-        told = f"refused ({words}: {meaning}) for {pairs}{more}: data goes through host memory"
+        first = refused[0].peer_access
+        same = len(first.statuses) == 1
+        meaning = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
+        told = f"refused ({first}: {meaning}) for {pairs}{more}: data goes through host memory"
         fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
         return Finding(Group.LINKS, "peer access", Level.WARN, told, fix)
-    if any(path.peer_access is None for path in paths):
+    answers = [path.peer_access for path in paths]
+    if any(one is None or PeerStatus.UNKNOWN in one.statuses for one in answers):
         return Finding(Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not tell; collbench pairs measures it")
     return Finding(Group.LINKS, "peer access", Level.OK, "OK for every pair")
 

@@ -18,7 +18,7 @@ from collbench.analysis.tiers import Ranking, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Chosen, Measurement, Run
+from collbench.model.run import Chosen, CommandKind, Measurement, Run
 from collbench.model.units import figure, format_size
 from collbench.output.text.frame import alarm, ending, header
 from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, whole
@@ -540,14 +540,18 @@ def _recommendations(run: Run) -> Iterator[str]:
 # The page that belongs to a run: the one that the command which measured it printed.
 
 
-_PAGES = {"pairs": pairs_page, "check": pairs_page, "copies": copies_page, "latency": latency_page}
+_PAGES = {
+    CommandKind.PAIRS: pairs_page,
+    CommandKind.CHECK: pairs_page,
+    CommandKind.COPIES: copies_page,
+    CommandKind.LATENCY: latency_page,
+}
 
 
 def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
-    command = run.settings.command[0] if run.settings.command else "pairs"
-    yield from _PAGES.get(command, collectives_page)(run)
+    yield from _PAGES.get(run.settings.kind, collectives_page)(run)
 
 
 # What --section shows of any run, whichever command measured it.

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from collbench.machine import labels
-from collbench.model.run import Device, Path
+from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
 from collbench.model.units import fixed
 
 _COLUMNS = 80
@@ -118,14 +118,15 @@ def _without_nvlink(path: Path) -> list[str]:
     return [f"without NVLink the path would run {_WAY[path.ancestor]} ({path.ancestor})"]
 
 
-def _peer_access(words: str | None) -> str:
-    """Return NVML's words on peer access with their meaning: "CNS", or "read TNS, write OK" where they differ."""
-    if words is None:
+def _peer_access(told: PeerReadWrite | None) -> str:
+    """Return what NVML says of peer access, with its meaning: "CNS", or "read TNS, write OK" where they differ."""
+    if told is None or not told.statuses or told.statuses == (PeerStatus.UNKNOWN,):
         return "peer access unknown"
-    if words == "OK":
+    if told.statuses == (PeerStatus.OK,):
         return "peer access OK"
-    if words in labels.PEER_STATES:
-        return f"peer access refused ({words}: {labels.PEER_STATES[words]}), so copies pass through host memory"
-    told = words.replace(",", "").split()
-    refusals = [f"{word}: {text}" for word, text in labels.PEER_STATES.items() if word in told and word != "OK"]
-    return f"peer access incomplete ({words}; {', '.join(refusals)})"
+    if len(told.statuses) == 1:
+        return (
+            f"peer access refused ({told}: {labels.PEER_STATES[told.statuses[0]]}), so copies pass through host memory"
+        )
+    refusals = [f"{one}: {labels.PEER_STATES[one]}" for one in told.statuses if one is not PeerStatus.OK]
+    return f"peer access incomplete ({told}; {', '.join(refusals)})"
