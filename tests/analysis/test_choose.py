@@ -306,7 +306,7 @@ def test_a_default_with_a_corrupt_pair_is_said_to_carry_nothing() -> None:
     run.measurements[0].wrong = 5
     chosen = choose(run, 3)
     assert chosen.members == (0, 2, 3)
-    assert ", the first 3 nothing: " in chosen.reason
+    assert "the first 3: nothing" in chosen.reason
 
 
 def test_labels_alone_choose_and_say_that_nothing_was_measured() -> None:

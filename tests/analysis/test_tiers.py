@@ -305,7 +305,7 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
         (ranking((1,)), "there is one pair, so there is nothing to choose"),
         (
             ranking((1,), failed=((0, 1),)),
-            "1 of 1 pairs failed; no other pair differs for certain: the worst looks 0.0%",
+            "1 of 1 pairs failed; no other pair differs significantly: the worst looks 0.0%",
         ),
         (ranking((1,), excused=1), "all 1 of 2 pairs tie within 0.0%: the choice does not affect bandwidth"),
         (ranking(size_bytes=MIB - 1), "all pairs tie within 0.0%: the choice does not affect latency"),
@@ -313,10 +313,10 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
         (ranking(spread=0.02, noise=0.03), "all pairs tie within 2.0%: the choice"),
         (ranking(spread=0.021, noise=0.03), "all pairs tie within 2.1%, which is noise: the choice"),
         (ranking((1, 1), excused=1), "all 2 of 3 pairs tie within 0.0%: "),
-        (ranking(spread=0.05), "no pair differs for certain: the worst looks 5.0% slower than the best"),
+        (ranking(spread=0.05), "no pair differs significantly: the worst looks 5.0% slower than the best"),
         (ranking((1, 2, 2), spread=0.25), "2 tiers: the worst pair is 25% slower than the best"),
         (ranking((1, 2), spread=0.25, lacking=((1, 2),)), "2 of 3 pairs were measured; 2 tiers: "),
-        (ranking((1, 1), lacking=((0, 1),), excused=2), "2 of 5 pairs were measured; no pair differs for certain: "),
+        (ranking((1, 1), lacking=((0, 1),), excused=2), "2 of 5 pairs were measured; no pair differs significantly: "),
         (ranking((1, 2, 2), spread=0.25, failed=((0, 1),)), "1 of 3 pairs failed; 2 tiers: the worst pair is 25% "),
     ],
 )

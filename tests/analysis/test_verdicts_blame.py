@@ -230,23 +230,23 @@ NONE = UnhealthyDevices({}, {}, {})
     ("title", "seen", "expected"),
     [
         ("nothing", watched(), NONE),
-        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 visits"}, {})),
+        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 trials"}, {})),
         (
             "told twice of one visit",
             watched((shared(1), shared(1))),
-            UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 visits"}, {}),
+            UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 trials"}, {}),
         ),
         (
             "throttled",
             watched((throttled(2, "HW slowdown"),)),
-            UnhealthyDevices({2: "GPU2 was throttled (HW slowdown) in 1 of 4 visits"}, {}, {}),
+            UnhealthyDevices({2: "GPU2 was throttled (HW slowdown) in 1 of 4 trials"}, {}, {}),
         ),
         ("clocks that somebody set", watched((throttled(2, "applications clocks setting"),)), NONE),
         ("hot", watched((hot(2, 95),)), NONE),
         (
             "what visits told goes before health",
             watched((shared(0),), before=(Health(processes=1),)),
-            UnhealthyDevices({}, {0: "on GPU0 in 1 of 4 visits"}, {}),
+            UnhealthyDevices({}, {0: "on GPU0 in 1 of 4 trials"}, {}),
         ),
         (
             "health, before and after",

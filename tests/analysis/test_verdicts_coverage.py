@@ -57,8 +57,8 @@ STAGED = [variant(one, Variant.STAGED) for one in both()]
     [
         ("one way", two(both()[0]), AbsenceKind.FEW_VISITS, "measured one way only"),
         ("the other way", two(both()[1]), AbsenceKind.FEW_VISITS, "measured one way only"),
-        ("two visits", two(*both(visits=2)), AbsenceKind.FEW_VISITS, "2 of the 3 visits that tell noise"),
-        ("two of 16 MiB", two(*both(16 * MIB, 2)), AbsenceKind.FEW_VISITS, "2 of the 3 visits that tell noise"),
+        ("two visits", two(*both(visits=2)), AbsenceKind.FEW_VISITS, "2 of the 3 trials that the noise needs"),
+        ("two of 16 MiB", two(*both(16 * MIB, 2)), AbsenceKind.FEW_VISITS, "2 of the 3 trials that the noise needs"),
         ("small copies", two(*both(16 * MIB - 1)), AbsenceKind.NOT_MEASURED, "small messages only"),
         (
             "a small collective",
@@ -88,7 +88,7 @@ def test_a_pair_on_which_something_failed_is_not_judged_whatever_else_was_measur
     (missed,) = coverage(two(*both(), bad)).missed
     assert missed.absence.kind is AbsenceKind.FAILED
     untried = given_up(measured(Operation.SM_READ, (1, 0), 300.0), FailureKind.UNTRIED)
-    assert coverage(two(*both(), untried)).judged == ((0, 1),)
+    assert coverage(two(*both(), untried)).judged == ()
     (missed,) = coverage(two(both()[0], untried)).missed
     assert (missed.absence.kind, missed.absence.reason) == (AbsenceKind.FAILED, "no answer")
 
@@ -194,7 +194,7 @@ def test_links_whose_limit_nobody_told_are_named_once_a_label() -> None:
     devices = gpus(3)
     run = run_of(devices, [measured(WRITE, link, 22.0) for link in permutations(range(3), 2)], paths(3, "PHB"))
     lines = not_judged(run)
-    assert "PHB links against a limit: nobody told their slots or NVLinks" in lines
+    assert "PHB links against a limit: their slots or NVLinks are unknown" in lines
     assert "NCCL against the links: no collective of 64M or more was measured" in lines
     told = replace(run, paths=tuple(replace(path, theory_gbs=31.5) for path in run.paths))
     assert not any("against a limit" in line for line in not_judged(told))

@@ -245,7 +245,7 @@ def test_links_worth(worth: float, told: str) -> None:
     narrow = tuple(replace(gpu, pcie_generation=3, pcie_width=4) for gpu in run.devices)
     plain = [found for found in run.measurements if found.cell.variant is Variant.PLAIN]
     (verdict,) = (v for v in judge(replace(run, devices=narrow, measurements=plain)) if v.kind is Kind.NV_DEGRADED)
-    assert f"carries {told} of 18 links' worth" in verdict.what
+    assert f"the rate of {told} of 18 links" in verdict.what
 
 
 @pytest.mark.parametrize(
