@@ -36,7 +36,7 @@ from tests.distributed.processes import (
 
 
 def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, 2, "allreduce", "--backend", "host", "--sizes", "8:64K", "--quick")
+    done = torchrun(tmp_path, 2, "allreduce", "--backend", "host", "--sizes", "8:64K", "--quick", "-v")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("backend   host") == 1
     assert done.stdout.count("saved     ") == 1
@@ -52,7 +52,7 @@ def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path:
 
 
 def test_mpirun_measures_pairs(tmp_path: Path) -> None:
-    words = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "8,4K", "--quick"]
+    words = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "8,4K", "--quick", "-v"]
     port = free_port()
     with started(tmp_path, words, [as_mpirun(rank, 3, port) for rank in range(3)]) as processes:
         (status, out, err), *others = ends(processes)
@@ -242,7 +242,7 @@ def two_hosts() -> Iterator[list[list[str]]]:
 
 
 def test_two_hosts_find_each_other_and_are_named(two_hosts: list[list[str]], tmp_path: Path) -> None:
-    words = ["alltoall", "--backend", "host", "--sizes", "64K", "--quick"]
+    words = ["alltoall", "--backend", "host", "--sizes", "64K", "--quick", "-v"]
     each_alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": "10.77.0.1"}
     places = [as_slurm(rank, 2, 29500, SLURM_NODEID=rank, **each_alone) for rank in range(2)]
     with started(tmp_path, words, places, two_hosts) as processes:

@@ -249,7 +249,7 @@ def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
 
 def test_a_machine_without_torch_is_told_how_to_install_it(tmp_path: Path) -> None:
     code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.launch.torchrun import find_torch\n"
-    bare = f"{code}sys.path[:] = [{str(tmp_path)!r}]\nimport collbench.errors\n"
+    bare = f"{code}sys.path[:] = [{str(tmp_path)!r}]\nimport collbench.model.errors\n"
     bare += "try: find_torch()\nexcept collbench.model.errors.MachineError as error: print(error)"
     shown = subprocess.run([sys.executable, "-S", "-c", bare], capture_output=True, text=True, check=True).stdout
     assert "torch is not installed" in shown

@@ -71,7 +71,7 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage(tmp_path)
-    monkeypatch.setattr(experiment, "run", stage.run)
+    monkeypatch.setattr(experiment, "run_child", stage.run)
     return stage
 
 
