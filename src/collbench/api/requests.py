@@ -14,7 +14,7 @@ from collbench.model.dtypes import REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import CommandKind
-from collbench.model.units import parse_sizes
+from collbench.model.units import fixed, parse_sizes
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
@@ -135,7 +135,7 @@ def _check_number(name: str, given: object, below: float | None = None) -> None:
         return
     good = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
     if not good or (below is not None and isinstance(given, int | float) and given >= below):
-        limit = "" if below is None else f" and below {below:g}"
+        limit = "" if below is None else f" and below {fixed(below)}"
         raise UsageError(f"{name}={given!r} is no number above 0{limit}")
 
 

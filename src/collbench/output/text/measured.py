@@ -551,7 +551,10 @@ _PAGES = {
 def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
-    yield from _PAGES.get(run.settings.kind, collectives_page)(run)
+    drawn = _PAGES.get(run.settings.kind, collectives_page)
+    if drawn is collectives_page and not all(found.cell.operation.is_collective for found in run.measurements):
+        drawn = pairs_page  # no command measures that, but a file may hold it
+    yield from drawn(run)
 
 
 # What --section shows of any run, whichever command measured it.
