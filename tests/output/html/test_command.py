@@ -54,7 +54,7 @@ def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None
         run_file.save(simulate(fabrics.load("nvlink-pairs-2x2"), SIM_PAIRS, seed), Path(name))
     said = program("compare", "base.json", "new.json").out
     counts = re.search(
-        r"^cells +\d+ in both: (\d+) same, (\d+) better, (\d+) worse, (\d+) undecided$", said, re.MULTILINE
+        r"^points +\d+ data points in both: (\d+) same, (\d+) better, (\d+) worse, (\d+) undecided$", said, re.MULTILINE
     )
     assert counts is not None
     runs = [(name, run_file.load(Path(name))) for name in ("base.json", "new.json")]
