@@ -96,7 +96,7 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
 @pytest.mark.usefixtures("files")
 def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None:
     said = program("compare", "-v", "sim.json", "sim2.json")
-    assert said.out.startswith("backend   sim: SIMULATED machines, nothing below was measured on a GPU\n")
+    assert said.out.startswith("backend   sim: SIMULATED machines, nothing here was measured on a GPU\n")
     assert "\nsim: worse\n" in said.out
 
 

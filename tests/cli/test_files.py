@@ -152,7 +152,7 @@ def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_a_run_of_another_machine_can_be_shown(program: Program, tmp_path: Path) -> None:
     _foreign(tmp_path / "run.json")
-    said = program("show", "run.json")
+    said = program("show", "--verbose", "run.json")
     assert (said.status, said.err) == (0, "")
     assert said.out.startswith("backend   cuda")
     assert json.loads((tmp_path / "run.json").read_text())["machine"]["hostname"] in said.out

@@ -38,12 +38,13 @@ def test_the_page_of_the_same_run_is_a_table(fakes: Fakes, program: Program, tmp
 
 
 def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["copies", "--sizes", "1K", "-o", "run.json"], free=FREE_FOR_COPIES)
+    words = ["copies", "--sizes", "1K", "--verbose", "-o", "run.json"]
+    done = on_gpus(fakes, tmp_path, words, free=FREE_FOR_COPIES)
     assert (done.code, done.stderr) == (0, "")
     titles = [line.partition(" at 1K, GB/s")[0] for line in done.stdout.splitlines() if " at 1K, GB/s" in line]
     copies = ["ce-write", "ce-read", "sm-write", "sm-read"]
     assert titles == [*copies, *copies, "ce-write", "one-to-all", "all-to-one", "host"]  # one way, both ways, staged, …
-    assert program("show", "run.json").out + "\nsaved     run.json\n" == done.stdout
+    assert program("show", "--verbose", "run.json").out + "\nsaved     run.json\n" == done.stdout
 
     said = program("show", "--format", "nccl-tests", "run.json")
     assert (said.status, said.out) == (2, "")

@@ -74,13 +74,13 @@ def test_a_gpu_that_another_process_fills_limits_the_sizes_by_name(fakes: Fakes,
 def test_auto_takes_the_gpus_that_answer(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["allreduce", *QUICK])
     assert (done.code, done.stderr) == (0, "")
-    assert done.stdout.startswith("backend   cuda")
+    assert run_file.load(tmp_path / "run.json").backend == "cuda"
 
 
 def test_auto_without_a_gpu_falls_back_to_the_host_and_says_so(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["pairs", "--operations", "copy", *QUICK], gpus=0)
     assert done.code == 0
-    assert done.stdout.startswith("backend   host")
+    assert run_file.load(tmp_path / "run.json").backend == "host"
     assert one_line(done.stderr).startswith("measuring CPU cores (host backend): ")
 
 

@@ -23,11 +23,13 @@ WORDS = "sim: SIMULATED machine 'dgx-1v'"
     ],
     ids=lambda words: words[0],
 )
-def test_every_page_says_sim_in_its_first_line(program: Program, command: tuple[str, ...]) -> None:
+def test_every_page_says_sim_in_its_first_line_and_in_words(program: Program, command: tuple[str, ...]) -> None:
     said = program(*command, *SIM, "--output", "run.json")
     assert said.status == 0, said.err
-    assert WORDS in said.out.splitlines()[0]
-    assert WORDS in program("show", "run.json").out.splitlines()[0]
+    for page in (said.out, program("show", "run.json").out):
+        assert "sim" in page.splitlines()[0].replace("(", " ").replace(")", " ").split()
+        assert WORDS in page
+    assert WORDS in program("show", "--verbose", "run.json").out.splitlines()[0]
     assert run_file.load(pathlib.Path("run.json")).settings.seed == 1
 
 
@@ -41,7 +43,7 @@ def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
     mine = fabrics.dumps(fabrics.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
     pathlib.Path("mine.json").write_text(mine, encoding="utf-8")
     said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
-    assert "SIMULATED machine 'my machine'" in said.out.splitlines()[0]
+    assert "SIMULATED machine 'my machine'" in said.out
 
 
 def test_an_interrupted_simulation_is_finished_under_its_options(program: Program) -> None:

@@ -111,7 +111,7 @@ def test_latency_of_a_simulated_machine_is_no_agreement(program: Program) -> Non
 def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program) -> None:
     assert program("pairs", "--sizes", "64M", "--operations", "copy", *machine("dgx-1v")).status == 0
     true = "no peer access, so a kernel cannot address the other GPU's memory"
-    for words in (("show",), ("check",), ("rank", "--operation", "sm-write")):
+    for words in (("show", "-v"), ("check", "-v"), ("rank", "-v", "--operation", "sm-write")):
         said = " ".join(program(words[0], "run.json", *words[1:]).out.split())
         assert true in said, words
         assert "fewer than 3 visits" not in said, words

@@ -79,7 +79,7 @@ def test_a_simulated_run_says_so_in_the_first_line_and_names_its_fabric() -> Non
     run = run_of(gpus(2), [CELL], backend="sim", machine=machine)
     run.settings.environment["NCCL_P2P_DISABLE"] = "1"
     assert header(run).splitlines() == [
-        "backend   sim: SIMULATED machine 'dgx-1v', nothing below was measured on a GPU",
+        "backend   sim: SIMULATED machine 'dgx-1v', nothing here was measured on a GPU",
         "machine   2 × NVIDIA H200, all simulated",
         "virtual   GPU pass-through to a virtual machine (simulated)",
         "settings  NCCL_P2P_DISABLE=1 (simulated)",

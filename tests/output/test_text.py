@@ -117,7 +117,7 @@ def test_one_cell_needs_no_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"), [("cuda", "cuda"), ("sim", "sim: SIMULATED, nothing below was measured on a GPU")]
+    ("backend", "told"), [("cuda", "cuda"), ("sim", "sim: SIMULATED, nothing here was measured on a GPU")]
 )
 def test_markdown_says_the_backend_first(backend: str, told: str) -> None:
     run: Run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0)], backend=backend)

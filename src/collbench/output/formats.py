@@ -45,7 +45,7 @@ def as_markdown(run: Run, found: Sequence[Row]) -> str:
     shared = [name for name in _NAMES if len({row[name] for row in found}) == 1]
     kept = [name for name in _NAMES if name not in shared]
     origin = (
-        "sim: SIMULATED, nothing below was measured on a GPU" if capabilities(run.backend).simulated else run.backend
+        "sim: SIMULATED, nothing here was measured on a GPU" if capabilities(run.backend).simulated else run.backend
     )
     head = [f"- backend: {_escaped(origin)}"]
     head += [

@@ -30,7 +30,7 @@ from collbench.runfile.codec import plain
 def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks; `names` are the files', by date as the runs are."""
     yield from alarms(trend.last)
-    simulated = "sim: SIMULATED machines, nothing below was measured on a GPU" if _sim(trend) else ""
+    simulated = "sim: SIMULATED machines, nothing here was measured on a GPU" if _sim(trend) else ""
     yield from short(_verdict(trend.last, _simulated(trend.last)))
     yield from both("header", Text(f"backend   {simulated or trend.runs[0].backend}"))
     yield from whole("header", Text("\n".join(_runs(trend, names))))
@@ -410,7 +410,7 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     """Yield the lines that say which runs these are, and what differs between them: the candidate causes."""
     base, new = comparison.base, comparison.new
     if capabilities(base.backend).simulated:
-        yield "backend   sim: SIMULATED machines, nothing below was measured on a GPU"
+        yield "backend   sim: SIMULATED machines, nothing here was measured on a GPU"
     else:
         yield f"backend   {base.backend}"
     for word, run, name in (("base", base, names[0]), ("new", new, names[1])):

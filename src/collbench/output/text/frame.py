@@ -15,7 +15,18 @@ from collbench.machine.labels import is_pcie
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
-from collbench.model.run import NCCL_START, Audit, Device, Flag, FlagKind, Health, Measurement, Run, StopReason
+from collbench.model.run import (
+    NCCL_START,
+    Audit,
+    Device,
+    Flag,
+    FlagKind,
+    Health,
+    Measurement,
+    Run,
+    SkipKind,
+    StopReason,
+)
 from collbench.model.units import format_size
 from collbench.output.text.layout import Block, Lines, short, whole
 
@@ -91,7 +102,7 @@ def _simulated(run: Run) -> str:
     kinds = Counter(device.name for device in run.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
     lines = [
-        f"backend   sim: SIMULATED machine '{run.machine.fabric}', nothing below was measured on a GPU",
+        f"backend   sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU",
         f"machine   {devices}, all simulated",
     ]
     if run.machine.virtualization not in ("", "none"):
@@ -271,7 +282,8 @@ def ending(run: Run, *more: str) -> Iterator[Block]:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     if health := health_lines(run):
         yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
-    yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
+    lacks = _skipped(run, frozenset({SkipKind.ROOM}))  # a size that was asked for is not left out in silence
+    yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, origin(run)])))
 
 
 def troubled(run: Run) -> Iterator[str]:
@@ -359,11 +371,12 @@ def _points(points: Sequence[Measurement]) -> str:
     return f"{works} at {span}" if len(points) == 1 else f"{len(points)} data points ({works}; {span}), the first"
 
 
-def _skipped(run: Run) -> Iterator[str]:
-    """Yield a line for each reason, with the first of what was skipped for it."""
+def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[str]:
+    """Yield a line for each reason of these kinds (None: of all), with the first of what was skipped for it."""
     reasons: dict[str, list[str]] = {}
     for skipped in run.skipped:
-        reasons.setdefault(skipped.reason, []).append(skipped.what)
+        if kinds is None or skipped.kind in kinds:
+            reasons.setdefault(skipped.reason, []).append(skipped.what)
     for reason, found in reasons.items():
         what = list(dict.fromkeys(found))
         more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
