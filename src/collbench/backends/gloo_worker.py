@@ -178,7 +178,9 @@ class GlooRank:
 
 def file_store(folder: pathlib.Path, world_size: int) -> Store:
     """Return a store for ranks that share a folder."""
-    return dist.FileStore(str(folder / "rendezvous"), world_size)  # type: ignore[attr-defined]  # absent from __all__
+    # Opened here: where the folder is gone, FileStore would wait 300 s for it, and let no other thread run meanwhile.
+    file = os.open(folder / "rendezvous", os.O_RDWR | os.O_CREAT, 0o600)
+    return dist.FileStore(f"/proc/self/fd/{file}", world_size)  # type: ignore[attr-defined]  # absent from __all__
 
 
 def tcp_store(host: str, port: int, prefix: str) -> Store:
@@ -239,6 +241,10 @@ def _time_block(
 # Whatever fails here ends the process with a traceback: the parent reads its last line.
 
 
+# How often to remove the folder: a rank that begins meanwhile may put its file into it.
+_REMOVALS = 10
+
+
 def main(arguments: list[str]) -> None:
     """Join the world and serve tasks until the parent closes the pipe, or is gone."""
     lifeline.leave_signals_to_parent()
@@ -246,7 +252,10 @@ def main(arguments: list[str]) -> None:
     folder = pathlib.Path(arguments[4])
 
     def clean_up() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(_REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                return
 
     # At any moment, in the middle of a collective too: the parent may be killed before it could clean up. It ends by
     # os._exit: FileStore's destructor would make its file anew, or abort where it cannot.
@@ -268,7 +277,8 @@ def main(arguments: list[str]) -> None:
     except (EOFError, ConnectionError):
         clean_up()
         os._exit(0)
-    except RuntimeError:  # a peer is gone, perhaps killed together with our parent, who reads the traceback otherwise
+    # A peer is gone, or the folder, perhaps together with our parent, who reads the traceback otherwise.
+    except (RuntimeError, OSError):
         if lifeline.parent_is_gone(descriptor):
             clean_up()
         raise
