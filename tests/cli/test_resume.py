@@ -181,11 +181,11 @@ COMMAND_LINES = (
     "check --sizes 32M",
     "check --quick",
     "allreduce",
-    "allreduce --pairs --sizes 64M -d bfloat16 -o avg --algorithms",
+    "allreduce --pairs --sizes 64M -d bfloat16 --op avg --algorithms",
     "allreduce --split 2 -b 8 -e 1G -f 2 -n50 --warmup_iters=3 -c 0 -G 7",
     "broadcast --in-place -r 1 -g 2",
     "alltoall --format nccl-tests --iters 5",
-    "gather --json theirs.json -w 0",
+    "gather -J theirs.json -w 0",
 )
 
 

@@ -21,7 +21,7 @@ def three_hosts() -> Iterator[list[list[str]]]:
 
 
 def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    words = ["nodes", "--backend", "host", "--size", "64K", "--select", "2", "--gpus", "1", "--budget", "10ms"]
+    words = ["nodes", "--backend", "host", "--size", "64K", "--select", "2", "--gpus", "1", "--budget", "10ms", "-v"]
     alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": f"1(x{COUNT})", "MASTER_ADDR": "10.77.1.1"}
     places = [as_slurm(rank, COUNT, 29500, SLURM_NODEID=rank, **alone) for rank in range(COUNT)]
     with started(tmp_path, words, places, three_hosts) as processes:

@@ -62,7 +62,7 @@ def with_row(folder: pathlib.Path, fields: dict[str, str]) -> pathlib.Path:
 # Every command of one session, in one process, which alone has the row: the first two measure on a simulated machine.
 SIM = "--backend sim --fabric dgx-1v --seed 1 --sizes 1M,64M"
 SESSION = (
-    f"shuffle {SIM} -o shuffle.json",
+    f"shuffle {SIM} -v -o shuffle.json",
     f"allreduce {SIM} -o allreduce.json",
     "--help",
     "shuffle --help",

@@ -15,7 +15,7 @@ _MIB = 2**20
 def _allreduce(
     fakes: Fakes, tmp_path: Path, *words: str, command: str = "allreduce", **variables: str
 ) -> tuple[Outcome, dict[str, Any]]:
-    arguments = [command, "--backend", "cuda", "--sizes", "1K,16K", *words, "--output", "run.json"]
+    arguments = [command, "--backend", "cuda", "--sizes", "1K,16K", *words, "--verbose", "--output", "run.json"]
     environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", **variables}
     done = fakes.run(
         [sys.executable, "-m", "collbench", *arguments],

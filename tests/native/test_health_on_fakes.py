@@ -20,7 +20,7 @@ _MIB = 2**20
 def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome, dict[str, Any]]:
     """Copy between two GPUs; the first look at their health is before the first visit, the second begins the watch."""
     plan = {"gpus": 2, "memory": 4096 * _MIB, "free": 1282 * _MIB, "ill_from": 2} | settings
-    command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--sizes", "1K", "-o", "run.json"]
+    command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--sizes", "1K", "-v", "-o", "run.json"]
     done = fakes.run(command, tmp_path, {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}, **plan)
     assert done.code == 0, done.stderr
     return done, json.loads((tmp_path / "run.json").read_text())
@@ -48,7 +48,7 @@ def test_every_visit_meanwhile_is_flagged_and_the_page_says_so(
 
     assert _flags(run) == {flag}, case
     visits = sum(len(found["samples"]) for found in run["measurements"])
-    assert f"{flag} in {visits} of {visits} visits" in done.stdout, case
+    assert f"{flag} in {visits} of {visits} trials" in done.stdout, case
 
 
 def test_errors_that_a_run_saw_are_told_with_their_gpu(fakes: Fakes, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def _copies(fakes: Fakes, tmp_path: Path, refusal: str) -> tuple[dict[str, Any],
         f"{_TWO_NODES}\nisolated.IsolatedBackend.__init__.__defaults__ = ('two_nodes_worker', isolated._PATIENCE, None)"
     )
     code += "\nfrom collbench.cli import main\nsys.exit(main())"
-    words = ["copies", "--backend", "cuda", "--patterns", "host", "--sizes", "4K,16K", "-o", "run.json"]
+    words = ["copies", "--backend", "cuda", "--patterns", "host", "--sizes", "4K,16K", "-v", "-o", "run.json"]
     memory = {"memory": 2**32, "free": (256 + 2) * 2**20}
     extra = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
     extra["PYTHONPATH"] = f"{fakes.environment()['PYTHONPATH']}:{tmp_path}"
