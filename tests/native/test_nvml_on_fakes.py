@@ -42,8 +42,8 @@ def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: P
     }
     assert len(facts["paths"]) == 6
     # [docs/method.md 9.1]: NV18 by 18 links to a switch, HOSTBRIDGE as the common ancestor.
-    assert {(path["label"], path["ancestor"], path["peer_access"]) for path in facts["paths"]} == {
-        ("NV18", "PHB", "OK")
+    assert {(path["label"], path["ancestor"], *path["peer_access"].values()) for path in facts["paths"]} == {
+        ("NV18", "PHB", "OK", "OK")
     }
 
 
@@ -64,7 +64,8 @@ def test_labels(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, obj
 def test_missing_peer_access_is_told_for_its_pair(fakes: Fakes, tmp_path: Path) -> None:
     paths = _facts(fakes, tmp_path, gpus=3, no_peer="0,0-2=1")["paths"]
 
-    assert [path["peer_access"] for path in paths] == ["OK", "TNS", "OK"]
+    told = [(path["peer_access"]["read"], path["peer_access"]["write"]) for path in paths]
+    assert told == [("OK", "OK"), ("TNS", "TNS"), ("OK", "OK")]
 
 
 def test_another_process_shows_in_a_gpus_health(fakes: Fakes, tmp_path: Path) -> None:
