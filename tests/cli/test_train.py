@@ -263,8 +263,8 @@ def test_ctrl_c_and_sigterm_in_the_probe_start_nothing(
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core, and nothing to probe")
 def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
-    """As a pod's kubelet does it: the signal goes to the first process alone. The probe here would last."""
-    (tmp_path / "probe").write_text("#!/bin/sh\necho $$ > pid && mv pid probing && exec sleep 1000\n", encoding="utf-8")
+    """As a pod's kubelet does it: the signal goes to the first process alone. The probe's workers here would last."""
+    (tmp_path / "probe").write_text("#!/bin/sh\nmkdir probing.$$ && exec sleep 1000\n", encoding="utf-8")
     (tmp_path / "probe").chmod(0o755)
     code = "import sys; from collbench.cli import main; sys.executable = './probe'; sys.exit(main())"
     words = [sys.executable, "-c", code, "train", "--auto-select", "1", "--backend", "host", "--fresh", "train.py"]
@@ -273,7 +273,7 @@ def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
         ["taskset", "-c", cores, *words], cwd=tmp_path, env=alone(tmp_path), stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for("the probe", (tmp_path / "probing").exists, [training])
+        wait_for("a worker for each core", lambda: len(list(tmp_path.glob("probing.*"))) == 2, [training])
         training.terminate()
         _, said = training.communicate(timeout=PATIENCE_S)  # until the probe, too, has closed its end of the pipe
     finally:
@@ -283,8 +283,9 @@ def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
         "collbench: probing for a few seconds",
         "collbench: interrupted in the probe: nothing was started",
     ]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "probing").read_text(encoding="utf-8")), 0)
+    for worker in tmp_path.glob("probing.*"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(worker.suffix[1:]), 0)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
