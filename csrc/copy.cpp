@@ -23,8 +23,8 @@ constexpr std::uint64_t kLinkWakingBytes = 16 << 20;
 // sample p2pBandwidthLatencyTest has 5 × 40 MB behind one [4 × H200], more nobody tried.
 constexpr std::uint64_t kSmallBlock = 200'000'000;
 // A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a block's messages in a
-// loop, as nvbandwidth does: 64 MiB are read at 365 GB/s by loops over 2 (361 by 2 launches), at 374.6 over 16 [4 ×
-// H200]. Of smaller messages the latency is what is measured.
+// loop, by one thread block on each multiprocessor (kernels.cu), as nvbandwidth does: 64 MiB are read at 365 GB/s by
+// loops over 2 (361 by 2 launches), at 374.6 over 16 [4 × H200]. Of smaller messages the latency is what is measured.
 constexpr std::uint64_t kLooped = 16 << 20;
 
 CUdeviceptr to_device(Report* report) { return reinterpret_cast<CUdeviceptr>(report); }
@@ -218,13 +218,15 @@ void CopyTimer::copy(const Route& route, std::uint64_t offset, std::uint64_t byt
 }
 
 void CopyTimer::launch_copy(const Route& route, const Slots& slots, std::uint32_t messages) {
-  const unsigned blocks =
-      std::max(1u, gpus_.grid(*route.issuer, Kernel::copy, slots.bytes / 16) / static_cast<unsigned>(route.sharing));
+  const Gpu& issuer = *route.issuer;
+  const unsigned all =
+      slots.bytes >= kLooped ? issuer.multiprocessors : gpus_.grid(issuer, Kernel::copy, slots.bytes / 16);
+  const unsigned blocks = std::max(1u, all / route.sharing);
   CUdeviceptr source = route.source.buffer + slots.base, target = route.target.buffer + slots.base;
   std::uint64_t bytes = slots.bytes, stride = slots.stride;
   std::uint32_t count = slots.count;
   void* arguments[] = {&target, &source, &bytes, &stride, &count, &messages};
-  Gpus::launch_on(*route.issuer, route.lane->stream, Kernel::copy, blocks, 1, arguments);
+  Gpus::launch_on(issuer, route.lane->stream, Kernel::copy, blocks, 1, arguments);
 }
 
 // Behind all copies of the scope: what verifies early would slow down what is still timed.

@@ -37,6 +37,7 @@ __device__ __forceinline__ u32 contribution(u64 noises, u32 rank, u64 index, u32
 __device__ double reduced(u64 seed, u64 index, u32 reduction, u32 world, u32 dtype) {
   u64 noises = noise_of(seed, 0, index);
   u32 value = contribution(noises, 0, index, reduction, world, dtype);
+#pragma unroll 1
   for (u32 rank = 1; rank < world; ++rank) {
     if (rank % 16 == 0) noises = noise_of(seed, rank, index);
     const u32 next = contribution(noises, rank, index, reduction, world, dtype);
@@ -217,7 +218,8 @@ extern "C" __global__ void verify_elements(const u8* buffer, u64 stride, u64 fir
   // A division for every element would cost as much as the rest.
   u64 index = (first + thread_index()) % block, from = (first + thread_index()) / block;
   const u64 step = all % block, steps = all / block;
-  Report mine = {0, 0, 0, 0};
+  u64 wrong = 0, at = 0, wrong_index = 0, wrong_from = 0;
+  Bits wrong_bits = {0, 0};
   for (u64 i = first + thread_index(); i < end; i += kAtOnce * all) {
     Bits held[kAtOnce];
 #pragma unroll
@@ -225,17 +227,18 @@ extern "C" __global__ void verify_elements(const u8* buffer, u64 stride, u64 fir
       if (i + k * all < end) held[k] = fetch(message + (i + k * all) * bytes, bytes);
 #pragma unroll
     for (u32 k = 0; k < kAtOnce; ++k) {
-      if (i + k * all < end && !is_right(rule, plain, index, from, held[k]) && ++mine.wrong == 1)
-        mine = {1, blockIdx.y * stride + (i + k * all) * bytes, expected_element(rule, index, from),
-                decode(held[k], dtype)};
+      if (i + k * all < end && !is_right(rule, plain, index, from, held[k]) && ++wrong == 1) {
+        at = blockIdx.y * stride + (i + k * all) * bytes;
+        wrong_index = index, wrong_from = from, wrong_bits = held[k];
+      }
       index += step;
       from += steps;
       if (index >= block) index -= block, ++from;
     }
   }
-  if (mine.wrong == 0) return;
-  atomicAdd(&report->wrong, mine.wrong);
-  atomicMin(&report->first, mine.first);
-  report->expected = mine.expected;
-  report->found = mine.found;
+  if (wrong == 0) return;
+  atomicAdd(&report->wrong, wrong);
+  atomicMin(&report->first, at);
+  report->expected = expected_element(rule, wrong_index, wrong_from);
+  report->found = decode(wrong_bits, dtype);
 }

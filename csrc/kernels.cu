@@ -83,21 +83,37 @@ extern "C" __global__ void verify(const u8* buffer, u64 base, u64 stride, u64 by
   atomicMin(&report->first, first);
 }
 
-// Four loads in flight a thread, and sixteen blocks a multiprocessor, of which three are resident (ptxas: 40 registers
-// a thread for sm_80 and sm_90; for sm_100 56, so two): so the work is shared out as it is done, and no multiprocessor
-// is left with a tail. On 4 × H200 single copies of 64 MiB gain 1 % over one block with eight loads, as nvbandwidth has
-// it, and of 1 GiB 0.1 %. In a copy's last round some loads lack.
-const u32 kInFlight = 4;
+// Eight loads in flight a thread. A large message has one block on each multiprocessor (copy.cpp), which take its tiles of
+// 64 KiB in turn: so they walk through it side by side, and all of it has crossed the link before any of it is read
+// again. Of more blocks than are resident, the first ones would copy their share of every message while it lies in the
+// L2 cache: 64 MiB, again and again from one place, were read at 3,770 GB/s over a link of 376 [2 × H200]. There 512 MiB
+// and 1 GiB are written at 371.1 GB/s (369.6 by sixteen blocks a multiprocessor with four loads, 370.0 by nvbandwidth's
+// kernel) and read at 376.1 (376.1, 376.0). Of a small message each thread copies one vector.
+const u32 kInFlight = 8;
 
 template <bool kWhole>
-__device__ __forceinline__ void move(uint4* to, const uint4* from, u64 i, u64 all, u64 vectors) {
+__device__ __forceinline__ void move(uint4* to, const uint4* from, u64 i, u64 vectors) {
   uint4 held[kInFlight];
 #pragma unroll
   for (u32 k = 0; k < kInFlight; ++k)
-    if (kWhole || i + k * all < vectors) held[k] = from[i + k * all];
+    if (kWhole || i + k * blockDim.x < vectors) held[k] = from[i + k * blockDim.x];
 #pragma unroll
   for (u32 k = 0; k < kInFlight; ++k)
-    if (kWhole || i + k * all < vectors) to[i + k * all] = held[k];
+    if (kWhole || i + k * blockDim.x < vectors) to[i + k * blockDim.x] = held[k];
+}
+
+__device__ __forceinline__ void move_all(uint4* to, const uint4* from, u64 vectors) {
+  if (vectors <= thread_count()) {
+    if (thread_index() < vectors) to[thread_index()] = from[thread_index()];
+    return;
+  }
+  const u64 tile = kInFlight * blockDim.x;
+  for (u64 i = blockIdx.x * tile; i < vectors; i += gridDim.x * tile) {
+    if (i + tile <= vectors)
+      move<true>(to, from, i + threadIdx.x, vectors);
+    else
+      move<false>(to, from, i + threadIdx.x, vectors);
+  }
 }
 
 // One message, by loads and stores of 16 bytes; of bytes where both sides are not aligned alike.
@@ -106,11 +122,7 @@ __device__ __forceinline__ void copy_message(u8* target, const u8* source, u64 b
   u64 head = (16 - (u64)source % 16) % 16;
   if ((u64)source % 16 != (u64)target % 16 || head > bytes) head = bytes;
   const u64 vectors = (bytes - head) / 16;
-  const uint4* from = reinterpret_cast<const uint4*>(source + head);
-  uint4* to = reinterpret_cast<uint4*>(target + head);
-  u64 i = me;
-  for (; i + (kInFlight - 1) * all < vectors; i += kInFlight * all) move<true>(to, from, i, all, vectors);
-  if (i < vectors) move<false>(to, from, i, all, vectors);
+  move_all(reinterpret_cast<uint4*>(target + head), reinterpret_cast<const uint4*>(source + head), vectors);
   for (u64 k = me; k < head; k += all) target[k] = source[k];
   for (u64 k = head + vectors * 16 + me; k < bytes; k += all) target[k] = source[k];
 }

@@ -19,6 +19,7 @@ if shutil.which("nvcc") is None:
 
 _KERNELS = Path(__file__).parents[2] / "csrc" / "kernels.cu"
 _BUFFER = 2**25
+_TILES = 2**24  # bytes of whole tiles of 64 KiB, as copied by a launch that loops
 
 
 def _compiled(folder: Path, right: str = "", wrong: str = "") -> bytes:
@@ -62,9 +63,10 @@ def _collect(collectives: _native.Collectives, operation: int = 0, **changes: An
         ("the tail starts late", "vectors * 16 + me; k", "vectors * 16 + me + 1; k", 1029, 0, 1024),
         # Shifted by 3, the first 13 bytes stand before the first whole vector.
         ("the head starts late", "for (u64 k = me; k < head;", "for (u64 k = me + 1; k < head;", 1029, 3, 0),
-        ("the last round is left out", "if (i < vectors) move", "if (i + 64 < vectors) move", 1024, 0, 0),
-        # Large enough for eight vectors in flight on up to 512 multiprocessors of 512 threads.
+        ("a small message is left out", "if (thread_index() < vectors)", "if (thread_index() + 64 < vectors)", 1024, 0, 0),
         ("vectors in flight change places", "= held[k]", "= held[k ^ 1]", _BUFFER, 0, 0),
+        # 1024 bytes beyond whole tiles of 64 KiB.
+        ("the last tile is left out", "i < vectors; i +=", "i + tile <= vectors; i +=", _TILES + 1024, 0, _TILES),
     ],
 )
 def test_a_fault_in_the_copy_is_found_where_it_begins(
