@@ -22,15 +22,9 @@ from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
-from tests.native.fakes import Fakes, Outcome, build
+from tests.native.fakes import Fakes, Outcome
 
 DOCS = Path(__file__).parent.parent / "docs" / "python.md"
-
-
-@pytest.fixture(scope="module")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
-    """Simulated GPUs that have everything."""
-    return build(tmp_path_factory.mktemp("fakes"))
 
 
 def python(fakes: Fakes, tmp_path: Path, code: str, extra: dict[str, str] | None = None) -> Outcome:

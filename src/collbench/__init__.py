@@ -5,7 +5,6 @@ In Python: `select` chooses GPUs for this process, `measure` measures, `runs` li
 loads nothing: numpy, torch and CUDA come when needed.
 """
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ __all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "sele
 def __getattr__(name: str) -> object:
     """Return what the interface offers, loaded when it is first asked for: the command line needs none of it."""
     if name == "__version__":
+        from importlib.metadata import version  # more than half of the import, which every process would pay
+
         return version("collbench")
     if name not in __all__:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collbench.analysis.predict import networks
@@ -169,6 +169,7 @@ def raws(run: Run, strategy: str, gpus_: int, step: float | None, network: Netwo
 
 @settings(max_examples=15)
 @given(rates, strategies, st.integers(2, 4), steps, st.permutations(range(4)))
+@example([5.0, 16.0, 17.0, 18.0, 19.0, 20.0], "ddp", 4, None, [0, 2, 1, 3])  # 5 and 16 are as far from their middle
 def test_relabelling_the_gpus_changes_no_time(
     gbs: list[float], strategy: str, k: int, step: float | None, order: list[int]
 ) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import Program
-from tests.native.fakes import Fakes, build
 
 
 @pytest.fixture
@@ -18,9 +17,3 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     for name in ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL"):
         monkeypatch.delenv(name, raising=False)
     return Program(monkeypatch, capsys)
-
-
-@pytest.fixture(scope="session")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
-    """Simulated GPUs that have everything."""
-    return build(tmp_path_factory.mktemp("fakes"))

@@ -170,7 +170,7 @@ def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
 ) -> None:
     (tmp_path / "train.py").write_text("print('epoch 1 done')", encoding="utf-8")
     words = ["--without", "NCCL_ALGO=Ring", "--repeats", "2", "--no-allreduce", "--verbose", "--", "train.py"]
-    done = on_cores(tmp_path, *words)
+    done = on_cores(tmp_path, *words, **torchrun)
     assert done.returncode == 0, done.stderr
     assert (
         done.stderr.count("no step times to compare in the script's output: what counts is the time of the whole") == 1

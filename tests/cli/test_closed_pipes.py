@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,18 +34,31 @@ def without_reader(monkeypatch: pytest.MonkeyPatch, *streams: str) -> None:
         monkeypatch.setattr(sys, name, os.fdopen(write, "w", encoding="utf-8"))
 
 
-def files() -> None:
-    """Save what is judged: machines, and runs of a good one and of one that fails."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of what is judged: machines, and runs of a good one and of one that fails."""
+    folder = tmp_path_factory.mktemp("made")
     for name, faults in FAULTS.items():
         fabric = replace(fabric_file.load("hgx-h200"), faults=faults)
-        Path(f"{name}.machine").write_text(fabric_file.dumps(fabric), encoding="utf-8")
-    run_file.save(h200(), Path("good.json"))
-    run_file.save(failed(h200(), Operation.CE_WRITE, (2, 3), "words"), Path("bad.json"))
+        (folder / f"{name}.machine").write_text(fabric_file.dumps(fabric), encoding="utf-8")
     pairs = recorded("2026-11-21-4xh200-peers/pairs.json")
-    run_file.save(failed(pairs, Operation.CE_WRITE, (2, 3), "words"), Path("pairs.json"))
-    run_file.save(h200(lambda work, members: 0.5 if members == (2, 3) else 1.0), Path("slow.json"))
-    run_file.save(h200(lambda work, members: 1.5 if members == (2, 3) else 1.0), Path("beaten.json"))
-    run_file.save(replace(h200(), measurements=h200().measurements[:1]), Path("little.json"))
+    runs = {
+        "good": h200(),
+        "bad": failed(h200(), Operation.CE_WRITE, (2, 3), "words"),
+        "pairs": failed(pairs, Operation.CE_WRITE, (2, 3), "words"),
+        "slow": h200(lambda work, members: 0.5 if members == (2, 3) else 1.0),
+        "beaten": h200(lambda work, members: 1.5 if members == (2, 3) else 1.0),
+        "little": replace(h200(), measurements=h200().measurements[:1]),
+    }
+    for name, run in runs.items():
+        run_file.save(run, folder / f"{name}.json")
+    return folder
+
+
+@pytest.fixture
+def files(made: Path, tmp_path: Path) -> None:
+    """Put a copy of them into the test's folder."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -79,20 +93,20 @@ def files() -> None:
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
 )
 @pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")], ids="+".join)
+@pytest.mark.usefixtures("files")
 def test_the_status_is_the_one_that_was_earned(
     program: Program, monkeypatch: pytest.MonkeyPatch, streams: tuple[str, ...], words: tuple[str, ...], status: int
 ) -> None:
-    files()
     without_reader(monkeypatch, *streams)
     assert program(*words).status == status
 
 
 @pytest.mark.parametrize(("machine", "status"), [("well", 0), ("hangs", 4)])
+@pytest.mark.usefixtures("files")
 def test_a_process_whose_streams_nobody_reads_measures_saves_and_ends_as_it_earned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, status: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files()
     read, write = os.pipe()
     os.close(read)
     words = collbench("pairs", "--sizes", "1M", *SIM, f"{machine}.machine")

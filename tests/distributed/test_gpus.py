@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import as_mpirun, ends, free_port, started
-from tests.native.fakes import Fakes, build
+from tests.native.fakes import Fakes
 
 # Simulated GPUs cannot reach another process's, so nothing is timed here: tests/gpu/test_world.py does that.
-
-
-@pytest.fixture(scope="session")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
-    """Simulated GPUs that have everything."""
-    return build(tmp_path_factory.mktemp("fakes"))
 
 
 @pytest.mark.parametrize(

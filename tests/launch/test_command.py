@@ -28,10 +28,12 @@ SAME_PY = f"{SAME} --program=py --"
 AGENT = ["py", "-P", "-m", "torch.distributed.run"]
 
 
-def command(line: str, backend: str = "cuda", inherited: dict[str, str] | None = None) -> list[str]:
+def command(
+    line: str, backend: str = "cuda", inherited: dict[str, str] | None = None, inside: torchrun.Inside = INSIDE
+) -> list[str]:
     devices = CORES if backend == "host" else GPUS
     arguments = split(["--auto-select", "2", *shlex.split(line)])
-    return torchrun.command(arguments, devices, inherited or {}, backend=backend, inside=INSIDE)
+    return torchrun.command(arguments, devices, inherited or {}, backend=backend, inside=inside)
 
 
 CUDA_COMMANDS = {
@@ -163,6 +165,23 @@ def test_torch_hands_the_program_on_byte_for_byte(program: list[str], kind: str,
         _, executable, arguments = run.config_from_args(parsed)
     received = [executable, *run.macros.substitute(arguments, "1")]
     assert received[-len(program) - 1 :] == ["a$$.py", *program]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "host"])
+@pytest.mark.parametrize(
+    ("line", "named"), [("train.py", "train.py"), ("-m train", "train"), ("--no-python ./train.sh", "./train.sh")]
+)
+def test_torchs_report_of_a_failure_names_the_users_script(line: str, named: str, backend: str) -> None:
+    """By torch's own function; test_endings.py has a real report."""
+    run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
+    from torch.distributed.launcher.api import _get_entrypoint_name
+
+    here = torchrun.Inside(sys.executable, ("-P",), "/launch")  # torch knows its own interpreter by this name
+    words = command(f"{line} --epochs 1", backend=backend, inside=here)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        _, executable, arguments = run.config_from_args(run.get_args_parser().parse_args(words[len(AGENT) :]))
+    assert _get_entrypoint_name(executable, arguments) == named
 
 
 ENVIRONMENTS = {

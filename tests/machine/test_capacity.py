@@ -142,6 +142,17 @@ def test_one_block_beyond_the_margin_is_impossible(case: str, gbs: float, found:
     assert len(impossible(run)) == found, case
 
 
+def test_a_run_that_grows_or_is_told_otherwise_is_judged_again() -> None:
+    run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (0, 1), [390.0])])
+    assert impossible(run) == []
+    run.measurements[0].samples += measured(Operation.CE_WRITE, (0, 1), [600.0]).samples
+    assert len(impossible(run)) == 1
+    run.measurements.append(measured(Operation.CE_WRITE, (1, 0), [600.0]))
+    assert len(impossible(run)) == 2
+    assert impossible(replace(run, paths=())) == []
+    assert len(impossible(run)) == 2
+
+
 def test_what_is_found_names_place_rate_and_limit_and_the_samples_are_marked() -> None:
     run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (2, 1), [390.0, 600.0, 391.0])])
     (one,) = impossible(run)

@@ -1,9 +1,11 @@
 // Fake libcuda.so.1, first half: devices, contexts, memory and modules.
+#define _GNU_SOURCE
 #include "fake_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -175,21 +177,46 @@ EXPORT int cuMemGetInfo_v2(size_t* free, size_t* total) {
   return kSuccess;
 }
 
-// Memory starts out dirty, as the real one does.
+enum { kPage = 4096, kView = 1 << 22 };  // bytes
+
+static size_t mapped_bytes(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + kPage; }
+
+// Memory starts out dirty, as the real one does: it is many views of one dirty file, private to who writes them, so
+// that memory which nobody uses costs no time. The page behind it belongs to nobody.
+static void* map_memory(size_t bytes) {
+  static int file = -1;
+  if (file < 0) {
+    file = memfd_create("dirty", MFD_CLOEXEC);
+    void* whole = ftruncate(file, kView) == 0 ? mmap(NULL, kView, PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    if (whole == MAP_FAILED) return NULL;
+    memset(whole, 0x5a, kView);
+    munmap(whole, kView);
+  }
+  char* at = mmap(NULL, mapped_bytes(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return NULL;
+  for (size_t begin = 0; begin < bytes; begin += kView) {
+    const size_t length = bytes - begin < kView ? bytes - begin : kView;
+    if (mmap(at + begin, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0) ==
+        MAP_FAILED)
+      return NULL;
+  }
+  return at;
+}
+
 static int make_memory(void** at, size_t bytes, int gpu, const char* kind) {
-  *at = malloc(bytes);
+  *at = map_memory(bytes);
   if (*at == NULL) return kOutOfMemory;
-  memset(*at, 0x5a, bytes);
   add_memory(*at, bytes, gpu);
   note("+%s %p", kind, *at);
   return kSuccess;
 }
 
 static int release_memory(void* at, const char* kind) {
+  size_t bytes = 0;
   run_ready();  // the driver waits for the device before it frees
-  if (!remove_memory(at)) return kInvalidValue;
+  if (!remove_memory(at, &bytes)) return kInvalidValue;
   note("-%s %p", kind, at);
-  free(at);
+  munmap(at, mapped_bytes(bytes));
   return kSuccess;
 }
 

@@ -98,7 +98,7 @@ EXPORT int blocking(const char* function);
 // Memory on a GPU (or on the host, kHost), which kernels on `user` may touch; NULL where they may not.
 enum { kHost = -1 };
 void add_memory(void* at, uint64_t bytes, int gpu);
-bool remove_memory(const void* at);
+bool remove_memory(const void* at, size_t* bytes);
 uint64_t memory_in_use(int gpu);
 EXPORT int owner_of(uint64_t at);
 void* touch(uint64_t at, uint64_t bytes, int user);

@@ -34,11 +34,14 @@ static uint64_t scramble(uint64_t x) {
 
 // Writes the pattern of bytes [at, at + count) of a buffer.
 static void write_pattern(unsigned char* to, uint64_t seed, uint64_t at, uint64_t count) {
-  uint64_t word = scramble(seed + (at >> 3)) >> (8 * (at & 7));
-  for (uint64_t i = 0; i < count; ++i, word >>= 8) {
-    if (((at + i) & 7) == 0) word = scramble(seed + ((at + i) >> 3));
-    to[i] = (unsigned char)word;
+  for (; count > 0 && (at & 7) != 0; ++at, --count)
+    *to++ = (unsigned char)(scramble(seed + (at >> 3)) >> (8 * (at & 7)));
+  for (; count >= 8; at += 8, count -= 8, to += 8) {
+    const uint64_t word = scramble(seed + (at >> 3));
+    memcpy(to, &word, 8);  // little-endian
   }
+  const uint64_t word = scramble(seed + (at >> 3));
+  memcpy(to, &word, count);
 }
 
 // expected and found count only where one unit was checked, so they are nonsense after a second wrong one.
@@ -55,7 +58,7 @@ static void fill(const uint64_t* a, unsigned slots, int gpu) {
     unsigned char* buffer = touch(a[0] + begin, a[3], gpu);
     if (buffer == NULL) return;
     write_pattern(buffer, a[4], begin, a[3]);
-    for (uint64_t i = 0; a[5] && i < a[3]; ++i) buffer[i] = (unsigned char)~buffer[i];
+    for (uint64_t i = 0, bytes = a[5] ? a[3] : 0; i < bytes; ++i) buffer[i] = (unsigned char)~buffer[i];
   }
 }
 

@@ -19,11 +19,12 @@ void add_memory(void* at, uint64_t bytes, int gpu) {
   blocks = block;
 }
 
-bool remove_memory(const void* at) {
+bool remove_memory(const void* at, size_t* bytes) {
   for (Block** place = &blocks; *place != NULL; place = &(*place)->next)
     if ((*place)->at == (uint64_t)(uintptr_t)at) {
       Block* block = *place;
       *place = block->next;
+      *bytes = block->bytes;
       free(block);
       return true;
     }

@@ -28,9 +28,9 @@ _CLEARED = ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL", "LD_PRELOAD")
 
 # Names that every script may use. Two images stand in for a PTX that the driver takes and one that it does not.
 _PRELUDE = """
-import gc, importlib.resources, json, os, sys
+import gc, json, os, sys
 from collbench import _native as native
-PTX = importlib.resources.files("collbench").joinpath("kernels/kernels.ptx").read_text()
+PTX = open(os.path.join(os.path.dirname(native.__file__), "kernels", "kernels.ptx")).read()
 BAD = "no image"
 def say(**values):
     print(json.dumps(values))

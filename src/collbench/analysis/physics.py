@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -280,14 +281,37 @@ class Impossible:
     of: int
 
 
+# What the last runs were found to hold. Every ranking of a page asks the same of the same run, some dozens of times.
+_recent: deque[tuple[object, tuple[Impossible, ...]]] = deque(maxlen=4)
+
+
 def impossible(run: Run) -> list[Impossible]:
     """Return the cells of a run that hold impossible blocks, those furthest beyond their limit first."""
+    known = _decisive(run)
+    for key, answer in tuple(_recent):
+        if key == known:
+            return list(answer)
     check = Check(run)
     found = (check.cell(measurement) for measurement in run.measurements)
-    return sorted(
-        (one for one in found if one is not None),
-        key=lambda one: (-one.rate_gbs / one.capacity.gbs, str(one.cell.work), one.cell.members, one.cell.size_bytes),
+    answer = tuple(
+        sorted(
+            (one for one in found if one is not None),
+            key=lambda one: (
+                -one.rate_gbs / one.capacity.gbs,
+                str(one.cell.work),
+                one.cell.members,
+                one.cell.size_bytes,
+            ),
+        )
     )
+    _recent.append((known, answer))
+    return list(answer)
+
+
+def _decisive(run: Run) -> object:
+    """Return all of a run that decides what is impossible in it, as it is now: runs grow, and their parts do not."""
+    samples = [(found.cell, tuple(found.samples)) for found in run.measurements]
+    return run.backend, run.devices, run.paths, run.settings.root, nvls(run), samples
 
 
 def by_cell(run: Run) -> dict[DataPoint, Impossible]:

@@ -242,7 +242,7 @@ class Timings:
         found = min(self._pairs(operation, members, band), default=None) if band else None
         if band is None or found is None:
             return None
-        _, pair, other, gbs = found
+        _, gbs, pair, other = found
         curve, k = self._evidence.curves[other, pair], len(members)
         more = operation.collective.steps(k) - other.collective.steps(2)
         told = f"a ring at {band} ({band.basis}), shaped as the {other.collective.title} of {self._evidence.tags(pair)}"
@@ -258,13 +258,17 @@ class Timings:
 
     def _pairs(
         self, operation: Operation, members: Members, band: Band
-    ) -> Iterator[tuple[float, Members, Operation, float]]:
-        """Yield the measured pairs inside a set: how far their GB/s are from its, in log; the likest operation."""
+    ) -> Iterator[tuple[float, float, Members, Operation]]:
+        """Yield the measured pairs inside a set: how far their GB/s are from its, in log; the likest operation.
+
+        The ends of a band are equally far from its middle but for rounding: there the slower pair goes first, for a
+        ring is as fast as its slowest link, and the order of the devices must not decide.
+        """
         for pair in combinations(members, 2):
             own, curves = self._bands(pair), self._curves(pair)
             other = next((some for some in _INSTEAD[operation] if some in curves), None)
             if own is not None and other is not None:
-                yield abs(log(own.lo / sqrt(band.lo * band.hi))), pair, other, own.lo
+                yield round(abs(log(own.lo / sqrt(band.lo * band.hi))), 9), own.lo, pair, other
 
     def _curves(self, members: Members) -> Mapping[Operation, Curve]:
         curves = self._evidence.curves
