@@ -1,41 +1,24 @@
-// Arguments, the GIL and exceptions; nothing else. Every call that touches a device or a library releases the GIL.
-#include "bindings.hpp"
-
+// Python's view: enums, one struct for each kind of round, the GIL and exceptions; nothing else. Every call that
+// touches a device or a library releases the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "errors.hpp"
-#include "host.hpp"
+#include "collectives.hpp"
+#include "copies.hpp"
+#include "core_copies.hpp"
+#include "host_memory.hpp"
+#include "pointer_chase.hpp"
 
 namespace py = pybind11;
 using namespace collbench;
+using namespace pybind11::literals;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 namespace {
 
-// DataError carries its numbers as attributes.
-void register_data_error(py::module_& module) {
-  static PyObject* type = PyErr_NewException("collbench._native.DataError", PyExc_RuntimeError, nullptr);
-  module.attr("DataError") = py::handle(type);
-  py::register_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer) std::rethrow_exception(pointer);
-    } catch (const DataError& error) {
-      py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
-      instance.attr("group") = error.group;
-      instance.attr("rank") = error.rank;
-      instance.attr("offset") = error.offset;
-      instance.attr("wrong") = error.wrong;
-      instance.attr("expected") = error.expected;
-      instance.attr("found") = error.found;
-      PyErr_SetObject(type, instance.ptr());
-    }
-  });
-}
-
-// A DeviceError carries the position of its GPU.
-template <class Error>
-void register_device_error(py::module_& module, const char* name) {
+// An exception whose members `set` writes as attributes.
+template <class Error, class Set>
+void register_error(py::module_& module, const char* name, const Set&) {
   static PyObject* type =
       PyErr_NewException(("collbench._native." + std::string(name)).c_str(), PyExc_RuntimeError, nullptr);
   module.attr(name) = py::handle(type);
@@ -44,35 +27,159 @@ void register_device_error(py::module_& module, const char* name) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const Error& error) {
       py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
-      instance.attr("position") = error.position;
-      if constexpr (std::is_same_v<Error, NcclError>) instance.attr("code") = error.code;
+      Set{}(instance, error);
       PyErr_SetObject(type, instance.ptr());
     }
   });
 }
 
+struct SetPosition {
+  void operator()(py::object& instance, const DeviceError& error) const { instance.attr("position") = error.position; }
+  void operator()(py::object& instance, const NcclError& error) const {
+    instance.attr("position") = error.position;
+    instance.attr("code") = error.code;
+  }
+};
+
+struct SetDataError {
+  void operator()(py::object& instance, const DataError& error) const {
+    instance.attr("group") = error.group;
+    instance.attr("rank") = error.rank;
+    instance.attr("offset") = error.offset;
+    instance.attr("wrong") = error.wrong;
+    instance.attr("expected") = error.expected;
+    instance.attr("found") = error.found;
+  }
+};
+
 void bind_errors(py::module_& module) {
   py::register_exception<LibraryError>(module, "LibraryError", PyExc_RuntimeError);
-  register_device_error<CudaError>(module, "CudaError");
-  register_device_error<NcclError>(module, "NcclError");
-  register_device_error<HangError>(module, "HangError");
-  register_device_error<PolicyError>(module, "PolicyError");
-  register_data_error(module);
+  register_error<CudaError>(module, "CudaError", SetPosition{});
+  register_error<NcclError>(module, "NcclError", SetPosition{});
+  register_error<HangError>(module, "HangError", SetPosition{});
+  register_error<PolicyError>(module, "PolicyError", SetPosition{});
+  register_error<DataError>(module, "DataError", SetDataError{});
 }
 
-void bind_host(py::module_& module) {
+void bind_enums(py::module_& module) {
+  py::enum_<Engine>(module, "Engine")
+      .value("copy_engine", Engine::copy_engine)
+      .value("multiprocessors", Engine::multiprocessors);
+  py::enum_<Collective>(module, "Collective")
+      .value("allreduce", Collective::allreduce)
+      .value("broadcast", Collective::broadcast)
+      .value("reduce", Collective::reduce)
+      .value("allgather", Collective::allgather)
+      .value("reducescatter", Collective::reducescatter)
+      .value("alltoall", Collective::alltoall)
+      .value("sendrecv", Collective::sendrecv)
+      .value("gather", Collective::gather)
+      .value("scatter", Collective::scatter);
+  py::enum_<Dtype>(module, "Dtype")
+      .value("int8", Dtype::int8)
+      .value("uint8", Dtype::uint8)
+      .value("int32", Dtype::int32)
+      .value("uint32", Dtype::uint32)
+      .value("int64", Dtype::int64)
+      .value("uint64", Dtype::uint64)
+      .value("float16", Dtype::float16)
+      .value("float32", Dtype::float32)
+      .value("float64", Dtype::float64)
+      .value("bfloat16", Dtype::bfloat16)
+      .value("float8_e4m3fn", Dtype::float8_e4m3fn)
+      .value("float8_e5m2", Dtype::float8_e5m2);
+  py::enum_<Reduction>(module, "Reduction")
+      .value("sum", Reduction::sum)
+      .value("prod", Reduction::prod)
+      .value("max", Reduction::max)
+      .value("min", Reduction::min)
+      .value("avg", Reduction::avg);
+}
+
+void bind_rounds(py::module_& module) {
+  py::class_<CopyRound>(module, "CopyRound")
+      .def(py::init([](std::vector<std::vector<Link>> groups, Engine engine, bool pull, std::size_t bytes,
+                       int iterations, int batches, int warmup, double deadline, std::uint64_t shift) {
+             return CopyRound{std::move(groups), engine, pull, bytes, shift, iterations, batches, warmup, deadline};
+           }),
+           py::kw_only(), "groups"_a, "engine"_a, "pull"_a, "bytes"_a, "iterations"_a, "batches"_a, "warmup"_a,
+           "deadline"_a, "shift"_a = 0);
+  py::class_<ChaseRound>(module, "ChaseRound")
+      .def(py::init([](std::vector<Link> links, int accesses, int batches, int warmup, double deadline) {
+             return ChaseRound{std::move(links), accesses, batches, warmup, deadline};
+           }),
+           py::kw_only(), "links"_a, "accesses"_a, "batches"_a, "warmup"_a, "deadline"_a);
+  py::class_<CollectiveRound>(module, "CollectiveRound")
+      .def(py::init([](std::vector<Group> groups, Collective operation, Dtype dtype, Reduction reduction, int root,
+                       std::size_t count, bool in_place, bool verify, int iterations, int batches, int warmup,
+                       int launch_iterations, int launch_warmup, double deadline) {
+             return CollectiveRound{std::move(groups), operation, dtype,      reduction, root,   count,
+                                    in_place,          verify,    iterations, batches,   warmup, launch_iterations,
+                                    launch_warmup,     deadline};
+           }),
+           py::kw_only(), "groups"_a, "operation"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "in_place"_a,
+           "verify"_a, "iterations"_a, "batches"_a, "warmup"_a, "launch_iterations"_a, "launch_warmup"_a, "deadline"_a);
+  py::class_<Coverage>(module, "Coverage")
+      .def_readonly("moved", &Coverage::moved)
+      .def_readonly("verified", &Coverage::verified);
+  py::class_<Times>(module, "Times")
+      .def_readonly("seconds", &Times::seconds)
+      .def_readonly("coverage", &Times::coverage);
+  py::class_<CollectiveTimes, Times>(module, "CollectiveTimes")
+      .def_readonly("launch_seconds", &CollectiveTimes::launch_seconds);
+}
+
+void bind_gpus(py::module_& module) {
+  py::class_<GpuIdentity>(module, "GpuIdentity")
+      .def_readonly("ordinal", &GpuIdentity::ordinal)
+      .def_readonly("uuid", &GpuIdentity::uuid)
+      .def_readonly("pci_bus_id", &GpuIdentity::pci_bus_id)
+      .def_readonly("name", &GpuIdentity::name)
+      .def_readonly("memory_bytes", &GpuIdentity::memory_bytes);
+  module.def("list_gpus", &list_gpus, Unlocked());
+  module.def("node_memory_refusal", &node_memory_refusal, "node"_a);
+  py::class_<Gpus>(module, "Gpus")
+      .def(py::init<const std::vector<int>&, const std::vector<std::string>&, bool>(), "ordinals"_a, "images"_a,
+           "peers"_a = true, Unlocked())
+      .def("free_bytes", &Gpus::free_bytes, Unlocked())
+      .def("allocate", &Gpus::allocate, "bytes"_a, Unlocked())
+      .def_property_readonly("image", &Gpus::image)
+      .def_property_readonly("cache_bytes", &Gpus::cache_bytes)
+      .def_property_readonly("multicast_supported", &Gpus::multicast_supported)
+      .def("peer_access", &Gpus::peer_access)
+      .def("time_copies", &time_copies, "round"_a, Unlocked())
+      .def("time_chase", &time_chase, "round"_a, Unlocked());
+}
+
+void bind_nccl(py::module_& module) {
+  py::class_<Nccl>(module, "Nccl")
+      .def(py::init<const std::string&>(), "path"_a, Unlocked())
+      .def_property_readonly("version", &Nccl::version)
+      .def_property_readonly("path", &Nccl::path)
+      .def("unique_id", [](const Nccl& nccl) {
+        std::string id;
+        {
+          py::gil_scoped_release unlocked;
+          id = nccl.unique_id();
+        }
+        return py::bytes(id);
+      });
+  py::class_<Collectives>(module, "Collectives")
+      .def(py::init([](Gpus& gpus, const Nccl& nccl, int rank, int world_size, const std::string& unique_id) {
+             return std::make_unique<Collectives>(gpus, nccl, World{rank, world_size, unique_id});
+           }),
+           "gpus"_a, "nccl"_a, "rank"_a = 0, "world_size"_a = 0, "unique_id"_a = py::bytes(), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>())
+      .def("prepare", &Collectives::prepare, "groups"_a, Unlocked())
+      .def("time", &Collectives::time, "round"_a, Unlocked())
+      .def("close", &Collectives::close, Unlocked());
+}
+
+void bind_cores(py::module_& module) {
   py::class_<host::HostSession>(module, "HostSession")
-      .def(py::init<const std::vector<int>&, std::size_t>(), py::arg("cores"), py::arg("buffer_bytes"), Unlocked())
-      .def(
-          "time_copies",
-          [](host::HostSession& session, const std::vector<std::pair<int, int>>& links, bool pull, std::size_t size,
-             int iterations, int blocks, int warmup) {
-            std::vector<host::Link> round;
-            for (const auto& [source, target] : links) round.push_back({source, target});
-            return session.time_copies(round, pull, size, iterations, blocks, warmup);
-          },
-          py::arg("links"), py::arg("pull"), py::arg("size"), py::arg("iterations"), py::arg("blocks"),
-          py::arg("warmup"), Unlocked());
+      .def(py::init<const std::vector<int>&, std::size_t>(), "cores"_a, "buffer_bytes"_a, Unlocked())
+      .def("time_copies", &host::HostSession::time_copies, "links"_a, "pull"_a, "size"_a, "iterations"_a, "batches"_a,
+           "warmup"_a, Unlocked());
 }
 
 }  // namespace
@@ -80,7 +187,9 @@ void bind_host(py::module_& module) {
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Raw seconds from GPUs, NCCL and CPU cores. No policy, no printing; see collbench.backends.";
   bind_errors(module);
-  bind_copies(module);
-  bind_collectives(module);
-  bind_host(module);
+  bind_enums(module);
+  bind_rounds(module);
+  bind_gpus(module);
+  bind_nccl(module);
+  bind_cores(module);
 }

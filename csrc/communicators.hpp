@@ -5,36 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "collective_round.hpp"
-#include "crew.hpp"
-#include "gpus.hpp"
+#include "collective_layout.hpp"
+#include "device_threads.hpp"
 #include "nccl.hpp"
 
 namespace collbench {
 
-// An open group of NCCL calls. Leaving its scope by an exception closes it, so that the thread can use NCCL again.
-class NcclGroup {
- public:
-  explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { NCCL_CHECK(nccl_, ncclGroupStart); }
-  NcclGroup(const NcclGroup&) = delete;
-  NcclGroup& operator=(const NcclGroup&) = delete;
-  ~NcclGroup() {
-    if (open_) nccl_.ncclGroupEnd();
-  }
-  ncclResult_t end() {
-    open_ = false;
-    return NCCL_CHECK(nccl_, ncclGroupEnd);
-  }
-
- private:
-  const Nccl& nccl_;
-  bool open_ = true;
-};
-
 // Waits where `result`, of a call on the communicator, is ncclInProgress: until NCCL has done in the background what
 // was asked, for it takes no other call before. Throws NcclError, HangError past the deadline, Abandoned when another
-// thread of the crew's job has failed.
-void finish(const Nccl& nccl, ncclComm_t communicator, ncclResult_t result, const Crew& crew, double deadline_seconds);
+// thread of the job has failed.
+void finish(const Nccl& nccl, ncclComm_t communicator, ncclResult_t result, const DeviceThreads& threads,
+            double deadline_seconds);
 
 // Where this process stands among the ranks. Size 0: it holds all of them, one for each of its GPUs, in their order.
 // Otherwise it is one rank with one GPU, and `unique_id` is what one rank's Nccl::unique_id() gave to all.
@@ -45,11 +26,11 @@ struct World {
 };
 
 // One rank of a group that lives in this process.
-struct Member {
+struct Communicator {
+  ncclComm_t handle;
   int rank;      // in the group
+  int ranks;     // of the group
   int position;  // in Gpus
-  ncclComm_t communicator;
-  int ranks;  // of the group
 };
 
 // The world, and every group split from it. Tearing them down takes 0.5-1.0 s a round [docs/method.md 4.1, 4×H200],
@@ -62,47 +43,47 @@ class Communicators {
   Communicators& operator=(const Communicators&) = delete;
 
   // Makes what is missing for these groups: one ncclCommSplit of the world for each set of disjoint ones. Every process
-  // of the world calls it with the same groups, and waits here for the others. A rank that fails is told at once, also
-  // where NCCL lets the others wait for it. Reads nothing of Gpus but ordinals and
-  // contexts, so that copies may be timed meanwhile.
+  // of the world calls it with the same groups, and waits here for the others. A rank that fails is reported at once,
+  // also where NCCL lets the others wait for it. Reads nothing of Gpus but ordinals and contexts, so that copies may be
+  // timed meanwhile.
   void prepare(const std::vector<Group>& groups);
   // The same for plain launches, after the groups' own: a second communicator for each, the world too, which nobody
   // captures. One that was captured once pays at every plain launch from then on for the order between both: an event
   // to wait for, one to record, and one to ask for while a graph lives. Each has its own streams, unless
   // NCCL_COMM_SPLIT_SHARE_RESOURCES=1 [NCCL 2.28.9, strongstream.cc: ncclStrongStreamAcquire, ncclStrongStreamRelease,
   // everCaptured; enqueue.cc: ncclLaunchPrepare, persistentRefs].
-  void prepare_launches(const std::vector<Group>& groups);
+  void prepare_launches(const std::vector<Group>& groups) { split_missing(groups, for_launches_); }
   // This process's ranks of a prepared group, none perhaps.
-  const std::vector<Member>& operator[](const Group& group) const { return made_.at(group); }
+  const std::vector<Communicator>& operator[](const Group& group) const { return made_.at(group); }
   // The same ranks in the same order, prepared for plain launches.
-  const std::vector<Member>& for_launches(const Group& group) const { return for_launches_.at(group); }
+  const std::vector<Communicator>& for_launches(const Group& group) const { return for_launches_.at(group); }
   const Nccl& nccl() const { return nccl_; }
   // Whether ranks live in other processes.
   bool distributed() const { return world_.size > 0; }
   // Throws NcclError, which names the rank, if this one has failed in the background.
-  void check(const Member& member) const;
-  // The same for all of ours in these groups. A rank that only lost another one is not told before that one.
+  void check(const Communicator& communicator) const;
+  // The same for all of ours in these groups. A rank that only lost another one is not reported before that one.
   void check(const std::vector<Group>& groups) const;
   // Forgets the groups and returns all their communicators, which are the caller's to abort.
   std::vector<ncclComm_t> release(const std::vector<Group>& groups);
   void close();
 
  private:
-  using Made = std::map<Group, std::vector<Member>>;
+  using ByGroup = std::map<Group, std::vector<Communicator>>;
 
   int position_of(int rank) const;
-  std::vector<ncclComm_t> start(const char* doing, const std::function<ncclComm_t(int position)>& rank);
+  std::vector<ncclComm_t> make_all(const char* doing, const std::function<ncclComm_t(int position)>& make);
   void make_world();
-  void split_missing(const std::vector<Group>& groups, Made& made);
-  void split(const std::vector<Group>& groups, Made& made);
+  void split_missing(const std::vector<Group>& groups, ByGroup& made);
+  void split(const std::vector<Group>& groups, ByGroup& made);
 
   Gpus& gpus_;
   const Nccl& nccl_;
   const World world_;
   Group everyone_;
-  Made made_, for_launches_;
-  // Threads for the start, where ranks wait for each other; those of Gpus may be timing copies meanwhile.
-  std::unique_ptr<Crew, DisposeCrew> crew_;
+  ByGroup made_, for_launches_;
+  // For the start, where ranks wait for each other; the threads of Gpus may be timing copies meanwhile.
+  OwnedThreads threads_;
 };
 
 }  // namespace collbench

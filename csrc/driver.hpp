@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "errors.hpp"
-#include "given_up.hpp"
+#include "library.hpp"
 
 namespace collbench {
 
@@ -101,10 +101,10 @@ const Driver& driver();
 
 }  // namespace collbench
 
-// Calls a driver function and turns anything but success into a CudaError that names the call and its place.
-#define CUDA_CHECK(function, ...)                                                                              \
-  do {                                                                                                         \
-    const ::collbench::CUresult result_ = ::collbench::came_back(::collbench::driver().function(__VA_ARGS__)); \
-    if (result_ != ::collbench::kCudaSuccess)                                                                  \
-      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);                    \
+// Calls a driver function and turns anything but success into a CudaError that names the call and its line.
+#define CUDA_CHECK(function, ...)                                                                             \
+  do {                                                                                                        \
+    const ::collbench::CUresult result_ = ::collbench::returned(::collbench::driver().function(__VA_ARGS__)); \
+    if (result_ != ::collbench::kCudaSuccess)                                                                 \
+      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);                   \
   } while (0)

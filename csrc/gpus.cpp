@@ -1,24 +1,24 @@
 #include "gpus.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <future>
-#include <sstream>
 #include <stdexcept>
 
-#include "crew.hpp"
+#include "device_threads.hpp"
+#include "polling.hpp"
 
 namespace collbench {
 namespace {
 
-constexpr std::array<const char*, kKernels> kKernelNames = {"gate",  "fill",  "verify",        "copy",
-                                                            "chain", "chase", "fill_elements", "verify_elements"};
+constexpr std::array<const char*, kKernels> kKernelNames = {
+    "block_stream", "fill", "verify", "copy", "write_ring", "chase", "fill_elements", "verify_elements"};
+constexpr unsigned kThreads = 512;                // of a thread block
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
-constexpr std::uint64_t kCopyBlocks = 16;         // see gpus.hpp, grid
-constexpr std::uint64_t kFullMultiprocessor = 4;  // blocks: 2048 threads
+constexpr std::uint64_t kCopyBlocks = 16;         // thread blocks a multiprocessor, see grid() in gpus.hpp
+constexpr std::uint64_t kFullMultiprocessor = 4;  // thread blocks: 2048 threads
 constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
-constexpr std::uint64_t kPlaces = 8;              // blocks that take more of the buffer lie one behind another
+constexpr std::uint64_t kSmallShare = 8;          // batches of up to an eighth of the buffer are spread over all of it
 constexpr std::uint64_t kSpare = 256;             // behind all slots, see spare_offset
 
 std::string format_uuid(const CUuuid& uuid) {
@@ -54,7 +54,7 @@ CUdevice device_of(int ordinal) {
   return device;
 }
 
-// Loads one image on one GPU, with every kernel, before any timing: loading behind a closed gate would deadlock.
+// Loads one image on one GPU, with every kernel, before any timing: loading behind a blocking kernel would deadlock.
 void load_kernels(Gpu& gpu, const std::string& image) {
   CUmodule module = nullptr;
   gpu.context.make_current();
@@ -76,28 +76,6 @@ bool enable_peer(const Gpu& user, const Gpu& owner) {
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-HangError hang(const Gpu& gpu, double deadline_seconds) {
-  std::ostringstream text;
-  text << "GPU " << gpu.ordinal << " did not finish its work in " << deadline_seconds << " s";
-  return HangError(text.str());
-}
-
-// Asks again and again, because a call that waits could not be given up. Errors name the GPU.
-template <class Query>
-void poll(const Gpus& gpus, const Gpu& gpu, const char* call, double deadline_seconds, const Query& query) try {
-  const auto begin = std::chrono::steady_clock::now();
-  for (;;) {
-    const CUresult result = query();
-    if (result == kCudaSuccess) return;
-    if (result != kCudaNotReady) throw_cuda(result, call, __FILE__, __LINE__);
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-    if (waited.count() > deadline_seconds) throw hang(gpu, deadline_seconds);
-  }
-} catch (DeviceError& error) {
-  error.position = gpus.position(gpu);
-  throw;
-}
-
 }  // namespace
 
 std::vector<GpuIdentity> list_gpus() {
@@ -111,20 +89,18 @@ std::vector<GpuIdentity> list_gpus() {
 Gpu::Gpu(int ordinal, PrimaryContext opened)
     : ordinal(ordinal),
       context(std::move(opened)),
-      stream(make_stream(context.get())),
-      start(make_event(context.get())),
-      end(make_event(context.get())),
-      report(make_pinned(context.get(), sizeof(Report))),
-      poisoned(make_events(context.get(), kEventDisableTiming)),
-      verified(make_events(context.get(), kEventDisableTiming)),
+      poisoned(make_event_pair(context.get(), kEventDisableTiming)),
+      verified(make_event_pair(context.get(), kEventDisableTiming)),
       // Any distinct constants do: seeds only have to differ between GPUs.
       seed(0x636f6c6c62656e63ull * (static_cast<std::uint64_t>(ordinal) + 1)) {
+  streams.emplace_back(context.get());
   int count = 0;
   CUDA_CHECK(cuDeviceGetAttribute, &count, kAttributeMultiprocessorCount, device_of(ordinal));
   multiprocessors = static_cast<unsigned>(count);
 }
 
-Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers) {
+Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers)
+    : threads_(nullptr, &DeviceThreads::dispose) {
   gpus_.reserve(ordinals.size());
   // All at once: a context takes 0.1 s.
   std::vector<std::future<PrimaryContext>> contexts;
@@ -136,10 +112,8 @@ Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& ima
   load(images);
   peer_access_.assign(size(), std::vector<bool>(size(), false));
   if (peers) enable_peers();
-  crew_.reset(new Crew(*this));
+  threads_.reset(new DeviceThreads(*this));
 }
-
-Gpus::~Gpus() = default;  // here the crew is known
 
 void Gpus::load(const std::vector<std::string>& images) {
   std::string failures;
@@ -168,23 +142,12 @@ void Gpus::enable_peers() {
   }
 }
 
-std::vector<int> Gpus::cache_bytes() const {
-  std::vector<int> bytes;
+std::vector<int> Gpus::attributes(int attribute) const {
+  std::vector<int> all;
   for (const Gpu& gpu : gpus_) {
     int found = 0;
-    if (driver().cuDeviceGetAttribute(&found, kAttributeL2CacheSize, device_of(gpu.ordinal)) != kCudaSuccess) found = 0;
-    bytes.push_back(found);
-  }
-  return bytes;
-}
-
-std::vector<bool> Gpus::multicast_supported() const {
-  std::vector<bool> all;
-  for (const Gpu& gpu : gpus_) {
-    int supported = 0;
-    const CUresult result =
-        driver().cuDeviceGetAttribute(&supported, kAttributeMulticastSupported, device_of(gpu.ordinal));
-    all.push_back(result == kCudaSuccess && supported != 0);  // drivers before 12.1 do not know the attribute
+    if (driver().cuDeviceGetAttribute(&found, attribute, device_of(gpu.ordinal)) != kCudaSuccess) found = 0;
+    all.push_back(found);
   }
   return all;
 }
@@ -202,7 +165,7 @@ std::vector<std::size_t> Gpus::free_bytes() {
 
 void Gpus::allocate(std::size_t bytes) {
   const std::size_t rounded = buffer_for(bytes);
-  // Captured chains hold the buffers' addresses, so these stay where they are.
+  // Captured graphs hold the buffers' addresses, so these stay where they are.
   if (buffer_bytes_ != 0) throw std::logic_error("the buffers are allocated once a session");
   for (Gpu& gpu : gpus_) {
     gpu.source = make_memory(gpu.context.get(), rounded);
@@ -220,27 +183,28 @@ void Gpus::fill(Gpu& gpu, CUdeviceptr memory, std::uint64_t bytes, std::uint64_t
   std::uint64_t base = 0, stride = 0;
   std::uint32_t invert = 0;
   void* arguments[] = {&memory, &base, &stride, &bytes, &seed, &invert};
-  launch(gpu, Kernel::fill, grid(gpu, Kernel::fill, bytes / 8), 1, arguments);
+  gpu.context.make_current();
+  launch(gpu, gpu.stream(), Kernel::fill, grid(gpu, Kernel::fill, bytes / 8), 1, arguments);
 }
 
 std::uint64_t Gpus::spare_offset(std::size_t limit) const { return std::min(buffer_bytes_, limit) - kSpare; }
 
-Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned ways, std::size_t limit) {
+Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders, std::size_t limit) {
   const std::uint64_t reserved = kShiftRoom + kSpare, whole = std::min(buffer_bytes_, limit);
   const std::uint64_t stride = round_up(bytes, kSlotAlignment), room = whole < reserved ? 0 : whole - reserved;
-  const std::uint64_t fitting = bytes == 0 || shift >= kShiftRoom || bytes > room ? 0 : room / stride / ways;
+  const std::uint64_t fitting = bytes == 0 || shift >= kShiftRoom || bytes > room ? 0 : room / stride / senders;
   if (fitting == 0)
-    throw std::invalid_argument((ways > 1 ? std::to_string(ways) + " messages at a time do" : "message does") +
+    throw std::invalid_argument((senders > 1 ? std::to_string(senders) + " messages at a time do" : "message does") +
                                 std::string(" not fit the buffers: allocate() more first"));
   const auto count = static_cast<unsigned>(std::min<std::uint64_t>(fitting, static_cast<unsigned>(iterations)));
-  const std::uint64_t needed = count * stride * ways;
-  if (needed <= room / kPlaces) {
-    // An own place for every block: what a message of some bytes takes depends on where it lies, 2.67 us or 2.89 for 8
-    // bytes by kernel [2 × H200], and neighbours are alike. Steps of the golden ratio fall evenly on the buffer.
-    place_ += 0x9e3779b97f4a7c15ull;
-    cursor_ =
-        static_cast<std::uint64_t>(static_cast<double>(place_ >> 11) * 0x1p-53 * static_cast<double>(room - needed)) /
-        kSlotAlignment * kSlotAlignment;
+  const std::uint64_t needed = count * stride * senders;
+  if (needed <= room / kSmallShare) {
+    // Elsewhere for every batch, because a small message's time depends on its address, and neighbours are alike
+    // [docs/method.md 3.2]. Steps of the golden ratio fall evenly on the buffer.
+    fraction_ += 0x9e3779b97f4a7c15ull;
+    cursor_ = static_cast<std::uint64_t>(static_cast<double>(fraction_ >> 11) * 0x1p-53 *
+                                         static_cast<double>(room - needed)) /
+              kSlotAlignment * kSlotAlignment;
   }
   if (cursor_ + needed > room) cursor_ = 0;
   const Slots slots{cursor_ + shift, stride, bytes, count};
@@ -248,30 +212,32 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, u
   return slots;
 }
 
-void Gpus::launch(Gpu& gpu, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) {
-  gpu.context.make_current();
-  launch_on(gpu, gpu.stream.get(), kernel, blocks, slots, arguments);
-}
-
-void Gpus::launch_on(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots,
-                     void** arguments) {
-  const unsigned threads = kernel == Kernel::gate || kernel == Kernel::chase ? 1 : kThreads;
+void Gpus::launch(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) {
+  const unsigned threads = kernel == Kernel::block_stream || kernel == Kernel::chase ? 1 : kThreads;
   CUDA_CHECK(cuLaunchKernel, gpu.kernels[static_cast<std::size_t>(kernel)], blocks, slots, 1u, threads, 1u, 1u, 0u,
              stream, arguments, nullptr);
 }
 
-unsigned Gpus::grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) const {
+unsigned Gpus::grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) {
   const std::uint64_t most = gpu.multiprocessors * (kernel == Kernel::copy ? kCopyBlocks : kFullMultiprocessor);
   const std::uint64_t blocks = (work + kThreads - 1) / kThreads;
   return static_cast<unsigned>(std::clamp<std::uint64_t>(blocks, 1, most));
 }
 
-void Gpus::wait(const Gpu& gpu, CUstream stream, double deadline_seconds) const {
-  poll(*this, gpu, "cuStreamQuery(stream)", deadline_seconds, [&] { return driver().cuStreamQuery(stream); });
+void Gpus::wait(const Gpu& gpu, CUstream stream, double deadline_seconds) const try {
+  const auto query = [&] { return driver().cuStreamQuery(stream); };
+  poll_gpu(gpu.ordinal, "cuStreamQuery(stream)", query, [](Clock::time_point) {}, deadline_seconds);
+} catch (DeviceError& error) {
+  error.position = position(gpu);
+  throw;
 }
 
-void Gpus::wait(const Gpu& gpu, const Event& event, double deadline_seconds) const {
-  poll(*this, gpu, "cuEventQuery(event)", deadline_seconds, [&] { return driver().cuEventQuery(event.get()); });
+void Gpus::wait(const Gpu& gpu, const Event& event, double deadline_seconds) const try {
+  const auto query = [&] { return driver().cuEventQuery(event.get()); };
+  poll_gpu(gpu.ordinal, "cuEventQuery(event)", query, [](Clock::time_point) {}, deadline_seconds);
+} catch (DeviceError& error) {
+  error.position = position(gpu);
+  throw;
 }
 
 }  // namespace collbench

@@ -1,15 +1,15 @@
-// The GPUs of one session: a context, a stream, the kernels and the buffers on each, and the latch that they share.
+// The GPUs of one session: a context, streams, the kernels and the buffers on each, and the latch that they share.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "handles.hpp"
-#include "lanes.hpp"
 
 namespace collbench {
 
@@ -25,65 +25,85 @@ struct GpuIdentity {
 // Returns the visible GPUs in CUDA's order. Throws LibraryError without a driver.
 std::vector<GpuIdentity> list_gpus();
 
-enum class Kernel { gate, fill, verify, copy, chain, chase, fill_elements, verify_elements };
+enum class Kernel { block_stream, fill, verify, copy, write_ring, chase, fill_elements, verify_elements };
 constexpr std::size_t kKernels = 8;
 
-// Pinned memory beside one GPU; host_memory.hpp and chase.hpp make it on first use. `buffers` go by the position that
-// says where they lie.
+// What a kernel found wrong. Mirrors kernels.cu's Report.
+struct Report {
+  std::uint64_t wrong;
+  std::uint64_t first;
+  double expected;
+  double found;
+};
+
+// Even and odd batches of copies have their own events and reports: one is queued while the one before it is verified.
+using EventPair = std::array<Event, 2>;
+inline EventPair make_event_pair(CUcontext context, unsigned flags = 0) {
+  return {make_event(context, flags), make_event(context, flags)};
+}
+
+// A stream, the events around what is timed on it, and host memory where kernels report on it.
+struct TimedStream {
+  explicit TimedStream(CUcontext context)
+      : stream(make_stream(context)),
+        start(make_event_pair(context)),
+        end(make_event_pair(context)),
+        reports(make_pinned(context, 2 * sizeof(Report))) {}
+  Report& report(std::size_t parity = 0) const { return static_cast<Report*>(reports.get())[parity]; }
+  // The report's address, one for host and device, after setting it to "nothing wrong".
+  Report* clear_report(std::size_t parity = 0) const { return &(report(parity) = Report{0, ~0ull, 0, 0}); }
+  Stream stream;
+  EventPair start;
+  EventPair end;
+  PinnedMemory reports;
+};
+
+// Pinned host memory beside one GPU that its copies read and write (host_memory.hpp).
 struct HostBuffers {
   PinnedMemory source;
   PinnedMemory target;
 };
-struct HostMemory {
-  std::map<int, HostBuffers> buffers;
-  PinnedMemory ring;
-};
 
-// One GPU's share of the session. `source` holds the copy pattern and never changes; `send` is refilled for each
-// collective; `target` receives both. `report` is host memory that the kernels write.
+// One GPU's share of the session. `source` holds the copies' pattern and never changes; `send` is refilled for each
+// collective; `target` receives both.
 struct Gpu {
   Gpu(int ordinal, PrimaryContext context);
-  // The report's address, one for host and device, after setting it to "nothing wrong".
-  Report* clear_report() { return &(*static_cast<Report*>(report.get()) = Report{0, ~0ull, 0, 0}); }
-  Report read_report() const { return *static_cast<const Report*>(report.get()); }
+  // Where collectives, the pointer chase and all verification run, and the first of the copies that this GPU issues.
+  TimedStream& own() { return streams.front(); }
+  CUstream stream() const { return streams.front().stream.get(); }
   int ordinal;
   PrimaryContext context;
-  Stream stream;
-  Event start;
-  Event end;
+  std::deque<TimedStream> streams;  // the others, for copies at the same time, are made on demand
   Module module;
   std::array<CUfunction, kKernels> kernels{};
   unsigned multiprocessors = 0;
   DeviceMemory source;
   DeviceMemory send;
   DeviceMemory target;
-  PinnedMemory report;
-  std::vector<Lane> lanes;  // made on demand, the first of them on `stream`
-  EventTurns poisoned;      // for all transfers that this GPU verifies together
-  EventTurns verified;
-  HostMemory host;
-  DeviceMemory ring;  // of the pointer chase, made on first use, as is what follows
+  EventPair poisoned;  // what this GPU verifies
+  EventPair verified;
+  std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node; made on first use, as are
+  PinnedMemory host_ring;           // the pointer chase's rings, and the words by which its multiprocessors take turns
+  DeviceMemory ring;
   DeviceMemory turns;
   std::uint64_t turns_taken = 0;
   std::uint64_t seed;
 };
 
-// Whole messages of `bytes` bytes, `stride` apart from `base`: the places that a block of iterations touches in turn,
-// so that the L2 cache does not serve one message's bytes to the next.
+// Whole messages of `bytes` bytes, `stride` apart from `base`, that a batch of iterations uses one after another, so
+// that the L2 cache does not serve one message's bytes to the next.
 struct Slots {
   std::uint64_t base;
   std::uint64_t stride;
   std::uint64_t bytes;
   unsigned count;
   std::uint64_t offset(int iteration) const { return base + stride * (static_cast<unsigned>(iteration) % count); }
-  // Of several messages at a time, which follow one another in memory: the slots of the one at `index`.
-  Slots way(unsigned index) const { return {base + stride * count * index, stride, bytes, count}; }
+  // Where several transfers write to one destination: the slots of the one at `index`, behind those before it.
+  Slots of_sender(unsigned index) const { return {base + stride * count * index, stride, bytes, count}; }
 };
 
-class Crew;
-struct DisposeCrew {
-  void operator()(Crew* crew) const;  // crew.hpp
-};
+class DeviceThreads;
+using OwnedThreads = std::unique_ptr<DeviceThreads, void (*)(DeviceThreads*)>;
 
 class Gpus {
  public:
@@ -92,7 +112,6 @@ class Gpus {
   // through host memory: then in a process of its own, for peer access belongs to the context that torch and NCCL
   // share, and cuCtxDisablePeerAccess would unmap buffers that live NCCL communicators address.
   Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers = true);
-  ~Gpus();
 
   std::size_t size() const { return gpus_.size(); }
   Gpu& operator[](int position) { return gpus_.at(static_cast<std::size_t>(position)); }
@@ -110,56 +129,66 @@ class Gpus {
   int image() const { return image_; }
   // peer_access()[i][j]: kernels on i may address memory of j.
   const std::vector<std::vector<bool>>& peer_access() const { return peer_access_; }
-  // Each GPU's L2 cache in bytes, 0 where the driver does not tell.
-  std::vector<int> cache_bytes() const;
-  // Which GPUs offer NVLink multicast, which NCCL's NVLS needs; collbench never uses it itself.
-  std::vector<bool> multicast_supported() const;
+  // Each GPU's L2 cache in bytes, 0 where the driver does not report it.
+  std::vector<int> cache_bytes() const { return attributes(kAttributeL2CacheSize); }
+  // Which GPUs offer NVLink multicast, which NCCL's NVLS needs (0 before driver 12.1); collbench never uses it itself.
+  std::vector<int> multicast_supported() const { return attributes(kAttributeMulticastSupported); }
 
-  // A place behind all slots, of 256 bytes in every buffer: for what is copied but not measured. `limit` is the size of
-  // the smallest buffer in use where that is not a GPU's.
+  // 256 bytes behind all slots in every buffer, for what is copied but not measured. `limit` is the size of the
+  // smallest buffer in use where that is not a GPU's.
   std::uint64_t spare_offset(std::size_t limit = kNoLimit) const;
-  // Chooses slots for `iterations` messages, elsewhere in the buffer from call to call. `shift` misaligns them.
-  // Of `ways` messages at a time each gets as many slots, see Slots::way.
-  Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned ways = 1,
+  // Chooses slots for `iterations` messages, elsewhere in the buffer from call to call. `shift` misaligns them. Each of
+  // `senders` transfers to one destination gets as many, see Slots::of_sender.
+  Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders = 1,
                    std::size_t limit = kNoLimit);
 
-  void launch(Gpu& gpu, Kernel kernel, unsigned blocks, unsigned slots, void** arguments);
-  // The same on any stream of the GPU, whose context is current: making it so costs as much as some calls.
-  static void launch_on(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots,
-                        void** arguments);
-  // A grid that covers `work` items of one thread each: full multiprocessors for filling and verifying, and for
+  // On a stream of the GPU, whose context is current. gridDim is (`blocks`, `slots`).
+  static void launch(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots, void** arguments);
+  // Thread blocks that cover `work` items of one thread each: full multiprocessors for filling and verifying, and for
   // the timed copy four times as many (kernels.cu).
-  unsigned grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) const;
+  static unsigned grid(const Gpu& gpu, Kernel kernel, std::uint64_t work);
   // Wait for all work on a stream of the GPU (its own where none is named), or for an event. Throw HangError past the
   // deadline, CudaError where the GPU has failed.
-  void wait(const Gpu& gpu, double deadline_seconds) const { wait(gpu, gpu.stream.get(), deadline_seconds); }
+  void wait(const Gpu& gpu, double deadline_seconds) const { wait(gpu, gpu.stream(), deadline_seconds); }
   void wait(const Gpu& gpu, CUstream stream, double deadline_seconds) const;
   void wait(const Gpu& gpu, const Event& event, double deadline_seconds) const;
+  // Calls `work()` with the GPU's context current. Errors name the GPU.
+  template <class Work>
+  void on(const Gpu& gpu, const Work& work) const try {
+    gpu.context.make_current();
+    work();
+  } catch (DeviceError& error) {
+    error.position = position(gpu);
+    throw;
+  }
 
-  // Two words that every GPU and the host see: the highest opened ticket, and whether a gate gave up waiting.
+  // Two words that every GPU and the host see: the highest ticket let through, and whether a blocking kernel timed out.
   volatile std::uint32_t* latch() { return static_cast<volatile std::uint32_t*>(latch_.get()); }
   std::uint32_t next_ticket() { return ++ticket_; }
 
   // The threads that queue copies and collectives.
-  Crew& crew() { return *crew_; }
+  DeviceThreads& threads() { return *threads_; }
 
  private:
   static constexpr std::size_t kNoLimit = ~std::size_t{0};
   void load(const std::vector<std::string>& images);
   void enable_peers();
+  std::vector<int> attributes(int attribute) const;
 
   std::vector<Gpu> gpus_;
   PinnedMemory latch_;
   std::vector<std::vector<bool>> peer_access_;
   std::size_t buffer_bytes_ = 0;
   std::uint64_t cursor_ = 0;
-  std::uint64_t place_ = 0;  // of the last small block, as a fraction of 2^64
+  std::uint64_t fraction_ = 0;  // of the buffer, where the last small batch began, in 2^-64
   std::uint32_t ticket_ = 0;
   int image_ = -1;
-  std::unique_ptr<Crew, DisposeCrew> crew_;  // last: its threads end before what they use
+  OwnedThreads threads_;  // last: they end before what they use
 };
 
-constexpr unsigned kThreads = 512;
+// Before a round, so many bytes cross each of its links untimed, because a link that was idle for 0.1 s sleeps
+// [docs/method.md 3.2]: what comes first takes 170 us more, in messages of 8 bytes 1.4 ms [2 × H200].
+constexpr std::uint64_t kLinkWakingBytes = 16 << 20;
 // Longest wait for what prepares a measurement: filling a host buffer of 1 GiB at 3 GB/s takes 0.4 s.
 constexpr double kSetupSeconds = 30.0;
 

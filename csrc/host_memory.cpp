@@ -1,20 +1,59 @@
 #include "host_memory.hpp"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
-
-#include "memory_policy.hpp"
 
 namespace collbench {
 namespace {
 
+constexpr int kBind = 2;  // MPOL_BIND [linux/mempolicy.h]
+constexpr int kWordBits = 8 * static_cast<int>(sizeof(unsigned long));
 // Pinned memory is taken from everybody; larger messages would not be any faster.
 constexpr std::size_t kMostMessage = std::size_t{1} << 30;
-// On each node every GPU has two of these, and they stay: visits come in random order, and pinning them anew for each
-// would take 0.15 s. Eight GPUs and two nodes take 8 GiB. Four messages of 64 MiB (planning.py) follow one another in
+// On each node every GPU has two of these, and they stay: trials come in random order, and pinning them anew for each
+// would take 0.15 s. Eight GPUs and two nodes take 8 GiB. Four messages of 64 MiB (bench/plan.py) follow one another in
 // them; a node's caches keep part of that on some hosts, but the same part on every node of it.
 constexpr std::size_t kMostOnNode = std::size_t{256} << 20;
+
+[[noreturn]] void refuse(const char* call, int node) {
+  const int error = errno;
+  const char* advice = "";
+  if (error == EPERM) advice = "; in a container it needs CAP_SYS_NICE (docker run --cap-add SYS_NICE)";
+  if (error == EINVAL) advice = "; there is no such node, or this process may not use its memory (cpuset)";
+  throw PolicyError("cannot take memory on NUMA node " + std::to_string(node) + ": " + call + ": " +
+                    std::strerror(error) + advice);
+}
+
+// Binds what the calling thread takes to one node's memory while it lives; then what held before holds again. Memory is
+// placed when it is first used, and pinned memory when it is made. By system call: libnuma, which wraps it, is not
+// everywhere. Throws PolicyError.
+class OnNode {
+ public:
+  explicit OnNode(int node) {
+    NodeMask nodes{};
+    nodes.at(static_cast<std::size_t>(node / kWordBits)) = 1ul << (node % kWordBits);
+    if (syscall(SYS_get_mempolicy, &mode_, nodes_.data(), kMostNodes, nullptr, 0) != 0) refuse("get_mempolicy", node);
+    if (set_policy(kBind, nodes) != 0) refuse("set_mempolicy", node);
+  }
+  OnNode(const OnNode&) = delete;
+  OnNode& operator=(const OnNode&) = delete;
+  ~OnNode() { set_policy(mode_, nodes_); }
+
+ private:
+  using NodeMask = std::array<unsigned long, kMostNodes / kWordBits>;
+  // The kernel counts one bit less than it is given here [mm/mempolicy.c, get_nodes].
+  static long set_policy(int mode, const NodeMask& nodes) {
+    return syscall(SYS_set_mempolicy, mode, nodes.data(), kMostNodes + 1);
+  }
+  int mode_ = 0;
+  NodeMask nodes_{};
+};
 
 CUdeviceptr address(const PinnedMemory& memory) { return reinterpret_cast<CUdeviceptr>(memory.get()); }
 
@@ -27,12 +66,19 @@ PinnedMemory make_buffer(const Gpus& gpus, const Gpu& gpu, int position) {
 
 }  // namespace
 
+std::string node_memory_refusal(int node) try {
+  const OnNode bound(node);
+  return "";
+} catch (const PolicyError& error) {
+  return error.what();
+}
+
 std::size_t host_bytes(const Gpus& gpus, int position) {
   return std::min(gpus.buffer_bytes(), Gpus::buffer_for(position == kHostPosition ? kMostMessage : kMostOnNode));
 }
 
 CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position) {
-  PinnedMemory& source = gpu.host.buffers[position].source;
+  PinnedMemory& source = gpu.host[position].source;
   if (source.get() == nullptr) {
     PinnedMemory made = make_buffer(gpus, gpu, position);
     gpus.fill(gpu, address(made), host_bytes(gpus, position), host_seed(gpu));
@@ -43,7 +89,7 @@ CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position) {
 }
 
 CUdeviceptr host_target(Gpus& gpus, Gpu& gpu, int position) {
-  PinnedMemory& target = gpu.host.buffers[position].target;
+  PinnedMemory& target = gpu.host[position].target;
   if (target.get() == nullptr) target = make_buffer(gpus, gpu, position);
   return address(target);
 }

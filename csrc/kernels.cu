@@ -1,6 +1,6 @@
-// All device code: the gate, the pattern that proves what was copied, the copy by kernel, the pointer chase; and in
-// elements.cuh the numbers that prove what was reduced. Compiled by NVRTC for compute_60 (tools see CONTRIBUTING.md)
-// and by any nvcc; includes nothing of theirs.
+// All device code: the blocking kernel, the pattern that proves what was copied, the copy by kernel, the pointer chase;
+// and in elements.cuh the numbers that prove what was reduced. Compiled by NVRTC for compute_60 (tools see
+// CONTRIBUTING.md) and by any nvcc; includes nothing of theirs.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -33,7 +33,7 @@ __device__ __forceinline__ u64 mix(u64 x) {
 }
 
 // Holds the stream until the host raises the latch to `ticket`; after timeout_ns it lets go and says so.
-extern "C" __global__ void gate(const volatile u32* latch, u32 ticket, u64 timeout_ns, volatile u32* expired) {
+extern "C" __global__ void block_stream(const volatile u32* latch, u32 ticket, u64 timeout_ns, volatile u32* expired) {
   const u64 start = nanoseconds();
   while ((int)(*latch - ticket) < 0) {
     if (nanoseconds() - start > timeout_ns) {
@@ -137,8 +137,8 @@ extern "C" __global__ void copy(u8* target, const u8* source, u64 bytes, u64 str
 }
 
 // ---- pointer chase --------------------------------------------------------------------------------------------------
-// Writes a ring of lines, 128 bytes apart: the first word of each is the address of the next. See chase.cpp.
-extern "C" __global__ void chain(u64* lines, u64 count, u64 multiplier, u64 increment) {
+// Writes a ring of lines, 128 bytes apart: the first word of each is the address of the next. See pointer_chase.cpp.
+extern "C" __global__ void write_ring(u64* lines, u64 count, u64 multiplier, u64 increment) {
   for (u64 i = thread_index(); i < count; i += thread_count())
     lines[i * 16] = (u64)(lines + (i * multiplier + increment) % count * 16);
 }

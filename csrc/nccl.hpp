@@ -79,7 +79,30 @@ class Nccl {
 
 }  // namespace collbench
 
-// Calls an NCCL function of `nccl` and turns failure into an NcclError that names the call and its place.
-#define NCCL_CHECK(nccl, function, ...)                                                                          \
-  (nccl).checked(::collbench::came_back((nccl).function(__VA_ARGS__)), #function "(" #__VA_ARGS__ ")", __FILE__, \
+// Calls an NCCL function of `nccl` and turns failure into an NcclError that names the call and its line.
+#define NCCL_CHECK(nccl, function, ...)                                                                         \
+  (nccl).checked(::collbench::returned((nccl).function(__VA_ARGS__)), #function "(" #__VA_ARGS__ ")", __FILE__, \
                  __LINE__)
+
+namespace collbench {
+
+// An open group of NCCL calls. Leaving its scope by an exception closes it, so that the thread can use NCCL again.
+class NcclGroup {
+ public:
+  explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { NCCL_CHECK(nccl_, ncclGroupStart); }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  ~NcclGroup() {
+    if (open_) nccl_.ncclGroupEnd();
+  }
+  ncclResult_t end() {
+    open_ = false;
+    return NCCL_CHECK(nccl_, ncclGroupEnd);
+  }
+
+ private:
+  const Nccl& nccl_;
+  bool open_ = true;
+};
+
+}  // namespace collbench

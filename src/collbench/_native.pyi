@@ -1,5 +1,7 @@
 """Types of the compiled extension (csrc/bindings.cpp)."""
 
+from typing import ClassVar
+
 class LibraryError(RuntimeError): ...
 
 # `position`: the failing GPU's place in Gpus, -1 where only the caller can know it.
@@ -34,12 +36,79 @@ class GpuIdentity:
 def list_gpus() -> list[GpuIdentity]: ...
 def node_memory_refusal(node: int) -> str: ...
 
+class Engine:
+    copy_engine: ClassVar[Engine]
+    multiprocessors: ClassVar[Engine]
+
+# By collbench's names of operations, dtypes and reductions; `Dtype(7)` is that of NCCL's number.
+class Collective:
+    __members__: ClassVar[dict[str, Collective]]
+    def __init__(self, value: int) -> None: ...
+
+class Dtype:
+    __members__: ClassVar[dict[str, Dtype]]
+    def __init__(self, value: int) -> None: ...
+
+class Reduction:
+    __members__: ClassVar[dict[str, Reduction]]
+    def __init__(self, value: int) -> None: ...
+
+class CopyRound:
+    """Groups of transfers (source, destination): positions in Gpus, -1 for host memory, -2 - n on NUMA node n.
+
+    `iterations` messages of `bytes` bytes in each of `batches` timed batches; `warmup` is untimed batches, `deadline`
+    seconds for each. `shift` misaligns source and destination by so many bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: list[list[tuple[int, int]]],
+        engine: Engine,
+        pull: bool,
+        bytes: int,
+        iterations: int,
+        batches: int,
+        warmup: int,
+        deadline: float,
+        shift: int = 0,
+    ) -> None: ...
+
+class ChaseRound:
+    """Links (reader, owner of the memory), as positions of `CopyRound`; `accesses` in each batch."""
+
+    def __init__(
+        self, *, links: list[tuple[int, int]], accesses: int, batches: int, warmup: int, deadline: float
+    ) -> None: ...
+
+class CollectiveRound:
+    """Disjoint groups of ranks; `count` elements of the whole message, `launch_iterations` 0 for no launch loop."""
+
+    def __init__(
+        self,
+        *,
+        groups: list[list[int]],
+        operation: Collective,
+        dtype: Dtype,
+        reduction: Reduction,
+        root: int,
+        count: int,
+        in_place: bool,
+        verify: bool,
+        iterations: int,
+        batches: int,
+        warmup: int,
+        launch_iterations: int,
+        launch_warmup: int,
+        deadline: float,
+    ) -> None: ...
+
 class Coverage:
     moved: int
     verified: int
 
 class Times:
-    seconds: list[list[float]]
+    seconds: list[list[float]]  # [group][batch]
     coverage: list[Coverage]
 
 class CollectiveTimes(Times):
@@ -48,26 +117,13 @@ class CollectiveTimes(Times):
 class Gpus:
     image: int
     cache_bytes: list[int]
-    multicast_supported: list[bool]
+    multicast_supported: list[int]  # 1 or 0
     def __init__(self, ordinals: list[int], images: list[bytes], peers: bool = True) -> None: ...
     def free_bytes(self) -> list[int]: ...
     def allocate(self, bytes: int) -> None: ...
     def peer_access(self) -> list[list[bool]]: ...
-    def time_copies(
-        self,
-        groups: list[list[tuple[int, int]]],
-        multiprocessors: bool,
-        pull: bool,
-        bytes: int,
-        shift: int,
-        iterations: int,
-        blocks: int,
-        warmup: int,
-        deadline: float,
-    ) -> Times: ...
-    def time_chase(
-        self, links: list[tuple[int, int]], accesses: int, blocks: int, warmup: int, deadline: float
-    ) -> list[list[float]]: ...
+    def time_copies(self, round: CopyRound) -> Times: ...
+    def time_chase(self, round: ChaseRound) -> list[list[float]]: ...
 
 class Nccl:
     version: int
@@ -79,28 +135,11 @@ class Collectives:
     # world_size 0: this process holds all ranks, one for each of its GPUs; otherwise it is one rank with one GPU.
     def __init__(self, gpus: Gpus, nccl: Nccl, rank: int = 0, world_size: int = 0, unique_id: bytes = b"") -> None: ...
     def prepare(self, groups: list[list[int]]) -> None: ...
-    def time(
-        self,
-        groups: list[list[int]],
-        operation: int,
-        dtype: int,
-        reduction: int,
-        root: int,
-        count: int,
-        width: int,
-        in_place: bool,
-        verify: bool,
-        iterations: int,
-        blocks: int,
-        warmup: int,
-        launch_iterations: int,
-        launch_warmup: int,
-        deadline: float,
-    ) -> CollectiveTimes: ...
+    def time(self, round: CollectiveRound) -> CollectiveTimes: ...
     def close(self) -> None: ...
 
 class HostSession:
     def __init__(self, cores: list[int], buffer_bytes: int) -> None: ...
     def time_copies(
-        self, links: list[tuple[int, int]], pull: bool, size: int, iterations: int, blocks: int, warmup: int
+        self, links: list[tuple[int, int]], pull: bool, size: int, iterations: int, batches: int, warmup: int
     ) -> list[list[float]]: ...

@@ -150,7 +150,7 @@ def test_iterations_and_warmup_can_be_given() -> None:
 def test_more_iterations_than_a_chain_holds_are_left_to_the_launch_loop() -> None:
     plan = replace(plan_for(2), iterations=100, launches=100)
     steps = [step for step in plan.passes(random.Random(0), set(plan.cells())) if step.work == SUM]
-    assert {(step.iterations, step.launches) for step in steps} == {(32, 100)}  # 32: csrc/collective_round.cpp
+    assert {(step.iterations, step.launches) for step in steps} == {(32, 100)}  # 32: csrc/collective_layout.cpp
 
 
 @pytest.mark.parametrize("variant", [Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.HOST, Variant.STAGED])

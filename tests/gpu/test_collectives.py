@@ -18,38 +18,13 @@ from tests.gpu.machine import need_gpus, need_nccl, open_gpus
 
 ORDINALS = need_gpus(2)
 NCCL = need_nccl()
-# As the native layer numbers them.
-_OPERATIONS = (
-    "allreduce",
-    "broadcast",
-    "reduce",
-    "allgather",
-    "reducescatter",
-    "alltoall",
-    "sendrecv",
-    "gather",
-    "scatter",
-)
-# In the order of ncclDataType_t and ncclRedOp_t [nccl.h 2.24], with each type's bytes.
-_DTYPES = {
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-    "bfloat16": 2,
-    "float8e4m3": 1,
-    "float8e5m2": 1,
-}
+_OPERATIONS = tuple(_native.Collective.__members__)
+_DTYPES = tuple(_native.Dtype.__members__)  # in NCCL's order
 _FLOAT8 = 10  # the first of the 8-bit floats, which NCCL has since 2.24 and reduces from sm_90 on
-_REDUCTIONS = ("sum", "prod", "max", "min", "avg")
+_REDUCTIONS = tuple(_native.Reduction.__members__)
 _EVERYONE = list(range(len(ORDINALS)))
 _COUNTS = (1, 3, 1025, 65537)  # of each rank's block
-_MIXED = ("uint8", "bfloat16", "float32", "int64", "float8e5m2")
+_MIXED = ("uint8", "bfloat16", "float32", "int64", "float8_e5m2")
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +33,31 @@ def collectives() -> _native.Collectives:
 
 
 def _plan(operation: str, dtype: int, **changes: Any) -> dict[str, Any]:
-    plan: dict[str, Any] = {"operation": _OPERATIONS.index(operation), "dtype": dtype, "reduction": 0, "root": 0}
-    plan |= {"width": list(_DTYPES.values())[dtype], "in_place": False, "verify": True, "iterations": 3, "blocks": 2}
+    """Return a round's values, as JSON holds them: the enums as names or numbers."""
+    plan: dict[str, Any] = {"operation": operation, "dtype": dtype, "reduction": 0, "root": 0}
+    plan |= {"in_place": False, "verify": True, "iterations": 3, "batches": 2}
     plan |= {"warmup": 1, "launch_iterations": 0, "launch_warmup": 0, "deadline": 30.0}
     return plan | changes
+
+
+def collective_round(*, operation: str, dtype: int, reduction: int, **values: Any) -> _native.CollectiveRound:
+    """Return the round of a plan."""
+    return _native.CollectiveRound(
+        operation=_native.Collective.__members__[operation],
+        dtype=_native.Dtype(dtype),
+        reduction=_native.Reduction(reduction),
+        **values,
+    )
 
 
 def _time(
     collectives: _native.Collectives, groups: list[list[int]], operation: str, dtype: int, count: int, **changes: Any
 ) -> list[list[float]]:
-    """Return the block times of one visit. Skips the test where NCCL has no 8-bit floats."""
+    """Return the batch times of one trial. Skips the test where NCCL has no 8-bit floats."""
     if dtype >= _FLOAT8 and NCCL.version < 22400:
         pytest.skip(f"NCCL {NCCL.version} has no 8-bit floats: needs 2.24")
     try:
-        times = collectives.time(groups=groups, count=count, **_plan(operation, dtype, **changes))
+        times = collectives.time(collective_round(groups=groups, count=count, **_plan(operation, dtype, **changes)))
     except _native.NcclError as error:
         if dtype >= _FLOAT8 and "sm90" in str(error):
             pytest.skip(str(error))
@@ -82,7 +68,7 @@ def _time(
 
 
 @pytest.mark.parametrize("reduction", range(len(_REDUCTIONS)), ids=_REDUCTIONS)
-@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
+@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=_DTYPES)
 def test_allreduce_of_all_gpus(collectives: _native.Collectives, dtype: int, reduction: int) -> None:
     for count in _COUNTS:
         _time(collectives, [_EVERYONE], "allreduce", dtype, count, reduction=reduction)
@@ -98,12 +84,12 @@ def test_every_operation_from_the_first_and_the_last_root(
     for group in ([0], [1, 0], _EVERYONE, _EVERYONE[::-1]):
         for block in _COUNTS:
             for root in {0, len(group) - 1}:
-                place = list(_DTYPES).index(dtype)
+                place = _DTYPES.index(dtype)
                 _time(collectives, [group], operation, place, block * len(group), root=root, in_place=in_place)
 
 
 @pytest.mark.parametrize("operation", ["reduce", "reducescatter"])
-@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
+@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=_DTYPES)
 def test_other_reductions(collectives: _native.Collectives, dtype: int, operation: str) -> None:
     for reduction in range(1, len(_REDUCTIONS)):
         _time(collectives, [_EVERYONE], operation, dtype, 1025 * len(_EVERYONE), reduction=reduction)
@@ -117,7 +103,7 @@ def test_every_pair_alone(collectives: _native.Collectives, operation: str) -> N
 
 
 @pytest.mark.skipif(len(ORDINALS) < 3, reason="needs 3 GPUs: averages over three ranks round")
-@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
+@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=_DTYPES)
 def test_averages_over_three_ranks(collectives: _native.Collectives, dtype: int) -> None:
     _time(collectives, [[0, 1, 2]], "allreduce", dtype, 65537, reduction=4)
 
@@ -132,7 +118,7 @@ def test_two_pairs_at_once_and_again_from_the_kept_chain(collectives: _native.Co
 def test_the_launch_loop_is_timed_for_each_group(collectives: _native.Collectives) -> None:
     for operation in _OPERATIONS:
         plan = _plan(operation, 7, launch_iterations=20, launch_warmup=5)
-        launches = collectives.time(groups=[[0, 1]], count=2, **plan).launch_seconds
+        launches = collectives.time(collective_round(groups=[[0, 1]], count=2, **plan)).launch_seconds
         assert len(launches) == 1
         assert launches[0] > 0
 
@@ -144,7 +130,18 @@ def test_communicators_are_prepared_while_copies_are_timed() -> None:
     ahead = threading.Thread(target=collectives.prepare, args=(pairs,))
     ahead.start()
     while ahead.is_alive():
-        gpus.time_copies([[(0, 1)]], False, False, 2**20, 0, 5, 4, 1, 30.0)
+        gpus.time_copies(
+            _native.CopyRound(
+                groups=[[(0, 1)]],
+                engine=_native.Engine.copy_engine,
+                pull=False,
+                bytes=2**20,
+                iterations=5,
+                batches=4,
+                warmup=1,
+                deadline=30.0,
+            )
+        )
     for pair in pairs:
         _time(collectives, [pair], "allreduce", 7, 1025)
 
@@ -154,6 +151,7 @@ import json, os, sys, time
 from pathlib import Path
 from collbench import _native
 from tests.gpu.machine import need_nccl, open_gpus
+from tests.gpu.test_collectives import collective_round
 rank, world, folder, plans = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4])
 nccl, gpus, meeting = need_nccl(), open_gpus([rank], 2**23), folder / "id"
 if rank == 0:
@@ -163,7 +161,7 @@ while not meeting.exists():
     time.sleep(0.01)
 collectives = _native.Collectives(gpus, nccl, rank, world, meeting.read_bytes())
 collectives.prepare([list(range(world)), [0, 1]])
-times = [collectives.time(**plan) for plan in plans]
+times = [collectives.time(collective_round(**plan)) for plan in plans]
 print(json.dumps([[one.seconds, one.launch_seconds] for one in times]))
 """
 

@@ -35,13 +35,19 @@ def gpus() -> _native.Gpus:
     return open_gpus(ORDINALS, 16 * _MIB)
 
 
+def _times(
+    gpus: _native.Gpus, groups: list[list[tuple[int, int]]], multiprocessors: bool = False, **changes: Any
+) -> _native.Times:
+    engine = _native.Engine.multiprocessors if multiprocessors else _native.Engine.copy_engine
+    plan: dict[str, Any] = {"pull": False, "bytes": _MIB, "iterations": 5, "batches": 2, "warmup": 1, "deadline": 30.0}
+    return gpus.time_copies(_native.CopyRound(groups=groups, engine=engine, **(plan | changes)))
+
+
 def _copy(gpus: _native.Gpus, groups: list[list[tuple[int, int]]], **changes: Any) -> list[list[float]]:
-    plan: dict[str, Any] = {"multiprocessors": False, "pull": False, "bytes": _MIB, "shift": 0, "iterations": 5}
-    plan |= {"blocks": 2, "warmup": 1, "deadline": 30.0}
-    times = gpus.time_copies(groups, **(plan | changes))
+    times = _times(gpus, groups, **changes)
     seconds = times.seconds
     assert all(0 < coverage.verified <= coverage.moved for coverage in times.coverage)
-    assert [len(blocks) for blocks in seconds] == [(plan | changes)["blocks"]] * len(groups)
+    assert [len(batches) for batches in seconds] == [changes.get("batches", 2)] * len(groups)
     assert min(itertools.chain.from_iterable(seconds)) > 0
     return seconds
 
@@ -80,29 +86,27 @@ def test_disjoint_links_at_once(gpus: _native.Gpus, multiprocessors: bool) -> No
     if multiprocessors:
         _need_peers(gpus)
     groups = [[(i, i + 1)] for i in range(0, len(ORDINALS) - 1, 2)]
-    _copy(gpus, groups, bytes=_MIB + 13, iterations=29, blocks=3, multiprocessors=multiprocessors)
+    _copy(gpus, groups, bytes=_MIB + 13, iterations=29, batches=3, multiprocessors=multiprocessors)
 
 
-def test_many_blocks_follow_one_another(gpus: _native.Gpus) -> None:
+def test_many_batches_follow_one_another(gpus: _native.Gpus) -> None:
     for size in (8, 65537, _MIB):
-        _copy(gpus, [[link] for link in ((0, 1),)], bytes=size, iterations=20, blocks=200)
+        _copy(gpus, [[link] for link in ((0, 1),)], bytes=size, iterations=20, batches=200)
 
 
 def test_a_message_as_large_as_the_buffer(gpus: _native.Gpus) -> None:
-    _copy(gpus, [[(0, 1)]], bytes=16 * _MIB, shift=255, iterations=3, blocks=1, warmup=0)
-    _copy(gpus, [[(_HOST, 0), (0, _HOST)]], bytes=16 * _MIB, shift=255, iterations=3, blocks=3)
+    _copy(gpus, [[(0, 1)]], bytes=16 * _MIB, shift=255, iterations=3, batches=1, warmup=0)
+    _copy(gpus, [[(_HOST, 0), (0, _HOST)]], bytes=16 * _MIB, shift=255, iterations=3, batches=3)
 
 
-def test_blocks_too_large_to_be_queued_ahead(gpus: _native.Gpus) -> None:
-    # 240 MiB a block, in the one place that the buffer has for such messages.
-    _copy(gpus, [[(0, 1), (1, 0)]], bytes=12 * _MIB + 13, iterations=20, blocks=3)
+def test_batches_too_large_to_be_queued_ahead(gpus: _native.Gpus) -> None:
+    # 240 MiB a batch, in the one place that the buffer has for such messages.
+    _copy(gpus, [[(0, 1), (1, 0)]], bytes=12 * _MIB + 13, iterations=20, batches=3)
 
 
 def test_bytes_of_messages_that_share_a_place_count_once(gpus: _native.Gpus) -> None:
-    plan: dict[str, Any] = {"multiprocessors": False, "pull": False, "shift": 0, "deadline": 30.0}
     for size, slots in ((12 * _MIB, 1), (5 * _MIB, 3), (_MIB, 5)):
-        times = gpus.time_copies([[(0, 1), (1, 0)]], bytes=size, iterations=5, blocks=2, warmup=1, **plan)
-        (coverage,) = times.coverage
+        (coverage,) = _times(gpus, [[(0, 1), (1, 0)]], bytes=size).coverage
         assert (coverage.verified, coverage.moved) == (2 * 3 * slots * size, 2 * 3 * 5 * size)
 
 
@@ -115,10 +119,10 @@ def test_a_pointer_chase_reads_every_other_memory(gpus: _native.Gpus) -> None:
     links = [(i, _HOST) for i in range(len(ORDINALS))]
     rounds = [links] + [[link] for link in _LINKS if gpus.peer_access()[link[0]][link[1]]]
     for chased in rounds:
-        seconds = gpus.time_chase(chased, accesses=20000, blocks=3, warmup=1, deadline=30.0)
-        assert [len(blocks) for blocks in seconds] == [3] * len(chased)
+        seconds = gpus.time_chase(_native.ChaseRound(links=chased, accesses=20000, batches=3, warmup=1, deadline=30.0))
+        assert [len(batches) for batches in seconds] == [3] * len(chased)
         # No memory beyond a link answers in less than 50 ns, and none that works takes 100 µs.
-        assert all(5e-8 < time < 1e-4 for blocks in seconds for time in blocks)
+        assert all(5e-8 < time < 1e-4 for batches in seconds for time in batches)
 
 
 _STAGED = """
@@ -130,12 +134,13 @@ assert gpus.peer_access() == [[False, False], [False, False]]
 for groups in ([[(0, 1)]], [[(0, 1), (1, 0)]]):
     for size in (8, 65537, 2**20 + 13, 2**24, 2**28):
         for pull in (False, True):
-            gpus.time_copies(groups, False, pull, size, 0, 3, 2, 1, 30.0)
+            round = dict(groups=groups, engine=_native.Engine.copy_engine, pull=pull, bytes=size, iterations=3)
+            gpus.time_copies(_native.CopyRound(**round, batches=2, warmup=1, deadline=30.0))
 """
 
 
 def test_staged_copies_of_a_process_without_peer_access() -> None:
-    """Include a block of 768 MiB, whose launches no gate holds back."""
+    """Include a batch of 768 MiB, whose launches no blocking kernel holds back."""
     done = subprocess.run([sys.executable, "-c", _STAGED], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -11,16 +11,19 @@ ORDINALS = need_gpus(2)
 
 
 def _copy(gpus: _native.Gpus) -> float:
+    engine = _native.Engine.multiprocessors if gpus.peer_access()[0][1] else _native.Engine.copy_engine
     times = gpus.time_copies(
-        groups=[[(0, 1)]],
-        multiprocessors=gpus.peer_access()[0][1],
-        pull=False,
-        bytes=65537,
-        shift=1,
-        iterations=4,
-        blocks=1,
-        warmup=1,
-        deadline=30.0,
+        _native.CopyRound(
+            groups=[[(0, 1)]],
+            engine=engine,
+            pull=False,
+            bytes=65537,
+            shift=1,
+            iterations=4,
+            batches=1,
+            warmup=1,
+            deadline=30.0,
+        )
     )
     return times.seconds[0][0]
 

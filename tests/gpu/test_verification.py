@@ -38,22 +38,26 @@ def _copy(
     gpus: _native.Gpus, size: int, shift: int, *, pull: bool = False, group: Sequence[tuple[int, int]] = ((0, 1),)
 ) -> None:
     gpus.time_copies(
-        groups=[list(group)],
-        multiprocessors=True,
-        pull=pull,
-        bytes=size,
-        shift=shift,
-        iterations=3,
-        blocks=1,
-        warmup=0,
-        deadline=30.0,
+        _native.CopyRound(
+            groups=[list(group)],
+            engine=_native.Engine.multiprocessors,
+            pull=pull,
+            bytes=size,
+            shift=shift,
+            iterations=3,
+            batches=1,
+            warmup=0,
+            deadline=30.0,
+        )
     )
 
 
-def _collect(collectives: _native.Collectives, operation: int = 0, **changes: Any) -> None:
-    plan: dict[str, Any] = {"dtype": 7, "reduction": 0, "root": 0, "count": 1026, "width": 4, "in_place": False}
-    plan |= {"verify": True, "iterations": 3, "blocks": 1, "warmup": 0, "launch_iterations": 0, "launch_warmup": 0}
-    collectives.time(groups=[[0, 1]], operation=operation, deadline=30.0, **(plan | changes))
+def _collect(collectives: _native.Collectives, operation: str = "allreduce", **changes: Any) -> None:
+    plan: dict[str, Any] = {"dtype": _native.Dtype.__members__["float32"], "root": 0, "count": 1026, "in_place": False}
+    plan |= {"reduction": _native.Reduction.__members__["sum"], "verify": True, "iterations": 3, "batches": 1}
+    plan |= {"warmup": 0, "launch_iterations": 0, "launch_warmup": 0, "deadline": 30.0}
+    operations = _native.Collective.__members__
+    collectives.time(_native.CollectiveRound(groups=[[0, 1]], operation=operations[operation], **(plan | changes)))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_a_fault_in_the_ring_of_the_pointer_chase_is_found(tmp_path: Path) -> No
     gpus = open_gpus([0, 1], _BUFFER, image)
     for link in ((0, 1), (0, -1)):
         with pytest.raises(_native.DataError) as failure:
-            gpus.time_chase([link], accesses=16384, blocks=1, warmup=0, deadline=30.0)
+            gpus.time_chase(_native.ChaseRound(links=[link], accesses=16384, batches=1, warmup=0, deadline=30.0))
         assert failure.value.expected != failure.value.found
 
 
@@ -121,8 +125,8 @@ def test_a_fault_in_a_reduction_is_found_and_the_broadcast_stays_right(tmp_path:
     nccl = need_nccl()
     image = _compiled(tmp_path, "pairs * 0x0101010101010101ull >> 56", "pairs * 0x0101010101010101ull >> 57")
     collectives = _native.Collectives(open_gpus([0, 1], _BUFFER, image), nccl)
-    _collect(collectives, operation=1)
-    _collect(collectives, reduction=2)
+    _collect(collectives, "broadcast")
+    _collect(collectives, reduction=_native.Reduction.__members__["max"])
     with pytest.raises(_native.DataError) as failure:
         _collect(collectives)
     assert failure.value.offset % 4 == 0
@@ -141,23 +145,23 @@ def faulty_contributions(tmp_path_factory: pytest.TempPathFactory) -> _native.Co
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
 @pytest.mark.parametrize(
-    ("operation", "name", "excess"),
+    ("operation", "excess"),
     [
-        (0, "allreduce", 2),  # of two ranks
-        (1, "broadcast", 1),
-        (2, "reduce", 2),
-        (3, "allgather", 1),
-        (4, "reducescatter", 2),
-        (5, "alltoall", 1),
-        (6, "sendrecv", 1),
-        (7, "gather", 1),
-        (8, "scatter", 1),
+        ("allreduce", 2),  # of two ranks
+        ("broadcast", 1),
+        ("reduce", 2),
+        ("allgather", 1),
+        ("reducescatter", 2),
+        ("alltoall", 1),
+        ("sendrecv", 1),
+        ("gather", 1),
+        ("scatter", 1),
     ],
 )
 def test_a_wrong_element_is_found_in_every_operation(
-    faulty_contributions: _native.Collectives, operation: int, name: str, excess: int, in_place: bool
+    faulty_contributions: _native.Collectives, operation: str, excess: int, in_place: bool
 ) -> None:
-    if in_place and name in ("alltoall", "sendrecv"):
+    if in_place and operation in ("alltoall", "sendrecv"):
         pytest.skip("not checked in place, as in nccl-tests")
     with pytest.raises(_native.DataError) as failure:
         _collect(faulty_contributions, operation, in_place=in_place)
@@ -173,5 +177,5 @@ def test_the_same_code_without_a_fault_passes(tmp_path: Path) -> None:
         _copy(gpus, size, shift, pull=True)
     for group in (((0, 1), (1, 0)), ((-1, 0), (0, -1))):
         _copy(gpus, 1029, 3, group=group)
-    gpus.time_chase([(0, 1)], accesses=16384, blocks=2, warmup=1, deadline=30.0)
+    gpus.time_chase(_native.ChaseRound(links=[(0, 1)], accesses=16384, batches=2, warmup=1, deadline=30.0))
     _collect(_native.Collectives(gpus, need_nccl()))

@@ -160,7 +160,7 @@ static void add_transfer(Op* op, bool sends, const void* at, uint64_t elements, 
 }
 
 // Queues one rank's part. The first use of an operation connects the communicator's ranks, which wait for each other in
-// the call; a closed gate or a capture would stop that.
+// the call; a blocking kernel or a capture would stop that.
 static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   Clique* clique = comm->clique;
   const int gpu = clique->gpus[comm->rank];
@@ -168,7 +168,8 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   for (int i = 0; i < op->transfer_count; ++i) own = own && owner_of(op->transfers[i].at) == gpu;
   if (!own) return failed(kNcclInvalidArgument, "stream or buffer of another device");
   if (!(clique->connected[comm->rank] >> kind & 1)) {
-    if (stream->capturing || stream->gates > 0) fault("a communicator connects behind a gate or in a capture");
+    if (stream->capturing || stream->blocks > 0)
+      fault("a communicator connects behind a blocking kernel or in a capture");
     clique->connected[comm->rank] |= 1u << kind;
     for (int i = 0; i < clique->ranks; ++i)
       while (blocks() && !(clique->connected[i] >> kind & 1)) let_others_run();

@@ -1,4 +1,4 @@
-// Runs queued operations in stream order, on virtual time; gates and collectives hold their streams back.
+// Runs queued operations in stream order, on virtual time; blocking kernels and collectives hold their streams back.
 #include "fake_engine.h"
 
 #include <pthread.h>
@@ -8,10 +8,10 @@
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static Stream* streams;
-static uint32_t opened_ticket;  // the gate that opened last, and when
+static uint32_t opened_ticket;  // of the blocking kernel that ended last, and when
 static double opened_time;
 static int copies, copies_tried, collectives;
-// By GPU: the latch of the gate that was queued there last, and how many queries in a row got a "no" since.
+// By GPU: the latch of the blocking kernel that was queued there last, and how many queries in a row got a "no" since.
 static uint64_t latch_of[kMostGpus];
 // When each GPU's copy engines are free again: to other GPUs, from host memory, to host memory. An engine runs one copy
 // at a time, whichever stream it comes from.
@@ -37,10 +37,10 @@ void remove_stream(Stream* stream) {
     }
 }
 
-bool any_gate_closed(void) {
+bool any_stream_blocked(void) {
   run_ready();
   for (const Stream* stream = streams; stream != NULL; stream = stream->next)
-    if (stream->gates > 0) return true;
+    if (stream->blocks > 0) return true;
   return false;
 }
 
@@ -51,7 +51,7 @@ bool any_capture(void) {
 }
 
 int blocking(const char* function) {
-  if (any_gate_closed()) fault("%s waits for a GPU behind a closed gate: a deadlock", function);
+  if (any_stream_blocked()) fault("%s waits for a GPU behind a blocking kernel: a deadlock", function);
   return any_capture() ? kCaptureUnsupported : kSuccess;
 }
 
@@ -64,15 +64,16 @@ void queue_op(Stream* stream, const Op* op) {
   else
     stream->last->next = copy;
   stream->last = copy;
-  if (stream->capturing || strcmp(op->name, "gate") != 0) return;
-  ++stream->gates;
+  if (stream->capturing || strcmp(op->name, "block_stream") != 0) return;
+  ++stream->blocks;
   stream->behind = 0;
   latch_of[stream->gpu] = op->arguments[0];
   unanswered[stream->gpu] = 0;
 }
 
 void count_behind(Stream* stream) {
-  if (stream->gates > 0 && ++stream->behind == kDeepestQueue + 1) fault("more than 32 operations behind a gate");
+  if (stream->blocks > 0 && ++stream->behind == kDeepestQueue + 1)
+    fault("more than 32 operations behind a blocking kernel");
 }
 
 bool answered(int gpu, bool finished) {
@@ -80,8 +81,8 @@ bool answered(int gpu, bool finished) {
   return finished;
 }
 
-// Whether those who would open the gate ask about their GPUs instead. Other ranks may ask as often as they like: they
-// wait for a collective, perhaps while the system has put the thread that is to open this gate aside.
+// Whether those who would unblock ask about their GPUs instead. Other ranks may ask as often as they like: they
+// wait for a collective, perhaps while the system has put the thread that is to unblock it aside.
 static bool waited_for(uint64_t latch) {
   for (int gpu = 0; gpu < kMostGpus; ++gpu)
     if (latch_of[gpu] == latch && unanswered[gpu] >= kPatience) return true;
@@ -100,16 +101,17 @@ static int waiting_behind(const Stream* stream) {
   return count;
 }
 
-// Whether no stream has work left before this gate, that of failed GPUs aside.
-static bool all_at_gate(uint32_t ticket) {
+// Whether no stream has work left before this blocking kernel, that of failed GPUs aside.
+static bool all_blocked(uint32_t ticket) {
   for (const Stream* stream = streams; stream != NULL; stream = stream->next)
     for (const Op* op = sticky_error(stream->gpu) == kSuccess ? stream->first : NULL; op != NULL; op = op->next)
-      if (op != stream->first && strcmp(op->name, "gate") == 0 && (uint32_t)op->arguments[1] == ticket) return false;
+      if (op != stream->first && strcmp(op->name, "block_stream") == 0 && (uint32_t)op->arguments[1] == ticket)
+        return false;
   return true;
 }
 
-// True once the host has raised the latch. All streams leave one gate at the same moment: the latest of them all.
-static bool pass_gate(Stream* stream) {
+// True once the host has raised the latch. All streams are unblocked at the same moment: the latest of them all.
+static bool pass_block(Stream* stream) {
   const uint64_t* arguments = stream->first->arguments;
   const uint32_t ticket = (uint32_t)arguments[1];
   const volatile uint32_t* latch = (const volatile uint32_t*)touch(arguments[0], 4, stream->gpu);
@@ -117,16 +119,16 @@ static bool pass_gate(Stream* stream) {
   if (latch == NULL || expired == NULL) return true;
   const bool open = (int32_t)(*latch - ticket) >= 0;
   if (!open && !waited_for(arguments[0])) return false;
-  if (!open) fault("GPU %d is waited for behind a closed gate", stream->gpu);
-  if (!open || text_setting("FAKE_GATE_EXPIRES", NULL) != NULL) *expired = 1;
-  if (opened_ticket != ticket && !all_at_gate(ticket)) return false;
+  if (!open) fault("GPU %d is waited for behind a blocking kernel", stream->gpu);
+  if (!open || text_setting("FAKE_BLOCK_EXPIRES", NULL) != NULL) *expired = 1;
+  if (opened_ticket != ticket && !all_blocked(ticket)) return false;
   if (opened_ticket != ticket)
     for (const Stream* other = streams; other != NULL; other = other->next)
       if (other->now > opened_time) opened_time = other->now;
   opened_ticket = ticket;
   if (stream->now < opened_time) stream->now = opened_time;
-  --stream->gates;
-  note("open gate %u gpu %d behind %d", ticket, stream->gpu, waiting_behind(stream));
+  --stream->blocks;
+  note("unblock %u gpu %d behind %d", ticket, stream->gpu, waiting_behind(stream));
   return true;
 }
 
@@ -299,8 +301,8 @@ static bool step(Stream* stream) {
   }
   if (strcmp(op->name, text_setting("FAKE_HANG", "")) == 0) return false;
   if (op->clique != NULL) return run_collective(op->clique) && sticky_error(stream->gpu) == kSuccess;
-  if (strcmp(op->name, "gate") == 0) {
-    if (!pass_gate(stream)) return false;
+  if (strcmp(op->name, "block_stream") == 0) {
+    if (!pass_block(stream)) return false;
   } else if (strcmp(op->name, "memcpy") == 0 || strcmp(op->name, "copy") == 0) {
     queue_on_engine(stream, op);
   } else if (strcmp(op->name, "chase") == 0) {

@@ -71,8 +71,8 @@ typedef struct Stream {
   Op *first, *last;
   bool capturing;
   unsigned long capturer;  // the thread
-  int gates;               // in the queue
-  int behind;              // operations since the last gate, events aside
+  int blocks;              // in the queue
+  int behind;              // operations since the last blocking kernel, events aside
 } Stream;
 
 EXPORT void lock_simulation(void);
@@ -81,18 +81,19 @@ EXPORT void unlock_simulation(bool* unused);
 #define LOCKED __attribute__((cleanup(unlock_simulation), unused)) bool locked_ = (lock_simulation(), true)
 
 EXPORT void queue_op(Stream* stream, const Op* op);
-// For each operation (a whole graph is one) that is queued while a gate may be closed.
+// For each operation (a whole graph is one) that is queued while a stream may be blocked.
 EXPORT void count_behind(Stream* stream);
 void run_ready(void);
 // Returns whether it is finished, which a query about the GPU's work answers. kPatience times "no" in a row are a
-// deadlock where the gate that was queued last on the GPU, or one with the same latch, is closed.
+// deadlock where the blocking kernel that was queued last on the GPU, or one with the same latch, has not ended.
 bool answered(int gpu, bool finished);
 void add_stream(Stream* stream);
 void remove_stream(Stream* stream);
-bool any_gate_closed(void);
+bool any_stream_blocked(void);
 // By this thread: a capture is thread-local.
 EXPORT bool any_capture(void);
-// For calls that wait for the device, or would: deadlocks behind a gate, forbidden while the thread captures a stream.
+// For calls that wait for the device, or would: deadlocks behind a blocking kernel, forbidden while the thread captures
+// a stream.
 EXPORT int blocking(const char* function);
 
 // Memory on a GPU (or on the host, kHost), which kernels on `user` may touch; NULL where they may not.

@@ -12,11 +12,11 @@ typedef struct Report {
   double expected, found;
 } Report;
 
-static const char* const kernels[][2] = {{"gate", "\10\4\10\10"},
+static const char* const kernels[][2] = {{"block_stream", "\10\4\10\10"},
                                          {"fill", "\10\10\10\10\10\4"},
                                          {"verify", "\10\10\10\10\10\10"},
                                          {"copy", "\10\10\10\10\4\4"},
-                                         {"chain", "\10\10\10\10"},
+                                         {"write_ring", "\10\10\10\10"},
                                          {"chase", "\10\10\10\10\10"},
                                          {"fill_elements", "\10\10\10\4\4\4\4\10"},
                                          {"verify_elements", "\10\10\10\10\10\10\4\4\4\4\10\10\10"}};
@@ -139,7 +139,7 @@ static void verify_elements(const uint64_t* a, unsigned slots, int gpu) {
   }
 }
 
-static void chain(const uint64_t* a, int gpu) {
+static void write_ring(const uint64_t* a, int gpu) {
   uint64_t* lines = touch(a[0], a[1] * 128, gpu);
   for (uint64_t i = 0; lines != NULL && i < a[1]; ++i) lines[i * 16] = a[0] + (i * a[2] + a[3]) % a[1] * 128;
 }
@@ -173,7 +173,7 @@ static void set(const uint64_t* a, int gpu) {
 void run_kernel(const Op* op, int gpu) {
   if (strcmp(op->name, "fill") == 0) fill(op->arguments, op->slots, gpu);
   if (strcmp(op->name, "verify") == 0) verify(op->arguments, op->slots, gpu);
-  if (strcmp(op->name, "chain") == 0) chain(op->arguments, gpu);
+  if (strcmp(op->name, "write_ring") == 0) write_ring(op->arguments, gpu);
   if (strcmp(op->name, "fill_elements") == 0) fill_elements(op->arguments, op->slots, gpu);
   if (strcmp(op->name, "verify_elements") == 0) verify_elements(op->arguments, op->slots, gpu);
   if (strcmp(op->name, "memset") == 0) set(op->arguments, gpu);

@@ -5,7 +5,7 @@
 
 #include "fake_cuda.h"
 
-// A captured chain, and what it is instantiated to: both are the same list of operations.
+// A captured stream, and what it is instantiated to: both are the same list of operations.
 typedef struct Graph {
   int gpu;
   Op* first;
@@ -32,7 +32,7 @@ static void free_ops(Op* op) {
 EXPORT int cuStreamDestroy_v2(Stream* stream) {
   CALLED;
   run_ready();
-  if (stream->gates > 0) fault("GPU %d's stream ends behind a closed gate", stream->gpu);
+  if (stream->blocks > 0) fault("GPU %d's stream ends behind a blocking kernel", stream->gpu);
   remove_stream(stream);
   free_ops(stream->first);
   note("-stream %p", (void*)stream);
@@ -114,7 +114,7 @@ EXPORT int cuLaunchKernel(Function function, unsigned blocks, unsigned slots, un
   const char* widths = kernel_widths(*function);
   for (int i = 0; widths[i] != '\0'; ++i) memcpy(&op.arguments[i], arguments[i], (size_t)widths[i]);
   queue_op(stream, &op);
-  if (strcmp(*function, "gate") != 0) count_behind(stream);
+  if (strcmp(*function, "block_stream") != 0) count_behind(stream);
   return kSuccess;
 }
 

@@ -44,23 +44,27 @@ def open_gpus(count=4, buffer=65536, images=None, peers=True):
     gpus = native.Gpus(list(range(count)), images or [PTX], peers)
     gpus.allocate(buffer)
     return gpus
-def times(gpus, groups, **changes):
-    plan = dict(multiprocessors=False, pull=False, bytes=1024, shift=0, iterations=4, blocks=1, warmup=0, deadline=30.0)
-    return gpus.time_copies(groups=groups, **(plan | changes))
+def times(gpus, groups, multiprocessors=False, **changes):
+    plan = dict(pull=False, bytes=1024, shift=0, iterations=4, batches=1, warmup=0, deadline=30.0)
+    engine = native.Engine.multiprocessors if multiprocessors else native.Engine.copy_engine
+    return gpus.time_copies(native.CopyRound(groups=groups, engine=engine, **(plan | changes)))
 def transfers(gpus, groups, **changes):
     return times(gpus, groups, **changes).seconds
 def copies(gpus, links, **changes):
     return transfers(gpus, [[link] for link in links], **changes)
 def chase(gpus, links, **changes):
-    plan = dict(accesses=100, blocks=1, warmup=0, deadline=30.0)
-    return gpus.time_chase(links=links, **(plan | changes))
+    plan = dict(accesses=100, batches=1, warmup=0, deadline=30.0)
+    return gpus.time_chase(native.ChaseRound(links=links, **(plan | changes)))
 def session(gpus):
     return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]))
 OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall sendrecv gather scatter".split()
-def collect(session, groups, operation="allreduce", **changes):
-    plan = dict(dtype=7, reduction=0, root=0, count=256, width=4, in_place=False, verify=True, iterations=4, blocks=1,
-                warmup=0, launch_iterations=0, launch_warmup=0, deadline=30.0)
-    return session.time(groups=groups, operation=OPERATIONS.index(operation), **(plan | changes))
+# Dtypes and reductions by NCCL's numbers.
+def collect(session, groups, operation="allreduce", dtype=7, reduction=0, **changes):
+    plan = dict(root=0, count=256, in_place=False, verify=True, iterations=4, batches=1, warmup=0, launch_iterations=0,
+                launch_warmup=0, deadline=30.0)
+    names = dict(operation=getattr(native.Collective, operation), dtype=native.Dtype(dtype))
+    names["reduction"] = native.Reduction(reduction)
+    return session.time(native.CollectiveRound(groups=groups, **names, **(plan | changes)))
 def collective(*arguments, **changes):
     times = collect(*arguments, **changes)
     return times.seconds, times.launch_seconds

@@ -10,7 +10,7 @@ import pytest
 from tests.native.fakes import Fakes
 
 _PRECISION = 1e-6  # the driver gives single-precision milliseconds
-_SOURCE = Path(__file__).parents[2] / "csrc" / "chase.cpp"
+_SOURCE = Path(__file__).parents[2] / "csrc" / "pointer_chase.cpp"
 _LINES = 16384  # of 128 bytes: 2 MiB, which nvbandwidth's latency tests take [nvbandwidth.cpp]
 
 
@@ -29,7 +29,7 @@ _LINES = 16384  # of 128 bytes: 2 MiB, which nvbandwidth's latency tests take [n
 def test_the_time_is_one_accesss(
     fakes: Fakes, tmp_path: Path, case: str, links: str, settings: dict[str, object], nanoseconds: list[float]
 ) -> None:
-    script = f"say(seconds=chase(open_gpus(), {links}, accesses=1000, blocks=3, warmup=1))"
+    script = f"say(seconds=chase(open_gpus(), {links}, accesses=1000, batches=3, warmup=1))"
     done = fakes.script(script, tmp_path, **settings)
 
     assert len(done.lines("chase ")) == 5 * len(nanoseconds), case  # before all others each ring is followed once
@@ -51,7 +51,7 @@ def test_the_ring_visits_every_line_before_it_comes_back() -> None:
 
 @pytest.mark.parametrize("accesses", [1, 100, _LINES - 1, _LINES, 3 * _LINES + 1])
 def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, tmp_path: Path, accesses: int) -> None:
-    script = f"say(**failure(chase, open_gpus(), [(2, 3), (0, 1)], accesses={accesses}, blocks=2)); gc.collect()"
+    script = f"say(**failure(chase, open_gpus(), [(2, 3), (0, 1)], accesses={accesses}, batches=2)); gc.collect()"
     # Of two readers, once around the ring and two blocks, one chase of the second block.
     done = fakes.script(script, tmp_path, lose_hop=6)
     said = done.said
@@ -71,7 +71,10 @@ def test_rings_are_made_once_one_for_each_owner(fakes: Fakes, tmp_path: Path) ->
     """
     done = fakes.script(script, tmp_path)
 
-    assert [line.split()[1:4] for line in done.lines("launch chain")] == [["chain", "gpu", "1"], ["chain", "gpu", "3"]]
+    assert [line.split()[1:4] for line in done.lines("launch write_ring")] == [
+        ["write_ring", "gpu", "1"],
+        ["write_ring", "gpu", "3"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def test_times_are_what_the_gpus_clock_says(
     microseconds: list[float],
 ) -> None:
     plan = f"dict({_MEGABYTE}) | dict({arguments})"
-    script = f"say(seconds=collective(session(open_gpus(buffer=1 << 20)), {groups}, blocks=2, warmup=1, **({plan}))[0])"
+    script = (
+        f"say(seconds=collective(session(open_gpus(buffer=1 << 20)), {groups}, batches=2, warmup=1, **({plan}))[0])"
+    )
     seconds = fakes.script(script, tmp_path, **settings).said["seconds"]
 
     assert len(seconds) == len(microseconds), case
@@ -87,11 +89,11 @@ def test_groups_of_many_rounds_are_prepared_at_once_and_ahead(fakes: Fakes, tmp_
     assert not [line for line in log[prepared:] if line.startswith(("split", "+comm", "ncclCommInit"))]
 
 
-def test_chains_are_captured_once_and_replayed_at_later_visits(fakes: Fakes, tmp_path: Path) -> None:
+def test_graphs_are_captured_once_and_launched_at_later_visits(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         held = session(open_gpus())
         for visit in range(3):
-            collective(held, {_PAIRS}, blocks=2, warmup=1)
+            collective(held, {_PAIRS}, batches=2, warmup=1)
         collective(held, {_PAIRS}, count=128)
     """
     calls = Counter(fakes.script(script, tmp_path).log)
@@ -109,23 +111,23 @@ def test_ranks_are_captured_by_their_own_threads_and_wait_for_nobody_between_poi
         held = session(open_gpus())
         collective(held, {_ALL})
         print("visited", file=open(os.environ["FAKE_LOG"], "a"))
-        collective(held, {_ALL}, blocks=2)
+        collective(held, {_ALL}, batches=2)
     """
     log = fakes.script(script, tmp_path).log
     visit = log[log.index("visited") + 1 :]
 
-    # Fresh data once, and for each of two blocks of each rank one poison, gate, graph and check.
+    # Fresh data once, and for each of two blocks of each rank one poison, blocking kernel, graph and check.
     assert Counter(line.split()[1] for line in visit if line.startswith("launch ")) == {
         "fill_elements": 4,
-        "gate": 2 * 4,
+        "block_stream": 2 * 4,
         "verify_elements": 2 * 4,
     }
     assert Counter(visit)["cuMemsetD8Async"] == Counter(visit)["cuGraphLaunch"] == 2 * 4
 
 
-def test_all_streams_wait_behind_one_gate_for_one_graph_and_its_check(fakes: Fakes, tmp_path: Path) -> None:
+def test_all_streams_wait_behind_one_blocking_kernel_for_one_graph_and_its_check(fakes: Fakes, tmp_path: Path) -> None:
     done = fakes.script(f"collective(session(open_gpus()), {_PAIRS}, iterations=32)", tmp_path)
-    opened = done.lines("open gate")
+    opened = done.lines("unblock")
 
     # The graph's 32 collectives between two events, then the check.
     assert sorted(line.split(" gpu ")[1] for line in opened) == [f"{gpu} behind 35" for gpu in range(4)]
@@ -252,8 +254,8 @@ def test_what_wakes_is_not_compared_and_spoils_nothing(
 @pytest.mark.parametrize(
     ("case", "call", "text"),
     [
-        ("33 collectives are too long a chain", "[[0, 1]], iterations=33", "a chain holds 1 to 32 collectives"),
-        ("no collective", "[[0, 1]], iterations=0", "a chain holds 1 to 32 collectives"),
+        ("33 collectives are too long a chain", "[[0, 1]], iterations=33", "a batch holds 1 to 32 collectives"),
+        ("no collective", "[[0, 1]], iterations=0", "a batch holds 1 to 32 collectives"),
         ("no element", "[[0, 1]], count=0", "a collective of no elements"),
         ("a message larger than the buffers", "[[0, 1]], count=20000", "does not fit the buffers"),
         ("groups that overlap", "[[0, 1], [1, 2]]", "groups of a round share rank 1: time them in turn"),
@@ -301,7 +303,7 @@ def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: P
         say(**failure(collective, held, [[2, 1]], deadline=1e9))
         del held; gc.collect()
     """
-    # Three fills of the copies' pattern, then a fill, a gate and a check for each of two ranks.
+    # Three fills of the copies' pattern, then a fill, a blocking kernel and a check for each of two ranks.
     done = fakes.script(script, tmp_path, fail=fail.replace("%d", str(3 + 6)))
 
     assert done.said["kind"] in {"CudaError", "NcclError"}, case

@@ -11,16 +11,15 @@ from tests.native.fakes import SOURCES, Fakes, compile_library
 
 _PAIRS = "[[0, 1], [2, 3]]"
 # Bytes of NCCL's types in their order [nccl.h 2.24], of an operation's message for two to four ranks of 5 elements.
-_WIDTHS = "[1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1]"
 
 
 def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: Fakes, tmp_path: Path) -> None:
-    script = f"""
+    script = """
         held = session(open_gpus())
         for group in ([0, 1], [2, 0, 1], [0, 1, 2, 3]):
-            for dtype, width in enumerate({_WIDTHS}):
+            for dtype in range(12):
                 for reduction in range(5):
-                    collective(held, [group], dtype=dtype, width=width, count=77, iterations=2, reduction=reduction)
+                    collective(held, [group], dtype=dtype, count=77, iterations=2, reduction=reduction)
     """
     done = fakes.script(script, tmp_path)
 
@@ -39,8 +38,8 @@ def test_every_operation_arrives_in_every_type_from_every_root(
     script = f"""
         held = session(open_gpus())
         for group in ([1], [0, 1], [2, 0, 1], [0, 1, 2, 3]):
-            for dtype, width in enumerate({_WIDTHS}):
-                plan = dict(dtype=dtype, width=width, count=5 * len(group), iterations=2, blocks=2)
+            for dtype in range(12):
+                plan = dict(dtype=dtype, count=5 * len(group), iterations=2, batches=2)
                 for root in range(len(group)):
                     collective(held, [group], {operation!r}, root=root, in_place={in_place}, **plan)
     """
@@ -91,14 +90,14 @@ def test_the_calls_are_those_of_nccl_tests(
         ("an element on the last rank", "[[0, 1]]", "4:7:1", {"group": 0, "rank": 1, "offset": 28}),
         ("the first element on rank 0", "[[0, 1]]", "4:0:0", {"group": 0, "rank": 0, "offset": 0}),
         ("the last of the chain, its last element", "[[0, 1]]", "7:255:0", {"group": 0, "rank": 0, "offset": 1020}),
-        ("bytes", "[[0, 1]], dtype=1, width=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
-        ("half floats", "[[0, 1]], dtype=6, width=2", "5:9:0", {"group": 0, "rank": 0, "offset": 18}),
-        ("8-bit floats, e4m3", "[[0, 1]], dtype=10, width=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
-        ("8-bit floats, e5m2", "[[0, 1]], dtype=11, width=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("bytes", "[[0, 1]], dtype=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("half floats", "[[0, 1]], dtype=6", "5:9:0", {"group": 0, "rank": 0, "offset": 18}),
+        ("8-bit floats, e4m3", "[[0, 1]], dtype=10", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
+        ("8-bit floats, e5m2", "[[0, 1]], dtype=11", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
         ("an average over three, which rounds", "[[0, 1, 2]], reduction=4", "5:9:2", {"rank": 2, "offset": 36}),
         (
             "an average of 8-bit floats over three",
-            "[[0, 1, 2]], reduction=4, dtype=11, width=1",
+            "[[0, 1, 2]], reduction=4, dtype=11",
             "5:9:2",
             {"rank": 2, "offset": 9},
         ),
@@ -158,10 +157,10 @@ def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> No
 
 
 def test_a_type_that_nccl_refuses_is_told_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(collective, session(open_gpus()), [[0, 1]], dtype=10, width=1))"
+    script = "say(**failure(collective, session(open_gpus()), [[0, 1]], dtype=10))"
     said = fakes.script(script, tmp_path, nccl=22304).said
 
     assert said["kind"] == "NcclError"
     assert said["text"].startswith("ncclAllReduce(")
-    assert "invalid argument (no 8-bit floats) at collective_part.cpp:" in said["text"]
+    assert "invalid argument (no 8-bit floats) at collective_rank.cpp:" in said["text"]
     assert "\n" not in said["text"]

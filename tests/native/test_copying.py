@@ -33,7 +33,7 @@ def test_times_are_what_the_gpus_clock_says(
     fakes: Fakes, tmp_path: Path, case: str, call: str, settings: dict[str, object], microseconds: list[float]
 ) -> None:
     plan = {"iterations": 1} if "iterations" not in call else {}
-    script = f"say(seconds=copies(open_gpus(buffer=1 << 20), {call}, bytes=1000000, blocks=2, warmup=1, **{plan}))"
+    script = f"say(seconds=copies(open_gpus(buffer=1 << 20), {call}, bytes=1000000, batches=2, warmup=1, **{plan}))"
     seconds = fakes.script(script, tmp_path, **settings).said["seconds"]
 
     assert len(seconds) == len(microseconds), case
@@ -84,7 +84,7 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fak
         ("a copy by kernel", "[(0, 1)], multiprocessors=True", "5:0", {"group": 0, "offset": 0}),
         ("a shifted message", "[(0, 1)], shift=3", "4:1", {"group": 0, "offset": 1}),
         ("a warm-up block", "[(0, 1)], warmup=1", "4:9", {"group": 0, "offset": 9}),
-        ("the second block, in other memory", "[(0, 1)], blocks=2", "10:9", {"group": 0, "offset": 9}),
+        ("the second block, in other memory", "[(0, 1)], batches=2", "10:9", {"group": 0, "offset": 9}),
     ],
 )
 def test_one_wrong_byte_fails_the_link_and_is_named(
@@ -102,16 +102,18 @@ def test_one_wrong_byte_fails_the_link_and_is_named(
 
 def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes, tmp_path: Path) -> None:
     # A tiny buffer: both blocks use the same memory, which the first one has filled correctly.
-    script = "say(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, blocks=2))"
+    script = "say(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, batches=2))"
     said = fakes.script(script, tmp_path, lose_copy=7).said
 
     assert said["kind"] == "DataError"
     assert (said["offset"], said["wrong"]) == (0, 256)
 
 
-def test_the_gate_opens_after_all_is_queued_and_the_queue_is_never_deeper_than_32(fakes: Fakes, tmp_path: Path) -> None:
+def test_streams_are_unblocked_after_all_is_queued_and_the_queue_is_never_deeper_than_32(
+    fakes: Fakes, tmp_path: Path
+) -> None:
     done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=29)", tmp_path)
-    opened = done.lines("open gate")
+    opened = done.lines("unblock")
 
     # Two waking copies, then 29 messages between two events, on each of the two streams.
     assert sorted(line.split(" gpu ")[1] for line in opened) == ["0 behind 33", "2 behind 33"]
@@ -119,24 +121,24 @@ def test_the_gate_opens_after_all_is_queued_and_the_queue_is_never_deeper_than_3
     assert done.log.index(opened[0]) < done.log.index("copy memcpy by 0 from 0 to 1 bytes 1024 align 0 0")
 
 
-def test_what_arrives_is_verified_behind_the_same_gate_where_the_destination_reads(
+def test_what_arrives_is_verified_behind_the_same_blocking_kernel_where_the_destination_reads(
     fakes: Fakes, tmp_path: Path
 ) -> None:
     done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=29)", tmp_path)
 
     # The waking copies, 29 messages between two events, the verification and its event, on one stream.
-    assert done.lines("open gate") == ["open gate 1 gpu 1 behind 35"]
+    assert done.lines("unblock") == ["unblock 1 gpu 1 behind 35"]
     assert "cuStreamWaitEvent" not in done.log
 
 
 @pytest.mark.parametrize("call", ["[(0, 1)]", "[(0, 1)], pull=True", "[(2, 3)], warmup=1"])
 def test_nothing_is_queued_while_a_block_is_timed(fakes: Fakes, tmp_path: Path, call: str) -> None:
-    log = fakes.script(f"copies(open_gpus(), {call}, blocks=3)", tmp_path).log
-    opened = [i for i, line in enumerate(log) if line.startswith("open gate")]
+    log = fakes.script(f"copies(open_gpus(), {call}, batches=3)", tmp_path).log
+    opened = [i for i, line in enumerate(log) if line.startswith("unblock")]
     queued = [i for i, line in enumerate(log) if line == "cuMemcpyPeerAsync"]
     timed = [i for i, line in enumerate(log) if line.startswith("copy ") and " bytes 1024 " in line]
 
-    # The fakes run what they can when they are asked: a block that was queued beside another stands before its gate.
+    # The fakes run what they can when they are asked: a batch queued beside another stands before its blocking kernel.
     assert sum(i < opened[0] for i in queued) == 1 + 6
     for begin, beyond in pairwise((*opened, len(log))):
         last = max(i for i in timed if begin < i < beyond)
@@ -147,13 +149,13 @@ def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, t
     script = """
         gpus = open_gpus()
         print("START", file=open(os.environ["FAKE_LOG"], "a"))
-        copies(gpus, [(0, 1), (2, 3)], blocks=4, warmup=1)
+        copies(gpus, [(0, 1), (2, 3)], batches=4, warmup=1)
     """
     log = fakes.script(script, tmp_path).log
     calls = Counter(log[log.index("START") :])
 
     blocks, links = 5, 2
-    assert calls["cuLaunchKernel"] == 3 * blocks * links  # poison, gate, verification
+    assert calls["cuLaunchKernel"] == 3 * blocks * links  # poison, blocking kernel, verification
     assert calls["cuMemcpyPeerAsync"] == (1 + 6 * blocks) * links  # one wakes the link, two of a block the engine
     assert calls["cuEventRecord"] == 4 * blocks * links  # poisoned, start, end, verified
     assert calls["cuStreamWaitEvent"] == 2 * blocks * links  # the copies for the poison, the verification for them
@@ -162,7 +164,7 @@ def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, t
 def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         groups = [[(0, 1), (1, 0)], [(3, 2)], [(4, 5)], [(7, 6)]]
-        say(seconds=transfers(open_gpus(8), groups, bytes=10000, iterations=5, blocks=20))
+        say(seconds=transfers(open_gpus(8), groups, bytes=10000, iterations=5, batches=20))
     """
     rate = "100,1-0=50,3>2=25,4>5=20,7>6=10"
     done = fakes.script(script, tmp_path, gpus=8, rate=rate)
@@ -307,9 +309,9 @@ def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path
     assert done.leaks() == []
 
 
-def test_a_gate_that_lets_go_too_early_spoils_the_block(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_blocking_kernel_that_ends_too_early_spoils_the_block(fakes: Fakes, tmp_path: Path) -> None:
     script = "say(**failure(copies, open_gpus(2), [(0, 1)]))"
-    said = fakes.script(script, tmp_path, gate_expires=1).said
+    said = fakes.script(script, tmp_path, block_expires=1).said
 
     assert said["kind"] == "HangError"
-    assert said["text"].startswith("the work behind a gate took more than 4 s to queue")
+    assert said["text"].startswith("the work behind a blocking kernel took more than 4 s to queue")

@@ -37,7 +37,7 @@ def test_a_fault_in_any_copy_is_found_or_counted(
     fakes: Fakes, tmp_path: Path, case: str, slots: int, changes: str
 ) -> None:
     script = f"""
-        plan = dict(iterations=4, blocks=2, warmup=1, **dict({changes}))
+        plan = dict(iterations=4, batches=2, warmup=1, **dict({changes}))
         def run():
             return times(open_gpus(2, buffer={slots} * 1024), [[(0, 1)]], **plan)
         # The first copy wakes the link; of a block's six the first two the engine.
@@ -64,7 +64,7 @@ def test_a_fault_in_any_copy_is_found_or_counted(
 )
 def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: str, bytes_of: list[int]) -> None:
     # Twelve messages of 1000 bytes in a stride of 1024: all to one has room for four of each sender.
-    script = f"say(found=coverage(times(open_gpus(buffer=12 << 10), {groups}, bytes=1000, iterations=12, blocks=3)))"
+    script = f"say(found=coverage(times(open_gpus(buffer=12 << 10), {groups}, bytes=1000, iterations=12, batches=3)))"
     found = fakes.script(script, tmp_path).said["found"]
     slots = 4 if groups.count(", 0)") == 3 else 12
 
@@ -88,7 +88,7 @@ def test_a_fault_in_any_collective_is_found_or_counted(
     script = f"""
         def run():
             held = session(open_gpus(2, buffer={slots} * 1024))
-            return collect(held, [[0, 1]], {operation!r}, blocks=2, warmup=1)
+            return collect(held, [[0, 1]], {operation!r}, batches=2, warmup=1)
         # The first collective connects the ranks.
         faults = found("FAKE_CORRUPT_COLLECTIVE", [f"{{2 + place}}:9:0" for place in range(12)], run)
         say(found=faults, coverage=coverage(run()))
@@ -113,7 +113,7 @@ def test_a_fault_in_any_collective_is_found_or_counted(
 def test_what_is_not_compared_does_not_count(
     fakes: Fakes, tmp_path: Path, case: str, changes: str, verified: list[int]
 ) -> None:
-    script = f"say(found=coverage(collect(session(open_gpus(2)), [[0, 1]], blocks=2, **dict({changes}))))"
+    script = f"say(found=coverage(collect(session(open_gpus(2)), [[0, 1]], batches=2, **dict({changes}))))"
 
     assert fakes.script(script, tmp_path).said["found"] == [verified], case
 

@@ -16,9 +16,9 @@ def everything():
     native.list_gpus(), native.list_gpus()
     gpus = open_gpus(2)
     gpus.free_bytes()
-    copies(gpus, [(0, 1)], blocks=2)
-    transfers(gpus, [[(-1, 0), (0, -1)]], blocks=2)
-    chase(gpus, [(0, 1), (1, -1)], blocks=2)
+    copies(gpus, [(0, 1)], batches=2)
+    transfers(gpus, [[(-1, 0), (0, -1)]], batches=2)
+    chase(gpus, [(0, 1), (1, -1)], batches=2)
     held = session(gpus)
     try:
         for group in ([0, 1], [1, 0]):
@@ -154,9 +154,9 @@ def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_bo
     script = """
         gpus = open_gpus(4)
         links = [(0, 1), (2, 3)]
-        failed = failure(copies, gpus, links, blocks=3)
+        failed = failure(copies, gpus, links, batches=3)
         held = session(gpus)
-        say(failed=failed, then=copies(gpus, links, blocks=2), collective=collective(held, [[0, 1], [2, 3]]))
+        say(failed=failed, then=copies(gpus, links, batches=2), collective=collective(held, [[0, 1], [2, 3]]))
         held.close()
         del held, gpus; gc.collect()
     """

@@ -21,7 +21,7 @@ _SYSTEM_WORDS = "unhandled system error"
         ("where the ranks connect", 1, ""),
         ("where links wake", 3, ""),
         ("first of a chain", 4, ""),
-        ("in the middle of a later block", 10, "blocks=3"),
+        ("in the middle of a later block", 10, "batches=3"),
         ("in the collective before the blocks", 2, "in_place=True"),
         ("where the launch loop's ranks connect", 8, "launch_iterations=3"),
         ("in the launch loop", 10, "launch_iterations=3"),
@@ -146,7 +146,7 @@ def test_a_call_that_waits_for_a_failed_rank_does_not_hold_up_the_failure(fakes:
 def test_communicators_that_do_not_block_measure_the_same(fakes: Fakes, tmp_path: Path, operation: str) -> None:
     script = f"""
         held = session(open_gpus())
-        plan = dict(operation={operation!r}, blocks=2, warmup=1, launch_iterations=3, launch_warmup=2)
+        plan = dict(operation={operation!r}, batches=2, warmup=1, launch_iterations=3, launch_warmup=2)
         say(seconds=[collective(held, groups, **plan)[0] for groups in ([[0, 1], [3, 2]], [[0, 1, 2, 3]])])
         held.close()
     """

@@ -83,7 +83,7 @@ def test_an_image_must_load_on_every_gpu(fakes: Fakes, tmp_path: Path) -> None:
 
 
 def test_when_no_image_loads_each_failure_is_told(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(open_gpus, images=[BAD, PTX.replace('.entry gate(', '(')])); gc.collect()"
+    script = "say(**failure(open_gpus, images=[BAD, PTX.replace('.entry block_stream(', '(')])); gc.collect()"
     done = fakes.script(script, tmp_path)
 
     assert done.said["kind"] == "LibraryError"

@@ -9,7 +9,7 @@ import pytest
 from tests.native.fakes import Fakes
 
 _PRECISION = 1e-6  # the driver gives single-precision milliseconds
-_LANES = 1e-4  # a slow lane is awake a little later
+_WAKING = 1e-4  # a slow stream is awake a little later
 _BOTH_WAYS = "[[(0, 1), (1, 0)]]"
 _ONE_TO_ALL = "[[(0, 1), (0, 2), (0, 3)]]"
 _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
@@ -41,19 +41,19 @@ _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
 def test_a_group_is_timed_from_a_common_start_to_a_common_end(
     fakes: Fakes, tmp_path: Path, case: str, call: str, settings: dict[str, object], microseconds: list[float]
 ) -> None:
-    plan = "bytes=1000000, iterations=1, blocks=2, warmup=1"
+    plan = "bytes=1000000, iterations=1, batches=2, warmup=1"
     script = f"say(seconds=transfers(open_gpus({settings.get('gpus', 4)}, buffer=3 << 20), {call}, {plan}))"
     seconds = fakes.script(script, tmp_path, **settings).said["seconds"]
 
     assert len(seconds) == len(microseconds), case
     for group, expected in zip(seconds, microseconds, strict=True):
-        assert group == pytest.approx([expected * 1e-6] * 2, rel=_LANES), case
+        assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), case
 
 
 @pytest.mark.parametrize("pull", [False, True])
 @pytest.mark.parametrize("iterations", [1, 8])
 def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, tmp_path: Path, iterations: int, pull: bool) -> None:
-    plan = f"bytes=1000000, iterations={iterations}, blocks=3, pull={pull}"
+    plan = f"bytes=1000000, iterations={iterations}, batches=3, pull={pull}"
     script = f"""
         gpus, found = open_gpus(8, buffer=32 << 20), []
         for size in (2, 3, 5, 8):
@@ -64,7 +64,7 @@ def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, tmp_path: Pat
     """
     for group, seconds in fakes.script(script, tmp_path, gpus=8, latency=0).said["found"]:
         busiest = max(sum(link[int(pull)] == gpu for link in group) for gpu in range(8))  # messages of one engine
-        assert min(seconds) >= busiest * 1e6 / 100e9 * (1 - _LANES), (group, seconds)
+        assert min(seconds) >= busiest * 1e6 / 100e9 * (1 - _WAKING), (group, seconds)
 
 
 def test_odd_sizes_at_odd_places_are_copied_and_checked_in_every_pattern(fakes: Fakes, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_in_every_pattern(fakes: 
                     for multiprocessors in (False, True):
                         for pull in (False, True):
                             transfers(gpus, groups, bytes=bytes, shift=shift, multiprocessors=multiprocessors,
-                                      pull=pull, iterations=3, blocks=2)
+                                      pull=pull, iterations=3, batches=2)
         del gpus; gc.collect()
     """
     done = fakes.script(script, tmp_path)
@@ -132,7 +132,7 @@ def test_one_wrong_byte_fails_the_transfer_that_brought_it(
 def test_a_message_to_host_memory_that_never_arrives_is_wrong(
     fakes: Fakes, tmp_path: Path, multiprocessors: bool
 ) -> None:
-    plan = f"bytes=256, iterations=1, blocks=2, multiprocessors={multiprocessors}"
+    plan = f"bytes=256, iterations=1, batches=2, multiprocessors={multiprocessors}"
     script = f"say(**failure(transfers, open_gpus(2, buffer=256), [[(0, -1)]], {plan}))"
     said = fakes.script(script, tmp_path, lose_copy=7).said
 
@@ -155,7 +155,7 @@ def test_messages_to_one_gpu_need_room_beside_each_other(fakes: Fakes, tmp_path:
     ("case", "call", "waits"),
     [
         # Copies wait for the poison that another stream writes; a verification for the copies of all other streams. Of
-        # several lanes each but the first waits for the common start, and the first for the end of each other.
+        # several streams each but the first waits for the common start, and the first for the end of each other.
         ("one way", "[[(0, 1)]]", 1 + 1),
         ("one way, pulled", "[[(0, 1)]], pull=True", 0),
         ("both ways", _BOTH_WAYS, 2 + 2 + 2),
@@ -170,12 +170,12 @@ def test_messages_to_one_gpu_need_room_beside_each_other(fakes: Fakes, tmp_path:
 def test_nothing_is_verified_while_a_copy_of_its_group_may_run(
     fakes: Fakes, tmp_path: Path, case: str, call: str, waits: int
 ) -> None:
-    log = fakes.script(f"transfers(open_gpus(), {call}, blocks=3)", tmp_path).log
+    log = fakes.script(f"transfers(open_gpus(), {call}, batches=3)", tmp_path).log
 
     assert log.count("cuStreamWaitEvent") == 3 * waits, case
 
 
-def test_lanes_and_host_memory_are_made_once_and_only_where_they_are_used(fakes: Fakes, tmp_path: Path) -> None:
+def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         gpus = open_gpus()
         print("START", file=open(os.environ["FAKE_LOG"], "a"))
@@ -188,8 +188,8 @@ def test_lanes_and_host_memory_are_made_once_and_only_where_they_are_used(fakes:
     made = [line.split()[0] for line in done.log[done.log.index("START") :] if line.startswith("+")]
 
     assert made.count("+stream") == 2  # of three transfers that GPU 0 issues at once, one uses the GPU's own stream
-    # The reports of five lanes (three of GPU 0, one of GPU 2 for both of its uses), and one buffer in host memory.
-    assert made.count("+pinned") == 3 + 1 + 1
+    # A report for each of these, and one buffer in host memory.
+    assert made.count("+pinned") == 2 + 1
 
 
 def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_every_rank_times_its_own_share_of_every_operation(fakes: Fakes, tmp_pat
 def body(rank, held):
     for operation in OPERATIONS:
         for in_place in (False, True):
-            times, launches = collective(held, [[2, 0, 1]], operation, count=300, in_place=in_place, root=2, blocks=2,
+            times, launches = collective(held, [[2, 0, 1]], operation, count=300, in_place=in_place, root=2, batches=2,
                                          launch_iterations=3, launch_warmup=2)
             assert [len(blocks) for blocks in times] == [2] and launches[0] > 0
     return "done"
@@ -98,7 +98,7 @@ ranks(4, body)
 
 
 def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> None:
-    script = "ranks(2, lambda rank, held: collective(held, [[0, 1]], 'broadcast', warmup=1, blocks=2)[0])"
+    script = "ranks(2, lambda rank, held: collective(held, [[0, 1]], 'broadcast', warmup=1, batches=2)[0])"
     lines = fakes.script(_RANKS + script, tmp_path).lines("collective ")
 
     # Once to connect, then before each of three blocks; not between the four broadcasts of a chain.
@@ -136,11 +136,11 @@ def test_a_world_that_cannot_be_is_refused(fakes: Fakes, tmp_path: Path, case: s
     assert text in said["text"], case
 
 
-# GPU 1 waits for what GPU 0 does behind its closed gate; `asked` is the GPU that the host then asks about, in vain.
+# GPU 1 waits for what GPU 0 does behind its blocking kernel; `asked` is the GPU that the host then asks about, in vain.
 _ASK = """
 import ctypes
 cuda, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p
-streams, modules, gates = (pointer * 2)(), (pointer * 2)(), (pointer * 2)()
+streams, modules, kernels = (pointer * 2)(), (pointer * 2)(), (pointer * 2)()
 context, latch, event = pointer(), pointer(), pointer()
 def call(name, *arguments):
     assert getattr(cuda, name)(*arguments) == 0, name
@@ -150,7 +150,7 @@ for gpu in range(2):
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu)
     call("cuCtxSetCurrent", context)
     call("cuModuleLoadData", place(modules, gpu), PTX.encode())
-    call("cuModuleGetFunction", place(gates, gpu), pointer(modules[gpu]), b"gate")
+    call("cuModuleGetFunction", place(kernels, gpu), pointer(modules[gpu]), b"block_stream")
     call("cuStreamCreate", place(streams, gpu), 1)
     if gpu == 0:
         call("cuEventCreate", ctypes.byref(event), 2)
@@ -160,7 +160,7 @@ call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
 expired, ticket, patience = pointer(latch.value + 4), ctypes.c_uint32(1), ctypes.c_uint64(4 * 10**9)
 each = (pointer * 4)(*(ctypes.addressof(one) for one in (latch, ticket, patience, expired)))
-call("cuLaunchKernel", pointer(gates[0]), 1, 1, 1, 1, 1, 1, 0, pointer(streams[0]), each, None)
+call("cuLaunchKernel", pointer(kernels[0]), 1, 1, 1, 1, 1, 1, 0, pointer(streams[0]), each, None)
 call("cuEventRecord", event, pointer(streams[0]))
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 1)
 call("cuCtxSetCurrent", context)
@@ -170,11 +170,11 @@ say(answers=sorted(answers))
 """
 
 
-def test_a_rank_may_wait_for_another_whose_gate_is_closed_for_long(fakes: Fakes, tmp_path: Path) -> None:
-    """Or this suite would fail by chance, where the system puts a rank's thread aside before it opens its gate."""
+def test_a_rank_may_wait_for_another_that_is_blocked_for_long(fakes: Fakes, tmp_path: Path) -> None:
+    """Or this suite would fail by chance, where the system puts a rank's thread aside before it unblocks its stream."""
     assert fakes.script("asked = 1" + _ASK, tmp_path).said["answers"] == [600]  # CUDA_ERROR_NOT_READY
 
 
-def test_a_host_that_waits_behind_its_own_closed_gate_is_a_deadlock(fakes: Fakes, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="GPU 0 is waited for behind a closed gate"):
+def test_a_host_that_waits_behind_its_own_blocking_kernel_is_a_deadlock(fakes: Fakes, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="GPU 0 is waited for behind a blocking kernel"):
         fakes.script("asked = 0" + _ASK, tmp_path)

@@ -12,7 +12,7 @@ from collbench.backends.protocol import Coverage, Step, Timing, time_each
 from collbench.backends.worker_messages import World
 from collbench.machine.numa import usable_nodes
 from collbench.model.capabilities import CUDA
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
+from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import (
     BackendError,
     DataCorruption,
@@ -85,30 +85,28 @@ def _describe_wrong(error: _native.DataError, devices: Sequence[Device], step: S
 # The GPUs through the native extension: copies by the driver API, collectives by NCCL.
 
 
-# ncclDataType_t and ncclRedOp_t [nccl.h 2.24]: collbench's tables hold them in NCCL's order.
-_DTYPES = {name: value for value, name in enumerate(DTYPE_BYTES)}
 # A native transfer's position for pinned host memory (csrc/host_memory.hpp): anywhere, or on NUMA node n at -2 - n.
 _HOST, _HOST_NODE_0 = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    multiprocessors: bool
+    engine: _native.Engine
     pull: bool  # the destination issues it
 
 
 _COPIES = {
-    Operation.CE_WRITE: _Copy(multiprocessors=False, pull=False),
-    Operation.CE_READ: _Copy(multiprocessors=False, pull=True),
-    Operation.SM_WRITE: _Copy(multiprocessors=True, pull=False),
-    Operation.SM_READ: _Copy(multiprocessors=True, pull=True),
+    Operation.CE_WRITE: _Copy(_native.Engine.copy_engine, pull=False),
+    Operation.CE_READ: _Copy(_native.Engine.copy_engine, pull=True),
+    Operation.SM_WRITE: _Copy(_native.Engine.multiprocessors, pull=False),
+    Operation.SM_READ: _Copy(_native.Engine.multiprocessors, pull=True),
 }
 # Host memory issues nothing: the GPU pulls what comes from there.
 _HOST_COPIES = {
-    Operation.H2D_CE: _Copy(multiprocessors=False, pull=True),
-    Operation.D2H_CE: _Copy(multiprocessors=False, pull=False),
-    Operation.H2D_SM: _Copy(multiprocessors=True, pull=True),
-    Operation.D2H_SM: _Copy(multiprocessors=True, pull=False),
+    Operation.H2D_CE: _Copy(_native.Engine.copy_engine, pull=True),
+    Operation.D2H_CE: _Copy(_native.Engine.copy_engine, pull=False),
+    Operation.H2D_SM: _Copy(_native.Engine.multiprocessors, pull=True),
+    Operation.D2H_SM: _Copy(_native.Engine.multiprocessors, pull=False),
 }
 # As nccl-tests warms up its loop (-w) [src/common.cu].
 _LAUNCH_WARMUP = 5
@@ -212,7 +210,9 @@ class CudaBackend:
         if work.numa_node is not None:
             refusal = _native.node_memory_refusal(work.numa_node)
             return Refusal(SkipKind.NUMA, refusal) if refusal else None
-        if work.variant is Variant.HOST or (work.operation in _COPIES and not _COPIES[work.operation].multiprocessors):
+        if work.variant is Variant.HOST or (
+            work.operation in _COPIES and _COPIES[work.operation].engine == _native.Engine.copy_engine
+        ):
             return None
         for transfer in _transfers(work, members):
             src, dst = transfer if work.operation in _COPIES else (transfer[1], transfer[0])
@@ -250,26 +250,29 @@ class CudaBackend:
     def _copy(self, step: Step) -> Timing:
         how = {**_COPIES, **_HOST_COPIES}[step.operation]
         times = self._gpus.time_copies(
-            groups=[_transfers(step.work, group) for group in step.groups],
-            multiprocessors=how.multiprocessors,
-            pull=how.pull,
-            bytes=step.size_bytes,
-            shift=0,
-            iterations=step.iterations,
-            blocks=step.blocks,
-            warmup=step.warmup,
-            deadline=_DEADLINE_S,
+            _native.CopyRound(
+                groups=[_transfers(step.work, group) for group in step.groups],
+                engine=how.engine,
+                pull=how.pull,
+                bytes=step.size_bytes,
+                iterations=step.iterations,
+                batches=step.blocks,
+                warmup=step.warmup,
+                deadline=_DEADLINE_S,
+            )
         )
         return Timing(_by_group(times), coverage=_coverage(times))
 
     def _chase(self, step: Step) -> Timing:
-        """Time pointer chases. Each block's end proves all of its reads: one wrong word leads astray."""
+        """Time pointer chases. Each batch's end proves all of its reads: one wrong word leads astray."""
         seconds = self._gpus.time_chase(
-            links=[transfer for group in step.groups for transfer in _transfers(step.work, group)],
-            accesses=step.iterations,
-            blocks=step.blocks,
-            warmup=step.warmup,
-            deadline=_DEADLINE_S,
+            _native.ChaseRound(
+                links=[transfer for group in step.groups for transfer in _transfers(step.work, group)],
+                accesses=step.iterations,
+                batches=step.blocks,
+                warmup=step.warmup,
+                deadline=_DEADLINE_S,
+            )
         )
         read = step.iterations * (step.blocks + step.warmup) * _WORD
         return Timing(tuple(map(tuple, seconds)), coverage=(Coverage(read, read),) * len(step.groups))
@@ -278,28 +281,28 @@ class CudaBackend:
         """Time a collective on disjoint groups. Raises DataCorruption, StepFailed."""
         if self._collectives is None:
             raise BackendError(f"{step.operation} was asked for, but the backend was opened without NCCL")
-        if step.dtype not in _DTYPES:
+        if step.dtype not in _native.Dtype.__members__:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
-        native = step.operation.collective.native
-        if native is None:
+        if not step.operation.collective.native:
             raise UsageError(f"the cuda backend cannot time {step.operation}: {CUDA.lacks(step.operation)}")
         with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step, self._ours):
             times = self._collectives.time(
-                groups=[list(group) for group in step.groups],
-                operation=native,
-                dtype=_DTYPES[step.dtype],
-                reduction=REDOPS.index(step.redop),
-                root=step.root,
-                count=step.size_bytes // DTYPE_BYTES[step.dtype],
-                width=DTYPE_BYTES[step.dtype],
-                in_place=step.variant is Variant.IN_PLACE,
-                verify=step.verify,
-                iterations=step.iterations,
-                blocks=step.blocks,
-                warmup=step.warmup,
-                launch_iterations=step.launches,
-                launch_warmup=_LAUNCH_WARMUP,
-                deadline=_DEADLINE_S,
+                _native.CollectiveRound(
+                    groups=[list(group) for group in step.groups],
+                    operation=_native.Collective.__members__[step.operation],
+                    dtype=_native.Dtype.__members__[step.dtype],
+                    reduction=_native.Reduction.__members__[step.redop],
+                    root=step.root,
+                    count=step.size_bytes // DTYPE_BYTES[step.dtype],
+                    in_place=step.variant is Variant.IN_PLACE,
+                    verify=step.verify,
+                    iterations=step.iterations,
+                    batches=step.blocks,
+                    warmup=step.warmup,
+                    launch_iterations=step.launches,
+                    launch_warmup=_LAUNCH_WARMUP,
+                    deadline=_DEADLINE_S,
+                )
             )
         return Timing(_by_group(times), tuple(times.launch_seconds), _coverage(times))
 

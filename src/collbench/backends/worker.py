@@ -109,8 +109,8 @@ def facts_of(
 class _Preparation:
     """The making of communicators, which takes NCCL 0.7 s, on its own thread: the parent goes on meanwhile.
 
-    No step may: NCCL's start waits for the devices, and a step holds them behind a gate until all of it is queued.
-    On 4 × H200 that ended in a gate that expired after 4 s.
+    No step may: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is queued.
+    On 4 × H200 that ended in a timeout of that kernel, after 4 s.
     """
 
     def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], patience_s: float) -> None:

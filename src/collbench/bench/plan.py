@@ -67,7 +67,7 @@ def effort_on(backend: str) -> Effort:
 # How many messages a timed block holds: enough for the clock, few enough for many blocks.
 
 
-# docs/method.md 3.1: the gated queue stays shallow. 20 is also what nccl-tests takes by default (-n).
+# docs/method.md 3.1: the queue behind a blocking kernel stays shallow. 20 is also nccl-tests' default (-n).
 _MOST = 20
 # Copies that last microseconds: their launches cost more than the copies, so a block holds a few less.
 _MOST_SMALL, _SMALL_BELOW = 16, 2**20
@@ -79,7 +79,7 @@ _CHASE_ACCESSES = 32768
 # pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
 _CHAIN_BLOCKS = 2
 _FEWEST_OF_MANY_RANKS = 4
-_LONGEST_CHAIN = 32  # what the engine captures (collective_round.cpp); a longer one tells no more
+_LONGEST_CHAIN = 32  # what the engine captures (collective_layout.cpp); a longer one tells no more
 _SINGLE_FROM = 512 * 2**20
 
 

@@ -29,8 +29,8 @@ class Capabilities:
     def lacks(self, operation: Operation) -> str:
         """Return what must be written before this backend can time a collective, "" where it can."""
         row = operation.collective
-        if self.nccl and row.native is None:
-            return "csrc/collective_round.hpp (enum Collective) has no such call, and its row no 'native'"
+        if self.nccl and not row.native:
+            return "csrc/collective_layout.hpp (enum Collective) has no such call, and its row no 'native'"
         if self.gloo and row.gloo_buffers is None:
             return "backends/gloo_worker.py has no such call, and its row no 'gloo_buffers'"
         return ""

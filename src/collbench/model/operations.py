@@ -70,7 +70,7 @@ class Collective:
     example: str  # options in its help's second example
     nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
     tuned: bool  # NCCL chooses an algorithm for it; what is made of send/recv has none
-    native: int | None  # in csrc/collective_round.hpp, enum Collective; None: the extension cannot time it
+    native: bool  # csrc/collective_layout.hpp, enum Collective, has it: the extension can time it
     gloo_buffers: int | None  # torch's gloo call takes so many; None: backends/gloo_worker.py has no call for it
     nccl_tests: str  # nccl-tests' program
     prints_redop: bool  # that program prints the reduction that was asked for
@@ -155,7 +155,7 @@ class Operation(StrEnum):
             example="--op max",
             nccl="AllReduce",
             tuned=True,
-            native=0,
+            native=True,
             gloo_buffers=1,
             nccl_tests="all_reduce_perf",
             prints_redop=True,
@@ -180,7 +180,7 @@ class Operation(StrEnum):
             example="--devices 0,1",
             nccl="Broadcast",
             tuned=True,
-            native=1,
+            native=True,
             gloo_buffers=1,
             nccl_tests="broadcast_perf",
             prints_redop=False,
@@ -205,7 +205,7 @@ class Operation(StrEnum):
             example="--op avg --root 1",
             nccl="Reduce",
             tuned=True,
-            native=2,
+            native=True,
             gloo_buffers=1,
             nccl_tests="reduce_perf",
             prints_redop=True,
@@ -230,7 +230,7 @@ class Operation(StrEnum):
             example="--dtype bfloat16",
             nccl="AllGather",
             tuned=True,
-            native=3,
+            native=True,
             gloo_buffers=2,
             nccl_tests="all_gather_perf",
             prints_redop=False,
@@ -255,7 +255,7 @@ class Operation(StrEnum):
             example="--split 2",
             nccl="ReduceScatter",
             tuned=True,
-            native=4,
+            native=True,
             gloo_buffers=2,
             nccl_tests="reduce_scatter_perf",
             prints_redop=True,
@@ -280,7 +280,7 @@ class Operation(StrEnum):
             example="--precision 0.5%",
             nccl="AlltoAll",
             tuned=False,
-            native=5,
+            native=True,
             gloo_buffers=2,
             nccl_tests="alltoall_perf",
             prints_redop=False,
@@ -305,7 +305,7 @@ class Operation(StrEnum):
             example="--pairs",
             nccl="SendRecv",
             tuned=False,
-            native=6,
+            native=True,
             gloo_buffers=2,
             nccl_tests="sendrecv_perf",
             prints_redop=True,  # though it has none [src/sendrecv.cu:120]
@@ -330,7 +330,7 @@ class Operation(StrEnum):
             example="--root 1",
             nccl="Gather",
             tuned=False,
-            native=7,
+            native=True,
             gloo_buffers=2,
             nccl_tests="gather_perf",
             prints_redop=False,
@@ -355,7 +355,7 @@ class Operation(StrEnum):
             example="--root 1",
             nccl="Scatter",
             tuned=False,
-            native=8,
+            native=True,
             gloo_buffers=2,
             nccl_tests="scatter_perf",
             prints_redop=False,

@@ -1,4 +1,4 @@
-#include "collective_round.hpp"
+#include "collective_layout.hpp"
 
 #include <algorithm>
 #include <set>
@@ -8,30 +8,30 @@
 namespace collbench {
 namespace {
 
-constexpr int kLongestChain = 32;
-constexpr std::uint32_t kAverage = 4;  // ncclAvg
+constexpr int kMostIterations = 32;
 
 // Half a unit in the last place of a value in [1, 2): what one rounding costs at most, relatively. 0 for whole numbers.
-double rounding_of(int dtype) {
+double rounding_of(Dtype dtype) {
   switch (dtype) {
-    case 6:
-      return 0x1p-11;  // float16
-    case 7:
-      return 0x1p-24;  // float32
-    case 8:
-      return 0x1p-53;  // float64
-    case 9:
-      return 0x1p-8;  // bfloat16
-    case 10:
-      return 0x1p-4;  // float8e4m3
-    case 11:
-      return 0x1p-3;  // float8e5m2
+    case Dtype::float16:
+      return 0x1p-11;
+    case Dtype::float32:
+      return 0x1p-24;
+    case Dtype::float64:
+      return 0x1p-53;
+    case Dtype::bfloat16:
+      return 0x1p-8;
+    case Dtype::float8_e4m3fn:
+      return 0x1p-4;
+    case Dtype::float8_e5m2:
+      return 0x1p-3;
     default:
       return 0;
   }
 }
 
-bool shares(Collective operation) {
+// Whether the message is the total of equal blocks, one for each rank.
+bool has_blocks(Collective operation) {
   switch (operation) {
     case Collective::allgather:
     case Collective::reducescatter:
@@ -44,35 +44,40 @@ bool shares(Collective operation) {
   }
 }
 
-void check_groups(const CollectiveRound& round) {
-  std::set<int> seen;
-  for (const Group& group : round.groups) {
-    if (group.empty()) throw std::invalid_argument("a group of no ranks");
-    for (const int rank : group)
-      if (!seen.insert(rank).second)
-        throw std::invalid_argument("groups of a round share rank " + std::to_string(rank) + ": time them in turn");
-    if (shares(round.operation) && round.count % group.size() != 0)
-      throw std::invalid_argument("a message of " + std::to_string(round.count) + " elements does not split into " +
-                                  std::to_string(group.size()) + " equal blocks");
+}  // namespace
+
+std::size_t bytes_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::float16:
+    case Dtype::bfloat16:
+      return 2;
+    case Dtype::int32:
+    case Dtype::uint32:
+    case Dtype::float32:
+      return 4;
+    case Dtype::int64:
+    case Dtype::uint64:
+    case Dtype::float64:
+      return 8;
+    default:
+      return 1;
   }
 }
 
-}  // namespace
-
-std::uint32_t reduction_of(const CollectiveRound& round) {
+Reduction reduction_of(const CollectiveRound& round) {
   switch (round.operation) {
     case Collective::allreduce:
     case Collective::reduce:
     case Collective::reducescatter:
-      return static_cast<std::uint32_t>(round.reduction);
+      return round.reduction;
     default:
-      return kCopied;
+      return Reduction::copied;
   }
 }
 
 // Layouts and in-place offsets as in nccl-tests 2.19.6, *GetCollByteCount and *InitData of each operation's file. It
 // times an all-to-all and a send/recv in place and checks neither: their ranks overwrite what others still read.
-Shape shape_of(const CollectiveRound& round, int rank, int ranks) {
+Layout layout_of(const CollectiveRound& round, int rank, int ranks) {
   const auto me = static_cast<std::uint32_t>(rank), all = static_cast<std::uint32_t>(ranks),
              root = static_cast<std::uint32_t>(round.root);
   const std::uint64_t whole = round.count, block = whole / all, mine = me * block;
@@ -97,30 +102,38 @@ Shape shape_of(const CollectiveRound& round, int rank, int ranks) {
     case Collective::scatter:
       return {block, whole, 0, inside, {block, block, mine, root}};
   }
-  throw std::invalid_argument("no collective has number " + std::to_string(static_cast<int>(round.operation)));
+  throw std::logic_error("a collective without a layout");
 }
 
 std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks) {
-  CollectiveRound apart = round;
-  apart.in_place = false;
-  return shape_of(apart, rank, ranks).expected.count;
+  CollectiveRound out_of_place = round;
+  out_of_place.in_place = false;
+  return layout_of(out_of_place, rank, ranks).expected.count;
 }
 
 // NCCL scales by a rounded 1/ranks, then rounds every sum: one rounding each, of at most the largest average.
 double tolerance_of(const CollectiveRound& round, int ranks) {
-  const bool exact = reduction_of(round) != kAverage || (ranks & (ranks - 1)) == 0;
+  const bool exact = reduction_of(round) != Reduction::avg || (ranks & (ranks - 1)) == 0;
   if (exact) return 0;
-  // kernels.cu's contributions: up to 7 each; in 8-bit floats up to 1, by at most 8 ranks.
-  const double largest = round.dtype >= 10 ? std::min(1.0, 8.0 / ranks) : 8.0;
+  // elements.cuh's contributions: up to 7 each; in 8-bit floats up to 1, by at most 8 ranks.
+  const double largest = round.dtype >= Dtype::float8_e4m3fn ? std::min(1.0, 8.0 / ranks) : 8.0;
   return largest * (ranks + 1) * rounding_of(round.dtype);
 }
 
 void check(const CollectiveRound& round) {
-  if (round.iterations < 1 || round.iterations > kLongestChain)
-    throw std::invalid_argument("a chain holds 1 to 32 collectives");
+  if (round.iterations < 1 || round.iterations > kMostIterations)
+    throw std::invalid_argument("a batch holds 1 to 32 collectives");
   if (round.count == 0) throw std::invalid_argument("a collective of no elements");
-  shape_of(round, 0, 1);  // knows the operation
-  check_groups(round);
+  std::set<int> seen;
+  for (const Group& group : round.groups) {
+    if (group.empty()) throw std::invalid_argument("a group of no ranks");
+    for (const int rank : group)
+      if (!seen.insert(rank).second)
+        throw std::invalid_argument("groups of a round share rank " + std::to_string(rank) + ": time them in turn");
+    if (has_blocks(round.operation) && round.count % group.size() != 0)
+      throw std::invalid_argument("a message of " + std::to_string(round.count) + " elements does not split into " +
+                                  std::to_string(group.size()) + " equal blocks");
+  }
 }
 
 }  // namespace collbench

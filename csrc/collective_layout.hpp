@@ -10,26 +10,43 @@ namespace collbench {
 // Ranks of the world, in the group's own rank order.
 using Group = std::vector<int>;
 
-// Numbered as the Python side has them.
 enum class Collective { allreduce, broadcast, reduce, allgather, reducescatter, alltoall, sendrecv, gather, scatter };
+// Names are torch's; values those of ncclDataType_t [nccl.h 2.24].
+enum class Dtype {
+  int8,
+  uint8,
+  int32,
+  uint32,
+  int64,
+  uint64,
+  float16,
+  float32,
+  float64,
+  bfloat16,
+  float8_e4m3fn,
+  float8_e5m2
+};
+// Values of ncclRedOp_t; `copied` is kernels.cu's, where nothing is reduced.
+enum class Reduction { sum, prod, max, min, avg, copied };
+
+std::size_t bytes_of(Dtype dtype);
 
 struct CollectiveRound {
   std::vector<Group> groups;  // disjoint
   Collective operation;
-  int dtype;              // ncclDataType_t
-  int reduction;          // ncclRedOp_t; without meaning where nothing is reduced
+  Dtype dtype;
+  Reduction reduction;    // without meaning where nothing is reduced
   int root;               // rank within each group, where the operation has one
   std::size_t count;      // elements of the whole message: of all ranks' blocks where each rank has its own
-  std::size_t width;      // bytes of an element
   bool in_place;          // receives into the buffer that it sends from, laid out as nccl-tests does
   bool verify;            // checks every element that arrives
-  int iterations;         // collectives in a chain, at most 32
-  int blocks;             // timed replays of the chain
-  int warmup;             // untimed replays first
+  int iterations;         // collectives in a graph, at most 32
+  int batches;            // timed launches of the graph
+  int warmup;             // untimed launches first
   int launch_iterations;  // collectives in the launch loop, 0 for none
-  int launch_warmup;      // untimed launches before it
-  double deadline;        // longest wait for one block, seconds
-  std::size_t bytes() const { return count * width; }
+  int launch_warmup;      // untimed calls before it
+  double deadline;        // longest wait for one batch, seconds
+  std::size_t bytes() const { return count * bytes_of(dtype); }
 };
 
 // Element i of what a rank receives is a value at index `offset + i % block`: of the reduction over all ranks, or,
@@ -43,20 +60,18 @@ struct Expected {
 constexpr std::uint32_t kEachBlock = 0xffffffff;  // kernels.cu: the sender is i / block
 
 // One rank's call, in elements; `send_at` and `receive_at` count from the start of the message.
-struct Shape {
-  std::uint64_t count;  // what NCCL is told
+struct Layout {
+  std::uint64_t count;  // what NCCL is given
   std::uint64_t sent;   // what the rank contributes: its indices are 0 … sent - 1
   std::uint64_t send_at;
   std::uint64_t receive_at;
   Expected expected;
 };
 
-constexpr std::uint32_t kCopied = 5;  // kernels.cu: nothing is reduced
-
-// The reduction as kernels.cu numbers it: ncclRedOp_t or kCopied.
-std::uint32_t reduction_of(const CollectiveRound& round);
-Shape shape_of(const CollectiveRound& round, int rank, int ranks);
-// What the rank receives, also where nobody could say what it should be.
+// The round's reduction, or `copied` where its operation reduces nothing.
+Reduction reduction_of(const CollectiveRound& round);
+Layout layout_of(const CollectiveRound& round, int rank, int ranks);
+// Elements that the rank receives, also where nobody could say what they should be.
 std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks);
 // How far a floating average over `ranks` ranks may miss; 0 for all that is exact.
 double tolerance_of(const CollectiveRound& round, int ranks);

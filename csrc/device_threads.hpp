@@ -11,22 +11,23 @@
 #include <thread>
 #include <vector>
 
-#include "given_up.hpp"
 #include "gpus.hpp"
 
 namespace collbench {
 
-// Thrown inside a job where another thread's failure makes going on pointless; Crew::run never lets it out.
+// Thrown inside a job where another thread's failure makes going on pointless; DeviceThreads::run never lets it out.
 struct Abandoned {};
 
-// Threads that live as long as the crew. Between jobs they spin for kSpin, so that the next block starts at once, then
-// sleep. One job at a time; the owner calls from one thread at a time.
-class Crew {
+// Threads that live as long as this object. Between jobs they spin for 2 ms, so that the next batch starts at once,
+// then sleep. One job at a time; the owner calls from one thread at a time.
+class DeviceThreads {
  public:
   using Work = std::function<void(std::size_t)>;
-  explicit Crew(Gpus& gpus);
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  explicit DeviceThreads(Gpus& gpus);
+  DeviceThreads(const DeviceThreads&) = delete;
+  DeviceThreads& operator=(const DeviceThreads&) = delete;
+  // Deletes them; threads that are stuck are left to the end of the process.
+  static void dispose(DeviceThreads* threads);
 
   // Runs work(i) on the thread of GPU positions[i], its context current, for all i at once; returns when all are back.
   // Positions differ. Throws what the first failing thread threw, with that GPU's position in a DeviceError. Threads
@@ -34,38 +35,35 @@ class Crew {
   // is thrown without them, and no other job can follow.
   void run(const std::vector<int>& positions, const Work& work);
 
-  // Waits for all work on the GPU's stream. Throws HangError past the deadline, Abandoned when another thread of the
-  // job has failed: what this stream waits for may then never come. `look` is called again and again meanwhile, every
-  // kLook, and may throw.
-  using Look = std::function<void()>;
-  void wait(const Gpu& gpu, double deadline_seconds, const Look& look = {}) const;
-  bool failed() const { return failed_; }
-  // Whether threads are still in calls of a job that was given up: DisposeCrew then leaves the crew to the process's
-  // end.
+  // Waits for all work on the GPU's own stream. Throws CudaError, HangError past the deadline, Abandoned when another
+  // thread of the job has failed: what this stream waits for may then never come. `check` is called every millisecond
+  // meanwhile, and may throw.
+  using Check = std::function<void()>;
+  void wait(const Gpu& gpu, double deadline_seconds, const Check& check = {}) const;
+  void throw_if_failed() const {
+    if (failed_) throw Abandoned();
+  }
+  // Whether threads are still in calls of an abandoned job.
   bool stuck() const { return stuck_; }
 
  private:
   struct Worker {
-    Worker(Crew& crew, Gpu& gpu, int position);
+    Worker(DeviceThreads& all, Gpu& gpu, int position);
     ~Worker();
-    void give(const Work* job, std::size_t index);
-    void serve(Crew& crew);
-    void perform(Crew& crew);
-    bool called() const { return work != nullptr || leaving; }
+    void serve(DeviceThreads& all);
 
     Gpu& gpu;
     const int position;
     std::mutex mutex;
     std::condition_variable wake;
-    std::atomic<const Work*> work{nullptr};  // `share` is written before it
+    std::atomic<const Work*> work{nullptr};  // `index` is written before it
     std::atomic<bool> leaving{false};
-    std::atomic<bool> given_up{false};  // the job goes on without this thread
-    std::size_t share = 0;
+    std::atomic<bool> abandoned{false};  // the job goes on without this thread
+    std::size_t index = 0;
     std::thread thread;  // last: it uses the others
   };
   void fail(int position) noexcept;
-  void finish_one(Worker& worker);
-  void give_up(const std::vector<int>& positions);
+  void finish(Worker& worker);
 
   bool stuck_ = false;
   std::atomic<bool> failed_{false};
@@ -76,16 +74,16 @@ class Crew {
   std::vector<std::unique_ptr<Worker>> workers_;  // last: they end before what they use
 };
 
-// Where the threads of one job come together once.
-class Meeting {
+// Where the threads of one job meet once.
+class ThreadBarrier {
  public:
-  Meeting(const Crew& crew, std::size_t members) : crew_(crew), missing_(members) {}
+  ThreadBarrier(const DeviceThreads& threads, std::size_t count) : threads_(threads), missing_(count) {}
   // Returns in every thread after the last one has come and run its `last`. Throws Abandoned when a thread failed on
   // its way here.
   void arrive(const std::function<void()>& last);
 
  private:
-  const Crew& crew_;
+  const DeviceThreads& threads_;
   std::atomic<std::size_t> missing_;
   std::atomic<bool> released_{false};
 };

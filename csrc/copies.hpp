@@ -13,23 +13,23 @@ enum class Engine { copy_engine, multiprocessors };
 
 // Source and destination: positions in Gpus, or those of host_memory.hpp for host memory.
 using Link = std::pair<int, int>;
-// Transfers that run at the same time and may share GPUs: both ways, one to all, all to one.
-using Transfers = std::vector<Link>;
 
 struct CopyRound {
-  std::vector<Transfers> groups;  // no GPU is in two of them
+  // Transfers of a group run at the same time and may share GPUs: both ways, one to all, all to one. No GPU is in two
+  // groups.
+  std::vector<std::vector<Link>> groups;
   Engine engine;
   bool pull;            // true: the destination reads; false: the source writes; host memory does neither
   std::size_t bytes;    // one message
   std::uint64_t shift;  // bytes by which source and destination miss their natural alignment
-  int iterations;       // messages of each transfer in a block, at most 29 (the gated queue is kept shallow)
-  int blocks;
-  int warmup;       // blocks before the timed ones
-  double deadline;  // seconds, the longest wait for a block
+  int iterations;       // messages of each transfer in a batch, at most 29 (the blocked queue is kept shallow)
+  int batches;          // timed ones
+  int warmup;           // batches before them
+  double deadline;      // seconds, the longest wait for a batch
 };
 
-// Returns seconds of each group, [group][block]: from the common start of its transfers to their common end, over the
-// messages that each of them sends. What a block leaves in its slots is checked on the GPU, outside the timed region,
+// Returns seconds of each group, [group][batch]: from the common start of its transfers to their common end, over the
+// messages that each of them sends. What a batch leaves in its slots is checked on the GPU, outside the timed region,
 // and counted. Throws DataError, CudaError, HangError; std::invalid_argument for a round that cannot be timed. Copies
 // between GPUs without peer access are staged in host memory by the driver.
 Times time_copies(Gpus& gpus, const CopyRound& round);

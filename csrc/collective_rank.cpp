@@ -1,22 +1,21 @@
-#include "collective_part.hpp"
+#include "collective_rank.hpp"
 
 namespace collbench {
 namespace {
 
-constexpr int kInt32 = 2;                // ncclInt32
-constexpr int kSum = 0;                  // ncclSum
 constexpr unsigned char kPoison = 0xff;  // not a number in every float, and larger than any of our whole numbers
 
 // Any constant does: the data must differ from count to count.
 std::uint64_t seed_of(const CollectiveRound& round) { return 0x72616e6b73756dull ^ round.count; }
 
 // Where the rank's data of the message at `offset` begins. In place, both lie in the buffer that receives.
-CUdeviceptr send_address(const Gpu& gpu, const CollectiveRound& round, const Part& part, std::uint64_t offset) {
-  return (round.in_place ? gpu.target : gpu.send).get() + offset + part.shape.send_at * round.width;
+CUdeviceptr send_address(const Gpu& gpu, const CollectiveRound& round, const LocalRank& local, std::uint64_t offset) {
+  return (round.in_place ? gpu.target : gpu.send).get() + offset + local.layout.send_at * bytes_of(round.dtype);
 }
 
-CUdeviceptr receive_address(const Gpu& gpu, const CollectiveRound& round, const Part& part, std::uint64_t offset) {
-  return gpu.target.get() + offset + part.shape.receive_at * round.width;
+CUdeviceptr receive_address(const Gpu& gpu, const CollectiveRound& round, const LocalRank& local,
+                            std::uint64_t offset) {
+  return gpu.target.get() + offset + local.layout.receive_at * bytes_of(round.dtype);
 }
 
 // What NCCL's functions take, ready.
@@ -113,66 +112,67 @@ ncclResult_t dispatch(const Call& c, Collective operation, int reduction) {
 
 }  // namespace
 
-void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round, const Part& part,
+void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round, const LocalRank& local,
                       std::uint64_t offset) {
-  const Gpu& gpu = gpus[part.member.position];
+  const Gpu& gpu = gpus[local.communicator.position];
   const Call call{nccl,
-                  reinterpret_cast<const void*>(send_address(gpu, round, part, offset)),
-                  reinterpret_cast<void*>(receive_address(gpu, round, part, offset)),
-                  part.shape.count,
-                  round.dtype,
+                  reinterpret_cast<const void*>(send_address(gpu, round, local, offset)),
+                  reinterpret_cast<void*>(receive_address(gpu, round, local, offset)),
+                  local.layout.count,
+                  static_cast<int>(round.dtype),
                   round.root,
-                  part.member.rank,
-                  part.ranks,
-                  part.shape.count * round.width,
-                  part.member.communicator,
-                  gpu.stream.get()};
-  finish(nccl, call.communicator, dispatch(call, round.operation, round.reduction), gpus.crew(), round.deadline);
+                  local.communicator.rank,
+                  local.communicator.ranks,
+                  local.layout.count * bytes_of(round.dtype),
+                  local.communicator.handle,
+                  gpu.stream()};
+  const ncclResult_t result = dispatch(call, round.operation, static_cast<int>(round.reduction));
+  finish(nccl, call.communicator, result, gpus.threads(), round.deadline);
 }
 
-void queue_barrier(Gpus& gpus, const Nccl& nccl, const Part& part, double deadline_seconds) {
-  const Gpu& gpu = gpus[part.member.position];
+void queue_barrier(Gpus& gpus, const Nccl& nccl, const LocalRank& local, double deadline_seconds) {
+  const Gpu& gpu = gpus[local.communicator.position];
   void* spare = reinterpret_cast<void*>(gpu.target.get() + gpus.spare_offset());
-  const ncclResult_t result =
-      NCCL_CHECK(nccl, ncclAllReduce, spare, spare, 1, kInt32, kSum, part.member.communicator, gpu.stream.get());
-  finish(nccl, part.member.communicator, result, gpus.crew(), deadline_seconds);
+  const ncclComm_t communicator = local.communicator.handle;
+  const ncclResult_t result = NCCL_CHECK(nccl, ncclAllReduce, spare, spare, 1, static_cast<int>(Dtype::int32),
+                                         static_cast<int>(Reduction::sum), communicator, gpu.stream());
+  finish(nccl, communicator, result, gpus.threads(), deadline_seconds);
 }
 
-void queue_fill(Gpus& gpus, const CollectiveRound& round, const Part& part, unsigned slots) {
-  Gpu& gpu = gpus[part.member.position];
-  CUdeviceptr send = send_address(gpu, round, part, part.chain->slots.base);
-  std::uint64_t stride = part.chain->slots.stride, count = part.shape.sent, seed = seed_of(round);
-  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = reduction_of(round),
-       ranks = static_cast<std::uint32_t>(part.ranks), rank = static_cast<std::uint32_t>(part.member.rank);
+void queue_fill(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, unsigned slots) {
+  const Gpu& gpu = gpus[local.communicator.position];
+  CUdeviceptr send = send_address(gpu, round, local, local.captured->slots.base);
+  std::uint64_t stride = local.captured->slots.stride, count = local.layout.sent, seed = seed_of(round);
+  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
+       ranks = static_cast<std::uint32_t>(local.communicator.ranks),
+       rank = static_cast<std::uint32_t>(local.communicator.rank);
   void* arguments[] = {&send, &stride, &count, &dtype, &reduction, &ranks, &rank, &seed};
-  Gpus::launch_on(gpu, gpu.stream.get(), Kernel::fill_elements, gpus.grid(gpu, Kernel::fill_elements, count), slots,
-                  arguments);
+  Gpus::launch(gpu, gpu.stream(), Kernel::fill_elements, Gpus::grid(gpu, Kernel::fill_elements, count), slots,
+               arguments);
 }
 
-void queue_poison(Gpus& gpus, const CollectiveRound& round, const Part& part, unsigned slots) {
-  const Gpu& gpu = gpus[part.member.position];
-  const Slots& places = part.chain->slots;
-  const std::uint64_t bytes = places.stride * (slots - 1) + round.bytes();
-  CUDA_CHECK(cuMemsetD8Async, gpu.target.get() + places.base, kPoison, bytes, gpu.stream.get());
+void queue_poison(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, unsigned slots) {
+  const Gpu& gpu = gpus[local.communicator.position];
+  const Slots& used = local.captured->slots;
+  const std::uint64_t bytes = used.stride * (slots - 1) + round.bytes();
+  CUDA_CHECK(cuMemsetD8Async, gpu.target.get() + used.base, kPoison, bytes, gpu.stream());
 }
 
-Elements all_elements(const Part& part, unsigned slots) { return {0, part.shape.expected.count, 0, slots}; }
-
-void queue_verify(Gpus& gpus, const CollectiveRound& round, const Part& part, const Elements& elements) {
-  Gpu& gpu = gpus[part.member.position];
-  Expected expected = part.shape.expected;
+void queue_verify(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, const Elements& elements) {
+  Gpu& gpu = gpus[local.communicator.position];
+  Expected expected = local.layout.expected;
   Elements checked = elements;
-  std::uint64_t stride = part.chain->slots.stride, seed = seed_of(round);
-  CUdeviceptr received = receive_address(gpu, round, part, part.chain->slots.base + checked.slot * stride);
-  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = reduction_of(round),
-       ranks = static_cast<std::uint32_t>(part.ranks);
-  double tolerance = tolerance_of(round, part.ranks);
-  Report* report = gpu.clear_report();
+  std::uint64_t stride = local.captured->slots.stride, seed = seed_of(round);
+  CUdeviceptr received = receive_address(gpu, round, local, local.captured->slots.base + checked.slot * stride);
+  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
+       ranks = static_cast<std::uint32_t>(local.communicator.ranks);
+  double tolerance = tolerance_of(round, local.communicator.ranks);
+  Report* report = gpu.own().clear_report();
   void* arguments[] = {&received, &stride,    &checked.first,   &checked.count, &expected.block, &expected.offset,
                        &dtype,    &reduction, &expected.sender, &ranks,         &seed,           &tolerance,
                        &report};
-  Gpus::launch_on(gpu, gpu.stream.get(), Kernel::verify_elements,
-                  gpus.grid(gpu, Kernel::verify_elements, checked.count), checked.slots, arguments);
+  Gpus::launch(gpu, gpu.stream(), Kernel::verify_elements, Gpus::grid(gpu, Kernel::verify_elements, checked.count),
+               checked.slots, arguments);
 }
 
 }  // namespace collbench

@@ -1,8 +1,8 @@
-#include "chase.hpp"
+#include "pointer_chase.hpp"
 
 #include <stdexcept>
 
-#include "gate.hpp"
+#include "blocking_kernel.hpp"
 #include "host_memory.hpp"
 
 namespace collbench {
@@ -16,7 +16,7 @@ constexpr std::uint64_t kMultiplier = 1664525;
 constexpr std::uint64_t kIncrement = 1013904223;
 
 // Where a reader is in its ring.
-struct Walk {
+struct Chase {
   Gpu* reader;
   CUdeviceptr ring;
   std::uint64_t line;
@@ -31,7 +31,9 @@ std::uint64_t follow(std::uint64_t line, int accesses) {
 void write_ring(Gpus& gpus, Gpu& writer, CUdeviceptr ring) {
   std::uint64_t lines = kLines, multiplier = kMultiplier, increment = kIncrement;
   void* arguments[] = {&ring, &lines, &multiplier, &increment};
-  gpus.launch(writer, Kernel::chain, gpus.grid(writer, Kernel::chain, kLines), 1, arguments);
+  writer.context.make_current();
+  Gpus::launch(writer, writer.stream(), Kernel::write_ring, Gpus::grid(writer, Kernel::write_ring, kLines), 1,
+               arguments);
   gpus.wait(writer, kSetupSeconds);
 }
 
@@ -45,16 +47,16 @@ CUdeviceptr device_ring(Gpus& gpus, Gpu& owner) {
 }
 
 CUdeviceptr host_ring(Gpus& gpus, Gpu& reader) {
-  if (reader.host.ring.get() == nullptr) {
+  if (reader.host_ring.get() == nullptr) {
     PinnedMemory made = make_pinned(reader.context.get(), kLines * kLineBytes);
     write_ring(gpus, reader, reinterpret_cast<CUdeviceptr>(made.get()));
-    reader.host.ring = std::move(made);
+    reader.host_ring = std::move(made);
   }
-  return reinterpret_cast<CUdeviceptr>(reader.host.ring.get());
+  return reinterpret_cast<CUdeviceptr>(reader.host_ring.get());
 }
 
 void check(const Gpus& gpus, const ChaseRound& round) {
-  if (round.accesses < 1) throw std::invalid_argument("a block holds at least one access");
+  if (round.accesses < 1) throw std::invalid_argument("a batch holds at least one access");
   std::vector<bool> reads(gpus.size(), false);
   for (const auto& [reader, owner] : round.links) {
     if (reader == owner) throw std::invalid_argument("a reader and its own memory");
@@ -70,7 +72,7 @@ void check(const Gpus& gpus, const ChaseRound& round) {
   }
 }
 
-Walk start_walk(Gpus& gpus, const Link& link) {
+Chase make_chase(Gpus& gpus, const Link& link) {
   if (link.first == kHostPosition || link.second == kHostPosition) {
     Gpu& reader = gpus[link.first == kHostPosition ? link.second : link.first];
     return {&reader, host_ring(gpus, reader), 0};
@@ -82,43 +84,44 @@ Walk start_walk(Gpus& gpus, const Link& link) {
 void make_turns(Gpus& gpus, Gpu& reader) {
   if (reader.turns.get() != 0) return;
   DeviceMemory made = make_memory(reader.context.get(), 2 * sizeof(std::uint64_t));
-  CUDA_CHECK(cuMemsetD8Async, made.get(), static_cast<unsigned char>(0), 2 * sizeof(std::uint64_t),
-             reader.stream.get());
+  CUDA_CHECK(cuMemsetD8Async, made.get(), static_cast<unsigned char>(0), 2 * sizeof(std::uint64_t), reader.stream());
   gpus.wait(reader, kSetupSeconds);
   reader.turns = std::move(made);
 }
 
-void queue(const Walk& walk, int accesses, Gate& gate) {
-  Gpu& reader = *walk.reader;
-  CUdeviceptr start = walk.ring + walk.line * kLineBytes, turns = reader.turns.get();
+void queue(const Chase& chase, int accesses, BlockingKernel& blocking) {
+  Gpu& reader = *chase.reader;
+  const TimedStream& own = reader.own();
+  CUdeviceptr start = chase.ring + chase.line * kLineBytes, turns = reader.turns.get();
   std::uint64_t all = static_cast<std::uint64_t>(accesses), first_turn = reader.turns_taken;
-  std::uint64_t* end = &reader.clear_report()->first;
+  std::uint64_t* end = &own.clear_report()->first;
   void* arguments[] = {&start, &all, &turns, &first_turn, &end};
-  gate.hold(reader);
-  CUDA_CHECK(cuEventRecord, reader.start.get(), reader.stream.get());
-  Gpus::launch_on(reader, reader.stream.get(), Kernel::chase, reader.multiprocessors, 1, arguments);
+  reader.context.make_current();
+  blocking.block(reader, reader.stream());
+  CUDA_CHECK(cuEventRecord, own.start[0].get(), reader.stream());
+  Gpus::launch(reader, reader.stream(), Kernel::chase, reader.multiprocessors, 1, arguments);
   reader.turns_taken += reader.multiprocessors;
-  CUDA_CHECK(cuEventRecord, reader.end.get(), reader.stream.get());
+  CUDA_CHECK(cuEventRecord, own.end[0].get(), reader.stream());
 }
 
-// Moves the walk to where the block must have ended.
-void check_end(Walk& walk, int accesses, int link) {
-  walk.line = follow(walk.line, accesses);
-  const std::uint64_t expected = walk.line * kLineBytes, found = walk.reader->read_report().first - walk.ring;
+// Moves the chase to where the batch must have ended.
+void check_end(Chase& chase, int accesses, int link) {
+  chase.line = follow(chase.line, accesses);
+  const std::uint64_t expected = chase.line * kLineBytes, found = chase.reader->own().report().first - chase.ring;
   if (found != expected)
     throw DataError(link, 0, expected, 1, static_cast<double>(expected), static_cast<double>(found));
 }
 
-std::vector<double> time_block(Gpus& gpus, int accesses, double deadline, std::vector<Walk>& walks) {
-  Gate gate(gpus);
-  for (const Walk& walk : walks) queue(walk, accesses, gate);
-  gate.open();
-  for (const Walk& walk : walks) gpus.wait(*walk.reader, deadline);
-  gate.check();
+std::vector<double> time_batch(Gpus& gpus, int accesses, double deadline, std::vector<Chase>& chases) {
+  BlockingKernel blocking(gpus);
+  for (const Chase& chase : chases) queue(chase, accesses, blocking);
+  blocking.unblock();
+  for (const Chase& chase : chases) gpus.wait(*chase.reader, deadline);
+  BlockingKernel::check_timeout(gpus);
   std::vector<double> seconds;
-  for (Walk& walk : walks) {
-    check_end(walk, accesses, static_cast<int>(seconds.size()));
-    seconds.push_back(elapsed_seconds(walk.reader->start, walk.reader->end) / accesses);
+  for (Chase& chase : chases) {
+    check_end(chase, accesses, static_cast<int>(seconds.size()));
+    seconds.push_back(elapsed_seconds(chase.reader->own().start[0], chase.reader->own().end[0]) / accesses);
   }
   return seconds;
 }
@@ -127,14 +130,14 @@ std::vector<double> time_block(Gpus& gpus, int accesses, double deadline, std::v
 
 std::vector<std::vector<double>> time_chase(Gpus& gpus, const ChaseRound& round) {
   check(gpus, round);
-  std::vector<Walk> walks;
-  for (const Link& link : round.links) walks.push_back(start_walk(gpus, link));
-  for (const Walk& walk : walks) make_turns(gpus, *walk.reader);
-  std::vector<std::vector<double>> seconds(walks.size());
-  time_block(gpus, kLines, round.deadline, walks);
-  for (int block = -round.warmup; block < round.blocks; ++block) {
-    const std::vector<double> times = time_block(gpus, round.accesses, round.deadline, walks);
-    for (std::size_t i = 0; block >= 0 && i < seconds.size(); ++i) seconds[i].push_back(times[i]);
+  std::vector<Chase> chases;
+  for (const Link& link : round.links) chases.push_back(make_chase(gpus, link));
+  for (const Chase& chase : chases) make_turns(gpus, *chase.reader);
+  std::vector<std::vector<double>> seconds(chases.size());
+  time_batch(gpus, kLines, round.deadline, chases);
+  for (int batch = -round.warmup; batch < round.batches; ++batch) {
+    const std::vector<double> times = time_batch(gpus, round.accesses, round.deadline, chases);
+    for (std::size_t i = 0; batch >= 0 && i < seconds.size(); ++i) seconds[i].push_back(times[i]);
   }
   return seconds;
 }

@@ -1,4 +1,4 @@
-#include "host.hpp"
+#include "core_copies.hpp"
 
 #include <pthread.h>
 #include <sched.h>
@@ -119,7 +119,7 @@ struct Slots {
 };
 
 // Copies `iterations` messages, from slot `next` on, and moves `next` behind the last.
-void copy_block(unsigned char* destination, const unsigned char* source, const Slots& slots, std::size_t size,
+void copy_batch(unsigned char* destination, const unsigned char* source, const Slots& slots, std::size_t size,
                 int iterations, std::size_t& next) {
   for (int i = 0; i < iterations; ++i) {
     std::memcpy(destination + next * slots.stride, source + next * slots.stride, size);
@@ -134,8 +134,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::max(elapsed.count(), 1e-9);
 }
 
-}  // namespace
-
+// Writes the pattern of `core` into bytes [0, bytes): 64-bit words that depend on core and position, never repeating.
 void fill_pattern(unsigned char* data, std::size_t bytes, int core) {
   for (std::size_t at = 0; at < bytes; at += 8) {
     const std::uint64_t word = pattern_word(core, at / 8);
@@ -143,6 +142,8 @@ void fill_pattern(unsigned char* data, std::size_t bytes, int core) {
   }
 }
 
+// Compares `data` with bytes [offset, offset + bytes) of core's pattern; `offset` is a multiple of 8.
+// Throws DataError at the first difference, as a fault of `link` at that byte of the message.
 void verify_pattern(const unsigned char* data, std::size_t offset, std::size_t bytes, int core, int link) {
   std::uint64_t wrong = 0, first = 0;
   int expected = 0, found = 0;
@@ -159,19 +160,17 @@ void verify_pattern(const unsigned char* data, std::size_t offset, std::size_t b
   if (wrong != 0) throw DataError(link, 1, first, wrong, expected, found);
 }
 
-Pages::Pages(std::size_t bytes) : bytes_(bytes) {
+}  // namespace
+
+Pages::Pages(std::size_t bytes) : data_(nullptr, Unmap{bytes}) {
   // mmap, not malloc: malloc hands out pages that another thread may have placed before.
   void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED)
     throw std::runtime_error("cannot allocate " + std::to_string(bytes) + " B of host memory: " + strerror(errno));
-  data_ = static_cast<unsigned char*>(address);
+  data_.reset(static_cast<unsigned char*>(address));
 }
 
-Pages::~Pages() {
-  if (data_ != nullptr) munmap(data_, bytes_);
-}
-
-Pages::Pages(Pages&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+void Pages::Unmap::operator()(unsigned char* data) const { munmap(data, bytes); }
 
 HostSession::HostSession(const std::vector<int>& cores, std::size_t buffer_bytes) : buffer_bytes_(buffer_bytes) {
   for (const int core : cores)
@@ -197,15 +196,15 @@ void HostSession::check(const std::vector<int>& drivers, const std::vector<int>&
 }
 
 std::vector<std::vector<double>> HostSession::time_copies(const std::vector<Link>& links, bool pull, std::size_t size,
-                                                          int iterations, int blocks, int warmup) {
+                                                          int iterations, int batches, int warmup) {
   std::vector<int> sources, targets;
-  for (const Link& link : links) sources.push_back(link.src_core), targets.push_back(link.dst_core);
+  for (const auto& [source, target] : links) sources.push_back(source), targets.push_back(target);
   const std::vector<int>& drivers = pull ? targets : sources;
   check(sources, targets, size);
-  if (iterations < 1 || blocks < 0 || warmup < 0) throw std::invalid_argument("iterations must be 1 or more");
+  if (iterations < 1 || batches < 0 || warmup < 0) throw std::invalid_argument("iterations must be 1 or more");
 
   const Slots slots(buffer_bytes_, size);
-  const std::size_t copies = static_cast<std::size_t>(iterations) * static_cast<std::size_t>(warmup + blocks);
+  const std::size_t copies = static_cast<std::size_t>(iterations) * static_cast<std::size_t>(warmup + batches);
   const std::size_t used = std::min(slots.count, copies);
   auto source = [&](std::size_t link) { return buffers_.at(sources[link]).source.data(); };
   auto target = [&](std::size_t link) { return buffers_.at(targets[link]).destination.data(); };
@@ -217,10 +216,10 @@ std::vector<std::vector<double>> HostSession::time_copies(const std::vector<Link
   Barrier barrier(static_cast<int>(links.size()));
   auto time_link = [&](std::size_t link) {
     std::size_t next = 0;
-    for (int block = 0; block < warmup + blocks && barrier.wait(); ++block) {
+    for (int batch = 0; batch < warmup + batches && barrier.wait(); ++batch) {
       const auto start = std::chrono::steady_clock::now();
-      copy_block(target(link), source(link), slots, size, iterations, next);
-      if (block >= warmup) seconds[link].push_back(seconds_since(start) / iterations);
+      copy_batch(target(link), source(link), slots, size, iterations, next);
+      if (batch >= warmup) seconds[link].push_back(seconds_since(start) / iterations);
     }
   };
   run_pinned(drivers, time_link, [&] { barrier.cancel(); });

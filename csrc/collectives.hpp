@@ -1,0 +1,69 @@
+// Times one collective on one or many disjoint communicators at once.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "collective_rank.hpp"
+#include "times.hpp"
+
+namespace collbench {
+
+// Seconds per collective. `seconds[group][batch]` is device time: launches of a captured graph between events, the
+// maximum over the ranks. `launch_seconds[group]` is wall time of a plain launch loop, one thread a GPU, on a
+// communicator that was never captured, the mean over the ranks as nccl-tests has it; empty without a loop. Both speak
+// of this process's ranks; a group without any has no batches, and not-a-number for its loop. The launch loop's bytes
+// are in no coverage.
+struct CollectiveTimes : Times {
+  using Times::Times;
+  std::vector<double> launch_seconds;
+};
+
+// One NCCL session on one set of GPUs. Its calls come from any thread, one at a time: `prepare` in the background holds
+// up a `time`, but no copies, with which it shares nothing that changes.
+class Collectives {
+ public:
+  // Throws std::invalid_argument for a world that this process cannot be part of.
+  Collectives(Gpus& gpus, const Nccl& nccl, World world)
+      : gpus_(gpus), nccl_(nccl), threads_(gpus.threads()), communicators_(gpus, nccl, std::move(world)) {}
+
+  // Makes the groups' communicators, see Communicators::prepare.
+  void prepare(const std::vector<Group>& groups);
+  // Checks what arrives on the GPU, outside the timed region, and counts it: what every batch leaves in its slots, but
+  // in place, where a graph changes its own input, one collective before the batches. Throws DataError, CudaError,
+  // NcclError, HangError. After any but a DataError the round's communicators are aborted, and streams or threads may
+  // be stuck: end the process.
+  CollectiveTimes time(const CollectiveRound& round);
+  // Drops graphs and communicators.
+  void close();
+
+ private:
+  using Ranks = std::vector<LocalRank>;
+  // All that shapes a graph: the group, then operation, dtype, reduction, root, count, in_place and iterations.
+  using GraphKey = std::pair<Group, std::vector<std::uint64_t>>;
+
+  CollectiveTimes time_all(const CollectiveRound& round);
+  Ranks local_ranks(const CollectiveRound& round);
+  void capture(const CollectiveRound& round, Ranks& ranks);
+  GraphExec capture(const CollectiveRound& round, const LocalRank& rank);
+  void wake(const CollectiveRound& round, const Ranks& ranks);
+  void check_once(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times);
+  std::vector<double> time_batch(const CollectiveRound& round, const Ranks& ranks, bool first, CollectiveTimes& times);
+  void check_data(const CollectiveRound& round, const Ranks& ranks, const std::vector<Report>& reports);
+  void time_launches(const CollectiveRound& round, const Ranks& captured, CollectiveTimes& times);
+  double launch_loop(const CollectiveRound& round, const LocalRank& rank, ThreadBarrier& start);
+  DeviceThreads::Check check_of(const LocalRank& rank) const;
+  void throw_cause(const CollectiveRound& round, const std::exception_ptr& seen) const;
+  void abort(const CollectiveRound& round);
+
+  std::mutex mutex_;
+  Gpus& gpus_;
+  const Nccl& nccl_;
+  DeviceThreads& threads_;
+  Communicators communicators_;
+  std::map<GraphKey, CapturedGroup> graphs_;  // made at the first trial of a data point, kept for all later ones
+};
+
+}  // namespace collbench

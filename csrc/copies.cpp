@@ -1,0 +1,394 @@
+#include "copies.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+
+#include "blocking_kernel.hpp"
+#include "device_threads.hpp"
+#include "host_memory.hpp"
+
+namespace collbench {
+namespace {
+
+// Behind the blocking kernel, beside the waking copies and the verification: 32 in all [docs/method.md 3.1].
+constexpr int kMostIterations = 29;
+// Before the start event, for an engine's first copy starts late [docs/method.md 3.2]. Two, because a copy that the
+// destination issues is sent by the source's engine, which the first one still finds asleep [2 × H200].
+constexpr int kEngineWakingCopies = 2;
+constexpr std::uint64_t kEngineWakingBytes = 16;
+// A batch of up to so many bytes is queued while the one before it is verified; it then waits behind its blocking
+// kernel for the slowest group. Larger ones would gain nothing. Staged copies above it start without a blocking kernel
+// [docs/method.md 3.7]: the sample p2pBandwidthLatencyTest has 5 × 40 MB behind one [4 × H200], more nobody tried.
+constexpr std::uint64_t kSmallBatch = 200'000'000;
+// A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a batch's messages in a loop,
+// by one thread block on each multiprocessor [docs/method.md 3.4]: 64 MiB are read at 365 GB/s by loops over 2 (361 by 2 launches), at 374.6 over 16 [4 × H200].
+constexpr std::uint64_t kLooped = 16 << 20;
+
+// One end of a transfer: its buffer, and whose it is; null for host memory.
+struct Memory {
+  CUdeviceptr buffer;
+  CUcontext context;
+};
+
+struct Transfer {
+  int group;            // in the round
+  int index;            // in the group
+  Gpu* issuer;          // the GPU that copies
+  Gpu* verifier;        // the destination, or for host memory the GPU beside it: poisons and verifies what arrives
+  TimedStream* stream;  // of the issuer. Its first transfer uses the issuer's own: alone it then needs no event between
+                        // its copies and what the GPU does before and after
+  TimedStream* first;   // of the group's first transfer: has the common start and end
+  Memory source;
+  Memory target;
+  std::uint64_t seed;   // of what the source holds
+  unsigned sender;      // among the transfers to this destination: each writes slots of its own
+  unsigned concurrent;  // transfers that the issuer copies at once
+  bool staged;          // the issuer cannot address the other end
+};
+
+// Transfers that are queued by one thread, and all timed before anything that they brought is verified: a group's, or
+// those of all groups where host memory, which all GPUs share, takes part.
+struct TransferSet {
+  std::vector<Transfer> transfers;
+  std::vector<Gpu*> verifiers;
+};
+
+void check(std::size_t gpus, const CopyRound& round) {
+  std::vector<const std::vector<Link>*> users(gpus, nullptr);
+  for (const std::vector<Link>& group : round.groups) {
+    if (group.empty()) throw std::invalid_argument("a group without transfers");
+    for (const Link& link : group) {
+      if (link.first == link.second) throw std::invalid_argument("a transfer to itself");
+      if (is_host(link.first) && is_host(link.second)) throw std::invalid_argument("a transfer within host memory");
+      const int node = kNodePosition - std::min(link.first, link.second);
+      if (node >= kMostNodes) throw std::invalid_argument("no NUMA node " + std::to_string(node));
+      for (const int end : {link.first, link.second}) {
+        if (is_host(end)) continue;
+        if (static_cast<std::size_t>(end) >= gpus)
+          throw std::invalid_argument("no GPU at position " + std::to_string(end));
+        const std::vector<Link>*& user = users[static_cast<std::size_t>(end)];
+        if (user != nullptr && user != &group) throw std::invalid_argument("groups of a round share a GPU");
+        user = &group;
+      }
+    }
+  }
+  if (round.iterations < 1 || round.iterations > kMostIterations)
+    throw std::invalid_argument("a batch holds 1 to 29 messages");
+}
+
+Transfer make_transfer(Gpus& gpus, const CopyRound& round, const Link& link) {
+  const bool from_host = is_host(link.first), to_host = is_host(link.second);
+  const bool pull = from_host || (!to_host && round.pull);
+  Gpu& issuer = gpus[pull ? link.second : link.first];
+  Transfer transfer{};
+  transfer.issuer = &issuer;
+  transfer.verifier = &gpus[to_host ? link.first : link.second];
+  if (!from_host && !to_host) {
+    const auto near = static_cast<std::size_t>(pull ? link.second : link.first),
+               far = static_cast<std::size_t>(pull ? link.first : link.second);
+    transfer.staged = !gpus.peer_access()[near][far];
+  }
+  if (transfer.staged && round.engine == Engine::multiprocessors)
+    throw std::invalid_argument("a kernel cannot copy between GPUs without peer access");
+  transfer.source = from_host ? Memory{host_source(gpus, issuer, link.first), nullptr}
+                              : Memory{gpus[link.first].source.get(), gpus[link.first].context.get()};
+  transfer.target = to_host ? Memory{host_target(gpus, issuer, link.second), nullptr}
+                            : Memory{gpus[link.second].target.get(), gpus[link.second].context.get()};
+  transfer.seed = from_host ? host_seed(issuer) : gpus[link.first].seed;
+  return transfer;
+}
+
+std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) {
+  std::vector<Transfer> transfers;
+  for (const Link& link : round.groups[static_cast<std::size_t>(group)]) {
+    Transfer made = make_transfer(gpus, round, link);
+    std::size_t streams = 0;  // of the same issuer, in use
+    for (const Transfer& earlier : transfers) {
+      if (earlier.target.buffer == made.target.buffer) ++made.sender;
+      if (earlier.issuer == made.issuer) ++streams;
+    }
+    std::deque<TimedStream>& own = made.issuer->streams;
+    if (own.size() <= streams) own.emplace_back(made.issuer->context.get());  // a deque: the others stay where they are
+    made.stream = &own[streams];
+    made.first = transfers.empty() ? made.stream : transfers.front().stream;
+    made.group = group;
+    made.index = static_cast<int>(transfers.size());
+    transfers.push_back(made);
+  }
+  for (Transfer& transfer : transfers)
+    for (const Transfer& other : transfers) transfer.concurrent += other.issuer == transfer.issuer ? 1 : 0;
+  return transfers;
+}
+
+// Times the batches of one round. While one is timed the host queues nothing: a batch of 8-byte copies with another one
+// queued behind it takes 2.3 us a message instead of 2.5, read ones 9 instead of 13 [2 × H200]. The next batch is
+// queued while the last is verified.
+class CopyTimer {
+ public:
+  // Makes the streams and host buffers that are missing. Throws std::invalid_argument for a round that cannot be timed.
+  CopyTimer(Gpus& gpus, const CopyRound& round)
+      : gpus_(gpus), round_(round), smallest_buffer_(gpus.buffer_bytes()), times_(round.groups.size()) {
+    check(gpus.size(), round);
+    bool host = false;
+    for (const std::vector<Link>& group : round.groups)
+      for (const Link& link : group)
+        for (const int end : {link.first, link.second}) {
+          if (!is_host(end)) continue;
+          host = true;
+          smallest_buffer_ = std::min(smallest_buffer_, host_bytes(gpus, end));
+        }
+    for (int group = 0; group < static_cast<int>(round.groups.size()); ++group) {
+      if (sets_.empty() || !host) sets_.emplace_back();
+      TransferSet& set = sets_.back();
+      for (const Transfer& transfer : make_group(gpus, round, group)) {
+        set.transfers.push_back(transfer);
+        senders_ = std::max(senders_, transfer.sender + 1);
+        if (std::find(set.verifiers.begin(), set.verifiers.end(), transfer.verifier) == set.verifiers.end())
+          set.verifiers.push_back(transfer.verifier);
+      }
+    }
+  }
+
+  Times run() {
+    try {
+      run_batches();
+    } catch (const HangError&) {
+      throw;  // waiting again would take as long
+    } catch (...) {
+      settle();
+      throw;
+    }
+    return std::move(times_);
+  }
+
+ private:
+  struct Batch {
+    bool timed;
+    std::size_t parity;  // whose events and reports it uses
+    Slots slots;
+  };
+
+  void run_batches() {
+    // This thread asks about events, perhaps without having queued any: such calls may want a context.
+    if (!sets_.empty()) sets_.front().verifiers.front()->context.make_current();
+    std::optional<Batch> running;
+    for (int i = -round_.warmup; i < round_.batches; ++i) {
+      if (batch_bytes() > kSmallBatch) collect(running);
+      const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, senders_, smallest_buffer_);
+      if (i == -round_.warmup) wake_links();
+      const Batch batch{i >= 0, static_cast<std::size_t>(i + round_.warmup) % 2, slots};
+      BlockingKernel blocking(gpus_);
+      queue(batch, blocking);
+      collect(running);
+      for (const TransferSet& set : sets_)  // or one transfer would start while another's memory is still poisoned
+        for (const Gpu* verifier : set.verifiers)
+          gpus_.wait(*verifier, verifier->poisoned[batch.parity], round_.deadline);
+      blocking.unblock();
+      await_end(batch);
+      running = batch;
+    }
+    collect(running);
+  }
+
+  std::uint64_t batch_bytes() const { return round_.bytes * static_cast<std::uint64_t>(round_.iterations) * senders_; }
+
+  void wake_links() {
+    const std::uint64_t bytes = std::min<std::uint64_t>(kLinkWakingBytes, spare_offset());
+    for (const TransferSet& set : sets_)
+      for (const Transfer& transfer : set.transfers)
+        if (!transfer.staged) gpus_.on(*transfer.issuer, [&] { copy(transfer, 0, bytes); });
+    for (const TransferSet& set : sets_)
+      for (const Transfer& transfer : set.transfers)
+        gpus_.wait(*transfer.issuer, transfer.stream->stream.get(), round_.deadline);
+  }
+
+  std::uint64_t spare_offset() const { return gpus_.spare_offset(smallest_buffer_); }
+
+  // One set a thread: 18 driver calls a link, one link after another, took longer than a small batch's copies (two
+  // batches on two links 140 to 250 us [4 × H200]). A set alone is queued here, without a hand-over.
+  void queue(const Batch& batch, BlockingKernel& blocking) {
+    if (sets_.size() == 1) return queue(sets_.front(), batch, blocking);
+    std::vector<int> positions;  // no GPU is in two sets
+    for (const TransferSet& set : sets_) positions.push_back(gpus_.position(*set.transfers.front().issuer));
+    gpus_.threads().run(positions, [&](std::size_t i) { queue(sets_[i], batch, blocking); });
+  }
+
+  void queue(const TransferSet& set, const Batch& batch, BlockingKernel& blocking) {
+    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_poison(*verifier, set, batch); });
+    for (const Transfer& transfer : set.transfers)
+      gpus_.on(*transfer.issuer, [&] { queue_copies(transfer, batch, blocking); });
+    queue_ends(set, batch);
+    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_verify(*verifier, set, batch); });
+  }
+
+  // Makes every byte that the batch will write wrong.
+  void queue_poison(const Gpu& verifier, const TransferSet& set, const Batch& batch) {
+    for (const Transfer& transfer : set.transfers) {
+      if (transfer.verifier != &verifier) continue;
+      Slots slots = batch.slots.of_sender(transfer.sender);
+      CUdeviceptr target = transfer.target.buffer;
+      std::uint64_t seed = transfer.seed;
+      std::uint32_t invert = 1;
+      void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &invert};
+      Gpus::launch(verifier, verifier.stream(), Kernel::fill, Gpus::grid(verifier, Kernel::fill, slots.bytes / 8),
+                   slots.count, arguments);
+    }
+    CUDA_CHECK(cuEventRecord, verifier.poisoned[batch.parity].get(), verifier.stream());
+  }
+
+  void queue_copies(const Transfer& transfer, const Batch& batch, BlockingKernel& blocking) {
+    const CUstream stream = transfer.stream->stream.get();
+    if (stream != transfer.verifier->stream())
+      CUDA_CHECK(cuStreamWaitEvent, stream, transfer.verifier->poisoned[batch.parity].get(), 0u);
+    if (transfer.staged) {
+      // Before blocking: on its first staged copy the driver makes buffers, for which it may wait for the device.
+      copy(transfer, spare_offset(), kEngineWakingBytes);
+      if (batch_bytes() > kSmallBatch) blocking.unblock();
+    }
+    blocking.block(*transfer.issuer, stream);
+    for (int i = 0; i < kEngineWakingCopies && !transfer.staged; ++i)
+      copy(transfer, spare_offset(), kEngineWakingBytes);
+    if (transfer.stream == transfer.first)
+      CUDA_CHECK(cuEventRecord, transfer.first->start[batch.parity].get(), stream);
+    else
+      CUDA_CHECK(cuStreamWaitEvent, stream, transfer.first->start[batch.parity].get(), 0u);
+    const Slots slots = batch.slots.of_sender(transfer.sender);
+    if (round_.engine == Engine::multiprocessors && slots.bytes >= kLooped)
+      return launch_copy(transfer, slots, static_cast<std::uint32_t>(round_.iterations));
+    for (int i = 0; i < round_.iterations; ++i) copy(transfer, slots.offset(i), slots.bytes);
+  }
+
+  // A group is timed from one common start to one common end, as nvbandwidth's totals are. By its own two events each
+  // of three messages that one copy engine sends in turn seems to have a third of the time: the engine's waking copy,
+  // and so the start, waits there behind the others' messages [1187 GB/s over a port of 450, 4 × H200].
+  void queue_ends(const TransferSet& set, const Batch& batch) {
+    for (const Transfer& transfer : set.transfers) {
+      if (transfer.stream == transfer.first) continue;
+      gpus_.on(*transfer.issuer, [&] {
+        CUDA_CHECK(cuEventRecord, transfer.stream->end[batch.parity].get(), transfer.stream->stream.get());
+      });
+    }
+    for (const Transfer& transfer : set.transfers) {
+      if (transfer.stream != transfer.first) continue;
+      gpus_.on(*transfer.issuer, [&] {
+        const CUstream stream = transfer.stream->stream.get();
+        for (const Transfer& other : set.transfers)
+          if (other.first == transfer.stream && other.stream != transfer.stream)
+            CUDA_CHECK(cuStreamWaitEvent, stream, other.stream->end[batch.parity].get(), 0u);
+        CUDA_CHECK(cuEventRecord, transfer.stream->end[batch.parity].get(), stream);
+      });
+    }
+  }
+
+  void copy(const Transfer& transfer, std::uint64_t offset, std::uint64_t bytes) {
+    if (round_.engine == Engine::multiprocessors) return launch_copy(transfer, {offset, 0, bytes, 1}, 1);
+    const CUstream stream = transfer.stream->stream.get();
+    const CUdeviceptr source = transfer.source.buffer + offset, target = transfer.target.buffer + offset;
+    if (transfer.source.context == nullptr) {
+      CUDA_CHECK(cuMemcpyHtoDAsync_v2, target, reinterpret_cast<const void*>(source), bytes, stream);
+    } else if (transfer.target.context == nullptr) {
+      CUDA_CHECK(cuMemcpyDtoHAsync_v2, reinterpret_cast<void*>(target), source, bytes, stream);
+    } else {
+      CUDA_CHECK(cuMemcpyPeerAsync, target, transfer.target.context, source, transfer.source.context, bytes, stream);
+    }
+  }
+
+  void launch_copy(const Transfer& transfer, const Slots& slots, std::uint32_t messages) {
+    const Gpu& issuer = *transfer.issuer;
+    const unsigned all =
+        slots.bytes >= kLooped ? issuer.multiprocessors : Gpus::grid(issuer, Kernel::copy, slots.bytes / 16);
+    const unsigned blocks = std::max(1u, all / transfer.concurrent);
+    CUdeviceptr source = transfer.source.buffer + slots.base, target = transfer.target.buffer + slots.base;
+    std::uint64_t bytes = slots.bytes, stride = slots.stride;
+    std::uint32_t count = slots.count;
+    void* arguments[] = {&target, &source, &bytes, &stride, &count, &messages};
+    Gpus::launch(issuer, transfer.stream->stream.get(), Kernel::copy, blocks, 1, arguments);
+  }
+
+  // Behind all copies of the set: what verifies early would slow down what is still timed.
+  void queue_verify(const Gpu& verifier, const TransferSet& set, const Batch& batch) {
+    const CUstream stream = verifier.stream();
+    for (const Transfer& transfer : set.transfers)
+      if (transfer.stream->stream.get() != stream)
+        CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end[batch.parity].get(), 0u);
+    for (const Transfer& transfer : set.transfers) {
+      if (transfer.verifier != &verifier) continue;
+      Slots slots = batch.slots.of_sender(transfer.sender);
+      CUdeviceptr target = transfer.target.buffer;
+      std::uint64_t seed = transfer.seed;
+      Report* report = transfer.stream->clear_report(batch.parity);
+      void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &report};
+      Gpus::launch(verifier, stream, Kernel::verify, Gpus::grid(verifier, Kernel::verify, slots.bytes / 8), slots.count,
+                   arguments);
+    }
+    CUDA_CHECK(cuEventRecord, verifier.verified[batch.parity].get(), stream);
+  }
+
+  void await_end(const Batch& batch) {
+    for (const TransferSet& set : sets_)
+      // So that an issuer's failure is reported as its own: the first transfer's end waits for the others'.
+      for (auto transfer = set.transfers.rbegin(); transfer != set.transfers.rend(); ++transfer)
+        gpus_.wait(*transfer->issuer, transfer->stream->end[batch.parity], round_.deadline);
+    BlockingKernel::check_timeout(gpus_);
+  }
+
+  // Waits until the batch before is verified, if there is one, checks its data and keeps its times.
+  void collect(std::optional<Batch>& running) {
+    if (!running) return;
+    const Batch batch = *running;
+    running.reset();
+    for (const TransferSet& set : sets_)
+      for (const Gpu* verifier : set.verifiers)
+        gpus_.wait(*verifier, verifier->verified[batch.parity], round_.deadline);
+    for (const TransferSet& set : sets_)
+      for (const Transfer& transfer : set.transfers) check_data(transfer, batch);
+    if (!batch.timed) return;
+    for (const TransferSet& set : sets_)
+      for (const Transfer& transfer : set.transfers)
+        if (transfer.stream == transfer.first)
+          times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(
+              elapsed_seconds(transfer.first->start[batch.parity], transfer.first->end[batch.parity]) /
+              round_.iterations);
+  }
+
+  void check_data(const Transfer& transfer, const Batch& batch) {
+    const Report found = transfer.stream->report(batch.parity);
+    if (found.wrong == 0) {
+      Coverage& coverage = times_.coverage[static_cast<std::size_t>(transfer.group)];
+      coverage.moved += batch.slots.bytes * static_cast<std::uint64_t>(round_.iterations);
+      coverage.verified += batch.slots.bytes * batch.slots.count;
+      return;
+    }
+    // Packed by kernels.cu's verify: offset in the buffer, expected byte, found byte.
+    const std::uint64_t offset = (found.first >> 16) - batch.slots.of_sender(transfer.sender).base;
+    throw DataError(transfer.group, transfer.index, offset % batch.slots.stride, found.wrong,
+                    static_cast<double>(found.first >> 8 & 0xff), static_cast<double>(found.first & 0xff));
+  }
+
+  // After a failure: what is still queued must not write into a later round.
+  void settle() noexcept {
+    try {
+      for (const TransferSet& set : sets_)
+        for (const Transfer& transfer : set.transfers) {
+          gpus_.wait(*transfer.issuer, transfer.stream->stream.get(), round_.deadline);
+          gpus_.wait(*transfer.verifier, round_.deadline);
+        }
+    } catch (const DeviceError&) {
+      // A GPU that fails here runs nothing any more. The first failure is the one to report.
+    }
+  }
+
+  Gpus& gpus_;
+  const CopyRound& round_;
+  std::vector<TransferSet> sets_;
+  unsigned senders_ = 1;         // most transfers to one destination
+  std::size_t smallest_buffer_;  // bytes: those in host memory may be smaller than the GPUs'
+  Times times_;
+};
+
+}  // namespace
+
+Times time_copies(Gpus& gpus, const CopyRound& round) { return CopyTimer(gpus, round).run(); }
+
+}  // namespace collbench
