@@ -133,17 +133,17 @@ def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path:
 
 
 @pytest.mark.parametrize(
-    # Opening four GPUs launches four kernels; a block of two links then calls for 6 launches, 12 copies, 8 events and
+    # Opening four GPUs launches four kernels; a batch of two links then calls for 6 launches, 12 copies, 6 events and
     # 4 waits, by two threads.
     ("case", "failing", "positions"),
     [
-        ("the first call of a block", "cuLaunchKernel:719:5", {1, 3}),
+        ("the first call of a batch", "cuLaunchKernel:719:5", {1, 3}),
         ("another launch of it", "cuLaunchKernel:719:6", {0, 1, 2, 3}),
-        ("the first call of a block while the one before it runs", "cuLaunchKernel:719:11", {1, 3}),
+        ("the first call of the second batch", "cuLaunchKernel:719:11", {1, 3}),
         ("a wait", "cuStreamWaitEvent:719:3", {0, 1, 2, 3}),
         ("a copy", "cuMemcpyPeerAsync:719:7", {0, 2}),
-        ("a copy while the block before it runs", "cuMemcpyPeerAsync:719:15", {0, 2}),
-        ("an event while the block before it runs", "cuEventRecord:719:13", {0, 1, 2, 3}),
+        ("a copy of the second batch", "cuMemcpyPeerAsync:719:15", {0, 2}),
+        ("an event of the second batch", "cuEventRecord:719:11", {0, 1, 2, 3}),
         # Two copies wake the links. The thread whose copy fails makes no other: the second failure is the other's.
         ("copies of both links", "cuMemcpyPeerAsync:719:3,cuMemcpyPeerAsync:719:3", {0, 2}),
     ],
