@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -100,6 +101,7 @@ def test_a_killed_program_leaves_its_visits_and_can_be_resumed(tmp_path: Path) -
 
 
 def test_a_competing_job_is_flagged(tmp_path: Path) -> None:
+    gc.collect()  # what other tests opened and let go of must not leave the GPUs between the two runs
     before = _neighbours(tmp_path / "before")  # this very process, which has opened the GPUs in other tests
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", _BUSY]
