@@ -14,7 +14,7 @@ import pytest
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import CommandKind, FlagKind, Layout, Run, Settings, SkipKind, Skipped
 from collbench.runfile import run_file
-from tests.builders import gpus, measured, nvml_says, run_of, smi_says
+from tests.builders import gpus, left_out, measured, nvml_says, run_of, smi_says
 
 ROOT = Path(__file__).parents[2]
 # What version 1 had no field for.
@@ -130,7 +130,11 @@ def test_every_kept_run_has_its_peer_access() -> None:
 
 def test_what_wrong_data_ended_is_known_by_its_kind() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])
-    run.skipped = [Skipped("all that was left", "wrong data on GPU1"), Skipped("sizes 8G", "no room")]
-    found = run_file.loads(of_version_1(run), "old.json")
-    assert [left.kind for left in found.skipped] == [SkipKind.WRONG_DATA, None]
+    data = json.loads(of_version_1(run))
+    data["skipped"] = [
+        {"what": "all that was left", "reason": "wrong data on GPU1"},
+        {"what": "sizes 8G", "reason": "no room"},
+    ]
+    found = run_file.loads(json.dumps(data), "old.json")
+    assert found.skipped == [Skipped(SkipKind.WRONG_DATA, detail="wrong data on GPU1"), left_out("sizes 8G: no room")]
     assert FlagKind.OTHER not in {flag.kind for one in found.measurements for s in one.samples for flag in s.flags}
