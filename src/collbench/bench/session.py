@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from collbench.analysis.freshness import Here, mismatch
+from collbench.analysis.freshness import Here, Unfit, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.bench.plan import Members, Plan, Request, make_plan, settings_of
@@ -198,7 +198,7 @@ def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Ru
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
     if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
-        reason = "its devices have another order"
+        reason = Unfit("have another order", "devices")
     if reason is not None:
         # A file names no library to be loaded: whoever measured with --nccl says so again.
         other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
