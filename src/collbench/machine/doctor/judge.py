@@ -85,10 +85,8 @@ def driver(facts: Facts) -> list[Finding]:
     """Judge the driver, its version, and how many GPUs it shows."""
     found = facts.driver
     if found.error:
-        told, _, advice = found.error.partition("; ")
         instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
-        fix = instead if found.missing else advice
-        return [Finding(Group.GPUS, "driver", Level.FAIL, told, fix)]
+        return [Finding(Group.GPUS, "driver", Level.FAIL, found.error, instead if found.missing else found.advice)]
     return [_version(found), *_tool(found), _count(facts)]
 
 
@@ -496,9 +494,8 @@ def _libcuda(facts: Facts) -> Iterable[Finding]:
 
 def _nccl(found: Software) -> Iterable[Finding]:
     if found.nccl_error:
-        told, _, advice = found.nccl_error.partition("; ")
-        fix = advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
-        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, told, fix)
+        fix = found.nccl_advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
+        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, found.nccl_error, fix)
     else:
         yield Finding(Group.LIBRARIES, "NCCL", Level.OK, f"{found.nccl}, {found.nccl_path}")
 
