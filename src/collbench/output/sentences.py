@@ -113,13 +113,13 @@ def wrong_data(found: WrongData, devices: Sequence[Device]) -> str:
         where = f"link between {names[0]} and host memory"
     else:
         where = f"link {names[0]} → {', '.join(names[1:])}"
-    count = "" if found.count is None else f"{found.count} wrong, "
-    first = "" if found.offset is None else f"the first at byte {found.offset}"
-    values = "" if found.expected is None else f": expected {found.expected:g}, found {found.found:g}"
+    count = [] if found.count is None else [f"{found.count} wrong"]
+    first = [] if found.offset is None else [f"the first at byte {found.offset}"]
+    values = "" if None in (found.expected, found.found) else f": expected {found.expected:g}, found {found.found:g}"
     advice = "Do not train over this link; IOMMU or ACS settings are the usual cause"
     if devices and devices[0].is_core:
         advice = "Do not trust this machine; test its memory (memtest86+)"
-    told = f"{count}{first}{values}".removesuffix(", ")
+    told = f"{', '.join([*count, *first])}{values}"
     return f"wrong data: {found.work} of {format_size(found.size_bytes)}, {where}: {told}. {advice}"
 
 
