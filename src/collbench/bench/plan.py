@@ -637,12 +637,12 @@ def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...],
     fitting = tuple(size for size in sizes if size <= capacity)
     free = backend.free_bytes()
     if not fitting:
-        room = f"the fullest device has room for messages of {format_approximate_size(capacity)}"
-        amounts = (
-            f"{device.tag} {format_approximate_size(amount)}"
-            for device, amount in zip(backend.devices() if free else (), free, strict=True)
+        devices = zip(backend.devices(), free, strict=True) if free else ()
+        amounts = [f"{device.tag} {format_approximate_size(amount)}" for device, amount in devices]
+        now = f"free now: {', '.join(amounts)}" if free else "the devices share half of the free memory"
+        raise UsageError(
+            f"size {format_size(sizes[0])} does not fit: the fullest device has room for messages of "
+            f"{format_approximate_size(capacity)}; {now}"
         )
-        now = f"; free now: {', '.join(amounts)}" if free else ""
-        raise UsageError(f"size {format_size(sizes[0])} does not fit: {room}{now}")
     large = tuple(size for size in sizes if size > capacity)
     return fitting, [Skipped(SkipKind.ROOM, sizes=large, limit_bytes=capacity, free_bytes=free)] if large else []
