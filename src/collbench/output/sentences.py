@@ -115,7 +115,9 @@ def wrong_data(found: WrongData, devices: Sequence[Device]) -> str:
         where = f"link {names[0]} → {', '.join(names[1:])}"
     count = [] if found.count is None else [f"{found.count} wrong"]
     first = [] if found.offset is None else [f"the first at byte {found.offset}"]
-    values = "" if None in (found.expected, found.found) else f": expected {found.expected:g}, found {found.found:g}"
+    values = ""
+    if found.expected is not None and found.found is not None:
+        values = f": expected {fixed(found.expected, 6)}, found {fixed(found.found, 6)}"
     advice = "Do not train over this link; IOMMU or ACS settings are the usual cause"
     if devices and devices[0].is_core:
         advice = "Do not trust this machine; test its memory (memtest86+)"
