@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from collbench.bench.plan import Request
+from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     CommandKind,
@@ -22,6 +23,8 @@ from collbench.model.run import (
     Run,
     Sample,
     Settings,
+    SkipKind,
+    Skipped,
     StopReason,
 )
 
@@ -61,6 +64,16 @@ def hot(position: int, celsius: int) -> Flag:
 
 def shared(position: int, others: int = 1) -> Flag:
     return Flag(FlagKind.SHARED, (position,), others)
+
+
+def reported(words: str, kind: FailureKind | None = None) -> Failure:
+    """Return a failure of which only words are known, as another rank or an older file tells it."""
+    return Failure(kind, Cause.REPORTED, detail=words)
+
+
+def left_out(words: str) -> Skipped:
+    """Return something skipped of which only words are known, as an older file tells it."""
+    return Skipped(SkipKind.OTHER, detail=words)
 
 
 def measured(

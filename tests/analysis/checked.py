@@ -8,11 +8,12 @@ from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path as File
 
-from collbench.analysis.diagnose import Kind, Severity, Verdict, judge
-from collbench.model.errors import FailureKind
+from collbench.analysis.diagnose import Kind, Severity, Verdict, judge, not_judged
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Audit, DataPoint, Device, Flag, Health, Measurement, Path, Run, Sample, StopReason
-from tests.builders import GIB, gpus, measured, nvml_says, run_of, smi_says
+from collbench.output import sentences
+from tests.builders import GIB, gpus, measured, nvml_says, reported, run_of, smi_says
 
 Members = tuple[int, ...]
 Rate = Callable[[Work, Members], float]
@@ -125,12 +126,17 @@ def slow(links: Sequence[Members], factor: float, *, copies: bool = True) -> Rat
     return share
 
 
+def undone(run: Run) -> list[str]:
+    """Return the checks that a run does not allow, as pages tell them."""
+    return [sentences.not_done(one, run) for one in not_judged(run)]
+
+
 def failed(
     run: Run, operation: Operation, members: Members, reason: str, kind: FailureKind | None = FailureKind.HANG
 ) -> Run:
     """Return the run with a cell that failed; `kind` None as an older version saved it."""
     cell = DataPoint(operation, members, 2 * GIB)
-    bad = Measurement(cell, [], StopReason.FAILED, 0, reason, kind)
+    bad = Measurement(cell, [], StopReason.FAILED, 0, reported(reason, kind))
     return replace(run, measurements=[*run.measurements, bad])
 
 

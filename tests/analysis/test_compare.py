@@ -11,11 +11,12 @@ from scipy.stats import t
 
 from collbench.analysis.compare import Kind, Verdict, cells, compare
 from collbench.analysis.stats import median_deviation, visit_noise
-from collbench.model.errors import ExitStatus, FailureKind
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
 from tests.analysis.runs import FAIL, copies, recorded, scaled, told
-from tests.builders import gpus, measured, noisy, paths, run_of, throttled
+from tests.builders import gpus, measured, noisy, paths, reported, run_of, throttled
 
 
 def relabelled(run: Run, order: tuple[int, ...]) -> Run:
@@ -145,7 +146,7 @@ def pairs_run(rates: dict[tuple[int, int], float], n: int = 3, visits: int = 5, 
 
 LINKS = {(0, 1): 400.0, (1, 2): 400.0, (2, 0): 400.0}
 FEWER = {(0, 1): 400.0, (1, 2): 400.0}
-BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure="no answer", failure_kind=FailureKind.HANG)
+BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure=reported("no answer", FailureKind.HANG))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from collbench.analysis.compare import differences
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from tests.builders import gpus, measured, paths, run_of, shared, throttled
+from tests.builders import gpus, measured, paths, reported, run_of, shared, throttled
 
 SAME = {place: place for place in range(4)}
 
@@ -87,7 +87,7 @@ def test_flags_are_counted_by_visit_and_kind_the_commonest_first() -> None:
 
 def test_what_was_given_up_is_counted_and_an_interruption_told() -> None:
     base, new = plain(), replace(plain(), complete=False, version="0.2.0")
-    new.measurements[1:3] = [replace(found, failure="no answer") for found in new.measurements[1:3]]
+    new.measurements[1:3] = [replace(found, failure=reported("no answer")) for found in new.measurements[1:3]]
     assert told(base, new) == [
         ("data points that failed", "0", "2"),
         ("complete", "yes", "no"),

@@ -9,7 +9,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from tests.analysis.made import MIB, curve, pairs
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, measured, reported, run_of
 
 AR, AG = Operation.ALLREDUCE, Operation.ALLGATHER
 
@@ -46,7 +46,7 @@ def test_in_place_counts_only_where_out_of_place_is_missing() -> None:
 
 def test_wrong_and_failed_cells_say_nothing() -> None:
     wrong = replace(measured(AR, (0, 1), 1.0), wrong=3)
-    failed = replace(measured(AR, (0, 2), 1.0), failure="hang")
+    failed = replace(measured(AR, (0, 2), 1.0), failure=reported("hang"))
     found = gather([("a", run_of(gpus(3), [wrong, failed, measured(AR, (1, 2), 1.0)]))])
     assert found.sets == ((1, 2),)
 

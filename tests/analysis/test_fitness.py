@@ -5,10 +5,10 @@ import pytest
 
 from collbench.analysis.choice import BUSY, FAULTY, LeftOut, Unfit, Why
 from collbench.analysis.problem import broken_pairs, left_out, marks
-from collbench.model.errors import FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
-from tests.builders import gpus, hot, measured, pair_run, run_of, shared, throttled
+from tests.builders import gpus, hot, measured, pair_run, reported, run_of, shared, throttled
 
 GIB = 2**30
 MIB = 2**20
@@ -146,7 +146,7 @@ def test_every_reason_has_its_words_and_is_of_one_sort_at_most(kind: Unfit) -> N
 
 
 def failed(members: tuple[int, int]) -> Measurement:
-    return replace(measured(Operation.ALLREDUCE, members, 1.0), samples=[], failure="no answer in 5 s")
+    return replace(measured(Operation.ALLREDUCE, members, 1.0), samples=[], failure=reported("no answer in 5 s"))
 
 
 def corrupt(members: tuple[int, int]) -> Measurement:
@@ -181,6 +181,6 @@ def test_who_is_blamed_for_pairs_that_fail(
 
 
 def test_a_pair_that_failed_in_any_operation_is_broken_and_one_that_was_not_tried_is_not() -> None:
-    untried = replace(failed((1, 2)), failure_kind=FailureKind.UNTRIED)
+    untried = replace(failed((1, 2)), failure=reported("not tried", FailureKind.UNTRIED))
     run = run_of(gpus(3), [failed((0, 1)), untried, measured(Operation.CE_WRITE, (0, 1), 390.0)])
     assert broken_pairs(run) == {frozenset({0, 1})}

@@ -23,7 +23,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Path, Run
 from collbench.sim import fabrics, random_fabrics
 from collbench.sim.fabrics import Fabric
-from tests.builders import ALL, gpus, measured, paths, run_of
+from tests.builders import ALL, gpus, measured, paths, reported, run_of
 
 PAIRS = replace(ALL, backend="sim", sizes=(2**26,), copies=(), collectives=(Work(Operation.ALLREDUCE),), quick=True)
 COPIES = replace(PAIRS, copies=(Variant.PLAIN,), collectives=())
@@ -84,7 +84,8 @@ def without(run: Run, gone: Collection[int]) -> Run:
 def hung(run: Run, places: Collection[int]) -> Run:
     """Return the run in which the cells at these places hung before a sample was done."""
     cells = [
-        Measurement(m.cell, [], None, 0, "hangs") if place in places else m for place, m in enumerate(run.measurements)
+        Measurement(m.cell, [], None, 0, reported("hangs")) if place in places else m
+        for place, m in enumerate(run.measurements)
     ]
     return replace(run, measurements=cells)
 
@@ -241,7 +242,7 @@ def test_one_missing_pair_leaves_the_nvswitch_what_it_is(k: int) -> None:
 
 def test_a_pair_that_hung_leaves_it_too() -> None:
     run = h200([])
-    run.measurements[13] = Measurement(run.measurements[13].cell, [], None, 0, "hangs")
+    run.measurements[13] = Measurement(run.measurements[13].cell, [], None, 0, reported("hangs"))
     pair = run.measurements[13].cell.members
     chosen = choose(run, 4)
     assert chosen.band is not None

@@ -24,7 +24,8 @@ from collbench.analysis.select import choose
 from collbench.analysis.summary import rank_summary
 from collbench.analysis.tiers import Relation
 from collbench.bench.session import simulate
-from collbench.model.errors import ExitStatus, FailureKind, UsageError
+from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, StopReason
 from collbench.output.text import verdicts
@@ -32,7 +33,7 @@ from collbench.output.text.frame import headline
 from collbench.output.text.measured import pairs_page
 from collbench.sim import random_fabrics
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.builders import ALL, gpus, measured, run_of
+from tests.builders import ALL, gpus, measured, reported, run_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MIB = 2**20
@@ -43,7 +44,9 @@ Pair = tuple[int, int]
 
 def bad(kind: FailureKind | None, members: tuple[int, ...] = (0, 1), wrong: int = 0) -> Measurement:
     """Return a data point that failed; `kind` None as an older version saved it."""
-    return Measurement(DataPoint(Operation.CE_WRITE, members, MIB), [], StopReason.FAILED, wrong, "words", kind)
+    return Measurement(
+        DataPoint(Operation.CE_WRITE, members, MIB), [], StopReason.FAILED, wrong, reported("words", kind)
+    )
 
 
 def with_(*found: Measurement, skipped: tuple[Skipped, ...] = ()) -> Run:
@@ -53,8 +56,8 @@ def with_(*found: Measurement, skipped: tuple[Skipped, ...] = ()) -> Run:
     return run
 
 
-WRONG = Skipped("all that was left", "words", SkipKind.WRONG_DATA, members=(3, 1))
-NO_PEERS = Skipped("sm-write GPU0 → GPU1", "words", SkipKind.NO_PEERS, Work(Operation.SM_WRITE), (0, 1))
+WRONG = Skipped(SkipKind.WRONG_DATA, members=(3, 1), detail="words")
+NO_PEERS = Skipped(SkipKind.NO_PEERS, Work(Operation.SM_WRITE), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -122,9 +125,7 @@ def broken(run: Run, places: list[int], kind: FailureKind | None) -> Run:
     for number in places:
         one = found[number % len(found)]
         kept = one.samples[: number % 2]
-        found[number % len(found)] = replace(
-            one, samples=kept, stop=StopReason.FAILED, failure="words", failure_kind=kind
-        )
+        found[number % len(found)] = replace(one, samples=kept, stop=StopReason.FAILED, failure=reported("words", kind))
     return replace(run, measurements=found)
 
 

@@ -14,12 +14,13 @@ from scipy.stats import t
 from collbench.analysis.physics import Nvls, impossible, nvls
 from collbench.analysis.references import Answers, Figure, ReferenceVerdict, judge, load
 from collbench.analysis.stats import median_deviation, summarize, visit_noise
-from collbench.model.errors import ExitStatus, FailureKind
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Measurement, Run
 from tests.analysis.checked import h200
 from tests.analysis.runs import recorded
-from tests.builders import GIB, gpus, measured, paths, run_of
+from tests.builders import GIB, gpus, measured, paths, reported, run_of
 
 FIGURES = load()
 
@@ -274,7 +275,7 @@ def test_a_place_of_its_kind_that_failed_is_named_and_nothing_normal(
     title: str, members: tuple[int, ...], labels: dict[tuple[int, int], str], named: bool
 ) -> None:
     bad = measured(Operation.ALLREDUCE, members, 300.0)
-    bad = replace(bad, failure="no answer", failure_kind=FailureKind.ERROR, samples=[])
+    bad = replace(bad, failure=reported("no answer", FailureKind.ERROR), samples=[])
     run = copies([400.5] * 3)
     run = replace(run, measurements=[*run.measurements, bad], paths=paths(3, but=labels))
     found = judge(run, [COPY])

@@ -10,7 +10,7 @@ from collbench.analysis.select import settle
 from collbench.analysis.tiers import estimates
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, measured, reported, run_of
 
 BUS = 2 * 3 / 4  # busbw over algbw of an all-reduce among four [nccl-tests doc/PERFORMANCE.md]
 FIRST, OTHER, THIRD = (0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7)
@@ -76,7 +76,7 @@ def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
 
 
 def broken(cell: Measurement, how: str) -> Measurement:
-    return replace(cell, failure="no answer") if how == "failed" else replace(cell, wrong=1)
+    return replace(cell, failure=reported("no answer")) if how == "failed" else replace(cell, wrong=1)
 
 
 @pytest.mark.parametrize("how", ["failed", "wrong"])

@@ -2,10 +2,12 @@ from itertools import combinations, permutations
 
 import pytest
 
+from collbench.analysis.outcome import AbsenceKind
 from collbench.analysis.summary import RankedWork, rank_summary
 from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
-from tests.builders import GIB, gpus, measured, run_of
+from collbench.output import sentences
+from tests.builders import GIB, gpus, measured, reported, run_of
 
 MIB = 2**20
 SUM = Operation.ALLREDUCE
@@ -45,14 +47,16 @@ def test_which_sizes_are_ranked(
 
 def test_what_lacks_is_named_with_its_reason() -> None:
     cells = sums({GIB: 4})
-    cells.append(Measurement(DataPoint(SUM, (1, 3), GIB), stop=StopReason.FAILED, failure="hang: no answer within 5 s"))
+    cells.append(
+        Measurement(DataPoint(SUM, (1, 3), GIB), stop=StopReason.FAILED, failure=reported("hang: no answer within 5 s"))
+    )
     run = run_of(gpus(4), cells)
-    assert [(lack.members, lack.reason) for lack in only(run).missing] == [
+    assert [(lack.members, sentences.absence(lack.absence, run)) for lack in only(run).missing] == [
         ((1, 3), "hang: no answer within 5 s"),
         ((2, 3), "not measured"),
     ]
     run.complete = False
-    assert only(run).missing[-1].reason == "not reached: the run was interrupted"
+    assert only(run).missing[-1].absence.kind is AbsenceKind.NOT_REACHED
 
 
 def test_a_link_lacks_in_its_own_direction() -> None:

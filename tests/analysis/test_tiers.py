@@ -21,10 +21,10 @@ from collbench.analysis.tiers import (
     rank_pairs,
     tiers_of,
 )
-from collbench.model.errors import FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
-from tests.builders import GIB, gpus, measured, noisy, nvml_says, pair_run, paths, run_of
+from tests.builders import GIB, gpus, measured, noisy, nvml_says, pair_run, paths, reported, run_of
 
 Pair = tuple[int, int]
 MIB = 2**20
@@ -248,9 +248,7 @@ def test_links_rank_by_what_was_measured(title: str, work: Work, members: list[P
 
 def test_a_pair_with_a_direction_that_was_not_tried_lacks_its_figure() -> None:
     found = [measured(Operation.CE_WRITE, link, [300.0] * 3) for link in permutations(range(3), 2)]
-    found[0] = replace(
-        found[0], samples=[], stop=StopReason.FAILED, failure="not tried", failure_kind=FailureKind.UNTRIED
-    )
+    found[0] = replace(found[0], samples=[], stop=StopReason.FAILED, failure=reported("not tried", FailureKind.UNTRIED))
     ranking = rank_pairs(run_of(gpus(3), found), Operation.CE_WRITE, GIB)
     assert ranking is not None
     assert [standing.members for standing in ranking.standings] == [(0, 2), (1, 2)]

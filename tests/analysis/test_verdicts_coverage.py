@@ -8,13 +8,14 @@ from itertools import combinations, permutations
 
 import pytest
 
-from collbench.analysis.diagnose import coverage, not_judged
+from collbench.analysis.diagnose import coverage
 from collbench.analysis.outcome import AbsenceKind
-from collbench.model.errors import FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import NO_PEERS, Health, Measurement, Run, Skipped
-from tests.analysis.checked import h200, pcie
-from tests.builders import GIB, gpus, measured, paths, run_of
+from collbench.model.run import Health, Measurement, Run, SkipKind, Skipped
+from collbench.output import sentences
+from tests.analysis.checked import h200, pcie, undone
+from tests.builders import GIB, gpus, measured, paths, reported, run_of
 
 MIB = 2**20
 WRITE, ALLREDUCE = Operation.CE_WRITE, Operation.ALLREDUCE
@@ -55,15 +56,15 @@ STAGED = [variant(one, Variant.STAGED) for one in both()]
 @pytest.mark.parametrize(
     ("title", "run", "kind", "reason"),
     [
-        ("one way", two(both()[0]), AbsenceKind.FEW_VISITS, "measured one way only"),
-        ("the other way", two(both()[1]), AbsenceKind.FEW_VISITS, "measured one way only"),
+        ("one way", two(both()[0]), AbsenceKind.ONE_WAY, "measured one way only"),
+        ("the other way", two(both()[1]), AbsenceKind.ONE_WAY, "measured one way only"),
         ("two visits", two(*both(visits=2)), AbsenceKind.FEW_VISITS, "2 of the 3 trials that the noise needs"),
         ("two of 16 MiB", two(*both(16 * MIB, 2)), AbsenceKind.FEW_VISITS, "2 of the 3 trials that the noise needs"),
-        ("small copies", two(*both(16 * MIB - 1)), AbsenceKind.NOT_MEASURED, "small messages only"),
+        ("small copies", two(*both(16 * MIB - 1)), AbsenceKind.SMALL, "small messages only"),
         (
             "a small collective",
             two(measured(ALLREDUCE, (0, 1), 300.0, 64 * MIB - 1)),
-            AbsenceKind.NOT_MEASURED,
+            AbsenceKind.SMALL,
             "small messages only",
         ),
         ("other variants", two(*STAGED), AbsenceKind.NOT_MEASURED, "not measured"),
@@ -76,11 +77,11 @@ def test_what_does_not_and_why(title: str, run: Run, kind: AbsenceKind, reason: 
     (missed,) = found.missed
     assert (found.judged, found.pairs, found.lacking) == ((), 1, (missed,))
     assert (missed.pair, missed.absence.kind) == ((0, 1), kind)
-    assert missed.absence.reason.startswith(reason)
+    assert sentences.absence(missed.absence, run).startswith(reason)
 
 
 def given_up(found: Measurement, kind: FailureKind) -> Measurement:
-    return replace(found, failure="no answer", failure_kind=kind, samples=[])
+    return replace(found, failure=reported("no answer", kind), samples=[])
 
 
 def test_a_pair_on_which_something_failed_is_not_judged_whatever_else_was_measured() -> None:
@@ -90,15 +91,11 @@ def test_a_pair_on_which_something_failed_is_not_judged_whatever_else_was_measur
     untried = given_up(measured(Operation.SM_READ, (1, 0), 300.0), FailureKind.UNTRIED)
     assert coverage(two(*both(), untried)).judged == ()
     (missed,) = coverage(two(both()[0], untried)).missed
-    assert (missed.absence.kind, missed.absence.reason) == (AbsenceKind.FAILED, "no answer")
+    assert (missed.absence.kind, missed.absence.failure) == (AbsenceKind.FAILED, untried.failure)
 
 
 def refused(*works: Work) -> list[Skipped]:
-    return [
-        Skipped("", "no peer access", NO_PEERS.kind, members=link, work=work)
-        for work in works
-        for link in ((0, 1), (1, 0))
-    ]
+    return [Skipped(SkipKind.NO_PEERS, work, link) for work in works for link in ((0, 1), (1, 0))]
 
 
 @pytest.mark.parametrize(
@@ -187,17 +184,17 @@ ALL = [(CE, link) for link in permutations(range(4), 2)]
     ],
 )
 def test_what_a_run_leaves_open(title: str, run: Run, lines: list[str]) -> None:
-    assert list(not_judged(run)) == lines
+    assert undone(run) == lines
 
 
 def test_links_whose_limit_nobody_told_are_named_once_a_label() -> None:
     devices = gpus(3)
     run = run_of(devices, [measured(WRITE, link, 22.0) for link in permutations(range(3), 2)], paths(3, "PHB"))
-    lines = not_judged(run)
+    lines = undone(run)
     assert "PHB links against a limit: their slots or NVLinks are unknown" in lines
     assert "NCCL against the links: no collective of 64M or more was measured" in lines
     told = replace(run, paths=tuple(replace(path, theory_gbs=31.5) for path in run.paths))
-    assert not any("against a limit" in line for line in not_judged(told))
+    assert not any("against a limit" in line for line in undone(told))
 
 
 def test_the_smallest_messages_that_are_judged() -> None:
@@ -205,7 +202,7 @@ def test_the_smallest_messages_that_are_judged() -> None:
         cells = [measured(WRITE, link, 400.0, copy) for link in ((0, 1), (1, 0))]
         return run_of(gpus(2), [*cells, measured(ALLREDUCE, (0, 1), 300.0, collective)])
 
-    assert not any("no copy" in line or "no collective" in line for line in not_judged(run(16 * MIB, 64 * MIB)))
-    lines = not_judged(run(16 * MIB - 4, 64 * MIB - 4))
+    assert not any("no copy" in line or "no collective" in line for line in undone(run(16 * MIB, 64 * MIB)))
+    lines = undone(run(16 * MIB - 4, 64 * MIB - 4))
     assert any("no copy of 16M or more" in line for line in lines)
     assert any("no collective of 64M or more" in line for line in lines)

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, coverage, judge
-from collbench.model.errors import FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
+from collbench.output import sentences
 from tests.analysis.checked import failed, faults, h200, pcie, the
+from tests.builders import reported
 
 HUNG = "hang: no answer within 5.13 s, so the worker process was killed"
 WRONG = (
@@ -18,7 +20,7 @@ WRONG = (
 
 
 def ended(run: Run, reason: str, members: tuple[int, ...] = ()) -> Run:
-    left = Skipped("all that was left", reason, SkipKind.WRONG_DATA, members=members)
+    left = Skipped(SkipKind.WRONG_DATA, members=members, detail=reason)
     return replace(run, complete=False, skipped=[left])
 
 
@@ -32,9 +34,10 @@ def ended(run: Run, reason: str, members: tuple[int, ...] = ()) -> Run:
     ],
 )
 def test_wrong_data_is_hard_and_names_its_place(case: str, reason: str, members: tuple[int, ...]) -> None:
-    verdict = the(ended(h200(), reason, members), Kind.DATA_CORRUPT)
+    run = ended(h200(), reason, members)
+    verdict = the(run, Kind.DATA_CORRUPT)
     assert (verdict.severity, verdict.members) == ("hard", members), case
-    assert reason.rstrip(".") in verdict.what
+    assert reason.rstrip(".") in sentences.what(verdict, run)
     assert "dmesg" in verdict.command
 
 
@@ -127,8 +130,8 @@ def test_wrong_elements_without_words_are_counted() -> None:
     run = h200()
     run.measurements[0].wrong = 3
     assert "3 elements of ce-write were wrong" in the(run, Kind.DATA_CORRUPT).what
-    run.measurements[0].failure = "wrong data: the link lies"
-    assert "Wrong data arrived. wrong data: the link lies." in the(run, Kind.DATA_CORRUPT).what
+    run.measurements[0].failure = reported("wrong data: the link lies")
+    assert sentences.what(the(run, Kind.DATA_CORRUPT), run) == "Wrong data arrived. wrong data: the link lies."
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_sets_that_failed_are_told_apart_with_the_first_words_of_each() -> None:
         (Operation.REDUCE, (1, 2, 3), "three"),
     ):
         run = failed(run, operation, members, reason, FailureKind.ERROR)
-    assert [(verdict.members, verdict.what) for verdict in faults(run)] == [
+    assert [(verdict.members, sentences.what(verdict, run)) for verdict in faults(run)] == [
         ((0, 1, 2), "GPU0, GPU1, GPU2: the work failed (allreduce, broadcast). one."),
         ((1, 2, 3), "GPU1, GPU2, GPU3: the work failed (reduce). three."),
     ]

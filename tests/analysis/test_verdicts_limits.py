@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.analysis.diagnose import Kind, judge, not_judged
+from collbench.analysis.diagnose import Kind, judge
 from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels, has_peers, pcie_ceiling
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Message, Rates, found
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
-from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, visits
+from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, undone, visits
 from tests.builders import GIB, gpus, nvml_says, run_of, smi_says, throttled
 
 BOTH = [(0, 1), (1, 0)]
@@ -27,7 +27,7 @@ def test_the_reference_machine_agrees_and_topo_p_is_explained() -> None:
     assert "NV18" in verdict.what
     assert "a PCIe host bridge" in verdict.what
     assert "both are right" in verdict.what
-    assert not_judged(h200()) == ()
+    assert undone(h200()) == []
 
 
 def test_a_degraded_link_is_told_in_links_worth_and_explains_the_rest() -> None:
@@ -161,7 +161,7 @@ def test_small_messages_show_latency_and_are_not_judged() -> None:
     small = [replace(found, cell=replace(found.cell, size_bytes=64 * 2**10)) for found in run.measurements]
     run = replace(run, measurements=small)
     assert faults(run) == []
-    assert any("no copy of 16M or more" in line for line in not_judged(run))
+    assert any("no copy of 16M or more" in line for line in undone(run))
 
 
 def test_the_size_that_most_links_have_is_judged() -> None:

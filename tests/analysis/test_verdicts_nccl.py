@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.analysis.diagnose import Kind, judge, not_judged
+from collbench.analysis.diagnose import Kind, judge
 from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from tests.analysis.checked import beside_others, faults, flagged, h200, pcie, slow, the
+from tests.analysis.checked import beside_others, faults, flagged, h200, pcie, slow, the, undone
 from tests.builders import GIB, measured, nvml_says, shared, smi_says, throttled
 
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
@@ -92,9 +92,9 @@ def test_small_messages_are_not_judged() -> None:
         for m in run.measurements
     ]
     assert faults(replace(run, measurements=small)) == []
-    assert not_judged(replace(run, measurements=small)) == (
-        "NCCL against the links: no collective of 64M or more was measured",
-    )
+    assert undone(replace(run, measurements=small)) == [
+        "NCCL against the links: no collective of 64M or more was measured"
+    ]
 
 
 def test_slow_links_explain_a_slow_collective() -> None:
@@ -123,7 +123,7 @@ def test_all_devices_at_once_without_any_copy() -> None:
     unused, contradiction = faults(slow_one)
     assert (unused.kind, contradiction.kind) == (Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION)
     assert contradiction.members == (0, 1, 2, 3)
-    assert any("no copy" in line for line in not_judged(slow_one))
+    assert any("no copy" in line for line in undone(slow_one))
 
 
 def test_gloo_is_not_compared_with_copies() -> None:

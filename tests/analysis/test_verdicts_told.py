@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.analysis.diagnose import Kind, judge, not_judged
+from collbench.analysis.diagnose import Kind, judge
 from collbench.model.run import Run
-from tests.analysis.checked import faults, h200, kinds, pcie, the
+from tests.analysis.checked import faults, h200, kinds, pcie, the, undone
 from tests.builders import nvml_says, smi_says
 
 
@@ -119,7 +119,7 @@ def test_flat_labels_explain_that_some_pairs_are_slower() -> None:
 def test_what_no_tool_said_is_said() -> None:
     run = h200()
     silent = tuple(replace(path, tool_label=None, tool_peer_access=(), cuda_peers=None) for path in run.paths)
-    (line,) = not_judged(replace(run, paths=silent))
+    (line,) = undone(replace(run, paths=silent))
     assert line == "the labels against nvidia-smi topo -m, nvidia-smi topo -p2p, CUDA's peer access: not in this run"
 
 

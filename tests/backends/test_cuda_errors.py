@@ -7,21 +7,25 @@ import pytest
 from collbench import _native
 from collbench.backends.cuda import explained
 from collbench.model.errors import PeerLost, StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind
 from tests.builders import gpus
 
 
 def _raise(kind: type[Exception], text: str, **attributes: int) -> None:
     error = kind(text)
     vars(error).update(attributes)
-    with explained("timing", ours=gpus(3)):
+    with explained("timing", Cause.REFUSED, gpus(4), ours=gpus(4)[1:]):
         raise error
 
 
-@pytest.mark.parametrize(("position", "where"), [(2, "failed on GPU2: text"), (-1, "failed: text")])
+@pytest.mark.parametrize(("position", "where"), [(2, "failed on GPU3: text"), (-1, "failed: text")])
 @pytest.mark.parametrize("kind", [_native.CudaError, _native.HangError])
 def test_the_failing_device_is_named_where_it_is_known(kind: type[Exception], position: int, where: str) -> None:
-    with pytest.raises(StepFailed, match=f"^timing {where}$"):
+    with pytest.raises(StepFailed, match=f"^timing {where}$") as caught:
         _raise(kind, "text", position=position)
+    how = FailureKind.HANG if kind is _native.HangError else FailureKind.ERROR
+    devices = (3,) if position == 2 else ()  # by their places among all, not among those that this process has opened
+    assert caught.value.failure == Failure(how, Cause.REFUSED, devices, detail="text")
 
 
 @pytest.mark.parametrize(("code", "lost"), [(6, True), (2, False), (1, False)])

@@ -18,6 +18,7 @@ from collbench.backends.protocol import Step, Timeouts, Timing, time_step
 from collbench.backends.worker_messages import Open, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
+from collbench.output import sentences
 from tests.backends import fake_worker as fate
 from tests.builders import gpus
 
@@ -68,10 +69,10 @@ def row(*fates: int) -> list[Step]:
 
 
 def outcomes(backend: IsolatedBackend, steps: Sequence[Step]) -> list[str]:
-    """Return what became of each step: "" where it was timed. Fails where steps come in another order."""
+    """Return what pages say of each step: "" where it was timed. Fails where steps come in another order."""
     found = list(backend.time_steps(steps))
     assert [step for step, _ in found] == list(steps)
-    return ["" if isinstance(outcome, Timing) else str(outcome) for _, outcome in found]
+    return ["" if isinstance(one, Timing) else sentences.failure(one.failure, gpus(fate.DEVICES)) for _, one in found]
 
 
 def test_it_says_what_the_worker_found(backend: IsolatedBackend) -> None:
@@ -227,7 +228,7 @@ def test_what_is_wrong_before_the_first_step_is_raised(
     backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.kill(backend.process_ids[0], signal.SIGKILL)
-    with pytest.raises(BackendError, match=r"listing the GPUs failed: crash: .* SIGKILL"):
+    with pytest.raises(BackendError, match=r"listing the GPUs failed: crash: .* \(signal 9\)"):
         backend.list_gpus()
     monkeypatch.setenv("FAKE_WORKER_DRIVER", "none")
     backend.start()
@@ -237,7 +238,7 @@ def test_what_is_wrong_before_the_first_step_is_raised(
 
 def test_a_rank_of_a_world_cannot_be_replaced(backend: IsolatedBackend) -> None:
     opened(backend, World(1, 4, b"id"))
-    with pytest.raises(BackendError, match=r"rank 1 cannot go on: crash: .*SIGSEGV") as caught:
+    with pytest.raises(BackendError, match=r"rank 1 cannot go on: crash: .*\(signal 11\)") as caught:
         list(backend.time_steps(row(fate.GOOD, fate.SEGFAULT, fate.GOOD)))
     assert not isinstance(caught.value, StepFailed)
 

@@ -10,9 +10,11 @@ import pytest
 from collbench.analysis.outcome import outcome
 from collbench.backends.protocol import Step, Timing
 from collbench.bench.nodes import NodePairs, by_node
-from collbench.model.errors import DataCorruption, ExitStatus, FailureKind, StepFailed, UsageError
+from collbench.model.errors import DataCorruption, ExitStatus, StepFailed, UsageError
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
+from collbench.output.text.nodes import lost
 from tests.bench.fakes import FakeBackend
 from tests.builders import gpus, run_of
 
@@ -66,8 +68,10 @@ def test_of_a_round_that_fails_each_pair_is_tried_alone() -> None:
     backend = Hosts(2, 2, 2, 2, spoil=spoil)
     pairs, run = opened(backend)
     assert pairs.measure([(0, 1), (2, 3)], False) == [pytest.approx(1.572864), None]
-    assert pairs.lost == ["n2 and n3: it hangs"]
-    told = {found.cell.members: (found.failure_kind, len(found.samples) > 0) for found in run.measurements}
+    assert lost(run) == ("n2 and n3: it hangs",)
+    told = {
+        found.cell.members: (found.failure and found.failure.kind, len(found.samples) > 0) for found in run.measurements
+    }
     assert told == {(0, 1, 2, 3): (None, True), (4, 5, 6, 7): (FailureKind.HANG, False)}
     assert outcome(run).status is ExitStatus.UNTRUSTED
 

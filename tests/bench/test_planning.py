@@ -10,8 +10,8 @@ from collbench.bench.plan import Plan, Request, default_sizes, effort_on, make_p
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.model.run import Refusal, SkipKind
-from collbench.model.units import format_size
+from collbench.model.run import NO_PEERS, Refusal, SkipKind, Skipped
+from collbench.output import sentences
 from tests.bench.fakes import FakeBackend
 from tests.builders import ALL, gpus, run_of
 
@@ -22,7 +22,7 @@ ONE = replace(ALL, copies=(), collectives=(Work(Operation.ALLREDUCE),), pairs=Fa
 def planned(request: Request, backend: FakeBackend) -> tuple[set[tuple[str, tuple[int, ...]]], list[str]]:
     plan, skipped = make_plan(request, backend)
     return {(str(work), members) for work, groups in plan.groups.items() for members in groups}, [
-        f"{one.what}: {one.reason}" for one in skipped
+        sentences.skipped(one, run_of(backend.devices(), [])) for one in skipped
     ]
 
 
@@ -41,11 +41,11 @@ def test_copies_are_planned_on_directed_links_and_collectives_on_pairs_or_on_all
 
 
 def test_a_link_that_cannot_carry_a_copy_is_skipped_by_name() -> None:
-    (backend := FakeBackend(2)).unreachable[Operation.SM_READ, 0, 1] = Refusal(SkipKind.NO_PEERS, "no peer access")
+    (backend := FakeBackend(2)).unreachable[Operation.SM_READ, 0, 1] = NO_PEERS
     found, skipped = planned(ALL, backend)
     assert ("sm-read", (0, 1)) not in found
     assert ("sm-read", (1, 0)) in found
-    assert skipped == ["sm-read GPU0 → GPU1: no peer access"]
+    assert skipped == ["sm-read GPU0 → GPU1: no peer access, so a kernel cannot address the other GPU's memory"]
 
 
 def test_sizes_without_room_are_skipped_by_name_with_what_is_free() -> None:
@@ -53,17 +53,21 @@ def test_sizes_without_room_are_skipped_by_name_with_what_is_free() -> None:
     backend.capacity = 600 * MIB
     plan, skipped = make_plan(replace(ALL, sizes=(MIB, 512 * MIB, GIB, 2 * GIB)), backend)
     assert set(plan.sizes.values()) == {(MIB, 512 * MIB)}
-    (one,) = skipped
-    assert one.what == "sizes 1G, 2G"
-    assert "room for messages of 600 MiB" in one.reason
-    assert "GPU0 1.758 GiB, GPU1 1.758 GiB" in one.reason
+    free = backend.free_bytes()
+    assert skipped == [Skipped(SkipKind.ROOM, sizes=(GIB, 2 * GIB), limit_bytes=600 * MIB, free_bytes=free)]
+    assert sentences.skipped(skipped[0], run_of(backend.devices(), [])) == (
+        "sizes 1G, 2G: the fullest device has room for messages of 600 MiB; free now: GPU0 1.758 GiB, GPU1 1.758 GiB, "
+        "shared by three buffers beside NCCL's own"
+    )
 
 
 def test_sizes_below_one_element_are_left_to_the_copies() -> None:
     plan, skipped = make_plan(replace(ALL, sizes=(1, 2, 8)), FakeBackend(2))
     assert plan.sizes[Work(Operation.CE_WRITE)] == (1, 2, 8)
     assert plan.sizes[Work(Operation.ALLREDUCE)] == (8,)
-    assert [one.what for one in skipped] == ["allreduce of 1 B, 2 B", "broadcast of 1 B, 2 B"]
+    assert [(one.kind, one.work, one.sizes) for one in skipped] == [
+        (SkipKind.SMALL_ELEMENT, Work(operation), (1, 2)) for operation in (Operation.ALLREDUCE, Operation.BROADCAST)
+    ]
 
 
 def test_a_size_that_just_fits_is_measured() -> None:
@@ -71,7 +75,7 @@ def test_a_size_that_just_fits_is_measured() -> None:
     backend.capacity = 512 * MIB
     plan, skipped = make_plan(replace(ALL, sizes=(512 * MIB, 512 * MIB + 8)), backend)
     assert set(plan.sizes.values()) == {(512 * MIB,)}
-    assert [one.what for one in skipped] == [f"sizes {format_size(512 * MIB + 8)}"]
+    assert [one.sizes for one in skipped] == [(512 * MIB + 8,)]
 
 
 def test_where_no_size_fits_the_smallest_is_named() -> None:
@@ -85,9 +89,7 @@ def test_where_nothing_is_left_the_first_that_was_skipped_is_told_with_its_own_r
     works = (Work(Operation.ALLREDUCE), Work(Operation.ALLGATHER))
     with pytest.raises(UsageError) as caught:
         plan_of(replace(ONE, collectives=works, sizes=(1, 2)))
-    assert str(caught.value) == (
-        "nothing can be measured: allreduce of 1 B, 2 B: smaller than one float32, which takes 4 bytes"
-    )
+    assert str(caught.value) == ("nothing can be measured: allreduce of 1 B, 2 B: less than an element")
 
 
 def test_a_request_asks_for_no_more_than_it_says() -> None:
@@ -195,7 +197,7 @@ def test_named_sets_are_visited_alone_in_turn_and_at_least_six_times(sets: tuple
         ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "at least two"),
         ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
         ("only sizes without a block", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
-        ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: smaller than one float32"),
+        ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: less than an element"),
     ],
 )
 def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], count: int, says: str) -> None:
@@ -255,8 +257,10 @@ def test_all_to_one_needs_room_for_a_message_of_every_sender() -> None:
     plan, skipped = make_plan(replace(ALL, copies=(Variant.ALL_TO_ONE,), collectives=(), sizes=(MIB, GIB)), backend)
     assert set(plan.sizes.values()) == {(MIB,)}
     assert plan.largest_bytes() == 3 * MIB
-    assert [one.what for one in skipped] == ["ce-write all-to-one of 1G", "sm-read all-to-one of 1G"]
-    assert skipped[0].reason == "3 messages at once do not fit the 2 GiB of a buffer"
+    works = [Work(operation, Variant.ALL_TO_ONE) for operation in (Operation.CE_WRITE, Operation.SM_READ)]
+    assert skipped == [
+        Skipped(SkipKind.CONCURRENT_ROOM, work, sizes=(GIB,), limit_bytes=2 * GIB, count=3) for work in works
+    ]
 
 
 HOST = replace(ALL, copies=(Variant.HOST,), collectives=(), sizes=(8, 64 * MIB))
@@ -289,7 +293,9 @@ def test_only_host_copies_know_numa_nodes() -> None:
 
 
 def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None:
-    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = Refusal(SkipKind.NUMA, "Operation not permitted")
+    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = Refusal(
+        SkipKind.NUMA, detail="Operation not permitted"
+    )
     backend.nodes = (0, 1)
     _, skipped = planned(HOST, backend)
     assert skipped[0] == "host copies by NUMA node: Operation not permitted"
@@ -299,20 +305,19 @@ def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None
     ("title", "sizes", "kept", "left"),
     [
         ("small ones stay", (8, 64 * MIB), (8, 64 * MIB), []),
-        ("larger ones are left out", (8, MIB, 128 * MIB, GIB), (8, MIB), ["128M, 1G"]),
-        ("the limit itself stays", (8, 64 * MIB, 128 * MIB), (8, 64 * MIB), ["128M"]),
-        ("where all are larger, the largest that is allowed", (GIB,), (64 * MIB,), ["1G"]),
+        ("larger ones are left out", (8, MIB, 128 * MIB, GIB), (8, MIB), [(128 * MIB, GIB)]),
+        ("the limit itself stays", (8, 64 * MIB, 128 * MIB), (8, 64 * MIB), [(128 * MIB,)]),
+        ("where all are larger, the largest that is allowed", (GIB,), (64 * MIB,), [(GIB,)]),
     ],
 )
 def test_messages_with_a_nodes_memory_have_64_mib_at_most(
-    title: str, sizes: tuple[int, ...], kept: tuple[int, ...], left: list[str]
+    title: str, sizes: tuple[int, ...], kept: tuple[int, ...], left: list[tuple[int, ...]]
 ) -> None:
     backend = FakeBackend(2)
     backend.nodes = (0, 1)
     plan, skipped = make_plan(replace(HOST, sizes=sizes), backend)
     assert set(plan.sizes.values()) == {kept}, title
-    assert [one.what for one in skipped] == [f"host copies of {some}" for some in left]
-    assert all("64M is the most" in one.reason for one in skipped)
+    assert skipped == [Skipped(SkipKind.NODE_LIMIT, sizes=some, limit_bytes=64 * MIB) for some in left]
 
 
 def test_steps_and_samples_keep_their_node() -> None:

@@ -9,10 +9,11 @@ from collbench.backends.protocol import Step, Timing
 from collbench.bench.plan import Effort, Plan, directed_links, unordered_pairs
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import BackendError, StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import DataPoint, MarkKind, Measurement, Run, StopReason
 from tests.bench.fakes import FakeBackend
-from tests.builders import gpus, hot, paths, run_of
+from tests.builders import gpus, hot, paths, reported, run_of
 
 MIB = 2**20
 COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
@@ -57,7 +58,7 @@ def test_a_step_that_fails_costs_its_own_cell_and_no_other() -> None:
     run = measure(stuck(cell), empty(4))
     failed = [found for found in run.measurements if found.stop is StopReason.FAILED]
     assert [found.cell for found in failed] == [cell]
-    assert failed[0].failure == "hang: no answer within 5 s"
+    assert failed[0].failure == reported("hang: no answer within 5 s", FailureKind.ERROR)
     assert len(run.measurements) == len(list(plan_for(4).cells()))
     assert all(len(found.samples) >= 3 for found in run.measurements if found is not failed[0])
     assert run.complete
@@ -68,7 +69,7 @@ def test_when_everything_fails_it_stops_soon_and_says_why() -> None:
         raise StepFailed("the measuring process was killed by signal 9")
 
     run = empty(4)
-    with pytest.raises(BackendError, match=r"4 cells in a row failed.*signal 9"):
+    with pytest.raises(BackendError, match=r"4 data points in a row failed.*signal 9"):
         measure(FakeBackend(4, on_step=on_step), run)
     assert not run.complete
     assert {found.stop for found in run.measurements} == {StopReason.FAILED}
@@ -82,7 +83,9 @@ def test_collectives_that_all_fail_cost_no_copy() -> None:
     run = measure(FakeBackend(4, on_step=on_step), empty(4))
     failed = {found.cell for found in run.measurements if found.stop is StopReason.FAILED}
     assert failed == {cell for cell in plan_for(4).cells() if cell.operation.is_collective}
-    assert all("NCCL did not start" in found.failure for found in run.measurements if found.cell in failed)
+    first = reported("NCCL did not start", FailureKind.ERROR)
+    given_up = Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=first)
+    assert {found.failure for found in run.measurements if found.cell in failed} == {first, given_up}
     assert all(len(found.samples) >= 3 for found in run.measurements if found.cell not in failed)
     assert run.complete
 
@@ -99,14 +102,14 @@ def test_a_run_taken_up_again_measures_only_what_is_not_settled() -> None:
     cut = done.measurements[5]
     cut.samples, cut.stop = cut.samples[:1], StopReason.INTERRUPTED
     failed = done.measurements[7]
-    failed.samples, failed.stop, failed.failure = [], StopReason.FAILED, "hang"
+    failed.samples, failed.stop, failed.failure = [], StopReason.FAILED, reported("hang")
     done.measurements[:] = [found for found in done.measurements if found.cell not in lost]
     before = {found.cell: len(found.samples) for found in done.measurements}
     again = measure(FakeBackend(4), done)
     changed = {found.cell for found in again.measurements if len(found.samples) != before.get(found.cell, 0)}
     assert changed == lost | {cut.cell, failed.cell}
     assert len(cut.samples) == len(failed.samples) == 3
-    assert failed.failure == ""
+    assert failed.failure is None
     assert [found.cell for found in again.measurements] == list(plan_for(4).cells())
     assert {found.stop for found in again.measurements} == {StopReason.PRECISION}
 

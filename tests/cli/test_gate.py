@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.errors import FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped
 from collbench.runfile import run_file
@@ -75,7 +75,7 @@ def without(run: Run, pair: set[int]) -> Run:
     """Return the run as if one pair had been left out."""
     left = [found for found in run.measurements if set(found.cell.members) != pair]
     a, b = sorted(pair)
-    why = Skipped("ce-write GPU0 → GPU1", "no room", SkipKind.ROOM, Work(Operation.CE_WRITE), (a, b))
+    why = Skipped(SkipKind.OTHER, Work(Operation.CE_WRITE), (a, b), detail="no room")
     return replace(run, measurements=left, skipped=[why])
 
 
@@ -121,7 +121,7 @@ def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
 def test_copies_by_kernels_alone_leave_out_pairs_without_peer_access_by_design(program: Program) -> None:
     whole = without(h200(), {0, 1})
     (left,) = whole.skipped
-    refused = replace(left, kind=SkipKind.NO_PEERS, reason="no peer access", work=Work(Operation.SM_WRITE))
+    refused = replace(left, kind=SkipKind.NO_PEERS, work=Work(Operation.SM_WRITE))
     kernels = [found for found in whole.measurements if found.cell.operation is Operation.SM_WRITE]
     asked = replace(whole.settings, operations=(Operation.SM_WRITE,))
     run_file.save(replace(whole, measurements=kernels, skipped=[refused], settings=asked), Path("run.json"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.errors import FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
 from collbench.runfile import run_file
@@ -49,7 +49,7 @@ def test_a_pair_that_hangs_is_the_first_line_and_the_status_of_what_measures(
     assert "hang" in said.out.splitlines()[0]
     shown = program("show", "run.json")
     assert (shown.status, PLACE in shown.out.splitlines()[0]) == (0, True)
-    assert {m.failure_kind for m in run_file.load(Path("run.json")).measurements if m.failure} == {FailureKind.HANG}
+    assert {m.failure.kind for m in run_file.load(Path("run.json")).measurements if m.failure} == {FailureKind.HANG}
 
 
 def test_no_tie_and_no_best_over_a_pair_that_hangs(program: Program) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.operations import Operation
-from collbench.model.run import Audit, Run, Skipped
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Audit, Run, SkipKind, Skipped
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, on_gpus, save_run
@@ -102,8 +102,8 @@ def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path, colum
 def slow_pairs(count: int) -> Run:
     """A run of which every kind of line is long: skipped works, tie-breaks, unlike pairs of many devices."""
     run = pairs_run(count, lambda a, b: 300.0 if (a + b) % 2 else 40.0)
-    links = [f"sm-write GPU{a} → GPU{b}" for a in range(count) for b in range(count) if a < b]
-    run.skipped = [Skipped(link, "no peer access, so a kernel cannot address the other GPU's memory") for link in links]
+    links = [(a, b) for a in range(count) for b in range(count) if a < b]
+    run.skipped = [Skipped(SkipKind.NO_PEERS, Work(Operation.SM_WRITE), link) for link in links]
     audit = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False, size_bytes=2**26)
     run.audits = [audit, replace(audit, members=(0, 2), ratio=0.38)]
     run.phases = {"timed": 167.9, "warm-up": 10.0, "audit": 9.4, "visits": 163.7}

@@ -34,7 +34,8 @@ from collbench.distributed.messages import (
 )
 from collbench.distributed.ranks import RankLost
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
-from collbench.model.operations import Operation, Variant
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Machine, Path
 from tests.builders import gpus, shared, throttled
 
@@ -90,6 +91,18 @@ class NewFailure(StepFailed):
 def test_a_failure_keeps_its_class_and_its_text(sent: CollbenchError, arrives: type) -> None:
     found = decode_word(encode(sent))
     assert (type(found), str(found)) == (arrives, str(sent))
+
+
+def test_a_failure_keeps_what_is_known_of_it() -> None:
+    earlier = died(-9, "Killed", (1,))
+    failure = Failure(FailureKind.CRASH, Cause.NO_WORKER, rank=3, because=earlier)
+    found = decode_word(encode(StepFailed("rank 3: gone", failure=failure)))
+    assert isinstance(found, StepFailed)
+    assert (found.failure, found.kind) == (failure, FailureKind.CRASH)
+    wrong = WrongData(Work(Operation.ALLREDUCE), 1024, (1, 0), 3, 16, 1.5, 2.0)
+    corrupt = decode_word(encode(DataCorruption("wrong data", wrong)))
+    assert isinstance(corrupt, DataCorruption)
+    assert corrupt.wrong == wrong
 
 
 class Executed:

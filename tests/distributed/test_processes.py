@@ -121,8 +121,8 @@ def test_a_worker_that_is_killed_costs_its_cell_and_the_ranks_meet_again(tmp_pat
     assert status == 130, err
     assert other == (0, "", "")
     (failed,) = (found for found in run_file.load(file).measurements if found.failure)
-    assert failed.failure.startswith(f"rank 1 on {socket.gethostname()}: the gloo worker on core ")
-    assert "killed by signal 9" in failed.failure
+    assert failed.failure is not None
+    assert (failed.failure.rank, failed.failure.devices, failed.failure.signal) == (1, (1,), 9)
 
 
 def test_a_rank_whose_rank_0_never_comes_says_for_how_long_it_waits_and_obeys(tmp_path: Path) -> None:

@@ -104,4 +104,5 @@ def test_a_killed_worker_costs_its_cell_and_the_ranks_meet_again(tmp_path: Path)
     assert status == 130, err
     assert other[0] == 0
     (failed,) = (found for found in run_file.load(file).measurements if found.failure)
-    assert "rank 1 on " in failed.failure
+    assert failed.failure is not None
+    assert failed.failure.rank == 1

@@ -132,7 +132,7 @@ def _run(made: Made, works: tuple[Work, ...], visits: int) -> Run:
                     found.samples.append(Sample(time_step(backend, step).seconds[0], 4, concurrent=False))
                 found.stop = StopReason.PRECISION
             except StepFailed as error:
-                found.stop, found.failure, found.failure_kind = StopReason.FAILED, str(error), error.kind
+                found.stop, found.failure = StopReason.FAILED, error.failure
             except DataCorruption as error:  # which ends a run: what is left is told as a session tells it
                 skipped.append(wrong_data(error))
                 continue

@@ -14,13 +14,15 @@ from rich.console import Console
 from collbench.analysis.diagnose import judge
 from collbench.analysis.outcome import TroubleKind, outcome
 from collbench.analysis.tiers import rank_pairs
-from collbench.model.errors import ExitStatus, FailureKind
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run, StopReason
 from collbench.output.text import verdicts
 from collbench.output.text.frame import headline
 from collbench.output.text.measured import page
 from collbench.runfile import run_file
+from tests.builders import reported
 from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_cells
 
 SOUND = machines(("none", "slow-gpu", "nv-degraded", "intra-label-outlier", "contention"))
@@ -30,9 +32,7 @@ WORKS = (*COPIES, PAIRS[1])
 def failing(run: Run, place: int, kind: FailureKind, visits: int) -> Run:
     """Return the run with one cell given up after some visits."""
     found = run.measurements[place]
-    failed = replace(
-        found, samples=found.samples[:visits], stop=StopReason.FAILED, failure="it broke", failure_kind=kind
-    )
+    failed = replace(found, samples=found.samples[:visits], stop=StopReason.FAILED, failure=reported("it broke", kind))
     return replace(run, measurements=[failed if m is found else m for m in run.measurements])
 
 

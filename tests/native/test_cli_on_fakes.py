@@ -90,9 +90,8 @@ def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes,
 
     assert done.code == 0, done.stderr
     skipped = _run_file(tmp_path)["skipped"]
-    assert len(skipped) == 1
-    assert "4M" in skipped[0]["what"]
-    assert "GPU1" in skipped[0]["reason"]
+    assert [(left["kind"], left["sizes"]) for left in skipped] == [("room", [4 * _MIB])]
+    assert skipped[0]["free_bytes"][1] < skipped[0]["free_bytes"][0]
     assert "GPU1" in done.stdout
     assert "4M" in done.stdout
 
@@ -124,7 +123,7 @@ def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes,
     assert "byte 17" in done.stderr
     run = _run_file(tmp_path)
     assert run["complete"] is False
-    assert "GPU2 → GPU1" in run["skipped"][-1]["reason"]  # the file tells it, too
+    assert run["skipped"][-1]["wrong"]["members"] == [2, 1]  # the file tells it, too
 
 
 def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_fault_costs_its_cell_and_the_page_tells(
     assert one_line(done.stderr) == done.stdout.splitlines()[0]
     (failed,) = _failed(tmp_path)
     assert failed["cell"]["operation"] in ("ce-write", "ce-read")
-    assert says in failed["failure"]
+    assert failed["failure"]["kind"] in ("hang", "crash", "error")
     assert says in done.stdout
     shown = program("show", str(tmp_path / "run.json"))
     assert shown.status == 0
@@ -96,7 +96,8 @@ def test_an_nccl_that_does_not_start_costs_collectives_alone(fakes: Fakes, tmp_p
     assert done.code == 1, done.stderr
     failed = _failed(tmp_path)
     assert {found["cell"]["operation"] for found in failed} == {"allreduce", "broadcast"}
-    assert all("unhandled system error" in found["failure"] for found in failed)
+    causes = {(found["failure"]["because"] or found["failure"])["cause"] for found in failed}
+    assert causes == {"no NCCL communicator"}
     assert "unhandled system error" in done.stdout
 
 
@@ -106,7 +107,7 @@ def test_when_every_cell_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tm
 
     assert (done.code, done.stdout) == (1, "")
     said = one_line(done.stderr)
-    assert said.startswith("measuring stops, as 4 cells in a row failed; the last: ")
+    assert said.startswith("measuring stops, as 4 data points in a row failed; the last: ")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said
     assert "saved as run.json" in said
     run = json.loads((tmp_path / "run.json").read_text())

@@ -139,6 +139,5 @@ def test_where_memory_cannot_be_bound_host_copies_are_timed_as_it_comes(fakes: F
 
     assert {m["cell"]["numa_node"] for m in run["measurements"]} == {None}
     (skipped,) = run["skipped"]
-    assert skipped["what"] == "host copies by NUMA node"
-    assert (skipped["kind"], skipped["reason"]) == ("numa", "cannot take memory on NUMA node 0: no")
+    assert (skipped["kind"], skipped["detail"]) == ("numa", "cannot take memory on NUMA node 0: no")
     assert "skipped   host copies by NUMA node: cannot take memory on NUMA node 0: no" in page

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Flag, FlagKind, Measurement, Path, Run, StopReason
-from tests.builders import gpus, measured, run_of, throttled
+from tests.builders import gpus, measured, reported, run_of, throttled
 
 # A quote, a comma, a pipe, a line break, a spreadsheet's formula, HTML, Markdown, a backslash, an accent, edge blanks.
 NAME = " =cmd|' /C calc'!A1, \"H200\"\n<b>*x*</b> _y_ `z` \\n $1 [a](b) & é "
@@ -27,7 +27,7 @@ def hostile_run() -> Run:
     )
     reduce.samples[0] = replace(reduce.samples[0], flags=flags, concurrent=True)
     hang = Measurement(
-        DataPoint(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure='no answer for 30 s, "x" | y'
+        DataPoint(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure=reported('no answer for 30 s, "x" | y')
     )
     found = [
         measured(Operation.CE_WRITE, (0, 1), [390.1, 1 / 3, 401.7]),

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from collbench.model.operations import COLLECTIVES, Operation, Variant
-from collbench.model.run import Chosen, DataPoint, Measurement, Run, Skipped, StopReason
+from collbench.model.run import Chosen, DataPoint, Measurement, Run, StopReason
 from collbench.output.text import measured as text_measured
 from collbench.output.text.measured import page
-from tests.builders import GIB, gpus, measured, run_of, shared, throttled
+from tests.builders import GIB, gpus, left_out, measured, reported, run_of, shared, throttled
 from tests.output.pages import text
 
 MIB = 2**20
@@ -142,7 +142,9 @@ def test_what_nccl_chose_stands_beside_its_size() -> None:
 
 
 def test_a_failed_cell_is_a_row_and_says_why_below() -> None:
-    lost = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure="hang: no answer in 5 s")
+    lost = Measurement(
+        DataPoint(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure=reported("hang: no answer in 5 s")
+    )
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06), lost], command=("allreduce",)))
     assert rows(shown)[1] == ["8B", "2", "-", "-", "-", "-", "-", "failed"]
     assert ": allreduce at 8 B: hang: no answer in 5 s\n" in shown
@@ -185,7 +187,7 @@ def test_each_pair_has_its_table() -> None:
 
 def test_what_was_skipped_is_said() -> None:
     run = run_of(gpus(4), [at(MIB, 19.06)], command=("allreduce",))
-    run.skipped = [Skipped("collectives of 1 bytes", "smaller than one float32")]
+    run.skipped = [left_out("collectives of 1 bytes: smaller than one float32")]
     assert after_header(run).endswith("skipped   collectives of 1 bytes: smaller than one float32\n")
 
 

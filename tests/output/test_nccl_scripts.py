@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.model.run import Skipped
 from collbench.output.nccl_tests import lines
-from tests.builders import throttled
+from tests.builders import left_out, throttled
 from tests.output.recorded import RECORDINGS, read, run_of
 
 MIB = 2**20
@@ -61,7 +60,7 @@ def printed() -> str:
     recording = read(next(path for path in RECORDINGS if path.stem == "all_reduce_perf-4-ranks"))
     run = run_of(replace(recording, rows=tuple(row for row in recording.rows if int(row[0]) in ROWS)))
     run.measurements[0].samples[0] = replace(run.measurements[0].samples[0], flags=(throttled(0, "low bandwidth"),))
-    run.skipped = [Skipped("sizes 4G", "bandwidth FAILED")]
+    run.skipped = [left_out("sizes 4G: bandwidth FAILED")]
     return "\n".join(lines(run))
 
 

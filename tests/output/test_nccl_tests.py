@@ -11,9 +11,9 @@ import pytest
 from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Measurement, Run, Sample, Skipped, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.output.nccl_tests import lines
-from tests.builders import gpus, measured, throttled
+from tests.builders import gpus, left_out, measured, reported, throttled
 from tests.builders import run_of as built
 from tests.output.recorded import OPERATIONS, RECORDINGS, read, run_of, without_in_place
 
@@ -148,7 +148,7 @@ def cell(operation: Operation, variant: Variant, **of: object) -> Measurement:
         ),
         (
             "a failed cell",
-            [cell(Operation.ALLREDUCE, Variant.PLAIN, samples=[], stop=StopReason.FAILED, failure="it hung")],
+            [cell(Operation.ALLREDUCE, Variant.PLAIN, samples=[], stop=StopReason.FAILED, failure=reported("it hung"))],
             ["N/A"] * 8,
         ),
         (
@@ -170,7 +170,7 @@ def test_the_halves_of_a_row(title: str, halves: list[Measurement], columns: lis
         ("wrong data", {"wrong": 3}, True, "1 FAILED", None),
         (
             "a cell that failed",
-            {"failure": "hung:\n no answer"},
+            {"failure": reported("hung:\n no answer")},
             True,
             "0 FAILED",
             "# failed: 1048576 in place: hung: no",
@@ -195,7 +195,7 @@ def test_what_a_reader_must_know_follows_the_figures() -> None:
     found = measured(Operation.ALLREDUCE, FOUR, 100.0, MIB)
     found.samples[0] = replace(found.samples[0], flags=flags)
     run = built(gpus(4), [found, measured(Operation.ALLREDUCE, FOUR, 1.0, 8)])
-    run.skipped = [Skipped("sizes 4G", "no room")]
+    run.skipped = [left_out("sizes 4G: no room")]
     printed = lines(run)
     place = next(place for place, line in enumerate(printed) if "Avg" in line)
     assert printed[place + 1 : place + 3] == [

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Audit, DataPoint, Health, Measurement, Run, Skipped, StopReason
+from collbench.model.run import Audit, DataPoint, Health, Measurement, Run, SkipKind, Skipped, StopReason
 from collbench.output.text.frame import notes, place
-from tests.builders import gpus, measured, run_of, throttled
+from tests.builders import gpus, left_out, measured, reported, run_of, throttled
 
 MIB = 2**20
 
@@ -22,7 +22,7 @@ def stopped(reason: StopReason, count: int) -> list[Measurement]:
 
 
 def failed(members: tuple[int, ...], size: int, reason: str = "crash: signal 11") -> Measurement:
-    return Measurement(DataPoint(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=reason)
+    return Measurement(DataPoint(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=reported(reason))
 
 
 def test_the_reasons_to_stop_are_counted_in_one_line() -> None:
@@ -85,12 +85,12 @@ def test_a_place_that_fails_at_many_sizes_is_one_line() -> None:
 
 
 def test_what_is_skipped_for_one_reason_is_one_line() -> None:
-    run = run_with()
-    run.skipped = [Skipped(f"sm-read GPU0 → GPU{peer}", "no peer access") for peer in range(1, 8)]
-    run.skipped.append(Skipped("sizes 2G", "no room"))
+    run = replace(run_with(), devices=gpus(8))
+    run.skipped = [Skipped(SkipKind.NO_PEERS, Work(Operation.SM_READ), (0, peer)) for peer in range(1, 8)]
+    run.skipped.append(left_out("sizes 2G: no room"))
     assert notes(run) == [
         "skipped   sm-read GPU0 → GPU1, sm-read GPU0 → GPU2, sm-read GPU0 → GPU3, sm-read GPU0 → GPU4 and 3 more: "
-        "no peer access",
+        "no peer access, so a kernel cannot address the other GPU's memory",
         "skipped   sizes 2G: no room",
     ]
 
@@ -103,7 +103,7 @@ def test_of_very_many_failures_the_first_are_told() -> None:
 
 def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
     run = run_with()
-    run.skipped = [Skipped("sizes 2G", "the fullest device has room for 1 GiB")] * 2
+    run.skipped = [left_out("sizes 2G: the fullest device has room for 1 GiB")] * 2
     alone = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
     run.audits = [alone, replace(alone, label="NV2", ratio=0.988, trusted=True)]
     both = replace(alone, variant=Variant.BOTH_WAYS, size_bytes=64 * MIB)

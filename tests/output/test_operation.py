@@ -13,7 +13,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.output.text.operation import page
 from collbench.runfile import run_file
-from tests.builders import GIB, gpus, measured, pair_run, run_of
+from tests.builders import GIB, gpus, measured, pair_run, reported, run_of
 from tests.output.pages import text
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -182,7 +182,9 @@ def test_a_pointer_chase_is_in_ns_and_has_no_curve() -> None:
 
 def test_a_failed_cell_is_a_dash_and_its_reason() -> None:
     run = pair_run(3, lambda a, b: 300.0)
-    run.measurements[0] = replace(run.measurements[0], samples=[], stop=StopReason.FAILED, failure="it hung for 9 s")
+    run.measurements[0] = replace(
+        run.measurements[0], samples=[], stop=StopReason.FAILED, failure=reported("it hung for 9 s")
+    )
     drawn = shown(run, Work(Operation.ALLREDUCE))
     assert rows(drawn, "       GPU0")[0] == ["GPU0", "-", "-", "300.0"]
     assert "failed    allreduce at 1G on GPU0, GPU1: it hung for 9 s\n" in drawn

@@ -9,7 +9,7 @@ from collbench.analysis.summary import rank_summary
 from collbench.model.operations import Operation
 from collbench.model.run import Run, StopReason
 from collbench.output.text.ranking import as_json, page
-from tests.builders import GIB, gpus, measured, run_of
+from tests.builders import GIB, gpus, measured, reported, run_of
 from tests.output.pages import text
 
 MIB = 2**20
@@ -98,7 +98,7 @@ def test_what_a_run_lacks_is_said() -> None:
     cells = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in [(0, 1), (0, 2)]]
     cells += [measured(Operation.ALLREDUCE, (0, 1), 300.0)]
     failed = replace(
-        measured(Operation.ALLREDUCE, (1, 2), 1.0, MIB), samples=[], stop=StopReason.FAILED, failure="hang"
+        measured(Operation.ALLREDUCE, (1, 2), 1.0, MIB), samples=[], stop=StopReason.FAILED, failure=reported("hang")
     )
     told = shown(run_of(gpus(3), [*cells, failed]))
     assert told.endswith(

@@ -6,16 +6,17 @@ from dataclasses import replace
 import pytest
 
 from collbench.bench.run_writer import RunWriter
+from collbench.model.failures import Cause, Failure, FailureKind, died
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run, StopReason
 from collbench.runfile import run_file
 from collbench.runfile.journal import Journal, journal_of
-from tests.builders import gpus, measured, run_of, shared
+from tests.builders import gpus, measured, reported, run_of, shared
 
 GBS = 100.0
 
 
-def cell(members: tuple[int, int], visits: int, failure: str = "") -> Measurement:
+def cell(members: tuple[int, int], visits: int, failure: Failure | None = None) -> Measurement:
     found = measured(Operation.CE_WRITE, members, GBS, visits=visits)
     found.stop, found.failure = (StopReason.FAILED if failure else None), failure
     return found
@@ -95,26 +96,28 @@ def test_a_cell_that_was_given_up_keeps_its_visits_and_its_reason(tmp_path: path
     path = tmp_path / "run.json"
     run = keep(path, 4)
     text = run_file.save(run, path, replace=True)
+    hang = Failure(FailureKind.HANG, Cause.NO_ANSWER, (1,), seconds=5.0, because=reported("the first"))
+    crash = died(-9, "café", (0,))
     journal = Journal(path, text)
-    journal.add(cell((0, 1), 2, failure="hang: no answer within 5 s"))
-    journal.add(cell((2, 1), 0, failure="crash: café"))
+    journal.add(cell((0, 1), 2, failure=hang))
+    journal.add(cell((2, 1), 0, failure=crash))
     journal.close()
     found = {m.cell.members: m for m in run_file.load(path).measurements}
     assert [(len(found[pair].samples), found[pair].failure) for pair in ((0, 1), (2, 1))] == [
-        (2, "hang: no answer within 5 s"),
-        (0, "crash: café"),
+        (2, hang),
+        (0, crash),
     ]
     assert found[0, 1].stop is StopReason.FAILED
 
 
 def test_a_cell_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
-    run = run_of(gpus(2), [cell((0, 1), 1, failure="hang")])
+    run = run_of(gpus(2), [cell((0, 1), 1, failure=reported("hang"))])
     journal = Journal(path, run_file.save(replace(run, complete=False), path))
     journal.add(cell((0, 1), 2))
     journal.close()
     (found,) = run_file.load(path).measurements
-    assert (len(found.samples), found.failure, found.stop) == (2, "", StopReason.INTERRUPTED)
+    assert (len(found.samples), found.failure, found.stop) == (2, None, StopReason.INTERRUPTED)
 
 
 def test_an_end_leaves_one_file(tmp_path: pathlib.Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     Audit,
@@ -29,9 +30,11 @@ from collbench.model.run import (
     Run,
     Sample,
     Settings,
+    SkipKind,
     Skipped,
     StopReason,
 )
+from collbench.output import sentences
 from collbench.runfile import run_file
 from tests.builders import hot, pair_run, shared, throttled
 
@@ -57,6 +60,38 @@ HEALTH = st.builds(
 )
 SAMPLES = st.builds(
     Sample, st.lists(NUMBERS, min_size=1, max_size=3).map(tuple), st.integers(1, 32), st.booleans(), NUMBERS_OR_NONE
+)
+WORKS = st.builds(Work, st.sampled_from(Operation), st.sampled_from(Variant))
+PLACES = st.sampled_from(((), (0,), (1, 0)))
+SIZES = st.none() | st.integers(1, 2**40)
+WRONG = st.builds(WrongData, WORKS, st.integers(1, 2**40), PLACES, SIZES, COUNTS, NUMBERS_OR_NONE, NUMBERS_OR_NONE)
+SKIPS = st.builds(
+    Skipped,
+    st.sampled_from(SkipKind),
+    st.none() | WORKS,
+    PLACES,
+    st.lists(st.integers(1, 2**40), max_size=2).map(tuple),
+    SIZES,
+    free_bytes=st.lists(COUNTS, max_size=2).map(tuple),
+    wrong=st.none() | WRONG,
+    detail=WORDS,
+)
+FAILURES = st.recursive(
+    st.none(),
+    lambda inner: st.builds(
+        Failure,
+        st.none() | st.sampled_from(FailureKind),
+        st.sampled_from(Cause),
+        PLACES,
+        st.none() | st.integers(0, 9),
+        st.none() | WORKS,
+        SIZES,
+        st.lists(PLACES, max_size=2).map(tuple),
+        NUMBERS_OR_NONE,
+        detail=WORDS,
+        because=inner,
+    ),
+    max_leaves=3,
 )
 SETTINGS = st.builds(
     Settings,
@@ -92,7 +127,7 @@ def runs(draw: st.DrawFn) -> Run:
     pairs = st.permutations(range(len(devices))).map(lambda order: (order[0], order[1]))
     cells = st.builds(DataPoint, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
     stops = st.none() | st.sampled_from(StopReason)
-    measurements = st.builds(Measurement, cells, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS)
+    measurements = st.builds(Measurement, cells, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS, FAILURES)
     statuses = st.sampled_from(PeerStatus)
     peers = st.none() | st.builds(PeerReadWrite, st.none() | statuses, st.none() | statuses)
     both = st.just(()) | st.tuples(statuses, statuses)
@@ -109,7 +144,7 @@ def runs(draw: st.DrawFn) -> Run:
         paths=tuple(draw(st.lists(links, max_size=2))),
         settings=draw(SETTINGS),
         measurements=draw(st.lists(measurements, max_size=3)),
-        skipped=draw(st.lists(st.builds(Skipped, WORDS, WORDS), max_size=2)),
+        skipped=draw(st.lists(SKIPS, max_size=2)),
         audits=draw(st.lists(audits, max_size=2)),
         health_before=tuple(draw(st.lists(HEALTH, max_size=2))),
         health_after=tuple(draw(st.lists(HEALTH, max_size=2))),
@@ -343,7 +378,7 @@ def test_flags_that_earlier_versions_wrote_as_text_are_read(text: str, flag: Fla
     data["measurements"][0]["samples"][0]["flags"] = [text]
     found = run_file.loads(json.dumps(data), "old.json")
     assert found.measurements[0].samples[0].flags == (flag,)
-    assert flag.words(run.devices) == text
+    assert sentences.flag(flag, run.devices) == text
     again = run_file.loads(run_file.dumps(found), "new.json")
     assert again == found
 

@@ -19,7 +19,8 @@ from collbench.bench.plan import Request
 from collbench.bench.session import Session
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
-from collbench.model.operations import Operation, Variant
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     Audit,
     Chosen,
@@ -29,6 +30,7 @@ from collbench.model.run import (
     Layout,
     Measurement,
     Run,
+    SkipKind,
     Skipped,
     StopReason,
 )
@@ -50,18 +52,26 @@ def as_json(run: Run) -> Any:
     return json.loads(run_file.dumps(run))
 
 
+EARLIER = Failure(
+    FailureKind.ERROR, Cause.REFUSED, (2,), 1, Work(Operation.SM_READ), 8, ((2, 3),), detail="CUDA error 719"
+)
+FAILURE = dataclasses.replace(died(-9, "Killed", (2,)), seconds=1.5, count=2, because=EARLIER)
+LINK = WrongData(Work(Operation.CE_WRITE), 2**20, (0, 1), 3, 17, 1.0, 2.0)
+
+
 def rich_run() -> Run:
     """Return a run with something in every list."""
     run = pair_run(4, lambda a, b: 300.0 + a)
     run.measurements.append(measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0, launch=1e-5))
     run.measurements.append(flagged(measured(Operation.CE_WRITE, (0, 1, 2, 3), 90.0), Variant.ONE_TO_ALL))
     run.measurements.append(flagged(measured(Operation.H2D_CE, (3,), 50.0), Variant.HOST))
-    hang = Measurement(DataPoint(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure="no answer for 30 s")
+    hang = Measurement(DataPoint(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure=FAILURE)
     run.measurements.append(hang)
     run.chosen.append(Chosen(Operation.ALLREDUCE, 4, 2**22, "RING", "LL128", 24))
     run.phases.update({"warm-up": 0.5, "visits": 2.0, "timed": 1.5})
     run.machine = dataclasses.replace(run.machine, multicast=True)
-    run.skipped.append(Skipped("sizes 8G", "the fullest device has room for 4 GiB"))
+    run.skipped.append(Skipped(SkipKind.ROOM, sizes=(2**33,), limit_bytes=2**32, free_bytes=(2**34,) * 4))
+    run.skipped.append(Skipped(SkipKind.WRONG_DATA, members=(0, 1), wrong=LINK))
     run.audits.append(Audit(Operation.ALLREDUCE, (0, 1), "NV18", 300.0, 299.0, 0.9967, 0.02, trusted=True))
     run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
     return run
@@ -154,7 +164,7 @@ def test_a_damaged_run_does_not(title: str, damage: Callable[[Any], None]) -> No
 def test_schema_and_reader_agree_on_which_cells_may_have_no_visits(damaged: bool) -> None:
     data = as_json(rich_run())
     (hang,) = [found for found in data["measurements"] if found["failure"]]
-    hang["failure"] = "" if damaged else hang["failure"]
+    hang["failure"] = None if damaged else hang["failure"]
     for accept, refusal in ((validate, ValidationError), (lambda d: run_file.loads(json.dumps(d), "x"), RunFileError)):
         with pytest.raises(refusal) if damaged else contextlib.nullcontext():
             accept(data)
@@ -170,15 +180,18 @@ def test_schema_and_reader_agree_on_which_cells_may_have_no_visits(damaged: bool
         (SCHEMA["$defs"]["settings"]["properties"]["redop"], list(REDOPS)),
         (SCHEMA["$defs"]["settings"]["properties"]["kind"], list(CommandKind)),
         (SCHEMA["$defs"]["settings"]["properties"]["layout"], list(Layout)),
+        (SCHEMA["$defs"]["failure"]["properties"]["kind"], [*FailureKind, None]),
+        (SCHEMA["$defs"]["failure"]["properties"]["cause"], list(Cause)),
+        (SCHEMA["properties"]["skipped"]["items"]["properties"]["kind"], list(SkipKind)),
     ],
-    ids=["operation", "variant", "stop", "dtype", "redop", "kind", "layout"],
+    ids=["operation", "variant", "stop", "dtype", "redop", "kind", "layout", "failure", "cause", "skip"],
 )
 def test_the_schema_knows_every_word(schema: Any, words: list[str | None]) -> None:
     assert schema["enum"] == words
 
 
 def test_the_page_explains_operations_variants_and_reasons_to_stop() -> None:
-    words = [*Operation, *Variant, *StopReason]
+    words = [*Operation, *Variant, *StopReason, *FailureKind, *Cause, *SkipKind]
     assert [word for word in words if f"`{word}`" not in PAGE] == []
 
 
@@ -207,13 +220,17 @@ def fields(kind: Any) -> Iterator[tuple[str, dict[str, bool]]]:
     yield kind.__name__, required
     for hint in typing.get_type_hints(kind).values():
         for part in (hint, *typing.get_args(hint)):
-            if dataclasses.is_dataclass(part):
+            if dataclasses.is_dataclass(part) and part is not kind:  # a failure may have an earlier one
                 yield from fields(part)
 
 
 def described() -> dict[str, dict[str, bool]]:
     """Return the same from the schema, by the dataclasses' names."""
-    parts = {name.capitalize(): part for name, part in SCHEMA["$defs"].items() if "properties" in part}
+    parts = {
+        "".join(map(str.capitalize, name.split("_"))): part
+        for name, part in SCHEMA["$defs"].items()
+        if "properties" in part
+    }
     parts["Run"] = SCHEMA
     parts["PeerReadWrite"] = parts["Path"]["properties"]["peer_access"]
     parts["DataPoint"] = parts["Measurement"]["properties"]["cell"]

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.operations import Operation, Variant
+from collbench.model.errors import RunFileError
+from collbench.model.failures import Cause, Failure, FailureKind, died
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, FlagKind, Layout, Run, Settings, SkipKind, Skipped
+from collbench.output import sentences
 from collbench.runfile import run_file
-from tests.builders import gpus, measured, nvml_says, run_of, smi_says
+from tests.builders import gpus, left_out, measured, nvml_says, reported, run_of, smi_says
 
 ROOT = Path(__file__).parents[2]
 # What version 1 had no field for.
@@ -130,7 +133,88 @@ def test_every_kept_run_has_its_peer_access() -> None:
 
 def test_what_wrong_data_ended_is_known_by_its_kind() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])
-    run.skipped = [Skipped("all that was left", "wrong data on GPU1"), Skipped("sizes 8G", "no room")]
-    found = run_file.loads(of_version_1(run), "old.json")
-    assert [left.kind for left in found.skipped] == [SkipKind.WRONG_DATA, None]
+    data = json.loads(of_version_1(run))
+    data["skipped"] = [
+        {"what": "all that was left", "reason": "wrong data on GPU1"},
+        {"what": "sizes 8G", "reason": "no room"},
+    ]
+    found = run_file.loads(json.dumps(data), "old.json")
+    assert found.skipped == [Skipped(SkipKind.WRONG_DATA, detail="wrong data on GPU1"), left_out("sizes 8G: no room")]
     assert FlagKind.OTHER not in {flag.kind for one in found.measurements for s in one.samples for flag in s.flags}
+
+
+NO_PEERS = "no peer access, so a kernel cannot address the other GPU's memory"
+FREE = "free now: GPU0 1.5 GiB, GPU1 12 GiB, shared by three buffers beside NCCL's own"
+SMALL = Skipped(SkipKind.SMALL_ELEMENT, Work(Operation.ALLREDUCE), sizes=(1, 2))
+ROOM = Skipped(SkipKind.ROOM, sizes=(2**33, 2**34), limit_bytes=512 * 2**20, free_bytes=(3 * 2**29, 12 * 2**30))
+BUFFER = Skipped(
+    SkipKind.CONCURRENT_ROOM, Work(Operation.SM_READ, Variant.ALL_TO_ONE), sizes=(2**30,), limit_bytes=2**31, count=3
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason", "skipped"),
+    [
+        ("sm-write GPU0 → GPU1", NO_PEERS, Skipped(SkipKind.NO_PEERS, Work(Operation.SM_WRITE), (0, 1))),
+        ("sizes 8G, 16G", f"the fullest device has room for messages of 512 MiB; {FREE}", ROOM),
+        ("allreduce of 1 B, 2 B", "smaller than one float32, which takes 4 bytes", SMALL),
+        ("sm-read all-to-one of 1G", "3 messages at once do not fit the 2 GiB of a buffer", BUFFER),
+        ("host copies by NUMA node", "it is forbidden", Skipped(SkipKind.NUMA, detail="it is forbidden")),
+        ("sizes many", f"the fullest device has room for messages of 512 MiB; {FREE}", None),
+        ("sm-write GPU0 → GPU7", NO_PEERS, None),
+        ("what", "nobody knows", None),
+    ],
+)
+def test_what_the_first_version_said_of_skips_is_read_or_kept(what: str, reason: str, skipped: Skipped | None) -> None:
+    data = json.loads(of_version_1(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
+    data["skipped"] = [{"what": what, "reason": reason}]
+    found = run_file.loads(json.dumps(data), "old.json")
+    assert found.skipped == [skipped or left_out(f"{what}: {reason}")]
+    assert sentences.skipped(found.skipped[0], found) == f"{what}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "failure"),
+    [
+        (
+            "hang: no answer within 5.13 s, so the worker process was killed",
+            "hang",
+            Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=5.13),
+        ),
+        ("crash: the worker process died (signal 9, SIGKILL): Killed (9)", "crash", died(-9, "Killed (9)")),
+        ("crash: the worker process died (exit status 1): Error", None, replace(died(1, "Error"), kind=None)),
+        ("ce-write of 1K failed: CUDA", "error", reported("ce-write of 1K failed: CUDA", FailureKind.ERROR)),
+        ("", None, None),
+    ],
+)
+def test_what_the_first_version_said_of_failures_is_read_or_kept(
+    words: str, kind: str | None, failure: Failure | None
+) -> None:
+    data = json.loads(of_version_1(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
+    data["measurements"][0] |= {"failure": words, "failure_kind": kind}
+    found = run_file.loads(json.dumps(data), "old.json").measurements[0].failure
+    assert found == failure
+    assert found is None or sentences.failure(found, gpus(2)) == words
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        {"kind": "hang", "cause": "no answer", "devices": [7]},
+        {"kind": "hang", "cause": "no answer", "groups": [[0, 7]]},
+        {"kind": "hang", "cause": "no worker process"},
+        "hang",
+    ],
+)
+def test_a_failure_that_means_nothing_is_refused(failure: object) -> None:
+    data = json.loads(run_file.dumps(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
+    data["measurements"][0]["failure"] = failure
+    with pytest.raises(RunFileError, match=r"run\.measurements\[0\]\.failure"):
+        run_file.loads(json.dumps(data), "damaged.json")
+
+
+def test_failures_that_led_to_each_other_a_thousand_times_are_refused() -> None:
+    text = run_file.dumps(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]))
+    chain = '{"kind": "hang", "cause": "no answer", "because": ' * 900 + "null" + "}" * 900
+    with pytest.raises(RunFileError, match="damaged"):
+        run_file.loads(text.replace('"failure": null', f'"failure": {chain}', 1), "damaged.json")

@@ -463,6 +463,10 @@ _REQUESTED: dict[str, Callable[[Settings], str]] = {
 }
 
 
+# What every two runs differ in.
+STARTED = "started"
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that is not the same: what, and its value in the base and in the new run ("" where it has none)."""
@@ -484,7 +488,7 @@ def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Diff
         Difference("data points that failed", _failed(base), _failed(new)),
         Difference("complete", _yes(base.complete), _yes(new.complete)),
         Difference("collbench", base.version, new.version),
-        Difference("started", base.started, new.started),
+        Difference(STARTED, base.started, new.started),
     )
     return tuple(difference for difference in found if difference.base != difference.new)
 

@@ -63,29 +63,45 @@ class Here:
     besides: Sequence[Device] = ()
 
 
-def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> str | None:
-    """Return why `run` may not choose devices here, as a clause ("it is 9d old, …"); None where it may.
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why a run may not choose devices here: what it `did` or was, or its `part` ("driver"), where that is to blame."""
+
+    did: str
+    part: str = ""
+
+    def about(self, run: str, its: str) -> str:
+        """Return a clause on a run that is called so: ("it", "its") or ("the newest", "the newest's")."""
+        return f"{its} {self.part} {self.did}" if self.part else f"{run} {self.did}"
+
+    def __str__(self) -> str:
+        """Return "it is 9d old, …", "its driver was …"."""
+        return self.about("it", "its")
+
+
+def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> Unfit | None:
+    """Return why `run` may not choose devices here; None where it may.
 
     `now` must know its time zone. Driver and NCCL are compared on the cuda backend alone: the host's copies use none.
     """
     return mismatch(run, here) or _too_old(run.started, now, max_age) or _too_incomplete(run)
 
 
-def mismatch(run: Run, here: Here) -> str | None:
-    """Return why `run` speaks for another machine than this one, as a clause; None where it is the same."""
+def mismatch(run: Run, here: Here) -> Unfit | None:
+    """Return why `run` speaks for another machine than this one; None where it is the same."""
     if run.backend != here.backend:
-        return f"it was measured on the {run.backend} backend, not {here.backend}"
+        return Unfit(f"was measured on the {run.backend} backend, not {here.backend}")
     return _other_devices(run.devices, here) or (
         _other_versions(run, here) if capabilities(here.backend).nvml else None
     )
 
 
-def _other_devices(measured: Sequence[Device], here: Here) -> str | None:
+def _other_devices(measured: Sequence[Device], here: Here) -> Unfit | None:
     gone = _only_in(measured, [*here.devices, *here.besides])
     if gone:
-        return f"it was measured on {gone}, not among the devices that this process may use"
+        return Unfit(f"was measured on {gone}, not among the devices that this process may use")
     new = _only_in(here.devices, measured)
-    return f"it did not measure {new}" if new else None
+    return Unfit(f"did not measure {new}") if new else None
 
 
 def _only_in(these: Sequence[Device], those: Sequence[Device]) -> str:
@@ -93,22 +109,22 @@ def _only_in(these: Sequence[Device], those: Sequence[Device]) -> str:
     return ", ".join(f"{device.tag} ({device.uuid})" for device in these if device.uuid not in known)
 
 
-def _other_versions(run: Run, here: Here) -> str | None:
+def _other_versions(run: Run, here: Here) -> Unfit | None:
     for what, then, now in (("driver", run.machine.driver, here.driver), ("NCCL", run.machine.nccl, here.nccl)):
         if now is not None and then != now:
-            return f"its {what} was {then or 'absent'} and is {now or 'absent'} now"
+            return Unfit(f"was {then or 'absent'} and is {now or 'absent'} now", what)
     return None
 
 
-def _too_old(started: str, now: datetime, max_age: timedelta) -> str | None:
+def _too_old(started: str, now: datetime, max_age: timedelta) -> Unfit | None:
     try:
         start = datetime.fromisoformat(started)
     except ValueError:
-        return f"its date '{started}' cannot be read"
+        return Unfit(f"'{started}' cannot be read", "date")
     age = now - (start if start.tzinfo else start.replace(tzinfo=now.tzinfo))
     if age < timedelta(0):
-        return f"its date {started} lies in the future"
-    return f"it is {_length(age)} old, more than --max-age {_length(max_age)}" if age > max_age else None
+        return Unfit(f"{started} lies in the future", "date")
+    return Unfit(f"is {_length(age)} old, more than --max-age {_length(max_age)}") if age > max_age else None
 
 
 def _length(duration: timedelta) -> str:
@@ -116,7 +132,7 @@ def _length(duration: timedelta) -> str:
     return f"{fixed(duration / _UNITS[unit], 3)}{unit}"
 
 
-def _too_incomplete(run: Run) -> str | None:
+def _too_incomplete(run: Run) -> Unfit | None:
     """An interrupted run is enough once one operation was timed on every pair at one telling size."""
     if run.complete:
         return None
@@ -129,8 +145,8 @@ def _too_incomplete(run: Run) -> str | None:
     positions = range(len(run.devices))
     fewest = min((_untimed(operation, positions, links) for (operation, _), links in timed.items()), default=None)
     if fewest is None:
-        return "it was interrupted before any pair was timed at a size that shows bandwidth"
-    return f"it was interrupted with {fewest} of its links still to time" if fewest else None
+        return Unfit("was interrupted before any pair was timed at a size that shows bandwidth")
+    return Unfit(f"was interrupted with {fewest} of its links still to time") if fewest else None
 
 
 def _link(operation: Operation, members: tuple[int, ...]) -> tuple[int, ...]:

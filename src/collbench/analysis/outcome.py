@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.model.errors import ExitStatus, FailureKind
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import NO_PEERS, Measurement, Path, Run, SkipKind
+from collbench.model.run import Measurement, Path, Run, SkipKind, Skipped
 
 # Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
 
@@ -26,17 +27,26 @@ class AbsenceKind(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     FEW_VISITS = "few visits"
+    ONE_WAY = "one way"
+    SMALL = "small messages"
     NOT_REACHED = "not reached"
     NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why there is no figure, and the same as a clause. `by_design`: nothing is amiss, there never is one here."""
+    """Why there is no figure. `by_design`: nothing is amiss, there never is one here.
+
+    `failure` and `skipped` say why, None where only the kind is known; of too few visits `visits` were made, and
+    `needed` are needed, None for just more.
+    """
 
     kind: AbsenceKind
-    reason: str
     by_design: bool = False
+    failure: Failure | None = None
+    skipped: Skipped | None = None
+    visits: int = 0
+    needed: int | None = None
 
 
 class Absences:
@@ -61,18 +71,15 @@ class Absences:
         place = work, _place(work, members)
         found = self._failed.get(place) if size_bytes is None else self._found.get((*place, size_bytes))
         if found is not None and found.failure:
-            return Absence(AbsenceKind.FAILED, found.failure)
+            return Absence(AbsenceKind.FAILED, failure=found.failure)
         left = self._skipped.get(place)
+        if left is None and self._refused(work, members):  # in files of older versions `skipped` names no place
+            left = Skipped(SkipKind.NO_PEERS, work, members)
         if left is not None:
-            return Absence(AbsenceKind.SKIPPED, left.reason, left.kind is not None and left.kind.by_design)
-        if self._refused(work, members):  # in files of older versions `skipped` names no place
-            return Absence(AbsenceKind.SKIPPED, NO_PEERS.reason, NO_PEERS.kind.by_design)
-        visits = 0 if found is None else len(found.samples)
-        if visits:
-            return Absence(AbsenceKind.FEW_VISITS, f"{visits} trial{'s' if visits > 1 else ''} only")
-        if not self._run.complete:
-            return Absence(AbsenceKind.NOT_REACHED, "not reached: the run was interrupted")
-        return Absence(AbsenceKind.NOT_MEASURED, "not measured")
+            return Absence(AbsenceKind.SKIPPED, left.kind.by_design, skipped=left)
+        if found is not None and found.samples:
+            return Absence(AbsenceKind.FEW_VISITS, visits=len(found.samples))
+        return Absence(AbsenceKind.NOT_MEASURED if self._run.complete else AbsenceKind.NOT_REACHED)
 
     def _refused(self, work: Work, members: Members) -> bool:
         """Return whether a kernel's copy lacks peer access, as NVML or CUDA say of the path."""
@@ -121,6 +128,7 @@ _FAILURES = {
     FailureKind.CRASH: TroubleKind.CRASH,
     FailureKind.ERROR: TroubleKind.ERROR,
     FailureKind.UNTRIED: TroubleKind.UNTRIED,
+    None: TroubleKind.FAILED,
 }
 
 
@@ -187,9 +195,7 @@ def named(run: Run, places: Sequence[tuple[int, ...]]) -> str:
 def _kind(found: Measurement) -> TroubleKind | None:
     if found.wrong:
         return TroubleKind.WRONG_DATA
-    if not found.failure:
-        return None
-    return TroubleKind.FAILED if found.failure_kind is None else _FAILURES[found.failure_kind]
+    return None if found.failure is None else _FAILURES[found.failure.kind]
 
 
 def _impossible(run: Run) -> Iterator[Trouble]:

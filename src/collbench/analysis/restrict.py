@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from collbench.model.run import Measurement, Run, Sample
+from collbench.model.failures import Failure
+from collbench.model.run import Measurement, Run, Sample, Skipped
 
 
 def restricted(run: Run, members: Sequence[int]) -> Run:
@@ -21,9 +22,7 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             if inside >= set(path.devices)
         ),
         measurements=[renumbered(found, new) for found in run.measurements if inside >= set(found.cell.members)],
-        skipped=[
-            replace(left, members=_renumbered(left.members, new)) for left in run.skipped if inside >= set(left.members)
-        ],
+        skipped=[_skipped(left, new) for left in run.skipped if inside >= set(left.members)],
         audits=[
             replace(audit, members=_renumbered(audit.members, new))
             for audit in run.audits
@@ -36,9 +35,24 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
 
 
 def renumbered(found: Measurement, new: Mapping[int, int]) -> Measurement:
-    """Return a measurement with other positions for its devices: of the data point, its flags and its marks."""
+    """Return a measurement with other positions for its devices: of the data point, failure, flags and marks."""
     cell = replace(found.cell, members=_renumbered(found.cell.members, new))
-    return replace(found, cell=cell, samples=[_sample(sample, new) for sample in found.samples])
+    samples = [_sample(sample, new) for sample in found.samples]
+    return replace(found, cell=cell, samples=samples, failure=_failure(found.failure, new))
+
+
+def _failure(failure: Failure | None, new: Mapping[int, int]) -> Failure | None:
+    if failure is None:
+        return None
+    groups = tuple(filter(None, (_renumbered(group, new) for group in failure.groups)))
+    devices, because = _renumbered(failure.devices, new), _failure(failure.because, new)
+    return replace(failure, devices=devices, groups=groups, because=because)
+
+
+def _skipped(left: Skipped, new: Mapping[int, int]) -> Skipped:
+    wrong = left.wrong and replace(left.wrong, members=_renumbered(left.wrong.members, new))
+    free = tuple(left.free_bytes[old] for old in new if left.free_bytes)
+    return replace(left, members=_renumbered(left.members, new), wrong=wrong, free_bytes=free)
 
 
 def _sample(sample: Sample, new: Mapping[int, int]) -> Sample:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collbench.analysis.fits import Fit, Unfitted, fit_links
-from collbench.analysis.outcome import Absences
+from collbench.analysis.outcome import Absence, Absences
 from collbench.analysis.tiers import FEWEST_VISITS, Members, Ranking, cells_of, kind_of, places_of, rank_links
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
@@ -23,7 +23,7 @@ class Missing:
     work: Work
     size_bytes: int
     members: Members
-    reason: str
+    absence: Absence
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
     absences = Absences(run)
     for members in places_of(work, range(len(run.devices))):
         if members not in there:
-            yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes).reason)
+            yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes))
 
 
 def _unordered(work: Work) -> bool:

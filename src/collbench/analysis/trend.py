@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from collbench.analysis.compare import (
+    STARTED,
     Comparison,
     Difference,
     Key,
@@ -83,7 +84,7 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
 def _step(before: Run, run: Run) -> tuple[Difference, ...]:
     """Return what differs beside the date, which each run has beside its name."""
     found = differences(before, run, match_devices(before, run).positions)
-    return tuple(difference for difference in found if difference.what != "started")
+    return tuple(difference for difference in found if difference.what != STARTED)
 
 
 def _line(work: str, keys: list[Key], runs: list[dict[Key, Named]], compared: list[Comparison]) -> Line:

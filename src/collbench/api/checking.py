@@ -66,13 +66,14 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
         tags = ", ".join(device.tag for device in run.devices)
         return f"{len(run.devices)} devices were checked ({tags}), and --expect says {expected}"
     from collbench.analysis.diagnose import coverage  # late: numpy
+    from collbench.output import sentences
 
     covered = coverage(run)
     if not (quick or expected is not None) or not covered.lacking:
         return ""
     first = covered.lacking[0]
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    return f"cannot vouch for {named(run, [first.pair])}: {first.absence.reason}; {share}"
+    return f"cannot vouch for {named(run, [first.pair])}: {sentences.absence(first.absence, run)}; {share}"
 
 
 # Suspicious links once more, isolated: a verdict needs an isolated re-measurement that confirms (docs/method.md 10.1).
@@ -152,8 +153,7 @@ def _add(run: Run, alone: Run, pair: Pair) -> None:
             if cell in cells and (cell.members == members or cell.operation.is_collective):
                 cells[cell].samples += found.samples
                 if found.failure:
-                    cells[cell].stop = found.stop
-                    cells[cell].failure, cells[cell].failure_kind = found.failure, found.failure_kind
+                    cells[cell].stop, cells[cell].failure = found.stop, found.failure
                 break
 
 

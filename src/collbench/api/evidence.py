@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from collbench.analysis import freshness
-from collbench.analysis.freshness import part
+from collbench.analysis.freshness import Unfit, part
 from collbench.analysis.outcome import outcome
 from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import Notices
@@ -108,7 +108,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
         return Evidence(part(run, present), torchrun.saved_run(run.started, wanted.run))
     if wanted.fresh:
         return measured_now(wanted, "", notices)
-    refused = ""
+    refused, its = "", "the newest's"
     for path in _candidates(wanted, present, now, notices):
         try:
             run = run_file.load(path)
@@ -117,14 +117,8 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
         refusal = freshness.refusal(run, place, now, wanted.max_age) or _unfit(run)
         if refusal is None:
             return Evidence(part(run, present), torchrun.saved_run(run.started, str(path)))
-        refused = refused or f"{_of_the_newest(refusal)}: "
+        refused = refused or f"{refusal.about('the newest', its)}: "
     return measured_now(wanted, f"no saved run fits: {refused}", notices)
-
-
-def _of_the_newest(refusal: str) -> str:
-    """Return a clause on "it" as one on the newest run: "it is 9d old, …", "its driver was …"."""
-    rest = refusal.removeprefix("it")
-    return f"the newest's{rest[1:]}" if rest.startswith("s ") else f"the newest{rest}"
 
 
 def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
@@ -257,7 +251,7 @@ def _probe_request(wanted: Wanted) -> Request:
     )
 
 
-def _unfit(run: Run) -> str | None:
+def _unfit(run: Run) -> Unfit | None:
     """Return why a run that speaks for this machine says too little to choose by, as a clause; None where it does not.
 
     Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now.
@@ -268,6 +262,6 @@ def _unfit(run: Run) -> str | None:
     if not any(
         len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measured()
     ):
-        return "it timed no pairs at a size that shows bandwidth"
+        return Unfit("timed no pairs at a size that shows bandwidth")
     busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
-    return f"it was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}" if busy else None
+    return Unfit(f"was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}") if busy else None

@@ -16,15 +16,15 @@ from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import (
     BackendError,
     DataCorruption,
-    FailureKind,
     MachineError,
     PeerLost,
     StepFailed,
     UsageError,
 )
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Refusal, SkipKind
-from collbench.model.units import format_approximate_size, format_size
+from collbench.model.units import format_size
 
 # Native exceptions as collbench's, with what was attempted, on what, and what to do next.
 
@@ -34,11 +34,16 @@ _REMOTE_ERROR = 6  # ncclRemoteError [nccl.h]: "remote process exited or there w
 
 @contextmanager
 def explained(
-    doing: str, devices: Sequence[Device] = (), step: Step | None = None, ours: Sequence[Device] = ()
+    doing: str,
+    cause: Cause,
+    devices: Sequence[Device] = (),
+    step: Step | None = None,
+    ours: Sequence[Device] = (),
 ) -> Iterator[None]:
     """Turn native exceptions into collbench's. What a GPU, NCCL or the kernel refuses costs the step: StepFailed.
 
-    `devices` are those that the step names, `ours` those that this process has opened: the failing one is named.
+    `cause` is the failure's. `devices` are all by position, `ours` those that this process has opened: the failing one
+    is named.
     """
     where = ""
     if step is not None:
@@ -48,23 +53,31 @@ def explained(
     except _native.DataError as error:
         if step is None:
             raise DataCorruption(str(error)) from error
-        raise DataCorruption(_describe_wrong(error, devices, step), _place(error, step)) from error
+        raise DataCorruption(_describe_wrong(error, devices, step), _wrong(error, step)) from error
     except _native.LibraryError as error:
         raise MachineError(str(error)) from error
     except (_native.CudaError, _native.NcclError, _native.HangError, _native.PolicyError) as error:
         failed = PeerLost if isinstance(error, _native.NcclError) and error.code == _REMOTE_ERROR else StepFailed
-        kind = FailureKind.HANG if isinstance(error, _native.HangError) else FailureKind.ERROR
-        at = f" on {ours[error.position].tag}" if 0 <= error.position < len(ours) else ""
-        raise failed(f"{doing}{where} failed{at}: {error}", kind) from error
+        one = ours[error.position] if 0 <= error.position < len(ours) else None
+        failure = Failure(
+            kind=FailureKind.HANG if isinstance(error, _native.HangError) else FailureKind.ERROR,
+            cause=cause,
+            devices=(devices.index(one),) if one is not None else (),
+            work=step.work if step else None,
+            size_bytes=step.size_bytes if step else None,
+            groups=step.groups if step else (),
+            detail=str(error),
+        )
+        at = f" on {one.tag}" if one is not None else ""
+        raise failed(f"{doing}{where} failed{at}: {error}", failure=failure) from error
 
 
-def _place(error: _native.DataError, step: Step) -> tuple[int, ...]:
-    """Return the positions that wrong data was between; of a collective the rank that found it comes first."""
-    group = step.groups[error.group]
-    if not step.operation.is_collective:
-        return group
-    finder = group[error.rank]
-    return (finder, *(member for member in group if member != finder))
+def _wrong(error: _native.DataError, step: Step) -> WrongData:
+    members = step.groups[error.group]
+    if step.operation.is_collective:
+        finder = members[error.rank]
+        members = (finder, *(member for member in members if member != finder))
+    return WrongData(step.work, step.size_bytes, members, error.wrong, error.offset, error.expected, error.found)
 
 
 def _describe_wrong(error: _native.DataError, devices: Sequence[Device], step: Step) -> str:
@@ -148,7 +161,7 @@ class CudaBackend:
         self._devices = tuple(devices)
         self._ours = self._devices if world is None else (self._devices[world.rank],)
         self._images = kernel_images()
-        with explained("opening the GPUs", ours=self._ours):
+        with explained("opening the GPUs", Cause.NOT_OPENED, self._devices, ours=self._ours):
             self._gpus = _native.Gpus(_ordinals(self._ours), [image for _, image in self._images], peers)
         self._peers = self._gpus.peer_access()
         self._largest_cache = max(self._gpus.cache_bytes)
@@ -200,7 +213,7 @@ class CudaBackend:
 
     def reserve(self, largest_bytes: int) -> None:
         """Allocate the buffers for messages of up to `largest_bytes`; once, before the first step."""
-        with explained(f"allocating buffers for {format_size(largest_bytes)} messages"):
+        with explained(f"allocating buffers for {format_size(largest_bytes)} messages", Cause.NO_BUFFERS):
             capacity = self.capacity_bytes()
             roomy = min(_ROOMY_BUFFER, capacity // _ROOMY_SHARE)
             self._gpus.allocate(max(largest_bytes, min(_SMALLEST_BUFFER, capacity), roomy))
@@ -209,7 +222,7 @@ class CudaBackend:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
         if work.numa_node is not None:
             refusal = _native.node_memory_refusal(work.numa_node)
-            return Refusal(SkipKind.NUMA, refusal) if refusal else None
+            return Refusal(SkipKind.NUMA, detail=refusal) if refusal else None
         if work.variant is Variant.HOST or (
             work.operation in _COPIES and _COPIES[work.operation].engine == _native.Engine.copy_engine
         ):
@@ -226,13 +239,12 @@ class CudaBackend:
         room = min(self.capacity_bytes(), _SMALLEST_BUFFER)
         if work.operation is not Operation.SM_READ or room >= 2 * self._largest_cache:
             return None
-        free = format_approximate_size(room)
-        return Refusal(SkipKind.CACHE, f"the {free} that are free for a buffer are too few against the reader's cache")
+        return Refusal(SkipKind.CACHE, room)
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Make the groups' communicators now. Raises StepFailed."""
         if self._collectives is not None and groups:
-            with explained("making NCCL communicators", ours=self._ours):
+            with explained("making NCCL communicators", Cause.NO_COMMUNICATOR, self._devices, ours=self._ours):
                 self._collectives.prepare([list(group) for group in groups])
 
     def ready(self) -> None:
@@ -244,7 +256,8 @@ class CudaBackend:
 
     def time_copies(self, step: Step) -> Timing:
         """Time copies or pointer chases on the step's groups. Raises DataCorruption, StepFailed."""
-        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step, self._ours):
+        doing = f"{step.work} of {format_size(step.size_bytes)}"
+        with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
             return self._chase(step) if step.operation is Operation.CHASE else self._copy(step)
 
     def _copy(self, step: Step) -> Timing:
@@ -285,7 +298,8 @@ class CudaBackend:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
         if not step.operation.collective.native:
             raise UsageError(f"the cuda backend cannot time {step.operation}: {CUDA.lacks(step.operation)}")
-        with explained(f"{step.work} of {format_size(step.size_bytes)}", self._devices, step, self._ours):
+        doing = f"{step.work} of {format_size(step.size_bytes)}"
+        with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
             times = self._collectives.time(
                 _native.CollectiveRound(
                     groups=[list(group) for group in step.groups],
@@ -315,7 +329,7 @@ class CudaBackend:
 
 def list_gpus() -> list[_native.GpuIdentity]:
     """Return the GPUs that CUDA shows to this process, in its order. Raises MachineError without a driver."""
-    with explained("listing the GPUs"):
+    with explained("listing the GPUs", Cause.NOT_OPENED):
         return _native.list_gpus()
 
 

@@ -66,7 +66,7 @@ def look(name: str) -> Present:
     except MachineError as error:
         if name == "cuda":
             raise
-        raise _no_gpu(str(error).split(";")[0]) from error
+        raise _no_gpu(error.problem) from error
     if not found.devices and not found.mig:
         hides = f"{NAME}='{setting}' hides every GPU from this process"
         raise _no_gpu(hides if setting is not None else "the NVIDIA driver shows no GPU to this process")
@@ -155,7 +155,7 @@ def resolve(name: str) -> tuple[str, str | None]:
                 return "cuda", None
             reason = "the NVIDIA driver shows no GPU to this process"
     except MachineError as error:
-        reason = str(error).split(";")[0]
+        reason = error.problem
     return "host", reason
 
 

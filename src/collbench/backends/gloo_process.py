@@ -14,7 +14,8 @@ import collbench
 from collbench.backends.gloo_tasks import DTYPE_BYTES, REDOPS, Reply, Task
 from collbench.backends.protocol import Step
 from collbench.model.capabilities import HOST
-from collbench.model.errors import BackendError, FailureKind, UsageError
+from collbench.model.errors import BackendError, UsageError
+from collbench.model.failures import Cause, Failure, FailureKind, died
 from collbench.model.operations import Variant
 
 # Silence for longer than the work could ever take, plus this many seconds, is a hang. Generous: `import torch` alone
@@ -24,6 +25,8 @@ PATIENCE_S = 60.0
 # The slowest all-reduce to wait for, in B/s. Loopback TCP on one shared core still gives ten times as much.
 _SLOWEST_RATE = 20e6
 
+NO_WORDS = "it wrote nothing to stderr"
+
 # A worker whose pipe has closed is about to exit; a worker that was told to go exits at once.
 EXIT_S = 5.0
 
@@ -32,6 +35,7 @@ EXIT_S = 5.0
 class GlooProcess:
     """A running worker; `stderr` is the file that its complaints go to."""
 
+    rank: int
     core: int
     process: subprocess.Popen[bytes]
     pipe: Connection[Task, Reply]
@@ -45,9 +49,9 @@ class GlooProcess:
         self.process.wait()
 
     def last_line(self) -> str:
-        """Return the last thing that the process wrote to stderr."""
+        """Return the last line that the process wrote to stderr, "" for none."""
         text = self.stderr.read_text(encoding="utf-8", errors="replace") if self.stderr.exists() else ""
-        return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "it wrote nothing to stderr")
+        return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
 
 
 def spawn(
@@ -72,16 +76,17 @@ def spawn(
             pass_fds=(theirs.fileno(),),
             env=worker_environment(interface),
         )
-    return GlooProcess(cores[rank], process, ours, stderr)
+    return GlooProcess(rank, cores[rank], process, ours, stderr)
 
 
 def silence(workers: Sequence[GlooProcess], seconds: float) -> BackendError:
     """Return the error for workers that did not answer in so many seconds."""
     names = ", ".join(str(worker.core) for worker in workers)
+    said, devices = workers[0].last_line(), tuple(worker.rank for worker in workers)
     return BackendError(
         f"no answer within {seconds:.0f} s from the gloo workers on cores {names}, still running and now killed; the "
-        f"first one's last words: {workers[0].last_line()}",
-        FailureKind.HANG,
+        f"first one's last words: {said or NO_WORDS}",
+        failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, devices, seconds=seconds, detail=said),
     )
 
 
@@ -95,7 +100,9 @@ def lost(worker: GlooProcess, all_workers: Sequence[GlooProcess]) -> BackendErro
     cause = min(ended, key=lambda other: other.process.returncode)  # signals are negative; a tie goes to `worker`
     status = cause.process.returncode
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    return BackendError(f"the gloo worker on core {cause.core} died ({how}): {cause.last_line()}", FailureKind.CRASH)
+    said = cause.last_line()
+    text = f"the gloo worker on core {cause.core} died ({how}): {said or NO_WORDS}"
+    return BackendError(text, failure=died(status, said, (cause.rank,)))
 
 
 def task_of(step: Step) -> Task:

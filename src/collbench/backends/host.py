@@ -16,6 +16,7 @@ from collbench.backends.gloo_tasks import Reply, Task
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.machine import memory, numa
 from collbench.model.errors import BackendError, DataCorruption, MachineError, StepFailed, UsageError
+from collbench.model.failures import WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Refusal
 from collbench.model.units import format_approximate_size
@@ -107,11 +108,12 @@ def corruption(step: Step, rank: int, wrong: tuple[int, float, float], names: Se
     """Return the error for a wrong element on a rank; `names` are what the ranks run on, "core 4" or a device's tag."""
     offset, expected, found = wrong
     members = next(group for group in step.groups if rank in group)
+    found_by_first = (rank, *(member for member in members if member != rank))
     return DataCorruption(
         f"gloo {step.work} of {step.size_bytes} B {step.dtype} among {', '.join(names[member] for member in members)}: "
         f"the element at byte {offset} on {names[rank]} is {found:g}, not {expected:g}: do not trust this machine, "
         "test its memory (memtest86+)",
-        (rank, *(member for member in members if member != rank)),
+        WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, found),
     )
 
 
@@ -234,5 +236,7 @@ def _corruption(step: Step, links: list[tuple[int, int]], error: DataError) -> D
     return DataCorruption(
         f"{step.operation} of {step.size_bytes} B from core {src} to core {dst}: byte {error.offset} is "
         f"0x{int(error.found):02x}, not 0x{int(error.expected):02x}: do not trust this memory, test it (memtest86+)",
-        step.groups[error.group],
+        WrongData(
+            step.work, step.size_bytes, step.groups[error.group], None, error.offset, error.expected, error.found
+        ),
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from typing import cast
 
@@ -32,10 +32,10 @@ from collbench.backends.worker_messages import (
     World,
 )
 from collbench.machine.numa import usable_nodes
-from collbench.model.errors import BackendError, CollbenchError, FailureKind, PeerLost, StepFailed, kind_of
+from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepFailed, failure_of
+from collbench.model.failures import Cause, Failure, FailureKind, died
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Refusal
-from collbench.model.units import fixed
 
 # One worker process: started, asked through its pipe, watched, and killed.
 
@@ -48,7 +48,7 @@ _STDERR = 2
 
 
 class ChildLost(BackendError):
-    """The worker hangs or is gone. The text says which."""
+    """The worker hangs or is gone. The failure says which."""
 
 
 class Child:
@@ -88,11 +88,10 @@ class Child:
             while not self._pipe.poll(min(left, _SLICE_S)):
                 left -= _SLICE_S
                 if left <= 0:
-                    text = f"hang: no answer within {fixed(patience_s, 3)} s, so the worker process was killed"
-                    raise ChildLost(text, FailureKind.HANG)
+                    raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=patience_s))
             reply = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise ChildLost(self._obituary(), FailureKind.CRASH) from error
+            raise ChildLost(failure=self._death()) from error
         if isinstance(reply, Answer | Prepared):
             return reply
         raise reply
@@ -108,25 +107,15 @@ class Child:
             self._process.wait(seconds)
         self._stderr.close()
 
-    def _obituary(self) -> str:
+    def _death(self) -> Failure:
+        """Return how the process ended, with the last line that it wrote to stderr."""
         try:
             status = self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
-            return "crash: the worker process closed its pipe, and is ending"
-        how = f"exit status {status}" if status >= 0 else f"signal {-status}, {_signal_name(-status)}"
-        return f"crash: the worker process died ({how}): {self._last_line()}"
-
-    def _last_line(self) -> str:
+            return Failure(FailureKind.CRASH, Cause.ENDING)
         self._stderr.seek(0)
         lines = self._stderr.read().decode("utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing to stderr")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "a real-time signal"
+        return died(status, next((line.strip() for line in reversed(lines) if line.strip()), ""))
 
 
 def _environment() -> dict[str, str]:
@@ -282,7 +271,7 @@ class Supervised:
             return cast("Answer", self._live.receive(self._patience.opening_s)).value
         except ChildLost as error:
             self.kill()
-            raise BackendError(f"{doing} failed: {error}") from error
+            raise BackendError(f"{doing} failed: {error}", failure=error.failure) from error
 
     def _exchange(self, request: Request) -> object:
         if self._opens:
@@ -302,12 +291,13 @@ class Supervised:
             for request in self._setup:
                 self._exchange(request)
         except CollbenchError as error:
-            raise StepFailed(f"no new worker could be opened: {error}", kind_of(error)) from error
+            why = failure_of(error)
+            raise StepFailed(failure=Failure(why.kind, Cause.NO_WORKER, because=why)) from error
 
     def _refusal(self, step: Step) -> StepFailed | None:
         if step.operation.is_collective and self._failed_starts >= _NCCL_STARTS:
-            last = self._last_failure
-            return StepFailed(f"NCCL did not start in {_NCCL_STARTS} workers; the last time: {last}", last.kind)
+            last = self._last_failure.failure
+            return StepFailed(failure=Failure(last.kind, Cause.NCCL_START, count=_NCCL_STARTS, because=last))
         return None
 
     def _outcome(self, step: Step, ahead: int) -> Timing:
@@ -347,8 +337,9 @@ class Supervised:
             self._failed_starts, self._last_failure = self._failed_starts + 1, error
         if self._opening is not None and self._opening.world is not None:
             failed = PeerLost if isinstance(error, PeerLost) else BackendError
-            raise failed(f"rank {self._opening.world.rank} cannot go on: {error}", error.kind) from error
-        return error if isinstance(error, StepFailed) else StepFailed(str(error), error.kind)
+            text = f"rank {self._opening.world.rank} cannot go on: {error}"
+            raise failed(text, failure=replace(error.failure, rank=self._opening.world.rank)) from error
+        return error if isinstance(error, StepFailed) else StepFailed(str(error), failure=error.failure)
 
 
 def _kind(step: Step) -> tuple[Work, int, int]:

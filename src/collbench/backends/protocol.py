@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from collbench.model.errors import StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Device, Refusal
-from collbench.model.units import fixed
 
 # What a backend is: devices, and raw seconds for a step. It never computes a bandwidth and never decides.
 
@@ -129,7 +129,7 @@ def sound(outcome: Timing | StepFailed) -> Timing | StepFailed:
     least = min(seconds for blocks in outcome.seconds for seconds in blocks)
     if least > 0:
         return outcome
-    return StepFailed(f"the clock stood still or ran back: a timed block took {fixed(least)} s; measure again")
+    return StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_TIME, seconds=least))
 
 
 def time_each(backend: Backend, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:

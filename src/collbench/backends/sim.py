@@ -15,7 +15,8 @@ import numpy as np
 
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.machine.limits import wrong
-from collbench.model.errors import DataCorruption, FailureKind, StepFailed
+from collbench.model.errors import DataCorruption, StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, Refusal
 from collbench.model.units import format_size
@@ -33,6 +34,8 @@ _BUFFERS = 3  # as on real GPUs: source, send, target
 # What a step costs beside its blocks, for the clock alone: the visits of `pairs` on 4 × H200 were some 1300 steps, and
 # 0.8 s of their 1.9 s was queueing and verifying (README.md).
 _STEP_S = 6e-4
+# By the simulated clock, as Timeouts.floor_s by a real one.
+_GIVEN_UP_S = 5.0
 # Noise slows without end, but a link that reaches 0.97 of what it carries [V100] is never faster than that.
 _FASTEST = math.log(0.97)
 _DRAWN = 8192  # normal values at a time: one call of numpy's costs as much as a hundred values
@@ -264,15 +267,21 @@ class SimBackend:
         return (a, b) in links or (not fault.one_way and (b, a) in links)
 
     def _failure(self, fault: Fault, step: Step, members: tuple[int, ...]) -> DataCorruption | StepFailed:
-        what = f"{step.work} of {format_size(step.size_bytes)}"
-        tags = " → ".join(self._devices[member].tag for member in members)
         if fault.kind is FaultKind.HANGING_LINK:
-            self._seconds += 5.0
+            self._seconds += _GIVEN_UP_S
             return StepFailed(
-                f"sim: {what} on {tags} failed: no answer for 5 s: the step was given up", FailureKind.HANG
+                failure=Failure(
+                    FailureKind.HANG,
+                    Cause.GIVEN_UP,
+                    work=step.work,
+                    size_bytes=step.size_bytes,
+                    groups=(members,),
+                    seconds=_GIVEN_UP_S,
+                )
             )
+        tags = " → ".join(self._devices[member].tag for member in members)
         return DataCorruption(
-            f"sim: wrong data: {what}, link {tags}: 1 wrong, the first at byte {fault.offset}. Do not train over this "
-            "link; IOMMU or ACS settings are the usual cause",
-            members,
+            f"sim: wrong data: {step.work} of {format_size(step.size_bytes)}, link {tags}: 1 wrong, the first at byte "
+            f"{fault.offset}. Do not train over this link; IOMMU or ACS settings are the usual cause",
+            WrongData(step.work, step.size_bytes, members, 1, fault.offset),
         )

@@ -180,14 +180,13 @@ Members = tuple[int, ...]
 
 
 class NodePairs:
-    """Measures pairs of the nodes `names`, by place, into `run`; `ranks` are each node's. `lost` says what failed."""
+    """Measures pairs of the nodes `names`, by place, into `run`; `ranks` are each node's."""
 
     def __init__(self, backend: Backend, run: Run, size_bytes: int) -> None:
         """Make room for the messages. Raises UsageError where they do not fit, or where there is one host only."""
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
-        self.lost: list[str] = []
         self._found: dict[DataPoint, Measurement] = {}
         room = backend.capacity_bytes()
         if size_bytes > room:
@@ -221,11 +220,8 @@ class NodePairs:
         except StepFailed as error:
             if len(step.groups) > 1:
                 return [rate for group in step.groups for rate in self._visit(replace(step, groups=(group,)))]
-            devices = self._backend.devices()
-            hosts = dict.fromkeys(devices[rank].host for rank in step.groups[0])
-            self.lost.append(f"{' and '.join(hosts)}: {error}")
             found = self._measurement(DataPoint(step.operation, step.groups[0], step.size_bytes))
-            found.stop, found.failure, found.failure_kind = StopReason.FAILED, str(error), error.kind
+            found.stop, found.failure = StopReason.FAILED, error.failure
             return [None]
         return [
             self._record(step, group, [t.seconds[place] for t in timings]) for place, group in enumerate(step.groups)

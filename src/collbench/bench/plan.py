@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 from collbench.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
-from collbench.model.dtypes import DTYPE_BYTES, whole_blocks, whole_elements
+from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import UsageError
 from collbench.model.operations import InPlace, Operation, Variant, Work
 from collbench.model.run import (
     CommandKind,
     DataPoint,
-    Device,
     Layout,
     Run,
     Settings,
@@ -473,7 +472,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         works[work], large = _copy_sizes(work, sizes, backend)
         skipped += large
         skipped += [
-            Skipped(f"{work} {_name(devices, members)}", refusal.reason, refusal.kind, work, members)
+            Skipped(refusal.kind, work, members, limit_bytes=refusal.limit_bytes, detail=refusal.detail)
             for members, refusal in refusals.items()
             if refusal
         ]
@@ -487,7 +486,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         skipped += small
     kept = {work: found for work, found in groups.items() if found and works[work]}
     if not kept:
-        raise UsageError(f"nothing can be measured: {skipped[0].what}: {skipped[0].reason}" if skipped else "no work")
+        raise UsageError(f"nothing can be measured: {skipped[0]}" if skipped else "no work")
     return Plan(
         devices=len(devices),
         groups=kept,
@@ -539,7 +538,7 @@ def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], 
     refusal = next(filter(None, refusals), None)
     if refusal is None:
         return nodes, []
-    return (None,), [Skipped("host copies by NUMA node", refusal.reason, refusal.kind)]
+    return (None,), [Skipped(refusal.kind, detail=refusal.detail)]
 
 
 def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -> Iterator[Work]:
@@ -600,14 +599,12 @@ def _collective_sizes(
     """Return the sizes in whole elements and blocks, distinct and ascending, and those too small for any."""
     if work.operation.shares:
         rounded = {size: whole_blocks(size, world_size) for size in sizes}
-        reason = f"smaller than 16 bytes for each of {world_size} ranks, as nccl-tests cuts blocks"
+        skipped = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
     else:
         rounded = {size: whole_elements(size, dtype) for size in sizes}
-        reason = f"smaller than one {dtype}, which takes {DTYPE_BYTES[dtype]} bytes"
-    small = ", ".join(format_size(size) for size, fit in rounded.items() if fit == 0)
-    return tuple(sorted(set(rounded.values()) - {0})), [
-        Skipped(f"{work} of {small}", reason, SkipKind.SIZE)
-    ] if small else []
+        skipped = Skipped(SkipKind.SMALL_ELEMENT, work)
+    small = tuple(size for size, fit in rounded.items() if fit == 0)
+    return tuple(sorted(set(rounded.values()) - {0})), [replace(skipped, sizes=small)] if small else []
 
 
 def _copy_sizes(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
@@ -616,13 +613,11 @@ def _copy_sizes(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[t
         return (8,), []
     if work.numa_node is None:
         return _side_by_side(work, sizes, backend)
-    large = ", ".join(format_size(size) for size in sizes if size > _LARGEST_ON_A_NODE)
+    large = tuple(size for size in sizes if size > _LARGEST_ON_A_NODE)
     if not large:
         return sizes, []
-    most = format_size(_LARGEST_ON_A_NODE)
     fitting = tuple(size for size in sizes if size <= _LARGEST_ON_A_NODE) or (_LARGEST_ON_A_NODE,)
-    reason = f"{most} is the most with the memory of each NUMA node, which larger messages would take too much of"
-    return fitting, [Skipped(f"host copies of {large}", reason, SkipKind.SIZE)]
+    return fitting, [Skipped(SkipKind.NODE_LIMIT, sizes=large, limit_bytes=_LARGEST_ON_A_NODE)]
 
 
 def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
@@ -631,32 +626,23 @@ def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple
     fitting = tuple(size for size in sizes if size * messages <= backend.capacity_bytes())
     if fitting == sizes:
         return sizes, []
-    large = ", ".join(format_size(size) for size in sizes if size not in fitting)
-    room = format_approximate_size(backend.capacity_bytes())
-    reason = f"{messages} messages at once do not fit the {room} of a buffer"
-    return fitting, [Skipped(f"{work} of {large}", reason, SkipKind.ROOM)]
-
-
-def _name(devices: tuple[Device, ...], members: Members) -> str:
-    return " → ".join(devices[member].tag for member in members)
+    large = tuple(size for size in sizes if size not in fitting)
+    room = backend.capacity_bytes()
+    return fitting, [Skipped(SkipKind.CONCURRENT_ROOM, work, sizes=large, limit_bytes=room, count=messages)]
 
 
 def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
     """Return the sizes that every device has room for; the others are skipped by name. Raises UsageError."""
     capacity = backend.capacity_bytes()
     fitting = tuple(size for size in sizes if size <= capacity)
-    room = f"the fullest device has room for messages of {format_approximate_size(capacity)}"
-    if not fitting:
-        raise UsageError(f"size {format_size(sizes[0])} does not fit: {room}; {_free(backend)}")
-    too_large = ", ".join(format_size(size) for size in sizes if size > capacity)
-    reason = f"{room}; {_free(backend)}"
-    return fitting, [Skipped(f"sizes {too_large}", reason, SkipKind.ROOM)] if too_large else []
-
-
-def _free(backend: Backend) -> str:
     free = backend.free_bytes()
-    if not free:
-        return "half of the free memory is shared among source, target and gloo's buffers"
-    names = (device.tag for device in backend.devices())
-    amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in zip(names, free, strict=True))
-    return f"free now: {amounts}, shared by three buffers beside NCCL's own"
+    if not fitting:
+        devices = zip(backend.devices(), free, strict=True) if free else ()
+        amounts = [f"{device.tag} {format_approximate_size(amount)}" for device, amount in devices]
+        now = f"free now: {', '.join(amounts)}" if free else "the devices share half of the free memory"
+        raise UsageError(
+            f"size {format_size(sizes[0])} does not fit: the fullest device has room for messages of "
+            f"{format_approximate_size(capacity)}; {now}"
+        )
+    large = tuple(size for size in sizes if size > capacity)
+    return fitting, [Skipped(SkipKind.ROOM, sizes=large, limit_bytes=capacity, free_bytes=free)] if large else []

@@ -13,14 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from collbench.analysis.freshness import Here, mismatch
+from collbench.analysis.freshness import Here, Unfit, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.bench.plan import Members, Plan, Request, make_plan, settings_of
 from collbench.bench.run_writer import RunWriter
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind, RunFileError
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
+from collbench.model.failures import FailureKind
 from collbench.model.run import Run, Settings, SkipKind, Skipped
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
@@ -31,7 +32,9 @@ from collbench.sim.fabrics import Fabric
 
 def wrong_data(error: DataCorruption) -> Skipped:
     """Return what a run says that it skipped when wrong data has ended it."""
-    return Skipped("all that was left", str(error), SkipKind.WRONG_DATA, members=error.members)
+    if error.wrong is None:
+        return Skipped(SkipKind.WRONG_DATA, detail=str(error))
+    return Skipped(SkipKind.WRONG_DATA, members=error.wrong.members, wrong=error.wrong)
 
 
 class Ranks(Protocol):
@@ -134,13 +137,13 @@ class Session:
             for members in groups
             for size in self._plan.sizes[work]
         )
-        steps, reason = questions(planned) if self.run.machine.nccl else [], "nothing here tells of these operations"
+        steps, reason = questions(planned) if self.run.machine.nccl else [], ""
         try:
             self.run.chosen = ask(partial(probe, self.run.devices, self._request.nccl), steps)
         except CollbenchError as error:
             reason = str(error)
         if not self.run.chosen:
-            self.run.skipped.append(Skipped("algorithms, protocols and channels", reason, SkipKind.ALGORITHMS))
+            self.run.skipped.append(Skipped(SkipKind.ALGORITHMS, detail=reason))
         self._keeper.end()
 
     def _rng(self) -> random.Random:
@@ -195,7 +198,7 @@ def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Ru
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
     if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
-        reason = "its devices have another order"
+        reason = Unfit("have another order", "devices")
     if reason is not None:
         # A file names no library to be loaded: whoever measured with --nccl says so again.
         other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
@@ -208,9 +211,9 @@ def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Ru
 def _check_success(run: Run) -> None:
     """Raise BackendError where every cell failed, for a hang if there was one."""
     if run.measurements and not any(found.samples for found in run.measurements):
-        hung = (found for found in run.measurements if found.failure_kind is FailureKind.HANG)
-        told = next(hung, run.measurements[-1])
-        raise BackendError(f"nothing could be measured: {told.failure}", told.failure_kind or FailureKind.ERROR)
+        failures = [found.failure for found in run.measurements if found.failure is not None]
+        failure = next((one for one in failures if one.kind is FailureKind.HANG), failures[-1])
+        raise BackendError(f"nothing could be measured: {failure}", failure=failure)
 
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:

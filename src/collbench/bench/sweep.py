@@ -17,7 +17,8 @@ from collbench.analysis.stats import half_width, trial_seconds, visit_noise
 from collbench.backends.protocol import Backend, Step, Timing, sound, time_step
 from collbench.bench.interference import audit, distrusted
 from collbench.bench.plan import Effort, Members, Plan, cell_of
-from collbench.model.errors import BackendError, FailureKind, StepFailed
+from collbench.model.errors import BackendError, StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import NCCL_START, DataPoint, Flag, Measurement, Path, Run, Sample, StopReason
 
@@ -133,7 +134,7 @@ class Visits:
                 self._owed[cell] = max(0, visits - (len(found.samples) if found else 0))
         for found in run.measurements:
             if found.stop not in _SETTLED:
-                found.stop, found.failure, found.failure_kind = None, "", None
+                found.stop, found.failure = None, None
         self.wanted = set(self._owed)
         self.timed_seconds = 0.0
         self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
@@ -203,25 +204,27 @@ class Visits:
 
     def _give_up(self, step: Step, error: StepFailed) -> None:
         for cell in cells_of(step):
-            self._fail(cell, str(error), error.kind)
+            self._fail(cell, error.failure)
         kind = step.operation.is_collective
         self._failures[kind] += 1
         if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._hopeless:
-            self._give_up_all(kind, f"{_FAILURES_IN_A_ROW} cells in a row failed; the last: {error}", error.kind)
+            self._give_up_all(kind, error)
 
-    def _give_up_all(self, kind: bool, reason: str, how: FailureKind) -> None:
+    def _give_up_all(self, kind: bool, last: StepFailed) -> None:
         """Leave collectives (True), or all others, as they are. Raises BackendError where nothing else is wanted."""
         self._hopeless.add(kind)
+        many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
         if all(cell.operation.is_collective in self._hopeless for cell in self.wanted):
-            raise BackendError(f"measuring stops, as {reason}", how)
+            text = f"measuring stops, as {_FAILURES_IN_A_ROW} data points in a row failed; the last: {last}"
+            raise BackendError(text, failure=many)
         for cell in self.plan.cells():
             if cell.operation.is_collective is kind and self._owed.get(cell, 0) > 0:
-                self._fail(cell, f"not tried, as {reason}", FailureKind.UNTRIED)
+                self._fail(cell, replace(many, kind=FailureKind.UNTRIED))
 
-    def _fail(self, cell: DataPoint, reason: str, kind: FailureKind) -> None:
+    def _fail(self, cell: DataPoint, failure: Failure) -> None:
         found = self._found(cell)
         if not found.failure:
-            found.stop, found.failure, found.failure_kind = StopReason.FAILED, reason, kind
+            found.stop, found.failure = StopReason.FAILED, failure
             self._watcher.finished(found)
 
     def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:

@@ -66,4 +66,4 @@ def _runs() -> Folder:
     try:
         return collect.runs_folder(saved_runs.state_folder(saved_runs.RUNS))
     except UsageError as error:
-        return Folder(error=str(error).partition(":")[0])
+        return Folder(error=error.problem)

@@ -103,7 +103,7 @@ def _survey(given: Mapping[str, Any], request: Request, opened: Opened, run: Run
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes
     from collbench.output.text.frame import headline
-    from collbench.output.text.nodes import Origin
+    from collbench.output.text.nodes import Origin, lost
 
     keeper = RunWriter(run, path, say, replace=request.force)
     try:
@@ -122,7 +122,7 @@ def _survey(given: Mapping[str, Any], request: Request, opened: Opened, run: Run
         seconds=run.seconds,
         seed=request.seed,
         gpus=_gpus(run, pairs, chosen, given["gpus"]) if chosen is not None and given["gpus"] else (),
-        lost=tuple(pairs.lost),
+        lost=lost(run),
         failed=headline(run),
     )
     show(origin, done.judgement, chosen, as_json=given["as_json"])

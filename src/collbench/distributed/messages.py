@@ -15,13 +15,13 @@ from collbench.model.errors import (
     BackendError,
     CollbenchError,
     DataCorruption,
-    FailureKind,
     MachineError,
     PeerLost,
     RunFileError,
     StepFailed,
     UsageError,
 )
+from collbench.model.failures import Failure, WrongData
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from collbench.runfile.codec import build
 
@@ -212,20 +212,20 @@ def decode_word(data: bytes) -> Word:
 
 
 def _facts(error: CollbenchError) -> object:
-    """Return what an error knows beside its text: how a step failed, between whom data was wrong."""
+    """Return what an error knows beside its text: how a step failed, which data was wrong."""
     match error:
         case BackendError():
-            return error.kind
+            return error.failure
         case DataCorruption():
-            return error.members
+            return error.wrong
     return None
 
 
 def _failure(kind: type[CollbenchError], text: str, fact: object) -> CollbenchError:
     if issubclass(kind, BackendError):
-        return kind(text, build(FailureKind, fact, "a failure's kind"))
+        return kind(text, failure=build(Failure, fact, "a failure"))
     if issubclass(kind, DataCorruption):
-        return kind(text, build(tuple[int, ...], fact, "members"))
+        return kind(text, build(WrongData | None, fact, "wrong data"))
     if fact is not None:
         raise ValueError("a failure that has no facts")
     return kind(text)

@@ -35,12 +35,12 @@ from collbench.model.errors import (
     BackendError,
     CollbenchError,
     DataCorruption,
-    FailureKind,
     PeerLost,
     StepFailed,
     UsageError,
-    kind_of,
+    failure_of,
 )
+from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, Path, Refusal, SkipKind
 
@@ -379,7 +379,7 @@ class Coordinator:
         """Return why a copy cannot run here."""
         if work.operation.is_collective:
             return None
-        return Refusal(SkipKind.PROCESSES, "copies are timed by one process, not by one for each device")
+        return Refusal(SkipKind.PROCESSES)
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making the groups' communicators on every rank."""
@@ -440,7 +440,9 @@ class Coordinator:
         except RankLost:
             raise
         except CollbenchError as error:
-            raise StepFailed(f"{step.work}: the ranks could not join again: {error}", kind_of(error)) from error
+            why = failure_of(error)
+            text = f"{step.work}: the ranks could not join again: {error}"
+            raise StepFailed(text, failure=Failure(why.kind, Cause.NO_WORLD, because=why)) from error
 
     def _failure(self, step: Step, failed: Mapping[int, CollbenchError]) -> CollbenchError:
         """Return the first failure to be told: wrong data before all, then the one that came first.
@@ -454,7 +456,9 @@ class Coordinator:
         causes = {rank: reply for rank, reply in own.items() if not isinstance(reply, PeerLost)}
         rank, first = next(iter((causes or own).items()))
         named = self._ranks.named(rank, first)
-        return StepFailed(str(named), first.kind) if isinstance(first, BackendError) else named
+        if not isinstance(first, BackendError):
+            return named
+        return StepFailed(str(named), failure=replace(first.failure, rank=rank))
 
 
 def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:

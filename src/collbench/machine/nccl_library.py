@@ -49,4 +49,4 @@ def _open(path: str, open_library: Callable[[str], _native.Nccl], advice: str) -
     try:
         return open_library(path)
     except _native.LibraryError as error:
-        raise MachineError(f"{error}; {advice}") from error
+        raise MachineError(str(error), advice) from error

@@ -375,13 +375,14 @@ class Nvml:
             lib.nvmlInit()
         except lib.NVMLError_LibraryNotFound as error:
             raise NoDriver(
-                "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened; install the driver, or do without a GPU: "
-                "--backend host to measure, topo --from FILE to read a saved label matrix"
+                "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened",
+                "install the driver, or do without a GPU: --backend host to measure, topo --from FILE to read a saved "
+                "label matrix",
             ) from error
         except lib.NVMLError as error:
             raise MachineError(
-                f"no NVIDIA driver: libnvidia-ml.so.1 is there, but nvmlInit failed: {error}; "
-                "see what nvidia-smi says (module not loaded, or library and module of different versions)"
+                f"no NVIDIA driver: libnvidia-ml.so.1 is there, but nvmlInit failed: {error}",
+                "see what nvidia-smi says (module not loaded, or library and module of different versions)",
             ) from error
         return self
 
@@ -446,7 +447,9 @@ class Nvml:
         except lib.NVMLError_NoPermission:
             return None
         except lib.NVMLError as error:
-            raise MachineError(f"GPU {index} does not answer NVML: {error}; reset it or reboot the machine") from error
+            raise MachineError(
+                f"GPU {index} does not answer NVML: {error}", "reset it or reboot the machine"
+            ) from error
         return handle
 
     def _handle_of(self, device: Device) -> object:
@@ -482,7 +485,7 @@ def _import_binding() -> Any:
     try:
         import pynvml
     except ImportError as error:
-        raise MachineError("cannot read GPU facts: nvidia-ml-py is missing; pip install nvidia-ml-py") from error
+        raise MachineError("cannot read GPU facts: nvidia-ml-py is missing", "pip install nvidia-ml-py") from error
     return pynvml
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Self
+
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 
 
 class ExitStatus(IntEnum):
@@ -35,23 +37,15 @@ class ExitStatus(IntEnum):
     TERMINATED = 143, "SIGTERM"
 
 
-class FailureKind(StrEnum):
-    """How a step failed. What is decided by it is decided here, never by the words of an error.
-
-    HANG: it did not end in its time; CRASH: its process died; ERROR: CUDA, NCCL or the kernel refused it; UNTRIED: it
-    was not started, as too many before it had failed.
-    """
-
-    HANG = "hang"
-    CRASH = "crash"
-    ERROR = "error"
-    UNTRIED = "untried"
-
-
 class CollbenchError(Exception):
-    """Any failure that collbench explains to its user in one line."""
+    """Any failure that collbench explains to its user in one line: the problem, and what to do where that is apart."""
 
     exit_code: int = ExitStatus.BAD_INPUT
+
+    def __init__(self, problem: str = "", advice: str = "") -> None:
+        """Say what is wrong; the text is "problem; advice"."""
+        super().__init__("; ".join(filter(None, (problem, advice))))
+        self.problem, self.advice = problem, advice
 
     def retold(self, text: str) -> Self:
         """Return the same error with another text."""
@@ -77,18 +71,29 @@ class RunFileError(CollbenchError):
 
 
 class BackendError(CollbenchError):
-    """A measurement that failed on the way: a CUDA or NCCL call, a lost worker. A hang has a status of its own."""
+    """A measurement that failed on the way: a CUDA or NCCL call, a lost worker. A hang has a status of its own.
 
-    def __init__(self, text: str = "", kind: FailureKind = FailureKind.ERROR) -> None:
-        """Say what failed, and how."""
-        super().__init__(text)
-        self.kind = kind
-        self.exit_code = ExitStatus.UNTRUSTED if kind is FailureKind.HANG else ExitStatus.FAILED
+    `failure` is what a run keeps of it.
+    """
+
+    def __init__(self, text: str = "", kind: FailureKind = FailureKind.ERROR, failure: Failure | None = None) -> None:
+        """Say what failed, and how; a `failure` has its own kind, and speaks for itself where there is no text."""
+        super().__init__(text or (str(failure) if failure else ""))
+        self.kind = (failure.kind if failure else None) or kind
+        self._failure = failure
+        self.exit_code = ExitStatus.UNTRUSTED if self.kind is FailureKind.HANG else ExitStatus.FAILED
+
+    @property
+    def failure(self) -> Failure:
+        """How it failed; where only a text was given, that text."""
+        return self._failure or Failure(self.kind, Cause.REPORTED, detail=str(self))
 
 
-def kind_of(error: CollbenchError) -> FailureKind:
+def failure_of(error: CollbenchError) -> Failure:
     """Return how what the error is about failed."""
-    return error.kind if isinstance(error, BackendError) else FailureKind.ERROR
+    if isinstance(error, BackendError):
+        return error.failure
+    return Failure(FailureKind.ERROR, Cause.REPORTED, detail=str(error))
 
 
 class StepFailed(BackendError):
@@ -111,15 +116,15 @@ class NotTrusted(CollbenchError):
 class DataCorruption(CollbenchError):
     """Bytes arrived that were not sent. Never a warning: the link cannot be trusted.
 
-    `members` are the positions that they were between, in the order of the transfer; () where nobody knows.
+    `wrong` is what a run keeps of it, None where nobody knows more than the text.
     """
 
     exit_code = ExitStatus.UNTRUSTED
 
-    def __init__(self, text: str = "", members: tuple[int, ...] = ()) -> None:
-        """Say what was wrong, and between which positions."""
+    def __init__(self, text: str = "", wrong: WrongData | None = None) -> None:
+        """Say what was wrong, and where."""
         super().__init__(text)
-        self.members = members
+        self.wrong = wrong
 
 
 class Interrupted(KeyboardInterrupt):

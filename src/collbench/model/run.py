@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from collbench.model.errors import FailureKind
+from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.units import format_size
 
 # The phase before a sweep, outside its seconds: communicators being made.
 NCCL_START = "NCCL start"
@@ -176,19 +177,6 @@ class Flag:
     figure: int | None = None
     reason: str = ""
 
-    def words(self, devices: Sequence[Device]) -> str:
-        """Return "throttled: SW thermal slowdown on GPU1", "hot: GPU1 at 86 °C", "shared: 1 other process on GPU0"."""
-        tags = ", ".join(devices[position].tag for position in self.devices)
-        match self.kind:
-            case FlagKind.THROTTLED:
-                return f"throttled: {self.reason} on {tags}"
-            case FlagKind.HOT:
-                return f"hot: {tags} at {self.figure} °C"
-            case FlagKind.SHARED:
-                return f"shared: {self.figure} other process{'' if self.figure == 1 else 'es'} on {tags}"
-            case FlagKind.OTHER:
-                return self.reason
-
 
 class MarkKind(StrEnum):
     """What a mark says of a timed block: `impossible`, it beats what the hardware can carry."""
@@ -233,67 +221,79 @@ class Sample:
 class Measurement:
     """All samples of one cell, none where it failed before the first was finished.
 
-    `failure` says why a cell was given up, and `failure_kind` how; None where it was not, and in files that older
-    versions saved. `wrong` counts elements that failed verification: 0, or the run has failed; None where nothing was
-    verified.
+    `failure` says why a cell was given up, None where it was not. `wrong` counts elements that failed verification: 0,
+    or the run has failed; None where nothing was verified.
     """
 
     cell: DataPoint
     samples: list[Sample] = field(default_factory=list)
     stop: StopReason | None = None
     wrong: int | None = 0
-    failure: str = ""
-    failure_kind: FailureKind | None = None
+    failure: Failure | None = None
 
     @property
     def untried(self) -> bool:
         """True where it was not even started, as others before it had failed."""
-        return self.failure_kind is FailureKind.UNTRIED
+        return self.failure is not None and self.failure.kind is FailureKind.UNTRIED
 
 
 class SkipKind(StrEnum):
-    """Why something that was asked for is not measured."""
+    """Why something that was asked for is not measured. Beside each kind stand the fields of Skipped that it fills."""
 
-    NO_PEERS = "no peer access"
-    SIZE = "size"
-    ROOM = "room"
-    CACHE = "cache"
-    NUMA = "numa"
-    PROCESSES = "processes"
-    ALGORITHMS = "algorithms"
-    WRONG_DATA = "wrong data"
+    NO_PEERS = "no peer access"  # for a kernel's copy: work, members
+    SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts blocks: work, sizes, count of ranks
+    SMALL_ELEMENT = "less than an element"  # work, sizes
+    NODE_LIMIT = "node limit"  # the most with each NUMA node's memory: sizes, limit_bytes
+    ROOM = "room"  # in the devices' memory: sizes, limit_bytes of a message, free_bytes
+    CONCURRENT_ROOM = "concurrent room"  # in a buffer: work, sizes, limit_bytes of it, count of messages at once
+    CACHE = "cache"  # the free memory is too little against the reader's: work, members, limit_bytes
+    NUMA = "numa"  # the kernel refuses a node's memory: work and members, or neither; detail
+    PROCESSES = "processes"  # each device has its own: work, members
+    ALGORITHMS = "algorithms"  # NCCL's choices: detail
+    WRONG_DATA = "wrong data"  # ended the run: wrong, or members and detail
+    OTHER = "other"  # an older file's sentence: work, members, detail
 
     @property
     def by_design(self) -> bool:
         """True where nothing is amiss: this machine, or such a launch, never measures it."""
-        return self in (SkipKind.NO_PEERS, SkipKind.SIZE, SkipKind.PROCESSES)
+        return self in (SkipKind.NO_PEERS, SkipKind.SMALL_BLOCK, SkipKind.SMALL_ELEMENT, SkipKind.PROCESSES)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a backend cannot do something, and the same as a clause."""
+    """Why a backend cannot do something; `limit_bytes` and `detail` as in Skipped."""
 
     kind: SkipKind
-    reason: str
+    limit_bytes: int | None = None
+    detail: str = ""
 
 
 # Of a kernel's copy. The copy engine and NCCL have other ways.
-NO_PEERS = Refusal(SkipKind.NO_PEERS, "no peer access, so a kernel cannot address the other GPU's memory")
+NO_PEERS = Refusal(SkipKind.NO_PEERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A cell or family of cells that was not measured, by name and reason.
+    """A cell, a family of cells, or the rest of a run that was not measured.
 
-    `kind` is the reason's; `work` and `members` are set where it is one place of one work. None and () in files that
-    older versions saved.
+    With `members` (positions) it is one place of `work`; `sizes` are those that were left out, in bytes. `free_bytes`
+    are each device's, () where nobody tells. `detail` is in another's words: the kernel's, NCCL's, an older file's.
     """
 
-    what: str
-    reason: str
-    kind: SkipKind | None = None
+    kind: SkipKind
     work: Work | None = None
     members: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    limit_bytes: int | None = None
+    free_bytes: tuple[int, ...] = ()
+    count: int | None = None
+    wrong: WrongData | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Return "allreduce of 1 B, 2 B: less than an element": a notation, for the texts of exceptions."""
+        sizes = f" of {', '.join(map(format_size, self.sizes))}" if self.sizes else ""
+        return ": ".join(filter(None, (f"{self.work or 'all'}{sizes}", str(self.kind), self.detail)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
+from collbench.output import sentences
 from collbench.output.text.frame import places
 
 # Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
@@ -171,7 +172,9 @@ def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataP
         members=found[0].cell.members,
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
-        failures=tuple(f"{_place(m)}: {' '.join(m.failure.split())}" for m in found if m.failure),
+        failures=tuple(
+            f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in found if m.failure
+        ),
         flags=tuple(_flags(run, found)),
         impossible=tuple(_beyond(m, beaten[m.cell]) for m in found if m.cell in beaten),
     )
@@ -215,8 +218,12 @@ def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
     places: dict[str, dict[str, None]] = {}
     for measurement in found:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
-            places.setdefault(flag.words(run.devices), {})[_place(measurement)] = None
+            places.setdefault(sentences.flag(flag, run.devices), {})[_place(measurement)] = None
     yield from (f"{flag}: {', '.join(cells)}" for flag, cells in places.items())
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _beyond(measurement: Measurement, one: Impossible) -> str:
@@ -346,7 +353,7 @@ def _notes(run: Run, table: Table) -> Iterator[str]:
     yield from (f"# IMPOSSIBLE: {beaten}" for beaten in table.impossible)
     yield from (f"# flagged: {flag}" for flag in table.flags)
     if table.group == 0:  # what was skipped is skipped in all of them
-        yield from (f"# skipped: {skipped.what}: {' '.join(skipped.reason.split())}" for skipped in run.skipped)
+        yield from (f"# skipped: {_one_line(sentences.skipped(left, run))}" for left in run.skipped)
     if not run.complete:
         yield "# interrupted: rows are missing"
 

@@ -11,6 +11,7 @@ from collbench.analysis.physics import Check, nvls
 from collbench.analysis.stats import summarize
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
+from collbench.output import sentences
 
 # The tidy long form of a run: its columns, with their types, units and meaning. docs/exchange.md shows this table.
 
@@ -185,12 +186,12 @@ def _judged(check: Check, found: Measurement) -> Row:
 
 
 def _ending(run: Run, found: Measurement) -> Row:
-    flags = dict.fromkeys(flag.words(run.devices) for sample in found.samples for flag in sample.flags)
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for sample in found.samples for flag in sample.flags)
     return {
         "trials": len(found.samples),
         "batches": sum(len(sample.seconds) for sample in found.samples),
         "stop": found.stop.value if found.stop else None,
         "flags": "; ".join(flags) or None,
-        "failure": found.failure or None,
+        "failure": sentences.failure(found.failure, run.devices) if found.failure else None,
         "wrong": found.wrong,
     }

@@ -40,6 +40,8 @@ def build(kind: Any, data: Any, where: str) -> Any:
         return _reader(kind)(data)
     except _Wrong as wrong:
         raise ValueError(f"{where}{wrong.place} {wrong.what}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deep") from None
 
 
 # A run file holds tens of thousands of values: what their types are is looked up once, and where a value stands is put

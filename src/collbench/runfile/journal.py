@@ -52,7 +52,7 @@ class Journal:
     def add(self, found: Measurement) -> None:
         """Append the latest visit of a cell, or why it was given up. Raises OSError."""
         latest = [] if found.failure else found.samples[-1:]
-        visit = Measurement(found.cell, latest, found.stop, found.wrong, found.failure, found.failure_kind)
+        visit = Measurement(found.cell, latest, found.stop, found.wrong, found.failure)
         self._file.write(_ENCODER.encode(visit) + "\n")
 
     def close(self) -> None:
@@ -139,8 +139,7 @@ def merge(run: Run, visits: Iterable[Measurement]) -> None:
             run.measurements.append(visit)
         else:
             found.samples += visit.samples
-            found.stop, found.wrong = visit.stop, visit.wrong
-            found.failure, found.failure_kind = visit.failure, visit.failure_kind
+            found.stop, found.wrong, found.failure = visit.stop, visit.wrong, visit.failure
 
 
 def mark_interrupted(run: Run) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from collbench.model.capabilities import BACKENDS
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
+from collbench.model.failures import Failure
 from collbench.model.operations import Variant
 from collbench.model.run import Device, Run
 from collbench.runfile import atomic_write, journal, versions
@@ -94,6 +95,7 @@ def _build(fields: dict[str, Any]) -> Run:
     run: Run = build(Run, fields, "run")
     _check_settings(run)
     _check_meaning(run)
+    _check_skipped(run)
     return run
 
 
@@ -154,10 +156,25 @@ def _check_meaning(run: Run) -> None:
             raise ValueError(f"{where}.cell.members are {len(cell.members)}, but a copy has a source and a destination")
         for flag in (flag for sample in found.samples for flag in sample.flags):
             _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
+        _check_failure(found.failure, positions, f"{where}.failure")
         if not all(sample.seconds for sample in found.samples) or not (found.samples or found.failure):
             raise ValueError(f"{where} has no block times")
         if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):
             raise ValueError(f"{where} has a time that is not positive and finite")
+
+
+def _check_skipped(run: Run) -> None:
+    for number, left in enumerate(run.skipped):
+        for members in (left.members, left.wrong.members if left.wrong else ()):
+            _check_members(members, range(len(run.devices)), f"run.skipped[{number}].members", fewest=0)
+
+
+def _check_failure(failure: Failure | None, positions: range, where: str) -> None:
+    if failure is None:
+        return
+    for devices in (failure.devices, *failure.groups):
+        _check_members(devices, positions, f"{where}: its devices", fewest=0)
+    _check_failure(failure.because, positions, f"{where}.because")
 
 
 def _check_members(members: tuple[int, ...], positions: range, where: str, fewest: int = 2) -> None:

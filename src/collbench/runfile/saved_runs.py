@@ -23,7 +23,7 @@ def state_folder(name: str) -> Path:
     try:
         return (Path(state) if state else Path.home() / ".local" / "state") / "collbench" / name
     except RuntimeError as error:
-        raise UsageError("there is no home folder: set XDG_STATE_HOME to a folder") from error
+        raise UsageError("there is no home folder", "set XDG_STATE_HOME to a folder") from error
 
 
 def new_name(*words: str) -> str:

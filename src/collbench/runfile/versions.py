@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from collbench.model.errors import RunFileError, UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Variant
+from collbench.model.failures import Cause
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.printable import cleaned
 from collbench.model.run import CommandKind, FlagKind, Layout, PeerStatus, SkipKind
-from collbench.model.units import parse_sizes
+from collbench.model.units import parse_size, parse_sizes
 
 # Our files as JSON: what each says first is its kind and version, and who reads one is told what is wrong with it.
 #
@@ -81,8 +82,8 @@ class Kind:
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun} file"
 
 
-# Version 1 of the run file: what was asked for stood in the command line alone, and flags were sentences at first. Both
-# are read here and nowhere else.
+# Version 1 of the run file: what was asked for stood in the command line alone, and failures, skips and, at first,
+# flags were sentences. They are read here and nowhere else.
 
 
 # Its options of one word; each other one has a value.
@@ -120,8 +121,6 @@ _LAYOUTS = {
     CommandKind.CHECK: Layout.PAIRS,
     CommandKind.SELECT: Layout.SETS,
 }
-# What a run that wrong data ended said that it skipped, before skips had a kind.
-_EVERYTHING_LEFT = "all that was left"
 
 
 def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
@@ -133,9 +132,8 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
     for path in _all_of(fields.get("paths"), dict) or ():
         _type_peer_access(path)
     skipped = fields.get("skipped")
-    for left in skipped if isinstance(skipped, list) else ():
-        if isinstance(left, dict) and left.get("what") == _EVERYTHING_LEFT and left.get("kind") is None:
-            left["kind"] = SkipKind.WRONG_DATA
+    if isinstance(skipped, list):
+        fields["skipped"] = [_typed_skip(left, tags) if isinstance(left, dict) else left for left in skipped]
     settings = fields.get("settings")
     if isinstance(settings, dict):
         words, sizes = _all_of(settings.get("command"), str), _all_of(settings.get("sizes"), int)
@@ -278,12 +276,17 @@ _PATTERNS = {FlagKind.THROTTLED: _THROTTLED, FlagKind.HOT: _HOT, FlagKind.SHARED
 
 
 def replace(measurements: Any, tags: Sequence[str]) -> None:
-    """Replace the sentences among the flags of measurements, as JSON has them, by what they say of devices by tag.
+    """Replace sentences of measurements, as JSON has them, by what they say: failures, and flags of devices by tag.
 
     What is not as a run file has it is left alone: reading it says what is wrong.
     """
     for measurement in measurements if isinstance(measurements, list) else ():
-        samples = measurement.get("samples") if isinstance(measurement, dict) else None
+        if not isinstance(measurement, dict):
+            continue
+        if isinstance(measurement.get("failure"), str):
+            kind = measurement.pop("failure_kind", None)
+            measurement["failure"] = _typed_failure(measurement["failure"], kind) if measurement["failure"] else None
+        samples = measurement.get("samples")
         for sample in samples if isinstance(samples, list) else ():
             flags = sample.get("flags") if isinstance(sample, dict) else None
             if isinstance(flags, list) and flags:
@@ -298,3 +301,103 @@ def _typed(words: str, tags: Sequence[str]) -> dict[str, Any]:
             figure = None if said["figure"] is None else int(said["figure"])
             return {"kind": kind, "devices": [tags.index(said["tag"])], "figure": figure, "reason": said["reason"]}
     return {"kind": FlagKind.OTHER, "devices": [], "figure": None, "reason": words}
+
+
+_NO_ANSWER = re.compile(
+    r"hang: no answer within (?P<seconds>\d{1,9}(?:\.\d{1,9})?) s, so the worker process was killed"
+)
+_DIED = re.compile(
+    r"crash: the worker process died "
+    r"\((?:exit status (?P<exit>\d{1,3})|signal (?P<signal>\d{1,3}), [^)]*)\): (?P<said>.*)",
+    re.DOTALL,
+)
+
+
+def _typed_failure(words: str, kind: Any) -> dict[str, Any]:
+    """Return what a failure's sentence says; one that is not known is kept as its detail."""
+    if match := _NO_ANSWER.fullmatch(words):
+        return {"kind": kind, "cause": Cause.NO_ANSWER, "seconds": float(match["seconds"])}
+    if match := _DIED.fullmatch(words):
+        ended, signal = (None if number is None else int(number) for number in (match["exit"], match["signal"]))
+        return {"kind": kind, "cause": Cause.DIED, "exit_status": ended, "signal": signal, "detail": match["said"]}
+    return {"kind": kind, "cause": Cause.REPORTED, "detail": words}
+
+
+# Why something was skipped, and the kind that says so now.
+_SKIPS = (
+    (SkipKind.NO_PEERS, re.compile(r"no peer access, so a kernel cannot address the other GPU's memory")),
+    (SkipKind.PROCESSES, re.compile(r"copies are timed by one process, not by one for each device")),
+    (
+        SkipKind.CACHE,
+        re.compile(r"the (?P<limit>.+) that are free for a buffer are too few against the reader's cache"),
+    ),
+    (SkipKind.SMALL_BLOCK, re.compile(r"smaller than 16 bytes for each of (?P<count>\d{1,9}) ranks, as .*")),
+    (SkipKind.SMALL_ELEMENT, re.compile(r"smaller than one \w+, which takes \d+ bytes")),
+    (SkipKind.NODE_LIMIT, re.compile(r"(?P<limit>.+) is the most with the memory of each NUMA node, which .*")),
+    (SkipKind.ROOM, re.compile(r"the fullest device has room for messages of (?P<limit>[^;]+); (?P<free>.*)")),
+    (
+        SkipKind.CONCURRENT_ROOM,
+        re.compile(r"(?P<count>\d{1,9}) messages at once do not fit the (?P<limit>.+) of a buffer"),
+    ),
+)
+# Kinds whose sentence was the kernel's, NCCL's or an exception's, by what the first version said that it skipped.
+_QUOTED = {
+    "host copies by NUMA node": SkipKind.NUMA,
+    "algorithms, protocols and channels": SkipKind.ALGORITHMS,
+    "all that was left": SkipKind.WRONG_DATA,
+}
+_WORKS = {str(work): work for work in (Work(one, variant) for one in Operation for variant in Variant)}
+_FREE = re.compile(r"\S+ (\d{1,9}(?:\.\d{1,9})? [KMGT]?i?B)(?:, |$)")
+
+
+def _typed_skip(left: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
+    """Return what the sentences of something skipped say; those that are not known are kept as its detail."""
+    what, reason, place = left.get("what"), left.get("reason"), _place(left, tags)
+    if not isinstance(what, str) or not isinstance(reason, str):
+        return left
+    quoted = _QUOTED.get(what) or {"numa": SkipKind.NUMA}.get(str(left.get("kind")))
+    if quoted:
+        return {**place, "kind": quoted, "detail": reason}
+    for kind, pattern in _SKIPS:
+        match = pattern.fullmatch(reason)
+        found = _figures(kind, match.groupdict(), what) if match else None
+        if found is not None and (found.get("sizes") or place["members"]):
+            return {**place, "kind": kind, **found}
+    return {**place, "kind": SkipKind.OTHER, "detail": f"{what}: {reason}"}
+
+
+def _place(left: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
+    """Return the work and the positions of "sm-write GPU0 → GPU1", of which the first version had only the words."""
+    place = {"work": left.get("work"), "members": left.get("members", [])}
+    first, *others = str(left.get("what")).split(" → ")
+    work, _, tag = first.rpartition(" ")
+    if place["work"] is not None or work not in _WORKS or not {tag, *others} <= {*tags}:
+        return place
+    known = _WORKS[work]
+    return {"work": _work(known.operation, known.variant), "members": [tags.index(one) for one in (tag, *others)]}
+
+
+def _figures(kind: SkipKind, said: Mapping[str, str], what: str) -> dict[str, Any] | None:
+    """Return the figures of a sentence on what was skipped, None where one cannot be read."""
+    found: dict[str, Any] = {}
+    try:
+        if kind not in (SkipKind.NO_PEERS, SkipKind.PROCESSES, SkipKind.CACHE):
+            work, _, sizes = what.removeprefix("sizes ").rpartition(" of ")
+            found["sizes"] = [parse_size(one) for one in sizes.split(", ")]
+            if work in _WORKS:
+                found["work"] = _work(_WORKS[work].operation, _WORKS[work].variant)
+        if "count" in said:
+            found["count"] = int(said["count"])
+        if "limit" in said:
+            found["limit_bytes"] = _bytes(said["limit"])
+        if "free" in said:
+            found["free_bytes"] = [_bytes(one) for one in _FREE.findall(said["free"].removeprefix("free now: "))]
+    except (UsageError, ValueError):
+        return None
+    return found
+
+
+def _bytes(text: str) -> int:
+    """Return the bytes of "139.2 GiB", rounded as they are. Raises ValueError."""
+    number, _, unit = text.partition(" ")
+    return round(float(number) * parse_size(f"1{unit}")) if unit else parse_size(text)

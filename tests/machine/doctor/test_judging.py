@@ -33,8 +33,8 @@ def test_a_healthy_machine_is_ok_in_every_line_and_has_nothing_to_fix() -> None:
         ("no driver in docker", machine(host={"container": "docker"},
          driver={"error": "no NVIDIA driver", "missing": True}),
          "driver", "no NVIDIA driver", "--gpus all"),
-        ("a lost GPU", machine(driver={"error": "GPU 2 does not answer NVML: lost; reset it or reboot"}), "driver",
-         "GPU 2 does not answer", "reset it or reboot"),
+        ("a lost GPU", machine(driver={"error": "GPU 2 does not answer NVML: lost", "advice": "reset it or reboot"}),
+         "driver", "GPU 2 does not answer", "reset it or reboot"),
         ("a driver before r520", machine(driver={"version": "470.82.01"}), "driver", "older than r520", "r520"),
         ("no GPU", machine((), driver={"paths": (), "on_the_bus": 0}), "GPUs", "no GPU", "nvidia-smi -L"),
         ("all hidden", machine(environment={"CUDA_VISIBLE_DEVICES": ""}), "CUDA_VISIBLE_DEVICES", "no GPU", "unset"),
@@ -44,8 +44,8 @@ def test_a_healthy_machine_is_ok_in_every_line_and_has_nothing_to_fix() -> None:
         ("no fabric manager", with_third(fabric_state=1), "fabric", "not started", "systemctl start"),
         ("libcuda missing", machine(software={"libcuda": "", "libcuda_error": "libcuda.so.1: no such file"}), "libcuda",
          "no such file", "NVIDIA_DRIVER_CAPABILITIES"),
-        ("NCCL missing", machine(software={"nccl_error": "NCCL cannot be opened; install torch"}), "NCCL",
-         "cannot be opened", "install torch"),
+        ("NCCL missing", machine(software={"nccl_error": "it cannot be opened", "nccl_advice": "install torch"}),
+         "NCCL", "cannot be opened", "install torch"),
         ("torch for a newer driver", machine(driver={"cuda": "12.4"}, software={"libcuda": "12.4"}), "torch",
          "built for CUDA 13.0; the driver has 12", "CUDA 13"),
         ("no /dev/shm", machine(host={"shm": None}), "shared memory", "no /dev/shm", "tmpfs"),
@@ -187,3 +187,8 @@ def test_indices_are_doubted_where_cuda_orders_different_gpus_itself(
     environment = {"CUDA_VISIBLE_DEVICES": given} | ({"CUDA_DEVICE_ORDER": order} if order else {})
     found = [finding.name for finding in judge(machine(two, environment=environment, driver={"paths": pairs(2)}))]
     assert ("CUDA_DEVICE_ORDER" in found) == warns
+
+
+def test_a_finding_lists_the_gpus_that_it_is_about() -> None:
+    facts = machine((FOUR[0], gpu(1, temperature=95), FOUR[2], gpu(3, temperature=95)))
+    assert (named(facts, "temperature").devices, named(facts, "memory").devices) == ((1, 3), ())

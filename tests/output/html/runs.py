@@ -13,12 +13,12 @@ from typing import Any
 from collbench.bench.plan import Request
 from collbench.bench.session import simulate
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Audit, Chosen, Health, Machine, Measurement, Path, Run, Sample, Skipped
+from collbench.model.run import Audit, Chosen, Health, Machine, Measurement, Path, Run, Sample
 from collbench.output.html.content import content
 from collbench.output.html.page import render
 from collbench.runfile import run_file
 from collbench.sim import fabrics
-from tests.builders import GIB, gpus, measured, run_of, throttled
+from tests.builders import GIB, gpus, left_out, measured, reported, run_of, throttled
 
 RECORDED = FilePath(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 MIB = 2**20
@@ -93,7 +93,7 @@ def hostile() -> Run:
     run = by_hand()
     device = replace(run.devices[0], uuid=EVIL, name=EVIL, pci_bus_id=EVIL, cpu_affinity=EVIL, host=EVIL)
     links = [replace(path, label=EVIL, ancestor=EVIL, theory_source=EVIL) for path in run.paths]
-    failed = Measurement(replace(run.measurements[0].cell, size_bytes=64), [], None, 0, failure=EVIL)
+    failed = Measurement(replace(run.measurements[0].cell, size_bytes=64), [], None, 0, failure=reported(EVIL))
     flagged = Sample((0.001, 0.002), 1, concurrent=True, flags=(throttled(0, EVIL),))
     run.measurements[1].samples.append(flagged)
     state = Health(sm_clock=1, temperature=90, throttle=(EVIL,))
@@ -106,7 +106,7 @@ def hostile() -> Run:
         paths=tuple(links),
         settings=replace(run.settings, environment={EVIL: EVIL}, command=(EVIL,), launcher=EVIL, processes=4),
         measurements=[*run.measurements, failed],
-        skipped=[Skipped(EVIL, EVIL)],
+        skipped=[left_out(EVIL)],
         audits=[Audit(Operation.CE_WRITE, (0, 1), EVIL, 1.0, 0.5, 0.5, 0.02, trusted=False)],
         chosen=[Chosen(Operation.ALLREDUCE, 2, GIB, EVIL, EVIL, 1)],
         health_before=(state,) * 4,

@@ -12,7 +12,7 @@ import pytest
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.output.html.page import render
-from tests.builders import GIB, gpus, measured, pair_run, run_of
+from tests.builders import GIB, gpus, measured, pair_run, reported, run_of
 from tests.output.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
 if TYPE_CHECKING:
@@ -260,7 +260,10 @@ def unlike_links() -> Run:
     found = [measured(Operation.CE_WRITE, link, gbs, size) for link, gbs in links.items() for size in (MIB, GIB)]
     found += [
         Measurement(
-            DataPoint(Operation.CE_WRITE, (1, 3), size), [], StopReason.FAILED, failure="hang: no answer in 5 s"
+            DataPoint(Operation.CE_WRITE, (1, 3), size),
+            [],
+            StopReason.FAILED,
+            failure=reported("hang: no answer in 5 s"),
         )
         for size in (MIB, GIB)
     ]

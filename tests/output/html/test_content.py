@@ -12,7 +12,7 @@ import pytest
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Health, Measurement, Run, Sample, StopReason
 from collbench.output.html.content import content
-from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, run_of, shared
+from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, reported, run_of, shared
 from tests.output.html.runs import MIB, SIM_PAIRS, by_hand, figures, recorded_content, recorded_gbs, series, simulated
 
 BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_cell_is_said_with_it() -> None:
     cells = [measured(Operation.CE_WRITE, (0, 1), 100.0), measured(Operation.CE_WRITE, (1, 0), 100.0)]
     cells[0].samples.append(flagged)
     cells[0].stop = StopReason.BUDGET
-    cells.append(replace(measured(Operation.CE_WRITE, (0, 2), 1.0), samples=[], failure="it hung", wrong=3))
+    cells.append(replace(measured(Operation.CE_WRITE, (0, 2), 1.0), samples=[], failure=reported("it hung"), wrong=3))
     found = series(told(run_of(gpus(3), cells)), "ce-write")
     words = {tuple(place): found["words"][at] for place, at in zip(found["places"], found["notes"][0], strict=True)}
     assert words == {

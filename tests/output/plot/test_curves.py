@@ -14,7 +14,7 @@ from collbench.model.run import Measurement, Run
 from collbench.output.plot import figure, scaling
 from collbench.output.plot.figure import Named, Picture
 from collbench.runfile import run_file
-from tests.builders import GIB, gpus, measured, paths, run_of
+from tests.builders import GIB, gpus, measured, paths, reported, run_of
 from tests.output.plot.pictures import curve_picture, drawn, ink_at_the_edges, named, svg_of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -183,7 +183,7 @@ def test_what_does_not_scale_is_refused(title: str, runs: list[Run], size: int |
 
 def test_a_cell_that_failed_is_not_drawn() -> None:
     run = sums((0, 1))
-    run.measurements[0] = Measurement(run.measurements[0].cell, [], failure="it hung")
+    run.measurements[0] = Measurement(run.measurements[0].cell, [], failure=reported("it hung"))
     (points,) = drawn(curve_picture([(named(run), SUM)])).values()
     assert sorted(points) == [2**28, GIB]
 

@@ -13,7 +13,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample
 from collbench.output.plot import figure, heatmap
 from collbench.output.plot.figure import Picture
-from tests.builders import GIB, gpus, measured, pair_run, run_of
+from tests.builders import GIB, gpus, measured, pair_run, reported, run_of
 from tests.output.plot.pictures import SVG, ink_at_the_edges, named, svg_of
 
 HOSTILE = '<script>alert("x")</script> $x^{2$ & \x00\x1b]0;\u202e\udcff'
@@ -172,7 +172,7 @@ def test_no_word_is_cut_off_or_covers_another(count: int, hosts: str) -> None:
 
 def test_failed_not_measured_and_diagonal_differ() -> None:
     run = links(3)
-    run.measurements[0] = replace(run.measurements[0], samples=[], failure="it hung")  # 0 → 1
+    run.measurements[0] = replace(run.measurements[0], samples=[], failure=reported("it hung"))  # 0 → 1
     del run.measurements[1]  # 0 → 2
     picture = drawn(run, Work(Operation.CE_WRITE))
     (axes, _) = picture.figure.axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collbench.analysis.diagnose.blame import ailing
 from collbench.analysis.diagnose.collectives import collectives
-from collbench.analysis.diagnose.coverage import Coverage, coverage, missing
+from collbench.analysis.diagnose.coverage import CheckKind, Coverage, NotDone, coverage, missing
 from collbench.analysis.diagnose.devices import disturbing, foreign, slots, staged
 from collbench.analysis.diagnose.limits import beyond_labels, failures, limits
 from collbench.analysis.diagnose.links import asymmetries, inversions, outliers
@@ -13,7 +13,7 @@ from collbench.analysis.diagnose.reported import told
 from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict, explained
 from collbench.model.run import Run
 
-__all__ = ["Coverage", "Kind", "Severity", "Verdict", "coverage", "judge", "not_judged"]
+__all__ = ["CheckKind", "Coverage", "Kind", "NotDone", "Severity", "Verdict", "coverage", "judge", "not_judged"]
 
 
 def judge(run: Run) -> tuple[Verdict, ...]:
@@ -40,6 +40,6 @@ def judge(run: Run) -> tuple[Verdict, ...]:
     return tuple(finding.verdict for finding in standing)
 
 
-def not_judged(run: Run) -> tuple[str, ...]:
-    """Return a line for each check that this run does not allow, with what is missing."""
+def not_judged(run: Run) -> tuple[NotDone, ...]:
+    """Return the checks that this run does not allow, with what is missing."""
     return tuple(missing(Facts(run)))

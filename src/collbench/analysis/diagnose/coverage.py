@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from enum import StrEnum
+from itertools import combinations, permutations
 
 from collbench.analysis.diagnose.limits import path_limit
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, FEWEST_VISITS, STAGED, Facts
@@ -14,7 +16,6 @@ from collbench.machine.labels import is_nvlink
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
-from collbench.model.units import format_size
 
 # Which pairs of a run could be judged at all, and why the others could not: what was not judged never agrees.
 
@@ -63,7 +64,7 @@ def coverage(run: Run) -> Coverage:
     missed: list[NotJudged] = []
     for pair in combinations(range(len(run.devices)), 2):
         if troubles.failed(pair):
-            missed.append(NotJudged(pair, Absence(AbsenceKind.FAILED, "failed")))
+            missed.append(NotJudged(pair, Absence(AbsenceKind.FAILED)))
         elif pair not in untried and _judged(facts, pair):
             judged.append(pair)
         else:
@@ -87,13 +88,14 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     large = [found for found in there if found.cell.size_bytes >= _least(found.cell.work)]
     if large:
         visits = max(len(found.samples) for found in large)
-        few = f"{visits} of the {FEWEST_VISITS} trials that the noise needs"
-        return Absence(AbsenceKind.FEW_VISITS, few if visits < FEWEST_VISITS else "measured one way only")
+        if visits < FEWEST_VISITS:
+            return Absence(AbsenceKind.FEW_VISITS, visits=visits, needed=FEWEST_VISITS)
+        return Absence(AbsenceKind.ONE_WAY)
     if there:
-        return Absence(AbsenceKind.NOT_MEASURED, "small messages only")
+        return Absence(AbsenceKind.SMALL)
     # What was asked for, on whatever pairs it was measured; and what no pair has because it was refused.
     works = {work: None for work in map(Work, run.settings.operations) if _could_judge(work)}
-    works |= {one.work: None for one in run.skipped if one.work is not None and _could_judge(one.work)}
+    works |= {one.work: None for one in run.skipped if one.work is not None and one.members and _could_judge(one.work)}
     reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
     told = next((reason for reason in reasons if reason.kind is AbsenceKind.SKIPPED), reasons[0])
     return told if all(reason.by_design for reason in reasons) else replace(told, by_design=False)
@@ -110,11 +112,45 @@ def _least(work: Work) -> int:
 # What a run leaves open: the checks that could not be made on what it holds.
 
 
-_MOST_NAMES = 4
+class CheckKind(StrEnum):
+    """A check that a run does not allow. Beside each kind stand the fields of NotDone that it fills."""
+
+    LINKS = "links of one work against each other"  # work, size_bytes, links, absence
+    COPIES = "links against their limits"
+    LIMITS = "limits of links"  # labels
+    STAGING = "peer access against staging"
+    COLLECTIVES = "NCCL against the links"
+    PAIRS = "NCCL pair by pair"
+    LABELS = "labels against other tools"  # sources
+    PCIE = "PCIe under load"
 
 
-def missing(facts: Facts) -> Iterator[str]:
-    """Yield a line for each check that could not be made, and what would make it possible."""
+class Source(StrEnum):
+    """What tells of paths beside NVML."""
+
+    TOPOLOGY = "nvidia-smi topo -m"
+    PEERS = "nvidia-smi topo -p2p"
+    CUDA = "CUDA's peer access"
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """A check that a run does not allow, and why: `links` lack a figure of `work`, `labels` a limit, `sources` speech.
+
+    `links` are (source, destination).
+    """
+
+    kind: CheckKind
+    work: Work | None = None
+    size_bytes: int = 0
+    links: tuple[Link, ...] = ()
+    absence: Absence | None = None
+    labels: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+
+def missing(facts: Facts) -> Iterator[NotDone]:
+    """Yield the checks that could not be made."""
     yield from _cells(facts)
     if not capabilities(facts.run.backend).cores:
         yield from _copies(facts)
@@ -122,61 +158,57 @@ def missing(facts: Facts) -> Iterator[str]:
         yield from _sources(facts)
 
 
-def _cells(facts: Facts) -> Iterator[str]:
-    """Name the links that the others of their work were compared without."""
+def _cells(facts: Facts) -> Iterator[NotDone]:
+    """Yield the links that the others of their work were compared without, by the reason."""
+    absences, n = Absences(facts.run), len(facts.run.devices)
     for work in facts.readings.works(collective=False):
         readings = facts.readings.of(work, 1)
-        n = len(facts.run.devices)
-        absent = [(a, b) for a in range(n) for b in range(n) if a != b and (a, b) not in readings]
-        if absent:
-            yield from _absent(facts, work, next(iter(readings.values())).size_bytes, absent)
+        size_bytes = next(iter(readings.values())).size_bytes
+        reasons: dict[Absence, list[Link]] = defaultdict(list)
+        for link in permutations(range(n), 2):
+            if link not in readings:
+                reasons[_reason(absences.of(work, link, size_bytes))].append(link)
+        for absence, links in reasons.items():
+            yield NotDone(CheckKind.LINKS, work, size_bytes, tuple(links), absence)
 
 
-def _absent(facts: Facts, work: Work, size_bytes: int, links: Sequence[Link]) -> Iterator[str]:
-    """Yield a line for each reason why links have no figure."""
-    absences, reasons = Absences(facts.run), dict[tuple[AbsenceKind, str], list[Link]]()
-    for link in links:
-        absence = absences.of(work, link, size_bytes)
-        told = "failed" if absence.kind is AbsenceKind.FAILED else absence.reason
-        reasons.setdefault((absence.kind, told), []).append(link)
-    for (_, told), ours in reasons.items():
-        names = ", ".join(facts.tags(link, " → ") for link in ours[:_MOST_NAMES])
-        more = f" and {len(ours) - _MOST_NAMES} more" if len(ours) > _MOST_NAMES else ""
-        yield f"{work} at {format_size(size_bytes)} on {names}{more}: {told}"
+def _reason(absence: Absence) -> Absence:
+    """Return an absence that is equal for all links that have the same reason."""
+    skipped = absence.skipped
+    return replace(absence, failure=None, skipped=skipped and replace(skipped, work=None, members=()))
 
 
-def _copies(facts: Facts) -> Iterator[str]:
+def _copies(facts: Facts) -> Iterator[NotDone]:
     readings = facts.readings
     copies = [r for r in readings.cells if r.work.operation.is_copy and r.work.variant is Variant.PLAIN]
     if not any(reading.size_bytes >= COPY_BYTES for reading in copies):
-        yield f"links against their limits: no copy of {format_size(COPY_BYTES)} or more was measured on them"
+        yield NotDone(CheckKind.COPIES)
         return
     unknown = sorted({r.label for r in copies if path_limit(facts, (r.members[0], r.members[1])) is None})
     if unknown:
-        yield f"{', '.join(unknown)} links against a limit: their slots or NVLinks are unknown"
+        yield NotDone(CheckKind.LIMITS, labels=tuple(unknown))
     if not readings.of(STAGED, COPY_BYTES):
-        yield "peer access against staging: no staged copies (collbench copies --patterns one-way,staged)"
+        yield NotDone(CheckKind.STAGING)
 
 
-def _collectives(facts: Facts) -> Iterator[str]:
+def _collectives(facts: Facts) -> Iterator[NotDone]:
     cells = [r for r in facts.readings.cells if r.work.operation.is_collective]
     if not any(reading.size_bytes >= COLLECTIVE_BYTES for reading in cells):
-        yield f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured"
+        yield NotDone(CheckKind.COLLECTIVES)
     elif not any(r.work.operation is Operation.ALLREDUCE and len(r.members) == 2 for r in cells):
-        yield "NCCL pair by pair: no all-reduce was measured on pairs"
+        yield NotDone(CheckKind.PAIRS)
 
 
-def _sources(facts: Facts) -> Iterator[str]:
+def _sources(facts: Facts) -> Iterator[NotDone]:
     run = facts.run
-    asked: dict[str, list[object]] = {
-        "nvidia-smi topo -m": [path.tool_label for path in run.paths],
-        "nvidia-smi topo -p2p": [path.tool_peer_access or None for path in run.paths],
-        "CUDA's peer access": [path.cuda_peers for path in run.paths],
+    asked: dict[Source, list[object]] = {
+        Source.TOPOLOGY: [path.tool_label for path in run.paths],
+        Source.PEERS: [path.tool_peer_access or None for path in run.paths],
+        Source.CUDA: [path.cuda_peers for path in run.paths],
     }
-    silent = [name for name, answers in asked.items() if all(answer is None for answer in answers)]
+    silent = tuple(source for source, answers in asked.items() if all(answer is None for answer in answers))
     if silent and run.paths:
-        yield f"the labels against {', '.join(silent)}: not in this run"
-    states = run.health_after
+        yield NotDone(CheckKind.LABELS, sources=silent)
     over_pcie = any(not is_nvlink(path.label) for path in run.paths)
-    if over_pcie and not any(state.pcie_generation or state.pcie_width for state in states):
-        yield "PCIe under load: its generation and width were not read"
+    if over_pcie and not any(state.pcie_generation or state.pcie_width for state in run.health_after):
+        yield NotDone(CheckKind.PCIE)

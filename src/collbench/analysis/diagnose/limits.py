@@ -14,9 +14,9 @@ from collbench.analysis.physics import FASTEST_PCIE_GBS, HIDDEN, Impossible, imp
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant
-from collbench.model.run import DataPoint, Measurement, SkipKind
+from collbench.model.run import DataPoint, Measurement, SkipKind, Skipped
 
 # Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
 
@@ -30,21 +30,24 @@ def failures(facts: Facts) -> Iterator[Finding]:
     """Yield the places where data was wrong, those where the work never ended, and those where it failed otherwise."""
     yield from _corruptions(facts)
     given_up = [bad for bad in facts.run.measurements if bad.failure and not bad.untried and not bad.wrong]
-    yield from _given_up(facts, Kind.HANG, [bad for bad in given_up if bad.failure_kind is FailureKind.HANG])
-    yield from _given_up(facts, Kind.FAILED, [bad for bad in given_up if bad.failure_kind is not FailureKind.HANG])
+    hung = [bad for bad in given_up if bad.failure is not None and bad.failure.kind is FailureKind.HANG]
+    yield from _given_up(facts, Kind.HANG, hung)
+    yield from _given_up(facts, Kind.FAILED, [bad for bad in given_up if bad not in hung])
 
 
 def _corruptions(facts: Facts) -> Iterator[Finding]:
-    cases: dict[tuple[int, ...], str] = {}
+    cases: dict[tuple[int, ...], Skipped | Measurement] = {}
     for left in facts.run.skipped:
         if left.kind is SkipKind.WRONG_DATA:
-            cases.setdefault(left.members, left.reason)
+            cases.setdefault(left.members, left)
     for bad in facts.run.measurements:
         if bad.wrong:
-            cases.setdefault(bad.cell.members, bad.failure or f"{bad.wrong} elements of {bad.cell.work} were wrong")
-    for members, reason in cases.items():
-        told = f"Wrong data arrived. {reason.rstrip('.')}."
-        yield _found(facts, Kind.DATA_CORRUPT, members, told, _set_links(members))
+            cases.setdefault(bad.cell.members, bad)
+    for members, case in cases.items():
+        told = "Wrong data arrived."
+        if isinstance(case, Measurement) and case.failure is None:
+            told = f"{told} {case.wrong} elements of {case.cell.work} were wrong."
+        yield _found(facts, Kind.DATA_CORRUPT, members, told, _set_links(members), case)
 
 
 def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
@@ -56,17 +59,17 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
     tried = {link for m in facts.run.measurements if len(m.cell.members) == 2 for link in _links_of(m)}
     for blame in blames(facts, links, tried):
         ours = [one for link in sorted(blame.links) for one in links[link]]
-        yield _found(facts, kind, blame.members, _what(kind, blame.where, ours), blame.links)
+        yield _found(facts, kind, blame.members, _what(kind, blame.where, ours), blame.links, ours[0])
     for members in sorted({one.cell.members for one in bad if len(one.cell.members) != 2}):
         ours = [one for one in bad if one.cell.members == members]
-        yield _found(facts, kind, members, _what(kind, facts.tags(members), ours), _set_links(members))
+        yield _found(facts, kind, members, _what(kind, facts.tags(members), ours), _set_links(members), ours[0])
 
 
 def _what(kind: Kind, where: str, bad: Sequence[Measurement]) -> str:
     works = ", ".join(sorted({str(one.cell.work) for one in bad}))
     if kind is Kind.HANG:
         return f"{where}: the work never ended ({works})."
-    return f"{where}: the work failed ({works}). {bad[0].failure.rstrip('.')}."
+    return f"{where}: the work failed ({works})."
 
 
 def _links_of(measurement: Measurement) -> tuple[Link, ...]:
@@ -79,11 +82,16 @@ def _set_links(members: tuple[int, ...]) -> frozenset[Link]:
     return both_ways((a, b) for a in members for b in members if a != b)
 
 
-def _found(facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links: frozenset[Link]) -> Finding:
+def _found(
+    facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links: frozenset[Link], case: Skipped | Measurement
+) -> Finding:
+    """Return a finding that rests on `case`; a hang's own failure says no more than that it hangs."""
     cause, command = _cause(facts, kind, links)
     first = min(links, default=None)
     label = facts.label(first) if first else ""
-    return found(kind, members, links, Message(what, cause, command), Rates(label))
+    skipped, failure = (case, None) if isinstance(case, Skipped) else (None, case.failure)
+    told = Message(what, cause, command, failure=None if kind is Kind.HANG else failure, skipped=skipped)
+    return found(kind, members, links, told, Rates(label))
 
 
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:

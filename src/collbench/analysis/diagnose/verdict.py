@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from collbench.model.failures import Failure
+from collbench.model.run import Skipped
+
 # What a verdict is: where a label and the wires disagree, why, and how to check it (docs/method.md 10).
 
 
@@ -61,7 +64,8 @@ class Verdict:
 
     `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
     all that are concerned. `explains` are kinds that would have been found for the same links without this one.
-    `confirmed` is False where only samples beside others showed it, and no audit says that they count.
+    `confirmed` is False where only samples beside others showed it, and no audit says that they count. `failure` and
+    `skipped` are the first that it rests on, where it rests on one: `what` leaves them out.
     """
 
     kind: Kind
@@ -75,6 +79,8 @@ class Verdict:
     what: str
     explains: tuple[Kind, ...] = ()
     confirmed: bool = True
+    failure: Failure | None = None
+    skipped: Skipped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +96,14 @@ class Finding:
 
 
 class Message(NamedTuple):
-    """A finding's words; `sure` as in Finding."""
+    """A finding's words, and what they rest on as in Verdict; `sure` as in Finding."""
 
     what: str
     cause: str
     command: str
     sure: bool = False
+    failure: Failure | None = None
+    skipped: Skipped | None = None
 
 
 class Rates(NamedTuple):
@@ -130,6 +138,8 @@ def found(
         command=told.command,
         what=told.what,
         confirmed=rates.confirmed,
+        failure=told.failure,
+        skipped=told.skipped,
     )
     return Finding(verdict, frozenset(links), told.sure)
 

@@ -81,14 +81,18 @@ _NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9.]+)\.dist-info")
 
 def software(nccl: str | None) -> Software:
     """Return what is installed; `nccl` is the library that the user named, None where none was."""
-    version, path, error = _nccl(nccl)
+    try:  # as a measurement opens it, and asked for its version only
+        library = nccl_library.find_nccl(nccl)
+        timed = {"nccl": nccl_library.format_version(library.version), "nccl_path": library.path}
+    except MachineError as error:
+        timed = {"nccl_error": error.problem, "nccl_advice": error.advice}
+    except ImportError as error:  # of our extension
+        timed = {"nccl_error": str(error)}
     wheel = nccl_library.wheel_library()
     libcuda, libcuda_error = _libcuda(ctypes.CDLL)
     torch, torch_cuda = torch_build()
     return Software(
-        nccl=version,
-        nccl_path=path,
-        nccl_error=error,
+        **timed,
         wheel="" if wheel is None else str(wheel),
         wheel_version=_wheel_version(wheel),
         libcuda=libcuda,
@@ -108,15 +112,6 @@ def torch_build() -> tuple[str, str]:
     folder = pathlib.Path(spec.origin).parent if spec and spec.origin else pathlib.Path()
     found = _TORCH_CUDA.search(read(folder / "version.py"))
     return version, found[1] if found else ""
-
-
-def _nccl(explicit: str | None) -> tuple[str, str, str]:
-    """Return NCCL's version, path and error. It is opened as a measurement opens it, and asked for its version only."""
-    try:
-        found = nccl_library.find_nccl(explicit)
-    except (MachineError, ImportError) as error:
-        return "", "", str(error)
-    return nccl_library.format_version(found.version), found.path, ""
 
 
 def _wheel_version(wheel: pathlib.Path | None) -> str:
@@ -174,7 +169,7 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
             )
     except MachineError as error:
         missing = isinstance(error, NoDriver)
-        return Driver(error=str(error), missing=missing, on_the_bus=on_the_bus, nvidia_smi=tool)
+        return Driver(error=error.problem, advice=error.advice, missing=missing, on_the_bus=on_the_bus, nvidia_smi=tool)
 
 
 def nvml_binding() -> Any:
@@ -182,7 +177,7 @@ def nvml_binding() -> Any:
     try:
         import pynvml
     except ImportError as error:
-        raise MachineError("cannot read GPU facts: nvidia-ml-py is missing; pip install nvidia-ml-py") from error
+        raise MachineError("cannot read GPU facts: nvidia-ml-py is missing", "pip install nvidia-ml-py") from error
     return pynvml
 
 

@@ -36,6 +36,7 @@ class Gpu:
 class Driver:
     """The NVIDIA driver through NVML. `error` says why it does not answer, `missing` that its library is not here.
 
+    `advice` says what to do about the error.
     `on_the_bus` counts NVIDIA GPUs that PCI has.
     """
 
@@ -48,13 +49,15 @@ class Driver:
     on_the_bus: int | None = None
     nvidia_smi: str = ""
     missing: bool = False
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Software:
     """Libraries: `nccl` is what collbench would time, `wheel` the file beside torch, `wheel_version` what pip calls it.
 
-    Versions of CUDA are as people write them ("13.0"); `torch_cuda` is "" for a build without CUDA.
+    `nccl_error` says why NCCL cannot be opened, `nccl_advice` what to do. Versions of CUDA are as people write them
+    ("13.0"); `torch_cuda` is "" for a build without CUDA.
     """
 
     nccl: str = ""
@@ -66,6 +69,7 @@ class Software:
     libcuda_error: str = ""
     torch: str = ""
     torch_cuda: str = ""
+    nccl_advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

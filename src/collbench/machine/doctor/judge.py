@@ -14,7 +14,7 @@ from collbench.machine.limits import HOT_C, holds_back
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
-from collbench.model.run import Path, PeerStatus
+from collbench.model.run import Device, Path, PeerStatus
 from collbench.model.units import fixed, format_approximate_size
 
 # What the doctor says of one thing: ok, warn, fail or unknown, and the fix. Pure.
@@ -41,13 +41,18 @@ class Group(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `fix` is one command or sentence, "" where nothing is to be done."""
+    """One line of the report: what was found, in a sentence that nothing reads, and what to do about it.
+
+    `fix` is one command or sentence, "" where nothing is to be done. `devices` are the GPUs that it is about, by
+    nvidia-smi's indices; () for all of them, and for none.
+    """
 
     group: Group
     name: str
     level: Level
     told: str
     fix: str = ""
+    devices: tuple[int, ...] = ()
 
 
 def tags(gpus: Collection[Gpu], among: Collection[Gpu] = ()) -> str:
@@ -57,9 +62,14 @@ def tags(gpus: Collection[Gpu], among: Collection[Gpu] = ()) -> str:
     return ", ".join(gpu.device.tag for gpu in gpus)
 
 
+def numbers(gpus: Collection[Gpu]) -> tuple[int, ...]:
+    """Return the GPUs' numbers, as nvidia-smi counts them."""
+    return tuple(gpu.device.index for gpu in gpus)
+
+
 def indices(gpus: Collection[Gpu]) -> str:
     """Return the GPUs' numbers as `nvidia-smi -i` takes them: "0,2"."""
-    return ",".join(str(gpu.device.index) for gpu in gpus)
+    return ",".join(map(str, numbers(gpus)))
 
 
 # What the driver's facts mean: its version, which GPUs are in sight, their modes and health. Pure.
@@ -85,10 +95,8 @@ def driver(facts: Facts) -> list[Finding]:
     """Judge the driver, its version, and how many GPUs it shows."""
     found = facts.driver
     if found.error:
-        told, _, advice = found.error.partition("; ")
         instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
-        fix = instead if found.missing else advice
-        return [Finding(Group.GPUS, "driver", Level.FAIL, told, fix)]
+        return [Finding(Group.GPUS, "driver", Level.FAIL, found.error, instead if found.missing else found.advice)]
     return [_version(found), *_tool(found), _count(facts)]
 
 
@@ -185,15 +193,16 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
     wrong = [gpu for gpu in gpus if gpu.ecc_errors]
     if failed:
         told = f"{tags(failed, gpus)} could not replace a bad memory row"
-        yield Finding(Group.GPUS, "memory", Level.FAIL, told, "leave the GPU out and have it replaced")
+        yield Finding(Group.GPUS, "memory", Level.FAIL, told, "leave the GPU out and have it replaced", numbers(failed))
     elif pending:
         told = f"{tags(pending, gpus)} will replace a bad memory row at the next reset"
         fix = f"sudo nvidia-smi -i {indices(pending)} --gpu-reset, when nothing runs there; or reboot"
-        yield Finding(Group.GPUS, "memory", Level.WARN, told, fix)
+        yield Finding(Group.GPUS, "memory", Level.WARN, told, fix, numbers(pending))
     elif wrong:
         each = ", ".join(f"{gpu.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
         fix = f"sudo nvidia-smi -i {indices(wrong)} --gpu-reset, when nothing runs there; replace it if they return"
-        yield Finding(Group.GPUS, "memory", Level.WARN, f"uncorrected ECC errors since the driver started: {each}", fix)
+        told = f"uncorrected ECC errors since the driver started: {each}"
+        yield Finding(Group.GPUS, "memory", Level.WARN, told, fix, numbers(wrong))
     elif any(gpu.ecc_errors is None for gpu in gpus):
         yield Finding(Group.GPUS, "memory", Level.UNKNOWN, "errors are not counted: ECC is off, or NVML does not tell")
     else:
@@ -206,7 +215,7 @@ def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
         words = _FABRIC_WORDS[waiting[0].fabric_state or 1]
         told = f"NVSwitch fabric {words} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
         fix = "sudo systemctl start nvidia-fabricmanager (its version must be the driver's)"
-        yield Finding(Group.GPUS, "fabric", Level.FAIL, told, fix)
+        yield Finding(Group.GPUS, "fabric", Level.FAIL, told, fix, numbers(waiting))
     elif any(gpu.fabric_state for gpu in gpus):
         yield Finding(Group.GPUS, "fabric", Level.OK, "NVSwitch fabric ready")
 
@@ -218,17 +227,18 @@ def _now(gpus: Sequence[Gpu]) -> Iterable[Finding]:
     if held:
         each = ", ".join(f"{gpu.device.tag}: {', '.join(gpu.throttle)}" for gpu in held)
         fix = "see nvidia-smi -q -d PERFORMANCE, and the cooling"
-        yield Finding(Group.GPUS, "clocks", Level.WARN, f"held back on {each}", fix)
+        yield Finding(Group.GPUS, "clocks", Level.WARN, f"held back on {each}", fix, numbers(held))
     if hot:
         each = ", ".join(f"{gpu.device.tag} {gpu.temperature} °C" for gpu in hot)
         fix = "see the fans and the air flow"
-        yield Finding(Group.GPUS, "temperature", Level.WARN, f"over {HOT_C} °C: {each}", fix)
+        yield Finding(Group.GPUS, "temperature", Level.WARN, f"over {HOT_C} °C: {each}", fix, numbers(hot))
     if busy:
         each = ", ".join(
             f"{gpu.device.tag} ({gpu.processes}, {format_approximate_size(gpu.memory_used or 0)})" for gpu in busy
         )
         told = f"processes on {each}: what is measured beside them is theirs, too"
-        yield Finding(Group.GPUS, "in use", Level.WARN, told, "nvidia-smi names them; wait, or leave these GPUs out")
+        fix = "nvidia-smi names them; wait, or leave these GPUs out"
+        yield Finding(Group.GPUS, "in use", Level.WARN, told, fix, numbers(busy))
     elif all(gpu.processes is not None for gpu in gpus):
         yield Finding(Group.GPUS, "in use", Level.OK, "no compute process on any of them")
 
@@ -253,7 +263,7 @@ def _all_or(
 
 def _mig(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
     told = f"on for {tags(bad, gpus)}: CUDA shows parts of a GPU, and NCCL has no peer access between them"
-    return Finding(Group.GPUS, "MIG", Level.FAIL, told, f"sudo nvidia-smi -i {indices(bad)} -mig 0")
+    return Finding(Group.GPUS, "MIG", Level.FAIL, told, f"sudo nvidia-smi -i {indices(bad)} -mig 0", numbers(bad))
 
 
 def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
@@ -261,14 +271,15 @@ def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
     prohibited = [gpu for gpu in bad if gpu.compute_mode == _PROHIBITED]
     if prohibited:
         told = f"prohibited on {tags(prohibited, gpus)}: CUDA cannot start there"
-        return Finding(Group.GPUS, "compute mode", Level.FAIL, told, fix)
+        return Finding(Group.GPUS, "compute mode", Level.FAIL, told, fix, numbers(prohibited))
     told = f"exclusive on {tags(bad, gpus)}: a second process is refused, and torch may open all GPUs in each rank"
-    return Finding(Group.GPUS, "compute mode", Level.WARN, told, fix)
+    return Finding(Group.GPUS, "compute mode", Level.WARN, told, fix, numbers(bad))
 
 
 def _cold(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
     told = f"off on {tags(bad, gpus)}: each first start waits for the driver, up to seconds a GPU"
-    return Finding(Group.GPUS, "persistence", Level.WARN, told, f"sudo nvidia-smi -i {indices(bad)} -pm 1")
+    fix = f"sudo nvidia-smi -i {indices(bad)} -pm 1"
+    return Finding(Group.GPUS, "persistence", Level.WARN, told, fix, numbers(bad))
 
 
 # What the operating system's limits mean for processes that share memory, pin it and spin on cores. Pure.
@@ -397,10 +408,10 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     if far:
         each = ", ".join(f"{gpu.device.tag} ({gpu.device.cpu_affinity})" for gpu in far)
         fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gpu-bind=closest"
-        yield Finding(Group.HOST, "NUMA", Level.WARN, f"no CPU in reach is near {each}", fix)
+        yield Finding(Group.HOST, "NUMA", Level.WARN, f"no CPU in reach is near {each}", fix, numbers(far))
     elif without:
         told = f"no memory in reach of the node beside {tags(without, gpus)}"
-        yield Finding(Group.HOST, "NUMA", Level.WARN, told, "widen the cgroup's cpuset.mems")
+        yield Finding(Group.HOST, "NUMA", Level.WARN, told, "widen the cgroup's cpuset.mems", numbers(without))
     elif known:
         told = "CPUs near every GPU are in reach"
         yield Finding(Group.HOST, "NUMA", Level.OK, told)
@@ -419,7 +430,7 @@ def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     if translated:
         told = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
         fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware" if level is Level.WARN else ""
-        yield Finding(Group.HOST, "IOMMU", level, told, fix)
+        yield Finding(Group.HOST, "IOMMU", level, told, fix, numbers(translated))
     else:
         words = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
         yield Finding(Group.HOST, "IOMMU", Level.OK, words[facts.host.iommu])
@@ -496,9 +507,8 @@ def _libcuda(facts: Facts) -> Iterable[Finding]:
 
 def _nccl(found: Software) -> Iterable[Finding]:
     if found.nccl_error:
-        told, _, advice = found.nccl_error.partition("; ")
-        fix = advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
-        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, told, fix)
+        fix = found.nccl_advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
+        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, found.nccl_error, fix)
     else:
         yield Finding(Group.LIBRARIES, "NCCL", Level.OK, f"{found.nccl}, {found.nccl_path}")
 
@@ -566,22 +576,23 @@ def judge_links(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
     told = ", ".join(f"{kinds[label]} × {label}" for label in ordered)
     return [
         Finding(Group.LINKS, "labels", Level.OK, f"{len(paths)} pair{'s' if len(paths) > 1 else ''}: {told}"),
-        _peers(paths, [device.tag for device in devices]),
+        _peers(paths, devices),
         *_links_down(gpus),
     ]
 
 
-def _peers(paths: Sequence[Path], names: Sequence[str]) -> Finding:
+def _peers(paths: Sequence[Path], devices: Sequence[Device]) -> Finding:
     refused = [path for path in paths if path.peers_denied]
     if refused and refused[0].peer_access is not None:
-        pairs = ", ".join("-".join(names[end] for end in path.devices) for path in refused[:4])
+        pairs = ", ".join("-".join(devices[end].tag for end in path.devices) for path in refused[:4])
         more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
         first = refused[0].peer_access
         same = len(first.statuses) == 1
         meaning = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
         told = f"refused ({first}: {meaning}) for {pairs}{more}: data goes through host memory"
         fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
-        return Finding(Group.LINKS, "peer access", Level.WARN, told, fix)
+        ends = sorted({devices[end].index for path in refused for end in path.devices})
+        return Finding(Group.LINKS, "peer access", Level.WARN, told, fix, tuple(ends))
     answers = [path.peer_access for path in paths]
     if any(one is None or PeerStatus.UNKNOWN in one.statuses for one in answers):
         return Finding(Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not tell; collbench pairs measures it")
@@ -597,7 +608,7 @@ def _links_down(gpus: Sequence[Gpu]) -> list[Finding]:
     if fewer:
         each = ", ".join(f"{gpu.device.tag} {gpu.links_up} of {most[gpu.device.name]}" for gpu in fewer)
         fix = "nvidia-smi nvlink --status; reset the GPUs or have the machine looked at"
-        return [Finding(Group.LINKS, "NVLinks", Level.WARN, f"some are down: {each}", fix)]
+        return [Finding(Group.LINKS, "NVLinks", Level.WARN, f"some are down: {each}", fix, numbers(fewer))]
     if not any(most.values()):
         return []
     counts = ", ".join(f"{count} up on each {name}" for name, count in most.items() if count)

@@ -26,10 +26,11 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Work
 from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import figure, fixed, format_approximate_size, format_size
+from collbench.output import sentences
 from collbench.output.html import series as html_series
 from collbench.output.html.series import Family, broken, families, series
 from collbench.output.text import verdicts
-from collbench.output.text.frame import header, headline, health_lines, notes, nvls
+from collbench.output.text.frame import headline, health_lines, notes, nvls, origin_fields
 from collbench.output.text.ranking import name
 from collbench.output.text.topology import explain_pair
 
@@ -44,7 +45,7 @@ _MOST_PATHS = 64
 
 def environment(run: Run) -> list[tuple[str, str]]:
     """Return (name, text) of all that the header of every page says, and of what was asked for."""
-    told = [_named(line) for line in header(run).splitlines()]
+    told = list(origin_fields(run).items())
     settings = run.settings
     asked = [
         ("command", shlex.join(("collbench", *settings.command))),
@@ -262,7 +263,9 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
         if counts[severity]
     ]
     lines = [failed] * bool(failed)
-    lines += [f"{verdict.kind}: {verdict.what}" for verdict in judged if verdict.severity in _FAULTS][:2]
+    lines += [f"{verdict.kind}: {sentences.what(verdict, run)}" for verdict in judged if verdict.severity in _FAULTS][
+        :2
+    ]
     lines += [verdicts.conclusion(covered, judged).rstrip(".")] if not told else []
     lines += health_lines(run)[:2]
     unfit = [run.devices[one.member].tag for one in left_out(run)]

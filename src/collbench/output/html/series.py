@@ -19,6 +19,7 @@ from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Device, Measurement, Run, StopReason
 from collbench.model.units import format_size
+from collbench.output import sentences
 from collbench.output.text.comparison import group_name
 from collbench.output.text.curves import limits_of, work_order
 from collbench.output.text.frame import place
@@ -304,14 +305,14 @@ def _given_up(family: Family, size: int, members: Members) -> bool:
 
 def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
     if found.failure:
-        yield f"failed: {found.failure}"
+        yield f"failed: {sentences.failure(found.failure, devices)}"
     if found.wrong:
         yield f"{found.wrong} wrong elements"
     if found.stop in _STOPS:
         yield _STOPS[found.stop]
     if any(sample.concurrent for sample in found.samples):
         yield "measured concurrently with others"
-    yield from sorted({flag.words(devices) for sample in found.samples for flag in sample.flags})
+    yield from sorted({sentences.flag(flag, devices) for sample in found.samples for flag in sample.flags})
 
 
 def _chosen(family: Family, size: int) -> str:

@@ -25,9 +25,11 @@ from collbench.model.run import (
     Measurement,
     Run,
     SkipKind,
+    Skipped,
     StopReason,
 )
 from collbench.model.units import format_size
+from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
 
 # Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
@@ -35,21 +37,26 @@ from collbench.output.text.layout import Block, Lines, short, whole
 
 def nvls(run: Run) -> str:
     """Return what is known of NVLS, "" without NCCL or where nothing is: off, not supported, possible, or chosen."""
+    known = _nvls(run)
+    return f"NVLS {known}" if known and physics.nvls(run) is not Nvls.UNKNOWN else known
+
+
+def _nvls(run: Run) -> str:
     setting = run.settings.environment.get(NVLS_VARIABLE)
     if not run.machine.nccl:
         return ""
     state = physics.nvls(run)
     if state is Nvls.OFF and setting == "0":
-        return f"NVLS off ({NVLS_VARIABLE}=0)"
+        return f"off ({NVLS_VARIABLE}=0)"
     if state is Nvls.OFF and run.machine.multicast is False:
-        return "NVLS not supported by these GPUs"
+        return "not supported by these GPUs"
     used = sum(found.algorithm.startswith("NVLS") for found in run.chosen)
     if run.chosen:
-        return f"NVLS {'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
+        return f"{'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
     if state is Nvls.UNKNOWN:
         return f"{NVLS_VARIABLE}={setting}" if setting else ""
     asked = f" ({NVLS_VARIABLE}={setting})" if setting else ""
-    return f"NVLS possible{asked}: the GPUs support multicast, NCCL decides"
+    return f"possible{asked}: the GPUs support multicast, NCCL decides"
 
 
 # The first lines of every page: where the numbers come from.
@@ -57,62 +64,59 @@ def nvls(run: Run) -> str:
 
 def header(run: Run) -> str:
     """Return the run's origin: backend first, then machine, devices, versions, and what was measured when."""
+    return _lines(origin_fields(run))
+
+
+def origin_fields(run: Run) -> dict[str, str]:
+    """Return the header's lines by their names."""
     machine = run.machine
     if capabilities(run.backend).simulated:
         return _simulated(run)
     kinds = Counter(device.name for device in run.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
-    lines = [
-        f"backend   {run.backend}{_backend_note(run.backend)}",
-        f"machine   {machine.hostname}: {devices}; {machine.system}",
-    ]
-    if machine.virtualization not in ("", "none"):
-        lines.append(f"virtual   GPU {machine.virtualization} to a virtual machine")
-    if machine.driver:
-        lines.append(f"driver    {machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}")
-    if machine.nccl:
-        lines.append(f"NCCL      {machine.nccl}, {machine.nccl_path}")
-    reductions = nvls(run)
-    if reductions:
-        lines.append(f"NVLS      {reductions.removeprefix('NVLS ')}")
-    if run.settings.processes > 1:
-        lines.append(f"processes {_processes(run)}")
-    changed = settings(run.settings.environment)
-    if changed:
-        lines.append(f"settings  {changed}")
-    lines.append(
-        f"measured  {run.started} in {run.seconds:.1f} s{_sizes(run)}{'' if run.complete else ' (interrupted)'}"
-    )
-    return "\n".join(lines)
+    virtual, done = machine.virtualization, "" if run.complete else " (interrupted)"
+    image = machine.kernel_image or "none"
+    fields = {
+        "backend": f"{run.backend}{_backend_note(run.backend)}",
+        "machine": f"{machine.hostname}: {devices}; {machine.system}",
+        "virtual": f"GPU {virtual} to a virtual machine" if virtual not in ("", "none") else "",
+        "driver": f"{machine.driver}, CUDA {machine.cuda}, kernels from {image}" if machine.driver else "",
+        "NCCL": f"{machine.nccl}, {machine.nccl_path}" if machine.nccl else "",
+        "NVLS": _nvls(run),
+        "processes": _processes(run) if run.settings.processes > 1 else "",
+        "settings": settings(run.settings.environment),
+        "measured": f"{run.started} in {run.seconds:.1f} s{_sizes(run)}{done}",
+    }
+    return {name: text for name, text in fields.items() if text}
 
 
 def origin(run: Run) -> str:
     """Return where a short page's figures come from: machine, what was set in the environment, when."""
-    lines = header(run).split("\n")
+    fields = origin_fields(run)
     if capabilities(run.backend).simulated:
-        return "\n".join(lines)
-    kept = ("machine", "NVLS", "settings", "measured")
-    return "\n".join(
-        line for line in lines if line.startswith(kept) or (capabilities(run.backend).cores and line == lines[0])
-    )
+        return _lines(fields)
+    kept = {"machine", "NVLS", "settings", "measured"} | ({"backend"} if capabilities(run.backend).cores else set())
+    return _lines({name: text for name, text in fields.items() if name in kept})
 
 
-def _simulated(run: Run) -> str:
+def _lines(fields: Mapping[str, str]) -> str:
+    return "\n".join(f"{name:<9} {text}" for name, text in fields.items())
+
+
+def _simulated(run: Run) -> dict[str, str]:
     """Return the lines of a simulated machine. No figure of its may pass for a measured one."""
     kinds = Counter(device.name for device in run.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
-    lines = [
-        f"backend   sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU",
-        f"machine   {devices}, all simulated",
-    ]
-    if run.machine.virtualization not in ("", "none"):
-        lines.append(f"virtual   GPU {run.machine.virtualization} to a virtual machine (simulated)")
-    changed = settings(run.settings.environment)
-    if changed:
-        lines.append(f"settings  {changed} (simulated)")
+    virtual, changed = run.machine.virtualization, settings(run.settings.environment)
     done = "" if run.complete else " (interrupted)"
-    lines.append(f"simulated {run.started}, {run.seconds:.1f} s of the machine's time{_sizes(run)}{done}")
-    return "\n".join(lines)
+    fields = {
+        "backend": f"sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU",
+        "machine": f"{devices}, all simulated",
+        "virtual": f"GPU {virtual} to a virtual machine (simulated)" if virtual not in ("", "none") else "",
+        "settings": f"{changed} (simulated)" if changed else "",
+        "simulated": f"{run.started}, {run.seconds:.1f} s of the machine's time{_sizes(run)}{done}",
+    }
+    return {name: text for name, text in fields.items() if text}
 
 
 def _processes(run: Run) -> str:
@@ -204,11 +208,8 @@ def _flagged(run: Run) -> Iterator[str]:
     for flag in (flag for found in run.measurements for sample in found.samples for flag in set(sample.flags)):
         figure = None if flag.kind is FlagKind.HOT else flag.figure
         marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
-    lines = [
-        f"{max(flags, key=lambda flag: flag.figure or 0).words(run.devices)} in {len(flags)} of {trials} trials"
-        for flags in marked.values()
-    ]
-    yield from sorted(lines)
+    worst = ((max(flags, key=lambda flag: flag.figure or 0), len(flags)) for flags in marked.values())
+    yield from sorted(f"{sentences.flag(flag, run.devices)} in {count} of {trials} trials" for flag, count in worst)
 
 
 def _throttled(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
@@ -218,7 +219,7 @@ def _throttled(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
             for reason in filter(holds_back, state.throttle):
                 flag = Flag(FlagKind.THROTTLED, (index,), reason=reason)
                 if flag not in flagged:
-                    yield f"{flag.words(run.devices)} {when} measuring"
+                    yield f"{sentences.flag(flag, run.devices)} {when} measuring"
 
 
 def _growth(run: Run, name: str, field: str) -> Iterator[str]:
@@ -236,7 +237,7 @@ def _shared(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
         for index, state in enumerate(states[: len(run.devices)]):
             if state.processes and index not in known:
                 flag = Flag(FlagKind.SHARED, (index,), state.processes)
-                yield f"{flag.words(run.devices)} {when} measuring"
+                yield f"{sentences.flag(flag, run.devices)} {when} measuring"
 
 
 def _by_tag(run: Run, states: tuple[Health, ...]) -> Iterator[tuple[str, Health]]:
@@ -282,7 +283,9 @@ def ending(run: Run, *more: str) -> Iterator[Block]:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     if health := health_lines(run):
         yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
-    lacks = _skipped(run, frozenset({SkipKind.ROOM}))  # a size that was asked for is not left out in silence
+    lacks = _skipped(
+        run, frozenset({SkipKind.ROOM, SkipKind.CONCURRENT_ROOM})
+    )  # a size that was asked for is not left out in silence
     yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, origin(run)])))
 
 
@@ -356,9 +359,10 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
     failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
     for found in run.measurements:
         if found.failure:
-            failed[tuple(sorted(found.cell.members)), found.failure_kind].append(found)
+            failed[tuple(sorted(found.cell.members)), found.failure.kind].append(found)
     for (members, _), points in list(failed.items())[:most]:
-        yield f"failed    {named(run, [members])}: {_points(points)}: {points[0].failure}"
+        why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
+        yield f"failed    {named(run, [members])}: {_points(points)}: {why}"
     if len(failed) > most:
         yield f"failed    and {len(failed) - most} more: the run file holds them"
 
@@ -373,14 +377,16 @@ def _points(points: Sequence[Measurement]) -> str:
 
 def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[str]:
     """Yield a line for each reason of these kinds (None: of all), with the first of what was skipped for it."""
-    reasons: dict[str, list[str]] = {}
-    for skipped in run.skipped:
-        if kinds is None or skipped.kind in kinds:
-            reasons.setdefault(skipped.reason, []).append(skipped.what)
-    for reason, found in reasons.items():
-        what = list(dict.fromkeys(found))
+    reasons: dict[Skipped, list[Skipped]] = {}
+    for left in run.skipped:
+        if kinds is None or left.kind in kinds:
+            reasons.setdefault(sentences.reason_alone(left), []).append(left)
+    for found in reasons.values():
+        what = list(dict.fromkeys(filter(None, (sentences.skipped_what(left, run) for left in found))))
         more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
-        yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}: {reason}"
+        joint = ": " if what else ""
+        reason = sentences.skipped_reason(found[0], run)
+        yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}{joint}{reason}"
 
 
 def _interference(run: Run) -> Iterator[str]:

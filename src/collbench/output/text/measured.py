@@ -177,8 +177,8 @@ def _at_largest(found: Sequence[Measurement], operation: Operation) -> list[Meas
 
 
 _CHASE = "pointer chase, ns an access (row reads column's memory; host: pinned memory)"
-_LATENCY_LEGEND = """\
-time: one all-reduce on the device, the slowest rank, median; launch: one call
+_TIME_LEGEND = "time: one all-reduce on the device, the slowest rank, median"
+_LAUNCH_LEGEND = """; launch: one call
 of an ungraphed loop, as a training step makes it"""
 
 
@@ -257,7 +257,7 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
         name = "-".join(run.devices[member].tag for member in measurement.cell.members)
         table.add_row(name, f"{summary.seconds * 1e6:.2f}", *([launch] if launches else []))
     yield table
-    yield Text(_LATENCY_LEGEND if launches else _LATENCY_LEGEND.partition("; launch")[0])
+    yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")
 
 
 # The tables of the collective commands: time, bandwidths, the interval of busbw, and what NCCL chose.

@@ -14,7 +14,9 @@ from rich.text import Text
 from collbench.analysis.nodes import Judgement, NodeChoice, State, Uplink, described
 from collbench.analysis.stats import DELTA
 from collbench.model.capabilities import capabilities
+from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
+from collbench.output import sentences
 from collbench.output.text.layout import WIDE, named
 from collbench.runfile.codec import plain
 
@@ -164,6 +166,16 @@ def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
             low = number
         high = number
     yield low, high
+
+
+def lost(run: Run) -> tuple[str, ...]:
+    """Return a line for each pair of nodes that failed: the hosts, and why."""
+    lines = []
+    for found in run.measurements:
+        if found.failure is not None:
+            hosts = dict.fromkeys(run.devices[rank].host for rank in found.cell.members)
+            lines.append(f"{' and '.join(hosts)}: {sentences.failure(found.failure, run.devices)}")
+    return tuple(lines)
 
 
 def _rounds(origin: Origin) -> Iterator[str]:

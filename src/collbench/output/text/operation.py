@@ -16,6 +16,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import figure, format_size
+from collbench.output import sentences
 from collbench.output.text import curves as text_curves
 from collbench.output.text.curves import Curves, Line, curves_of, limits_of, lines_of, place_name, sizes_of, spreads
 from collbench.output.text.frame import alarm, header, origin, place
@@ -110,7 +111,8 @@ def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
     failed = [m for m in run.measurements if m.failure and m.cell.work == work and m.cell.size_bytes == size]
     for measurement in failed[:_MOST_FAILURES]:
         where = place(run.devices, work, measurement.cell.members)
-        yield Lines(f"failed    {work} at {format_size(size)} on {where}: {measurement.failure}")
+        why = sentences.failure(measurement.failure, run.devices) if measurement.failure else ""
+        yield Lines(f"failed    {work} at {format_size(size)} on {where}: {why}")
     if len(failed) > _MOST_FAILURES:
         yield Lines(f"failed    {len(failed) - _MOST_FAILURES} more")
 

@@ -18,6 +18,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import figure, format_approximate_size, format_size
+from collbench.output import sentences
 from collbench.output.text.frame import alarm, failures, header, headline, not_judged, origin, troubled
 from collbench.output.text.layout import Block, Lines, legend, short, whole
 from collbench.output.text.matrix import heat_map, unit_of, value
@@ -116,7 +117,11 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
             "unfitted": [plain(fit) for fit in ranked.fits if isinstance(fit, Unfitted)],
             "missing": [
-                {"size_bytes": lack.size_bytes, "members": list(lack.members), "reason": lack.reason}
+                {
+                    "size_bytes": lack.size_bytes,
+                    "members": list(lack.members),
+                    "reason": sentences.absence(lack.absence, run),
+                }
                 for lack in ranked.missing
             ],
             "incomplete": [{"size_bytes": size, "places": count} for size, count in ranked.incomplete],
@@ -253,7 +258,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     for lack in ranked.missing:
         if (lack.size_bytes, lack.members) in failed:
             continue  # the page has a line for each place where something failed
-        groups[lack.size_bytes, lack.reason].append(lack)
+        groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
     for (size, reason), lacks in groups.items():
         names = ", ".join(name(run, ranked.work, lack.members) for lack in lacks[:_MOST_NAMES])
         more = f" and {len(lacks) - _MOST_NAMES} more" if len(lacks) > _MOST_NAMES else ""

@@ -18,6 +18,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import figure, fixed, format_size
+from collbench.output import sentences
 from collbench.output.text.frame import alarm, header, headline, origin
 from collbench.output.text.frame import not_judged as not_judged_line
 from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
@@ -59,7 +60,7 @@ def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[R
 
     The short page leaves out what is no fault, and explains the first faults only.
     """
-    covered = coverage(run)
+    covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
     yield from alarm(run)
     if not covered.judged:
         yield not_judged_line(_NOTHING)
@@ -83,7 +84,7 @@ def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[R
     for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _block(run, verdict, width))
     yield from whole("verdicts", Text(), *judged)
-    yield from whole("notes", *(Text(_field("not done", line, width)) for line in not_judged(run)))
+    yield from whole("notes", *(Text(_field("not done", line, width)) for line in undone))
     yield from short(Lines(f"\n{origin(run)}"))
 
 
@@ -91,7 +92,7 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
     """Yield a line for each reason why pairs were not judged."""
     reasons: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for one in covered.missed:
-        reasons[one.absence.reason].append(one.pair)
+        reasons[sentences.absence(one.absence, run)].append(one.pair)
     for reason, pairs in reasons.items():
         more = f" and {len(pairs) - _MOST_NAMES} more" if len(pairs) > _MOST_NAMES else ""
         yield f"{named(run, pairs[:_MOST_NAMES])}{more}: {reason}"
@@ -112,13 +113,15 @@ def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> str
         "judged": len(covered.judged),
         "failed": headline(run),
         "verdicts": [_plain(run, verdict) for verdict in verdicts],
-        "not_judged": [*unjudged(run, covered), *not_judged(run)],
+        "not_judged": [*unjudged(run, covered), *(sentences.not_done(one, run) for one in not_judged(run))],
     }
     return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
 
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     data: dict[str, Any] = plain(verdict)
+    del data["failure"], data["skipped"]
+    data["what"] = sentences.what(verdict, run)
     measured = data.pop("measured")
     data["measured_gbs"] = None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True))
     data["devices"] = [run.devices[member].tag for member in verdict.members]
@@ -129,7 +132,7 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
     """Return one verdict: its kind and devices, then a field a line."""
     head = Text(filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  "))
     head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
-    fields = [("what", verdict.what)]
+    fields = [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
         fields.append((_theory_name(verdict), f"{fixed(verdict.theory_gbs)} GB/s{_sim(run)}{_source(run, verdict)}"))
     if verdict.measured is not None:

@@ -1,0 +1,105 @@
+"""How work fails, and how data is wrong, as values: kinds, causes, devices, figures. `output` makes the sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collbench.model.operations import Work
+
+
+class FailureKind(StrEnum):
+    """How a step failed. Decisions rest on it, never on the words of an error.
+
+    HANG: it did not end in its time; CRASH: its process died; ERROR: CUDA, NCCL or the kernel refused it; UNTRIED: it
+    was not started, as too many before it had failed.
+    """
+
+    HANG = "hang"
+    CRASH = "crash"
+    ERROR = "error"
+    UNTRIED = "untried"
+
+
+class Cause(StrEnum):
+    """What happened. Beside each cause stand the fields of Failure that it fills."""
+
+    REFUSED = "refused"  # by CUDA, NCCL or the kernel: work, size_bytes, groups, devices, detail
+    NOT_OPENED = "GPUs not opened"  # devices, detail
+    NO_BUFFERS = "no buffers"  # devices, detail
+    NO_COMMUNICATOR = "no NCCL communicator"  # devices, detail
+    NO_ANSWER = "no answer"  # of a worker process, which was killed: devices, seconds, detail
+    GIVEN_UP = "given up"  # a simulated step: work, size_bytes, groups, seconds
+    DIED = "worker process died"  # devices, exit_status or signal, detail
+    ENDING = "worker process is ending"  # it closed its pipe
+    NO_WORKER = "no new worker"  # because, detail
+    NCCL_START = "NCCL did not start"  # count of workers, because
+    NO_WORLD = "the ranks could not join again"  # because, detail
+    NO_TIME = "a batch took no time"  # seconds
+    IN_A_ROW = "failures in a row"  # count, because
+    REPORTED = "reported"  # detail has it all: another rank's error, or an older file's sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a step failed. `kind` is None in files that older versions saved.
+
+    `devices` are the positions where it failed, `rank` is the process of a launch that reported it. `work`,
+    `size_bytes` and `groups` (positions) are the step's. `signal` ended a process, else `exit_status` is its own.
+    `detail` is in the words of CUDA, NCCL, the kernel or a dying process. `because` is an earlier failure that led to
+    this one.
+    """
+
+    kind: FailureKind | None
+    cause: Cause
+    devices: tuple[int, ...] = ()
+    rank: int | None = None
+    work: Work | None = None
+    size_bytes: int | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+    seconds: float | None = None
+    exit_status: int | None = None
+    signal: int | None = None
+    count: int | None = None
+    detail: str = ""
+    because: Failure | None = None
+
+    def __str__(self) -> str:
+        """Return "crash: worker process died (signal 9): detail": a notation, for the texts of exceptions."""
+        figures = {
+            "rank {}": self.rank,
+            "{:g} s": self.seconds,
+            "exit status {}": self.exit_status,
+            "signal {}": self.signal,
+            "{}": self.count,
+        }
+        known = ", ".join(form.format(figure) for form, figure in figures.items() if figure is not None)
+        head = f"{self.cause} ({known})" if known else str(self.cause)
+        kind = [str(self.kind)] if self.kind is not None else []
+        return ": ".join([*kind, head, *filter(None, (self.detail, str(self.because or "")))])
+
+
+def died(status: int, last_line: str, devices: tuple[int, ...] = ()) -> Failure:
+    """Return the failure of a process that ended with this status, as subprocess gives it; `devices` were its own.
+
+    `last_line` is the last that it wrote to stderr, "" for nothing.
+    """
+    ended, signal = (status, None) if status >= 0 else (None, -status)
+    return Failure(FailureKind.CRASH, Cause.DIED, devices, exit_status=ended, signal=signal, detail=last_line)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongData:
+    """Data that arrived and was not sent: `count` wrong elements of a message of `work` between `members`.
+
+    `members` are positions in the order of the transfer; of a collective the one that found it comes first. The first
+    wrong element is at byte `offset` of the message and is `found` instead of `expected`. None where it was not told.
+    """
+
+    work: Work
+    size_bytes: int
+    members: tuple[int, ...]
+    count: int | None = None
+    offset: int | None = None
+    expected: float | None = None
+    found: float | None = None
