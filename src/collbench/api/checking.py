@@ -42,7 +42,7 @@ def planned(request: Request) -> Request:
     sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
     if request.quick:
         copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
-        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, alone=True)
+        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 

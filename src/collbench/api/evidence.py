@@ -248,8 +248,6 @@ def _probe_request(wanted: Wanted) -> Request:
         copies=(Variant.PLAIN,) if on_cores else (),
         collectives=(Work(Operation.ALLREDUCE),),
         pairs=True,
-        dtype="float32",
-        redop="sum",
         nccl=named_nccl(wanted.nccl),
         seed=new_seed(),
         command=("pairs", *words, "--backend", wanted.backend),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from collbench.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
@@ -311,13 +311,13 @@ _VISITS_OF_SETS = 6
 QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What to measure. `sizes` None takes the backend's default; `backend` is "cuda", "host" or "sim".
 
     `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
     each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
-    overlap: each alone, all in turn, at least six visits. `alone`: no link or pair beside another one. `launches`
+    overlap: each alone, all in turn, at least six visits. `isolated`: no link or pair beside another one. `launches`
     times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
     the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
     of the sim backend, or its file. `resume` goes on with the run that is saved, `force` replaces another file.
@@ -325,16 +325,16 @@ class Request:
     """
 
     backend: str
-    devices: str | None
-    sizes: tuple[int, ...] | None
-    copies: tuple[Variant, ...]
-    collectives: tuple[Work, ...]
-    pairs: bool
-    dtype: str
-    redop: str
-    nccl: str | None
-    seed: int
-    command: tuple[str, ...]
+    devices: str | None = None
+    sizes: tuple[int, ...] | None = None
+    copies: tuple[Variant, ...] = ()
+    collectives: tuple[Work, ...] = ()
+    pairs: bool = False
+    dtype: str = "float32"
+    redop: str = "sum"
+    nccl: str | None = None
+    seed: int = 0
+    command: tuple[str, ...] = ()
     chase: bool = False
     split: int = 1
     root: int = 0
@@ -349,7 +349,7 @@ class Request:
     force: bool = False
     algorithms: bool = False
     sets: tuple[Members, ...] | None = None
-    alone: bool = False
+    isolated: bool = False
     fabric: str | None = None
     kind: CommandKind = CommandKind.PAIRS
     graph: int = 0
@@ -375,6 +375,11 @@ class Request:
         )
 
 
+# What a request and the settings of its run call by the same name, and mean the same by.
+_IN_BOTH = {field.name for field in fields(Request)} & {field.name for field in fields(Settings)}
+_IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
+
+
 def settings_of(
     request: Request,
     operations: tuple[Operation, ...],
@@ -386,33 +391,14 @@ def settings_of(
     return Settings(
         operations=operations,
         sizes=sizes,
-        dtype=request.dtype,
-        redop=request.redop,
         visits=visits,
-        seed=request.seed,
-        command=request.command,
         environment=environment,
-        root=request.root,
-        precision=request.precision,
-        budget_seconds=request.budget_seconds,
-        kind=request.kind,
         devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
         requested_sizes=request.sizes,
-        copies=request.copies,
-        chase=request.chase,
-        collectives=request.collectives,
         layout=_layout(request),
-        split=request.split,
         sets=request.sets or (),
-        isolated=request.alone,
-        launches=request.launches,
-        iterations=request.iterations,
-        warmup=request.warmup,
-        verify=request.verify,
-        quick=request.quick,
-        algorithms=request.algorithms,
-        graph=request.graph,
         fabric=request.fabric or "",
+        **{name: getattr(request, name) for name in _IN_BOTH},
     )
 
 
@@ -423,31 +409,12 @@ def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
         backend=run.backend,
         devices=",".join(settings.devices) or None,
         sizes=settings.requested_sizes,
-        copies=settings.copies,
-        collectives=settings.collectives,
         pairs=settings.layout is Layout.PAIRS,
-        dtype=settings.dtype,
-        redop=settings.redop,
-        nccl=nccl,
-        seed=settings.seed,
-        command=settings.command,
-        chase=settings.chase,
-        split=settings.split,
-        root=settings.root,
-        launches=settings.launches,
-        iterations=settings.iterations,
-        warmup=settings.warmup,
-        verify=settings.verify,
-        precision=settings.precision,
-        budget_seconds=settings.budget_seconds,
-        quick=settings.quick,
-        resume=True,
-        algorithms=settings.algorithms,
         sets=settings.sets or None,
-        alone=settings.isolated,
+        nccl=nccl,
         fabric=fabric,
-        kind=settings.kind,
-        graph=settings.graph,
+        resume=True,
+        **{name: getattr(settings, name) for name in _IN_BOTH},
     )
 
 
@@ -583,7 +550,7 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
 
 def _isolated(request: Request, groups: tuple[Members, ...]) -> tuple[Members, ...]:
     """Return what never runs beside others: finalists, which share GPUs and stand for jobs that run alone."""
-    return groups if request.alone else request.sets or ()
+    return groups if request.isolated else request.sets or ()
 
 
 def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
