@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api.notices import SILENT
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
 
+# Measuring commands without a type and a reduction of the user's.
+_WITHOUT_DTYPE = ("copies", "latency", "check")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
 
 
@@ -43,21 +44,20 @@ def select(
     be measured, a worker process measures, which is gone afterwards. Raises Error; where it raises, the environment is
     untouched.
     """
+    from collbench.api import values
     from collbench.api.selecting import DEFAULT_SIZE, SelectRequest, select_devices
 
     _check_alone("select")
     _check_cuda_is_down()
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise UsageError(f"{k!r} is no number of GPUs: write a whole number from 1")
     asked = SelectRequest(
-        count=k,
+        count=values.whole("k", k, least=1),
         backend="cuda",
-        run=None if run is None else os.fspath(_path(run)),
-        exclude=_excluded(exclude),
-        allow_busy=_flag("allow_busy", allow_busy),
-        verify=None if verify is None else _flag("verify", verify),
-        size_bytes=_bytes(DEFAULT_SIZE if size is None else size),
-        fresh=_flag("fresh", fresh),
+        run=None if run is None else os.fspath(values.path(run)),
+        exclude=values.excluded(exclude),
+        allow_busy=values.flag("allow_busy", allow_busy),
+        verify=None if verify is None else values.flag("verify", verify),
+        size_bytes=values.size(DEFAULT_SIZE if size is None else size),
+        fresh=values.flag("fresh", fresh),
     )
     selection = select_devices(asked).check()
     os.environ.update(selection.environment)
@@ -88,33 +88,51 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on the way is
     in the run (docs/run-file.md).
     """
-    from collbench.api.checking import confirm
+    from collbench.api import requests, values
+    from collbench.api.checking import confirmed
     from collbench.api.measuring import measure as measured
-    from collbench.api.requests import request_of
+    from collbench.model.capabilities import BACKENDS
+    from collbench.model.dtypes import REDOPS, parse_dtype
+    from collbench.model.units import parse_sizes
     from collbench.runfile import run_file, saved_runs
 
     _check_alone("measure")
-    request = request_of(
-        command,
-        devices=devices,
-        sizes=sizes,
-        backend=backend,
-        fabric=fabric,
-        dtype=dtype,
-        redop=redop,
-        precision=precision,
-        budget=budget,
-        quick=_flag("quick", quick),
-        nccl=None if nccl is None else os.fspath(_path(nccl)),
-        seed=seed,
+    if not isinstance(command, str) or command not in requests.COMMANDS:
+        raise UsageError(f"{command!r} is no measurement: write one of {', '.join(requests.COMMANDS)}")
+    if command in _WITHOUT_DTYPE and (dtype, redop) != ("float32", "sum"):
+        raise UsageError(f"{command} has a type and a reduction of its own: leave out dtype and redop")
+    if command == "latency" and sizes is not None:
+        raise UsageError("latency has a size of its own: leave out sizes")
+    chosen = None if devices is None else values.listed("devices", devices)
+    which = None if sizes is None else values.listed("sizes", sizes)
+    asked = requests.MeasureOptions(
+        devices=chosen,
+        sizes=None if which is None else parse_sizes(which),
+        backend=values.word("backend", backend, ("auto", *BACKENDS)),
+        fabric=None if fabric is None else values.word("fabric", fabric),
+        dtype=parse_dtype(values.word("dtype", dtype)),
+        redop=values.word("redop", redop, REDOPS),
+        precision=None if precision is None else values.number("precision", precision, below=1),
+        budget=None if budget is None else values.number("budget", budget),
+        quick=values.flag("quick", quick),
+        nccl=None if nccl is None else os.fspath(values.path(nccl)),
+        seed=None if seed is None else values.whole("seed", seed),
     )
-    path = None if output is None else _path(output)
-    if path is None and _flag("save", save):
+    given = {"--devices": chosen, "--sizes": which, "--fabric": fabric}
+    given |= {"--precision": None if precision is None else f"{precision:f}"}
+    given |= {"--budget": None if budget is None else f"{budget:f}s"}
+    words = [command, "--backend", backend]  # as one would type it: for people
+    words += [] if command in _WITHOUT_DTYPE else ["--dtype", dtype, "--op", redop]
+    words += [word for option, value in given.items() if value is not None for word in (option, value)]
+    words += ["--quick"] if quick else []
+    request = requests.COMMANDS[command](requests.request_of(command, asked, words))
+    path = None if output is None else values.path(output)
+    if path is None and values.flag("save", save):
         path = saved_runs.new_run(command, request.backend, SILENT.say)
-    found = measured(request, path, SILENT, f"measuring {command}")
-    if command == "check" and not quick and confirm(request, found.run, SILENT.say) and found.path is not None:
-        run_file.save(found.run, found.path, replace=True)
-    return found.run
+    done = measured(request, path, SILENT, f"measuring {command}")
+    if done.failure is not None:
+        raise done.failure
+    return confirmed(request, done, SILENT) if command == "check" else run_file.again(done.run)
 
 
 def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
@@ -132,9 +150,10 @@ def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
 
 def load(path: str | os.PathLike[str]) -> Run:
     """Return the run in a file that collbench saved, of any machine. Raises Error."""
+    from collbench.api import values
     from collbench.runfile import run_file
 
-    return run_file.load(_path(path))
+    return run_file.load(values.path(path))
 
 
 def runs(limit: int | None = None) -> tuple[SavedRun, ...]:
@@ -159,11 +178,12 @@ def rank(
     size at which links were not measured while they were at others.
     """
     from collbench.analysis.tiers import rank_links
+    from collbench.api import values
     from collbench.model.operations import Operation, Variant, Work
     from collbench.model.units import format_size
 
     _check_run(run, "rank")
-    wanted = None if size is None else _bytes(size)
+    wanted = None if size is None else values.size(size)
     try:
         work = Work(Operation(operation), Variant(variant), numa_node)
     except ValueError as error:
@@ -195,17 +215,6 @@ def _check_run(given: object, what: str) -> None:
         if isinstance(given, str | os.PathLike):
             advice = f"write collbench.{what}(collbench.load({os.fspath(given)!r}))"
         raise UsageError(f"cannot {what} a {type(given).__name__}: it is no run; {advice}")
-
-
-def _bytes(size: object) -> int:
-    """Return a size in bytes, given as a number of them or in words. Raises UsageError."""
-    from collbench.model.units import parse_size
-
-    if isinstance(size, str):
-        return parse_size(size)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise UsageError(f"size {size!r} is not a number of bytes: write 67108864 or '64M'")
-    return size
 
 
 def _check_alone(what: str) -> None:
@@ -248,29 +257,3 @@ def _cuda_user() -> str:
         return ""
     status = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
     return "" if status == _NOT_INITIALIZED else "CUDA has started"
-
-
-def _path(given: object) -> Path:
-    """Return a file's path. Raises UsageError for what names no file."""
-    if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"{given!r} names no run file: write its path")
-    return Path(given)
-
-
-def _flag(name: str, given: object) -> bool:
-    """Return True or False. Raises UsageError for anything else."""
-    if not isinstance(given, bool):
-        raise UsageError(f"{name}={given!r} is neither True nor False")
-    return given
-
-
-def _excluded(given: object) -> str | None:
-    """Return indices and UUIDs as the command line has them; None for none. Raises UsageError."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise UsageError(f"exclude={given!r} is no list of GPUs: write [0, 3], or a list of UUIDs")
-    words = []
-    for one in given:
-        if isinstance(one, bool) or not isinstance(one, int | str):
-            raise UsageError(f"exclude has {one!r}, which is neither the index of a GPU nor a UUID")
-        words.append(str(one))
-    return ",".join(words) or None

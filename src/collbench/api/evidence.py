@@ -224,7 +224,7 @@ def probe(wanted: Wanted, why: str, notices: Notices) -> Run:
     path = saved_runs.new_run("probe", wanted.backend, notices.say)
     notices.say(f"{why}probing for a few seconds")
     try:
-        run = measure(_probe_request(wanted), path, notices, "probing").run
+        run = run_file.again(measure(_probe_request(wanted), path, notices, "probing").run)
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted in the probe: {wanted.undone}") from error
     except CollbenchError as error:

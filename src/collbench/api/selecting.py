@@ -233,13 +233,14 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
         raise  # its line says whom not to trust
     except CollbenchError as error:
         raise error.retold(f"cannot measure the finalists: {error}; --no-verify answers by prediction alone") from error
-    if status := outcome(found.run).status:
+    run = run_file.again(found.run)
+    if status := outcome(run).status:
         from collbench.output.text.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {found.path}" if found.path else ""
-        raise NotTrusted(f"the finalists: {headline(found.run)}; {advice}{saved}", status)
-    return _over_all(found.run, asked.devices, used), found.path
+        raise NotTrusted(f"the finalists: {headline(run)}; {advice}{saved}", status)
+    return _over_all(run, asked.devices, used), found.path
 
 
 def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:

@@ -148,4 +148,4 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 # What a command lets the call beneath it say.
-NOTICES = Notices(say, progress_bar)
+NOTICES = Notices(say=say, progress=progress_bar)
