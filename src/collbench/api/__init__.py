@@ -15,12 +15,31 @@ from collbench.model.errors import UsageError
 if TYPE_CHECKING:
     from collbench.analysis.compare import Comparison
     from collbench.analysis.diagnose import Verdict
+    from collbench.analysis.predict.predict import Prediction
     from collbench.analysis.select import Selection
     from collbench.analysis.tiers import LinkRanking
+    from collbench.api.looking import Topology
+    from collbench.api.surveying import NodeSurvey
+    from collbench.api.training import Launch
+    from collbench.machine.doctor.judge import Finding
     from collbench.model.run import Run
     from collbench.runfile.saved_runs import SavedRun
 
-__all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
+__all__ = [
+    "Error",
+    "check",
+    "compare",
+    "doctor",
+    "load",
+    "measure",
+    "nodes",
+    "predict",
+    "rank",
+    "runs",
+    "select",
+    "topo",
+    "train_command",
+]
 
 # Measuring commands without a type and a reduction of the user's.
 _WITHOUT_DTYPE = ("copies", "latency", "check")
@@ -204,6 +223,160 @@ def check(run: Run) -> tuple[Verdict, ...]:
 
     _check_run(run, "check")
     return judge(run)
+
+
+def predict(  # noqa: PLR0913 - keywords, each an option of the command line
+    runs: Run | Iterable[Run],
+    *,
+    model: str | None = None,
+    params: int | str | None = None,
+    layers: int | None = None,
+    strategy: str | Iterable[str] = "ddp",
+    dtype: str = "bf16",
+    grad_dtype: str | None = None,
+    micro_batches: int = 1,
+    gpus: int | Iterable[int] | None = None,
+    step_time: float | None = None,
+    timed_on: str = "alone",
+    gpu_time: float | None = None,
+    host_phases: Iterable[float] | None = None,
+    head_share: float | None = None,
+    shard: int | None = None,
+    bucket: int | str = "25M",
+) -> Prediction:
+    """Return what communication costs a training step on the best and the worst GPUs of one machine's runs.
+
+    The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. Raises Error.
+    """
+    from collbench.api import predicting, values
+
+    given = values.several(runs)
+    for run in given:
+        _check_run(run, "predict")
+    if not given:
+        raise UsageError("no run to predict from: collbench.load returns one")
+    asked = predicting.PredictRequest(
+        model=None if model is None else values.word("model", model),
+        params=None if params is None else str(params),
+        layers=None if layers is None else values.whole("layers", layers, least=1),
+        strategies=values.listed("strategy", strategy),
+        dtype=values.word("dtype", dtype, predicting.BYTES),
+        grad_dtype=None if grad_dtype is None else values.word("grad_dtype", grad_dtype, predicting.BYTES),
+        micro_batches=values.whole("micro_batches", micro_batches, least=1),
+        gpus=None if gpus is None else tuple(values.whole("gpus", count, least=2) for count in values.several(gpus)),
+        step_seconds=None if step_time is None else values.number("step_time", step_time),
+        on_best=values.word("timed_on", timed_on, ("alone", "best")) == "best",
+        gpu_seconds=None if gpu_time is None else values.number("gpu_time", gpu_time),
+        host_phases=None if host_phases is None else ",".join(map(str, values.several(host_phases))),
+        head_share=None if head_share is None else values.number("head_share", head_share, below=1),
+        shards=None if shard is None else values.whole("shard", shard, least=2),
+        bucket_bytes=values.size(bucket),
+    )
+    return predicting.predict([(f"run {number}", run) for number, run in enumerate(given, 1)], asked)[1]
+
+
+def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
+    select: int | None = None,
+    *,
+    gpus: int | None = None,
+    backend: str = "auto",
+    fabric_cluster: str | os.PathLike[str] | None = None,
+    size: int | str = "512M",
+    budget: float = 60.0,
+    one_way: bool = False,
+    nccl: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> NodeSurvey | None:
+    """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
+
+    Call it in every process of a launch, one for each GPU: rank 0 gets the answer, the others None. Or name a cluster
+    to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. The run is saved as `output`, else as
+    a new file. Raises Error.
+    """
+    from collbench.api import surveying, values
+    from collbench.api.measuring import serve
+    from collbench.api.requests import MeasureOptions, request_of
+    from collbench.distributed.launchers import find_place
+    from collbench.model.capabilities import BACKENDS, is_simulated
+    from collbench.runfile import saved_runs
+
+    asked = surveying.NodesRequest(
+        count=None if select is None else values.whole("select", select, least=1),
+        gpus=None if gpus is None else values.whole("gpus", gpus, least=1),
+        size_bytes=values.size(size),
+        budget_seconds=values.number("budget", budget),
+        one_way=values.flag("one_way", one_way),
+    )
+    chosen = None if seed is None else values.whole("seed", seed)
+    cluster = None if fabric_cluster is None else os.fspath(values.path(fabric_cluster))
+    if is_simulated(values.word("backend", backend, ("auto", *BACKENDS))):
+        return surveying.survey_simulated(asked, cluster, chosen)
+    if cluster is not None:
+        raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
+    place = find_place(os.environ)
+    if place is None:
+        raise UsageError(
+            "nodes are measured by one process for each GPU: start them with srun, torchrun or mpirun, or simulate a "
+            "cluster with backend='sim'"
+        )
+    library = None if nccl is None else os.fspath(values.path(nccl))
+    shared = request_of("nodes", MeasureOptions(backend=backend, nccl=library, seed=chosen), ("nodes",))
+    request = surveying.request_for(asked, shared)
+    if place.rank > 0:
+        serve(request, place, SILENT)
+        return None
+    path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
+    found = surveying.survey_launch(asked, request, path, place)
+    if found.failure is not None:
+        raise found.failure
+    return found
+
+
+def topo(
+    file: str | os.PathLike[str] | None = None, *, backend: str = "auto", fabric: str | os.PathLike[str] | None = None
+) -> Topology:
+    """Return the devices and the labelled paths of this machine, of saved 'nvidia-smi topo -m' text, or simulated ones.
+
+    Raises Error.
+    """
+    from collbench.api import looking, values
+    from collbench.model.capabilities import BACKENDS
+
+    return looking.topology(
+        None if file is None else os.fspath(values.path(file)),
+        values.word("backend", backend, ("auto", *BACKENDS)),
+        None if fabric is None else os.fspath(values.path(fabric)),
+    )
+
+
+def doctor(backend: str = "cuda", *, nccl: str | os.PathLike[str] | None = None) -> tuple[Finding, ...]:
+    """Return what a run on this machine will depend on, as `collbench doctor` prints it. Raises Error."""
+    from collbench.api import looking, values
+    from collbench.model.capabilities import BACKENDS
+
+    here = [name for name, row in BACKENDS.items() if not row.simulated]
+    library = None if nccl is None else os.fspath(values.path(nccl))
+    return looking.doctor(values.word("backend", backend, here), library)
+
+
+def train_command(words: Iterable[str]) -> Launch:
+    """Choose GPUs as `collbench train` does with these words, and return what it would start; nothing is started.
+
+    `command` are the words to start, `changes` the variables to set for them. Raises Error.
+    """
+    from collbench.api import values
+    from collbench.api.training import prepare
+    from collbench.launch.arguments import split
+
+    given = values.several(words)
+    if isinstance(words, str) or not given or not all(isinstance(word, str) for word in given):
+        raise UsageError(f"{words!r} is no list of words: write ['--auto-select', '2', 'train.py']")
+    _check_alone("train_command")
+    arguments = split(given)
+    if arguments.help:
+        raise UsageError("--help is for the command line: 'collbench train --help'")
+    return prepare(arguments)
 
 
 def _check_run(given: object, what: str) -> None:

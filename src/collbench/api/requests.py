@@ -66,9 +66,9 @@ def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notice
             raise UsageError(f"--quick and --{name} both say how long to measure: leave one out")
     if asked.resume is not None:
         request = _resumed(command, asked, asked.resume)
-        _check_fabric(request.backend, request.fabric)
+        check_fabric(request.backend, request.fabric)
     else:
-        _check_fabric(asked.backend, asked.fabric)
+        check_fabric(asked.backend, asked.fabric)
         request = Request(
             backend=asked.backend,
             devices=asked.devices,
@@ -111,7 +111,7 @@ def _resumed(command: str, asked: MeasureOptions, file: Path) -> Request:
     return requested(run, asked.nccl, fabric)
 
 
-def _check_fabric(backend: str, fabric: str | None) -> None:
+def check_fabric(backend: str, fabric: str | None) -> None:
     """Raise UsageError for a fabric that nothing simulates, no or a wrong one to simulate, and several processes."""
     if not is_simulated(backend):
         if fabric is not None:

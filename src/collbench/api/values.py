@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from collbench.model.errors import UsageError
 from collbench.model.units import fixed, parse_size
@@ -57,11 +58,15 @@ def size(given: object) -> int:
     return given
 
 
+def several(given: object) -> list[Any]:
+    """Return the values of an iterable, or the one value."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+
+
 def listed(name: str, given: object) -> str:
     """Return numbers and words, at least one, with commas between them."""
-    several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else (given,)
     words = []
-    for one in several:
+    for one in several(given):
         if isinstance(one, bool) or not isinstance(one, int | str):
             raise UsageError(f"{name} has {one!r}, which is neither a number nor a word")
         words.append(str(one))

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from collbench.cli.runs import all_named_or_newest
+from collbench.cli.show import parse_operation
 from collbench.cli.terminal import echo, prose_width, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -48,7 +49,7 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
       collbench compare run.json --reference
     """
     limit = _parse_share(fail_below)
-    wanted = None if operation is None else _parse_operation(operation)
+    wanted = None if operation is None else parse_operation(operation)
     run_files = all_named_or_newest(files) if reference else files
     _check_count(run_files, reference=reference)
     runs = [run_file.load(path) for path in run_files]
@@ -140,17 +141,6 @@ def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     else:
         show_page(comparison.reference_page(answers, prose_width()))
     return status
-
-
-def _parse_operation(text: str) -> Operation:
-    for operation in Operation:
-        if _plain(text) == _plain(operation):
-            return operation
-    raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
-
-
-def _plain(text: str) -> str:
-    return "".join(letter for letter in text.lower() if letter not in "-_ ")
 
 
 def _parse_share(text: str) -> float:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from collbench.api.nodes import (
+from collbench.api.requests import MeasureOptions
+from collbench.api.surveying import (
     ASSUMED_GBS,
     DEFAULT_BUDGET,
     DEFAULT_SIZE,
@@ -21,7 +22,6 @@ from collbench.api.nodes import (
     survey_launch,
     survey_simulated,
 )
-from collbench.api.requests import MeasureOptions
 from collbench.cli import options
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import NOTICES, echo, is_verbose, prose_width, say, show_page, verbose_option

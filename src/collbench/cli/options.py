@@ -17,7 +17,6 @@ from collbench.api.requests import MeasureOptions, request_of
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli.terminal import NOTICES, verbose_option
-from collbench.launch.arguments import BACKENDS, check_backend
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_sizes
@@ -142,23 +141,14 @@ backend = click.option(
 )
 
 
-class _BackendHere(click.Choice[str]):
-    """A backend with devices on this machine; who writes sim is told what to do instead."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name. Raises UsageError."""
-        check_backend(value)
-        return super().convert(value, param, ctx)
-
-
-# What acts on this machine: CPU cores are taken only by name, for nobody who wants GPUs is served by them.
-backend_of_this_machine = click.option(
+# CPU cores are taken only by name, for nobody who wants GPUs is served by them.
+backend_of_a_machine = click.option(
     "--backend",
     metavar="NAME",
-    type=_BackendHere(BACKENDS),
+    type=click.Choice(factory.NAMES),
     default="auto",
     show_default=True,
-    help="cuda (GPUs), host (CPU cores), or auto: GPUs, never cores.",
+    help="cuda (GPUs), host (CPU cores), sim (a machine that is only simulated), or auto: GPUs, never cores.",
 )
 fabric = click.option(
     "--fabric", metavar="NAME|FILE", help="With --backend sim: the machine to simulate (docs/fabric-file.md)."

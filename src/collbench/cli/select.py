@@ -17,6 +17,7 @@ from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, selec
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, is_verbose, prose_width, verbose_option
 from collbench.launch import formats
+from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
 from collbench.runfile.codec import plain
@@ -91,7 +92,8 @@ _own_options = options.apply(
     ),
     click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Oldest saved run to believe."),
     click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
-    options.backend_of_this_machine,
+    options.backend_of_a_machine,
+    options.fabric,
     options.nccl,
     verbose_option,
 )
@@ -102,7 +104,7 @@ _own_options = options.apply(
 @click.argument("file", metavar="[RUN.JSON]", required=False)
 @_own_options
 def select(**given: Any) -> None:
-    """Choose the best K devices of this machine and say why.
+    """Choose the best K devices of this machine, or of a simulated one, and say why.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
     Busy, throttled and faulty GPUs are left out, as of now. Where the choice matters, real all-reduces on the best sets
@@ -115,6 +117,7 @@ def select(**given: Any) -> None:
       eval "docker run $(collbench select 2 --format docker) IMAGE"
       srun $(collbench select 2 --format slurm) python train.py
       collbench select 4 --topology topo.txt
+      collbench select 4 --backend sim --fabric dgx-1v
     """
     layout = given.pop("layout")
     asked = _parse(**given)
@@ -136,8 +139,12 @@ def _parse(*, file: str | None, older_file: str | None, size: str, max_age: str,
 
 def _check_layout(asked: SelectRequest, layout: str) -> None:
     """Raise UsageError for an answer that could not be acted on, before anything is measured."""
-    if asked.backend == "host" and layout in formats.ACTING:
-        raise UsageError(f"--format {layout} is for GPUs, and --backend host chooses CPU cores: write --format list")
+    backend = BACKENDS.get(asked.backend)  # None for "auto", which takes GPUs alone
+    if backend is not None and not backend.visible and layout in formats.ACTING:
+        what = "CPU cores" if backend.cores else "simulated GPUs"
+        raise UsageError(
+            f"--format {layout} is for GPUs, and --backend {asked.backend} chooses {what}: write --format list"
+        )
     if asked.topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
             f"--topology counts all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
@@ -147,7 +154,7 @@ def _check_layout(asked: SelectRequest, layout: str) -> None:
 def _usable(found: Selected, asked: SelectRequest, layout: str) -> Selection:
     """Return the selection for a program that acts on it and sees nothing else. Raises UsageError, NotTrusted."""
     backend = found.selection.origin.backend
-    if asked.elsewhere and backend != "cuda" and layout in formats.ACTING:
+    if asked.elsewhere and not found.selection.origin.acts and layout in formats.ACTING:
         raise UsageError(
             f"{asked.run} was measured on the {backend} backend, which has no GPUs to use: "
             "write --format text, list or json"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from collbench.model import capabilities
 from collbench.model.errors import UsageError
 
 # The options that may stand before the script of `collbench train`: its own and torchrun's.
@@ -101,7 +102,7 @@ def _unknown(word: str) -> UsageError:
 # The command line of `collbench train`, split into collbench's options, torchrun's, and the program's.
 
 
-BACKENDS = ("auto", "cuda", "host")
+BACKENDS = ("auto", *(name for name in capabilities.BACKENDS if not capabilities.is_simulated(name)))
 DEFAULT_MAX_AGE = "7d"
 
 
@@ -176,10 +177,10 @@ def _own(own: dict[str, str], torchrun: tuple[Option, ...], program: tuple[str, 
 
 def check_backend(name: str) -> None:
     """Raise UsageError for a backend that has no devices on this machine."""
-    if name == "sim":
+    if capabilities.is_simulated(name):
         raise UsageError(
-            "--backend sim has no devices to use here: measure it, 'collbench pairs --backend sim --fabric NAME -o "
-            "RUN', and choose by 'collbench select K RUN.JSON --elsewhere'"
+            f"--backend {name} has no devices to train on: 'collbench select K --backend {name} --fabric NAME' says "
+            "what would be chosen of a simulated machine"
         )
     if name not in BACKENDS:
         raise UsageError(f"backend '{name}' does not exist: write one of {', '.join(BACKENDS)}")
