@@ -15,7 +15,7 @@ from collbench.api.requests import MeasureOptions
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
-from collbench.cli.measuring import FORMAT, NCCL_TESTS, Showing, measure_and_show
+from collbench.cli.measuring import FORMAT, JSON, NCCL_TESTS, Showing, measure_and_show
 from collbench.cli.nonzero_ranks import processes
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
@@ -326,7 +326,6 @@ _split = click.option(
     default=1,
     help="Time N disjoint sets of neighbours at once, each a communicator.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
 _in_place = click.option("--in-place", is_flag=True, help="Time it in place as well, in rows of their own.")
 
 
@@ -371,7 +370,7 @@ class CollectiveCommand(click.Command):
 def _command(operation: Operation) -> click.Command:
     row = operation.collective
 
-    @options.measuring(_pairs, _split, _in_place, _algorithms, FORMAT, _json, *NCCL_FLAGS)
+    @options.measuring(_pairs, _split, _in_place, _algorithms, FORMAT, JSON, *NCCL_FLAGS)
     def measure(  # noqa: PLR0913 - options
         asked: MeasureOptions,
         *,

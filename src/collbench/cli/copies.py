@@ -10,7 +10,7 @@ import click
 from collbench.api import requests
 from collbench.api.requests import PATTERNS, MeasureOptions
 from collbench.cli import options
-from collbench.cli.measuring import measure_and_show
+from collbench.cli.measuring import JSON, Showing, measure_and_show
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.units import parse_sizes
@@ -50,8 +50,8 @@ _sizes = click.option(
 
 
 @click.command(short_help="Time raw copies in every pattern, host memory included.")
-@options.measuring(_patterns, sized=_sizes)
-def copies(asked: MeasureOptions, patterns: tuple[Variant, ...] | None) -> None:
+@options.measuring(_patterns, JSON, sized=_sizes)
+def copies(asked: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
     Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all
@@ -65,12 +65,13 @@ def copies(asked: MeasureOptions, patterns: tuple[Variant, ...] | None) -> None:
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
     request = options.make_request("copies", asked)
-    measure_and_show(request if request.resume else requests.copies(request, patterns), asked.file)
+    request = request if request.resume else requests.copies(request, patterns)
+    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
 
 
 @click.command(short_help="Time one access, one small copy, one small all-reduce.")
-@options.measuring(sized=None)
-def latency(asked: MeasureOptions) -> None:
+@options.measuring(JSON, sized=None)
+def latency(asked: MeasureOptions, *, as_json: bool) -> None:
     """Time three latencies: one access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
     The access is a pointer chase: a kernel reads another GPU's memory (or the host's), each address from the last
@@ -83,7 +84,8 @@ def latency(asked: MeasureOptions) -> None:
       collbench latency --devices 0,1 --precision 1%
     """
     request = options.make_request("latency", asked)
-    measure_and_show(request if request.resume else requests.latency(request), asked.file)
+    request = request if request.resume else requests.latency(request)
+    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
 
 
 # `collbench pairs`: every link and pair, measured, on one page.
@@ -101,8 +103,8 @@ _operations = click.option(
 
 
 @click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
-@options.measuring(_operations, options.dtype, options.redop, sized=options.survey_sizes)
-def pairs(asked: MeasureOptions, operations: tuple[Operation | None, ...]) -> None:
+@options.measuring(_operations, options.dtype, options.redop, JSON, sized=options.survey_sizes)
+def pairs(asked: MeasureOptions, *, operations: tuple[Operation | None, ...], as_json: bool) -> None:
     """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
     Times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
@@ -119,4 +121,4 @@ def pairs(asked: MeasureOptions, operations: tuple[Operation | None, ...]) -> No
     if not request.resume:
         timed = [operation for operation in operations if operation is not None]
         request = requests.pairs(request, timed, raw=None in operations)
-    measure_and_show(request, asked.file)
+    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))

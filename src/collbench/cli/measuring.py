@@ -46,6 +46,9 @@ FORMAT = click.option(
 )
 
 
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
+
+
 @dataclass(frozen=True, slots=True)
 class Showing(Notices):
     """Where a finished run goes: stdout, as a page, as nccl-tests' text or as JSON, and the file of -J."""

@@ -90,6 +90,7 @@ _own_options = options.apply(
         show_default=True,
         help=f"What to print: {', '.join(_LAYOUTS)}.",
     ),
+    click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
     click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Oldest saved run to believe."),
     click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
     options.backend_of_a_machine,
@@ -103,7 +104,16 @@ _own_options = options.apply(
 @click.argument("count", metavar="K", type=click.IntRange(min=1))
 @click.argument("file", metavar="[RUN.JSON]", required=False)
 @_own_options
-def select(**given: Any) -> None:
+def select(
+    *,
+    file: str | None,
+    older_file: str | None,
+    size: str,
+    max_age: str,
+    layout: str,
+    as_json: bool,
+    **asked_for: Any,
+) -> None:
     """Choose the best K devices of this machine, or of a simulated one, and say why.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
@@ -119,8 +129,13 @@ def select(**given: Any) -> None:
       collbench select 4 --topology topo.txt
       collbench select 4 --backend sim --fabric dgx-1v
     """
-    layout = given.pop("layout")
-    asked = _parse(**given)
+    if as_json and layout not in (_TEXT, _JSON):
+        raise UsageError(f"--json and --format {layout} both say what to print: leave one out")
+    layout = _JSON if as_json else layout
+    if file is not None and older_file is not None:
+        raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
+    age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
+    asked = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **asked_for)
     asked.check()
     _check_layout(asked, layout)
     found = select_devices(asked, NOTICES)
@@ -128,13 +143,6 @@ def select(**given: Any) -> None:
     if found.status:
         sys.stdout.flush()  # a full disk is reported before the status
         raise click.exceptions.Exit(found.status)
-
-
-def _parse(*, file: str | None, older_file: str | None, size: str, max_age: str, **given: Any) -> SelectRequest:
-    if file is not None and older_file is not None:
-        raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
-    age = freshness.parse_duration(max_age)
-    return SelectRequest(run=file or older_file, size_bytes=parse_size(size), max_age=age, **given)
 
 
 def _check_layout(asked: SelectRequest, layout: str) -> None:

@@ -10,8 +10,9 @@ import click
 
 from collbench.analysis.outcome import outcome
 from collbench.api.looking import topology
+from collbench.api.requests import MeasureOptions
 from collbench.cli import options
-from collbench.cli.measuring import FORMAT, Showing
+from collbench.cli.measuring import FORMAT, JSON, Showing
 from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import NOTICES, echo, show_page, verbose_option
 from collbench.machine import visible_devices
@@ -72,8 +73,11 @@ def as_typed(text: str) -> str:
 @click.option("--size", metavar="SIZE", help="Only at this size.  [default: the largest and the smallest, and curves]")
 @click.option("--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Only this: {', '.join(SECTIONS)}.")
 @FORMAT
+@JSON
 @verbose_option
-def show(file: Path | None, operation: str | None, size: str | None, section: str | None, layout: str) -> None:
+def show(
+    file: Path | None, operation: str | None, size: str | None, section: str | None, layout: str, as_json: bool
+) -> None:
     """Print a saved run again, as the command that measured it did.
 
     With an operation of it (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of links and pairs,
@@ -88,8 +92,10 @@ def show(file: Path | None, operation: str | None, size: str | None, section: st
       collbench show run.json --operation allreduce --size 64M
       collbench show --format nccl-tests allreduce.json
     """
-    showing = Showing(layout)
+    showing = Showing.asked(MeasureOptions(), layout, as_json=as_json)
     size_bytes = None if size is None else parse_size(size)
+    if as_json and (operation is not None or size is not None or section is not None):
+        raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
     if showing.as_nccl_tests and (operation is not None or size is not None):
         raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
     if section is not None and (operation is not None or showing.as_nccl_tests):
