@@ -22,8 +22,6 @@ from collbench.runfile import atomic_write, run_file
 if TYPE_CHECKING:
     from collbench.analysis.diagnose import Verdict
 
-# What is measured.
-
 
 # One size that decides: a message of 64 MiB shows bandwidth on all links that we know, and staged copies of more take
 # long on old ones. Cores show it at a quarter of that.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
-from collbench.model.units import parse_size
+from collbench.model.units import fixed, parse_size
 
 if TYPE_CHECKING:
     from collbench.analysis.predict.predict import Prediction
@@ -58,7 +58,8 @@ class PredictRequest:
             raise UsageError("--host-phases divides a step in which the GPU waits for the host: add --gpu-time 15ms")
         if self.gpu_seconds is not None and self.step_seconds is not None and self.gpu_seconds > self.step_seconds:
             raise UsageError(
-                f"--gpu-time {1e3 * self.gpu_seconds:g}ms is more than --step-time {1e3 * self.step_seconds:g}ms, and "
+                f"--gpu-time {fixed(1e3 * self.gpu_seconds)}ms is more than --step-time "
+                f"{fixed(1e3 * self.step_seconds)}ms, and "
                 "no step is shorter than the GPU's own time: leave --gpu-time out where the GPU does not wait for the "
                 "host"
             )

@@ -24,8 +24,6 @@ from collbench.model.run import (
 )
 from collbench.model.units import format_approximate_size, format_size
 
-# How long to measure.
-
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -264,12 +262,12 @@ class Plan:
             rounds.append([pair for pair in pairs if pair in planned])
             rounds.append([(b, a) for a, b in pairs if (b, a) in planned])
         rounds.extend([members] for members in groups if len(members) != 2)
-        return [part for together in rounds for part in self._split(work, together)]
-
-    def _split(self, work: Work, together: list[Members]) -> list[list[Members]]:
-        alone = [members for members in together if (work, members) in self.isolated]
-        rest = [members for members in together if (work, members) not in self.isolated]
-        return [[members] for members in alone] + ([rest] if rest else [])
+        parts: list[list[Members]] = []
+        for together in rounds:
+            parts += [[members] for members in together if (work, members) in self.isolated]
+            rest = [members for members in together if (work, members) not in self.isolated]
+            parts += [rest] if rest else []
+        return parts
 
 
 def cell_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
@@ -429,7 +427,11 @@ def _layout(request: Request) -> Layout:
 def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
     devices = backend.devices()
-    sizes, skipped = _fitting(_wanted_sizes(request), backend)
+    sizes = request.sizes
+    if sizes is None:
+        default = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
+        sizes = tuple(size for size in default if not request.quick or size in QUICK_SIZES)
+    sizes, skipped = _fitting(sizes, backend)
     groups: dict[Work, tuple[Members, ...]] = {}
     works: dict[Work, tuple[int, ...]] = {}
     nodes, refused = _nodes(request, backend)
@@ -465,7 +467,10 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
         root=request.root,
         together=request.split > 1,
-        isolated=frozenset((work, members) for work in kept for members in _isolated(request, groups[work])),
+        # Finalists share GPUs, and stand for jobs that run alone.
+        isolated=frozenset(
+            (work, members) for work in kept for members in (groups[work] if request.isolated else request.sets or ())
+        ),
         iterations=request.iterations,
         warmup=request.warmup,
         verify=request.verify,
@@ -485,13 +490,6 @@ def survey_sizes(backend: str) -> tuple[int, ...]:
 def _up_to_largest(backend: str, sizes: Iterable[int]) -> tuple[int, ...]:
     largest = capabilities(backend).largest_bytes
     return tuple(size for size in sizes if size <= largest)
-
-
-def _wanted_sizes(request: Request) -> tuple[int, ...]:
-    if request.sizes is not None:
-        return request.sizes
-    sizes = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
-    return tuple(size for size in sizes if not request.quick or size in QUICK_SIZES)
 
 
 def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], list[Skipped]]:
@@ -546,11 +544,6 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
     if request.root >= size:
         raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
     return sets
-
-
-def _isolated(request: Request, groups: tuple[Members, ...]) -> tuple[Members, ...]:
-    """Return what never runs beside others: finalists, which share GPUs and stand for jobs that run alone."""
-    return groups if request.isolated else request.sets or ()
 
 
 def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:

@@ -12,13 +12,10 @@ from collbench.api.checking import ToolTexts, confirmed, planned, refuse_cores, 
 from collbench.api.requests import MeasureOptions
 from collbench.cli import options
 from collbench.cli.measuring import Showing, measure_and_show
-from collbench.cli.terminal import echo, prose_width, say, show_page
+from collbench.cli.terminal import echo, leave, prose_width, say, show_page
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, UsageError
 from collbench.model.run import Run
 from collbench.runfile import run_file as runfile_run_file
-
-# `collbench check`: where the labels, the tools and the measurement disagree, and why.
-
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 _topology = click.option(
@@ -118,8 +115,7 @@ def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
         echo(verdicts.dumps(run, found, status), end="")
     else:
         show_page(verdicts.page(run, found, prose_width()))
-    sys.stdout.flush()  # a full disk is told before the status
     if shortfall:
+        sys.stdout.flush()  # a full disk is told first
         say(shortfall)
-    if status:
-        raise click.exceptions.Exit(status)
+    leave(status)

@@ -310,9 +310,6 @@ NCCL_FLAGS = (
 )
 
 
-# One command for each of NCCL's nine collectives: over all chosen GPUs, over each pair, or over disjoint sets.
-
-
 _pairs = click.option("--pairs", is_flag=True, help="Time each pair instead of all devices together.")
 _algorithms = click.option(
     "--algorithms",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 
 from collbench.cli.runs import all_named_or_newest
 from collbench.cli.show import parse_operation
-from collbench.cli.terminal import echo, prose_width, show_page, verbose_option
+from collbench.cli.terminal import echo, leave, prose_width, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.printable import one_line
@@ -60,9 +59,7 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
         status = _two(runs, run_files, limit, wanted, as_json=as_json)
     else:
         status = _many(runs, run_files, limit, wanted, as_json=as_json)
-    sys.stdout.flush()  # a full disk is told before the status
-    if status:
-        raise click.exceptions.Exit(status)
+    leave(status)
 
 
 def _check_count(paths: Sequence[Path], *, reference: bool) -> None:

@@ -31,9 +31,6 @@ def _words(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Value
     return parse
 
 
-# `collbench copies` and `collbench latency`: raw copies in every pattern, and the three latencies.
-
-
 _patterns = click.option(
     "--patterns",
     metavar="LIST",
@@ -86,9 +83,6 @@ def latency(asked: MeasureOptions, *, as_json: bool) -> None:
     request = options.make_request("latency", asked)
     request = request if request.resume else requests.latency(request)
     measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
-
-
-# `collbench pairs`: every link and pair, measured, on one page.
 
 
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}

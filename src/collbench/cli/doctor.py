@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import sys
 from importlib.metadata import version
 
 import click
 
 from collbench.api import looking
-from collbench.cli.terminal import echo, prose_width, show_page
+from collbench.cli.terminal import echo, leave, prose_width, show_page
 
 
 @click.command(short_help="Say what a run here will depend on, and what is amiss.")
@@ -51,6 +50,4 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
         echo(report.dumps(findings, head, left), end="")
     else:
         show_page(report.page(findings, prose_width()))
-    sys.stdout.flush()  # a full disk is told before the status
-    if left:
-        raise click.exceptions.Exit(left)
+    leave(left)

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from collbench.bench.session import Session
 
 
-# How a run is shown: as its page, or as nccl-tests prints it; and the JSON file beside it.
-
-
 _TABLE, NCCL_TESTS, _RUN = "table", "nccl-tests", "json"
 _JSON = ("write", "-J")
 _SAME = "--output and -J name the same file, and each writes its own: choose another one for -J"
@@ -119,9 +116,6 @@ class Showing(Notices):
             say(f"saved {path}")
         else:
             show_page([f"\nsaved     {one_line(str(path))}"])
-
-
-# Measure a request, show its page, and say where the run is, also when something ends it early.
 
 
 def measure_and_show(request: Request, path: Path | None, showing: Showing | None = None) -> Measured:

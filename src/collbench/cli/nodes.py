@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import click
@@ -24,7 +23,7 @@ from collbench.api.surveying import (
 )
 from collbench.cli import options
 from collbench.cli.nonzero_ranks import serve_rank_0
-from collbench.cli.terminal import NOTICES, echo, is_verbose, prose_width, say, show_page, verbose_option
+from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, say, show_page, verbose_option
 from collbench.distributed.launchers import find_place
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
@@ -116,9 +115,7 @@ def nodes(  # noqa: PLR0913 - options
         raise found.failure
     if found.path is not None:
         say(f"saved {found.path}")
-    if found.status:
-        sys.stdout.flush()  # a full disk is told before the status
-        raise click.exceptions.Exit(found.status)
+    leave(found.status)
 
 
 def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:

@@ -111,9 +111,6 @@ def typed_besides(allowed: Collection[str]) -> list[str]:
     ]
 
 
-# The options themselves.
-
-
 Command = Callable[..., Any]
 
 devices = click.option(

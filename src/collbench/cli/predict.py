@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest
 from collbench.api.predicting import predict as predicted
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
-from collbench.cli.terminal import echo, show_page, verbose_option
+from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import parse_size
@@ -161,6 +160,4 @@ def predict(files: tuple[Path, ...], *, timed_on: str, as_json: bool, **asked: A
     else:
         show_page([*(block for _, one in runs for block in alarm(one)), *prediction.page(run, answer)])
     status = max(outcome(one).status for _, one in runs)
-    if status:
-        sys.stdout.flush()  # a full disk is told before the status
-        raise click.exceptions.Exit(status)
+    leave(status)

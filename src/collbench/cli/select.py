@@ -15,7 +15,7 @@ import click
 from collbench.analysis import freshness
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, is_verbose, prose_width, verbose_option
+from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, verbose_option
 from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
@@ -140,9 +140,7 @@ def select(
     _check_layout(asked, layout)
     found = select_devices(asked, NOTICES)
     _print(found.selection if layout in (_TEXT, _JSON) else _usable(found, asked, layout), layout)
-    if found.status:
-        sys.stdout.flush()  # a full disk is reported before the status
-        raise click.exceptions.Exit(found.status)
+    leave(found.status)
 
 
 def _check_layout(asked: SelectRequest, layout: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -14,7 +13,7 @@ from collbench.api.requests import MeasureOptions
 from collbench.cli import options
 from collbench.cli.measuring import FORMAT, JSON, Showing
 from collbench.cli.runs import named_or_newest
-from collbench.cli.terminal import NOTICES, echo, show_page, verbose_option
+from collbench.cli.terminal import NOTICES, echo, leave, show_page, verbose_option
 from collbench.machine import visible_devices
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation, Work
@@ -24,8 +23,6 @@ from collbench.output.text.layout import SECTIONS
 from collbench.output.text.topology import explain_pair, render_topology
 from collbench.runfile import run_file as runfile_run_file
 from collbench.runfile.codec import plain
-
-# The operations that a run file holds, found by the words that people type for them.
 
 
 def find_works(run: Run, typed: str, path: Path) -> list[Work]:
@@ -62,9 +59,6 @@ def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list
 def as_typed(text: str) -> str:
     """Return a word without what people may leave out of it or write in its place."""
     return "".join(letter for letter in text.lower() if letter not in "-_ ")
-
-
-# `collbench show`: a saved run on its page again, or one of its operations as heat maps and curves.
 
 
 @click.command(short_help="Print a saved run again, or one operation as a picture.")
@@ -120,9 +114,6 @@ def show(
     show_page(page(run, works, size_bytes))
 
 
-# `collbench rank`: which links and pairs of a saved run differ, which tie, and their latency and bandwidth.
-
-
 @click.command(short_help="Rank the links and pairs of a saved run.")
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
@@ -158,9 +149,7 @@ def rank(file: Path | None, operation: str | None, size: str | None, as_json: bo
     else:
         show_page(ranking.page(run, summary))
     status = max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED)
-    if status:
-        sys.stdout.flush()  # a full disk is told before the status
-        raise click.exceptions.Exit(status)
+    leave(status)
 
 
 def parse_operation(text: str) -> Operation:
@@ -183,9 +172,6 @@ def _present(run: Run) -> str:
         return "it holds no link, pair or device: measure with 'collbench pairs' first"
     names = ", ".join(sorted(map(str, works)))
     return f"it holds {names} at {', '.join(map(format_size, run.settings.sizes))}"
-
-
-# `collbench topo`: what the machine's own labels say, live or from a saved file.
 
 
 @click.command(short_help="Print the labels of all paths, or explain one pair.")

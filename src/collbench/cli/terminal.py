@@ -75,6 +75,13 @@ def prose_width() -> int:
     return max(_NARROWEST_PROSE, min(columns, WIDE))
 
 
+def leave(status: int) -> None:
+    """End the command with a status other than 0; a full disk is told before that."""
+    sys.stdout.flush()
+    if status:
+        raise click.exceptions.Exit(status)
+
+
 def show_page(page: Page) -> None:
     """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints

@@ -80,9 +80,6 @@ class _Live:
         say(text)
 
 
-# `collbench train`: choose devices by measurement, then become torchrun on them.
-
-
 class _Train(click.Command):
     """A command whose words are split by launch.arguments, because a script's own options must stay untouched."""
 
