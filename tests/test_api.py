@@ -430,7 +430,7 @@ def test_train_command_is_what_train_would_start(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "collbench", "train", "--dry-run", *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == torchrun.shell_line(launch.changes, launch.command)
-    assert done.stderr.strip() == launch.choice
+    assert done.stderr.strip() == f"collbench: {launch.choice}"
     for wrong in ("--devices 0 true", ["--help"], [], [7], ["--backend", "sim", "--devices", "0", "x.py"]):
         with pytest.raises(collbench.Error):
             collbench.train_command(wrong)  # type: ignore[arg-type]

@@ -159,6 +159,25 @@ def measured_now(wanted: Wanted, why: str, notices: Notices) -> Evidence:
     return Evidence(probe(wanted, why, notices), torchrun.QUICK_PROBE, probed=True)
 
 
+def as_of_now(
+    wanted: Wanted,
+    found: Evidence,
+    notices: Notices,
+    *,
+    allow_busy: bool,
+    states: Mapping[str, Health] | None = None,
+) -> tuple[Evidence, Run]:
+    """Return the evidence, and its run with the health of now; a probe instead where busy devices may be chosen.
+
+    For what others leave of a device is in no saved run.
+    """
+    run = found.as_now(states)
+    if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
+        found = measured_now(wanted, "what others leave is not in a saved run: ", notices)
+        run = found.as_now(states)
+    return found, run
+
+
 def someone_is_busy(run: Run) -> bool:
     """Return whether others use one of the run's devices: then an older run does not say what is left of them."""
     from collbench.analysis.problem import left_out  # late: numpy

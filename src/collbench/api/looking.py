@@ -10,7 +10,7 @@ from collbench.api.notices import SILENT, Notices
 from collbench.backends import factory
 from collbench.machine import numa, nvidia_smi
 from collbench.machine.nvml import Nvml
-from collbench.model.capabilities import CUDA, HOST, SIM, is_simulated
+from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
 from collbench.model.run import Path as LinkPath
@@ -48,9 +48,9 @@ def topology(
         return Topology(labels.devices(found), labels.paths(found), SIM.name, found.name)
     if fabric is not None:
         raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
-    if backend == HOST.name:
+    if backend in BACKENDS and BACKENDS[backend].cores:
         cores = numa.devices()
-        return Topology(cores, numa.paths(cores), HOST.name)
+        return Topology(cores, numa.paths(cores), backend)
     with Nvml() as nvml:
         devices = _in_sight(nvml.devices(), notices)
         return Topology(devices, nvml.paths(devices))

@@ -137,13 +137,10 @@ def _by_a_run_of_elsewhere(asked: SelectRequest, file: str) -> Selected:
 
 def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
     wanted = _wanted(asked)
-    found = _evidence(asked, wanted, notices)
+    first = _evidence(asked, wanted, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    run = found.as_now()
-    if asked.allow_busy and run.measurements and not found.probed and evidence.someone_is_busy(run):
-        found = evidence.measured_now(wanted, "what others leave is not in a saved run: ", notices)
-        run = found.as_now()
+    found, run = evidence.as_of_now(wanted, first, notices, allow_busy=asked.allow_busy)
     choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
     origin = Origin(wanted.backend, found.source, run.machine.hostname, run.machine.fabric)
     if _worth_measuring(asked, choice, wanted.backend):

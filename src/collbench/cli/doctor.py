@@ -9,14 +9,15 @@ import click
 
 from collbench.api import looking
 from collbench.cli.terminal import echo, leave, prose_width, show_page
+from collbench.model.capabilities import BACKENDS, CUDA
 
 
 @click.command(short_help="Say what a run here will depend on, and what is amiss.")
 @click.option(
     "--backend",
     metavar="NAME",
-    type=click.Choice(("cuda", "host")),
-    default="cuda",
+    type=click.Choice([name for name, row in BACKENDS.items() if not row.simulated]),
+    default=CUDA.name,
     show_default=True,
     help="cuda: everything for GPUs; host: what CPU cores need.",
 )

@@ -57,14 +57,9 @@ def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
     _write(printable(text) + end, sys.stderr if err else sys.stdout)
 
 
-def tell(line: str, file: TextIO | None = None) -> None:
-    """Print one line on stderr, or in this file, of which the same holds."""
-    _write(one_line(line) + "\n", file or sys.stderr)
-
-
 def say(text: str, file: TextIO | None = None) -> None:
     """Print one notice on stderr, or in this file."""
-    tell(f"collbench: {text}", file)
+    _write(one_line(f"collbench: {text}") + "\n", file or sys.stderr)
 
 
 def prose_width() -> int:

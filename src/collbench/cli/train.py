@@ -13,7 +13,7 @@ import click
 
 from collbench.api.training import prepare
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, say, tell
+from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.model.errors import Interrupted
@@ -141,7 +141,7 @@ def train(arguments: TrainArguments) -> None:
     launch = prepare(arguments, NOTICES)
     for note in launch.notes:
         say(note)
-    tell(launch.choice)
+    say(launch.choice)
     if arguments.dry_run:
         echo(torchrun.shell_line(launch.changes, launch.command))
         return

@@ -384,6 +384,11 @@ class Experiment:
         """Where the ablation is saved."""
         return self._file.path
 
+    @property
+    def logs(self) -> Path:
+        """The folder for the children's output."""
+        return self._plan.logs
+
 
 def sizes_on(backend: str) -> tuple[int, ...]:
     """Return the sizes in bytes at which both arms' all-reduce is timed: those that the backend measures by default."""

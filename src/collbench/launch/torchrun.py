@@ -88,7 +88,7 @@ def choice(
         names = ", ".join(f"GPU{device.index}" for device in devices)
         which = f"{names} ({', '.join(device.uuid for device in devices)})"
     clauses = [f"{reason}, {among}" if among else reason, f" ({source})", f"; {binding}" if binding else ""]
-    return f"collbench: using {which}: {''.join(clauses)}"
+    return f"using {which}: {''.join(clauses)}"
 
 
 def against(found: Sequence[tuple[Device, str]]) -> str:
