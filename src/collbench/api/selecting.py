@@ -71,8 +71,8 @@ class SelectRequest:
         check_fabric(self.backend, self.fabric)
         if self.fabric is not None and (self.run is not None or self.topology is not None):
             raise UsageError(
-                f"--fabric {self.fabric} is measured, a run file and --topology say what another machine's figures "
-                "are: leave one out"
+                f"--fabric {self.fabric} is simulated and measured, a run file and --topology take the place of "
+                "measuring: leave one out"
             )
         if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
             raise UsageError(
