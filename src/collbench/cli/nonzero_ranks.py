@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from collbench.cli.terminal import say
-from collbench.distributed.launchers import LaunchEnvironment, find_place
+from collbench.distributed.launchers import LaunchEnvironment, find_place, join_seconds
 from collbench.model.errors import CollbenchError, UsageError
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def serve_rank_0(place: LaunchEnvironment, request: Request) -> NoReturn:
     from collbench.distributed.factory import refuse
 
     refuse(request)
+    join_seconds(os.environ)  # rank 0 says what is wrong with it
     try:
         serve(request, place, Notices(say=_say_aside))
     except CollbenchError as error:
