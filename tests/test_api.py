@@ -16,8 +16,12 @@ import pytest
 import collbench
 from collbench import api
 from collbench.analysis.diagnose import judge
+from collbench.launch import torchrun
 from collbench.model.operations import Operation
+from collbench.output.text import prediction
+from collbench.output.text.nodes import as_plain
 from collbench.runfile import run_file
+from collbench.runfile.codec import plain
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
@@ -180,7 +184,7 @@ def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "state" / "collbench" / "runs"
 
 
-@pytest.mark.parametrize("command", ["pairs", "allreduce", "check"])
+@pytest.mark.parametrize("command", ["pairs", "copies", "allreduce", "check"])
 def test_measure_is_the_command(state: Path, tmp_path: Path, command: str) -> None:
     run = collbench.measure(command, **SIMULATED)
     (listed,) = collbench.runs()
@@ -312,6 +316,120 @@ def test_check_is_the_judge() -> None:
     assert collbench.check(run) == judge(run)
 
 
+# --- predict, nodes, topo, doctor, train_command --------------------------------------------------------------------
+
+
+def printed(*words: str) -> Any:
+    """Return the JSON that a command prints."""
+    done = subprocess.run([sys.executable, "-m", "collbench", *words], check=False, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
+    run = collbench.measure("pairs", **SIMULATED | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
+    found = collbench.predict(run, model="gpt2", strategy=["ddp", "fsdp"], gpus=[2, 4], step_time=0.022)
+    words = ("--model", "gpt2", "--strategy", "ddp,fsdp", "--gpus", "2,4", "--step-time", "22ms", "--json")
+    told = printed("predict", str(tmp_path / "run.json"), *words)
+    assert prediction.as_json(run, found) == told
+    assert collbench.predict([run], model="gpt2", gpus=2).cases == collbench.predict(run, model="gpt2", gpus=2).cases
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model": "gpt2", "params": "1B"},
+        {"model": 7},
+        {"model": "gpt2", "layers": 2},
+        {"model": "gpt2", "gpus": 1},
+        {"model": "gpt2", "gpus": "2"},
+        {"model": "gpt2", "dtype": "float32"},
+        {"model": "gpt2", "step_time": "22ms"},
+        {"model": "gpt2", "step_time": 0.02, "gpu_time": 0.03},
+        {"model": "gpt2", "timed_on": "best"},
+        {"model": "gpt2", "strategy": "hope"},
+        {"model": "gpt2", "bucket": 0},
+        {"params": "many"},
+    ],
+)
+def test_what_cannot_be_predicted_is_one_of_our_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(collbench.Error):
+        collbench.predict(pair_run(4, lambda *_: 300.0), **options)
+
+
+@pytest.mark.parametrize("given", ["run.json", [], [None], 7])
+def test_only_runs_are_predicted_from(given: Any) -> None:
+    with pytest.raises(collbench.Error):
+        collbench.predict(given, model="gpt2")
+
+
+def test_nodes_is_the_command() -> None:
+    found = collbench.nodes(3, gpus=2, backend="sim", fabric_cluster="thin-32", seed=1)
+    assert found is not None
+    words = ("--fabric-cluster", "thin-32", "--select", "3", "--gpus", "2", "--seed", "1", "--json")
+    told = printed("nodes", "--backend", "sim", *words)
+    assert as_plain(found.origin, found.judgement, found.choice, found.truth) == told
+    assert found.status == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"backend": "sim"},
+        {"backend": "gpu"},
+        {"fabric_cluster": "thin-32"},
+        {"backend": "sim", "fabric_cluster": "thin-32", "select": 33},
+        {"backend": "sim", "fabric_cluster": "thin-32", "gpus": 1},
+        {"backend": "sim", "fabric_cluster": "thin-32", "select": "two"},
+        {"backend": "sim", "fabric_cluster": "thin-32", "budget": "60s"},
+        {"backend": "sim", "fabric_cluster": 7},
+    ],
+)
+def test_what_nodes_cannot_mean_is_one_of_our_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(collbench.Error):
+        collbench.nodes(**options)
+
+
+def test_topo_is_the_command(tmp_path: Path) -> None:
+    found, told = (
+        collbench.topo(backend="sim", fabric="dgx-1v"),
+        printed("topo", "--backend", "sim", "--fabric", "dgx-1v", "--json"),
+    )
+    assert (plain(found.devices), plain(found.paths)) == (told["devices"], told["paths"])
+    assert (found.backend, found.fabric) == (told["backend"], told["fabric"]) == ("sim", "dgx-1v")
+    text = Path(__file__).parent / "data" / "topologies" / "dgx-1v.txt"
+    assert [path.label for path in collbench.topo(text).paths] == [path.label for path in found.paths]
+
+
+@pytest.mark.parametrize(
+    "options", [{"file": 7}, {"backend": "sim"}, {"fabric": "dgx-1v"}, {"file": "x.txt", "backend": "sim"}]
+)
+def test_what_topo_cannot_mean_is_one_of_our_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(collbench.Error):
+        collbench.topo(**options)
+
+
+def test_doctor_is_the_command(state: Path) -> None:
+    found = collbench.doctor("host")
+    told = printed("doctor", "--backend", "host", "--json")
+    assert [(one["level"], one["group"]) for one in told["findings"]] == [(one.level, one.group) for one in found]
+    with pytest.raises(collbench.Error):
+        collbench.doctor("sim")
+
+
+def test_train_command_is_what_train_would_start(tmp_path: Path) -> None:
+    words = ["--devices", "0", "--backend", "host", "--no-python", "true"]
+    launch = collbench.train_command(words)
+    command = [sys.executable, "-m", "collbench", "train", "--dry-run", *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == torchrun.shell_line(launch.changes, launch.command)
+    assert done.stderr.strip() == f"collbench: {launch.choice}"
+    for wrong in ("--devices 0 true", ["--help"], [], [7], ["--backend", "sim", "--devices", "0", "x.py"]):
+        with pytest.raises(collbench.Error):
+            collbench.train_command(wrong)  # type: ignore[arg-type]
+
+
 # --- docs/python.md -----------------------------------------------------------------------------------------------
 
 RUNNER = """
@@ -328,7 +446,7 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
     for path in (tmp_path / "run.json", tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"):
         equal = pair_run(4, lambda *_: 300.0)  # so that nothing needs to be measured
         save_run(path, fake_gpus(), measurements=equal.measurements)
-    assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 5
+    assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 6
     command = [sys.executable, "-c", RUNNER, str(DOCS)]
     done = fakes.run(command, tmp_path, environment(fakes, tmp_path))
     assert done.code == 0, done.stderr

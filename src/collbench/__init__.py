@@ -1,18 +1,47 @@
 """collbench measures what the wires between GPUs really carry, and chooses the best ones.
 
 In Python: `select` chooses GPUs for this process, `measure` measures, `runs` lists saved runs, `load` reads one,
-`rank`, `check` and `compare` judge it, and `Error` is what they raise. docs/python.md shows them. Importing collbench
-loads nothing: numpy, torch and CUDA come when needed.
+`rank`, `check`, `compare` and `predict` judge it, `nodes` chooses nodes, `topo` and `doctor` look at the machine,
+`train_command` says what `collbench train` would start, and `Error` is what they raise. docs/python.md shows them.
+Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collbench.api import Error, check, compare, load, measure, rank, runs, select
+    from collbench.api import (
+        Error,
+        check,
+        compare,
+        doctor,
+        load,
+        measure,
+        nodes,
+        predict,
+        rank,
+        runs,
+        select,
+        topo,
+        train_command,
+    )
 
     __version__: str
 
-__all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
+__all__ = [
+    "Error",
+    "check",
+    "compare",
+    "doctor",
+    "load",
+    "measure",
+    "nodes",
+    "predict",
+    "rank",
+    "runs",
+    "select",
+    "topo",
+    "train_command",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -11,11 +11,11 @@ from typing import Any
 from collbench.analysis.predict.networks import Network, Unit
 from collbench.analysis.predict.predict import Prediction, Predictor, Question
 from collbench.analysis.predict.timing import gather
-from collbench.bench.session import simulate
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
 from collbench.sim import fabrics
 from tests.builders import ALL, gpus, measured, run_of
+from tests.sim.made import simulate
 
 MIB = 2**20
 SIZES = (8, 2**10, 2**16, MIB, 2 * MIB, 16 * MIB, 256 * MIB, 2**30)

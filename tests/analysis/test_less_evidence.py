@@ -18,12 +18,12 @@ from collbench.analysis.choice import Band, Members
 from collbench.analysis.problem import from_run
 from collbench.analysis.select import choose, evidence
 from collbench.bench.plan import Request
-from collbench.bench.session import simulate
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Path, Run
 from collbench.sim import fabrics, random_fabrics
 from collbench.sim.fabrics import Fabric
 from tests.builders import ALL, gpus, measured, paths, reported, run_of
+from tests.sim.made import simulate
 
 PAIRS = replace(ALL, backend="sim", sizes=(2**26,), copies=(), collectives=(Work(Operation.ALLREDUCE),), quick=True)
 COPIES = replace(PAIRS, copies=(Variant.PLAIN,), collectives=())

@@ -23,7 +23,6 @@ from collbench.analysis.references import load as figures
 from collbench.analysis.select import choose
 from collbench.analysis.summary import rank_summary
 from collbench.analysis.tiers import Relation
-from collbench.bench.session import simulate
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
@@ -34,6 +33,7 @@ from collbench.output.text.measured import pairs_page
 from collbench.sim import random_fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL, gpus, measured, reported, run_of
+from tests.sim.made import simulate
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MIB = 2**20

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.compare import Comparison, Verdict, compare
-from collbench.bench.session import simulate
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind, Noise
 from tests.analysis.runs import FAIL
 from tests.builders import ALL
+from tests.sim.made import simulate
 
 REQUEST = replace(ALL, backend="sim", sizes=(8, 2**26))
 NOISE = Noise(visit=0.015, block=0.002)

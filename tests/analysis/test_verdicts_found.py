@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from collbench.analysis.diagnose import Kind, Severity, judge
-from collbench.bench.session import simulate
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.sim import fabrics, faults
 from collbench.sim.fabrics import Noise
 from tests.output.html.runs import SIM_PAIRS
+from tests.sim.made import simulate
 
 # As `check` measures.
 INSPECTION = replace(

@@ -10,7 +10,6 @@ from collbench.analysis.stats import summarize
 from collbench.backends import factory
 from collbench.backends.protocol import Backend, Step, Timing
 from collbench.backends.sim import SimBackend
-from collbench.bench.session import simulate
 from collbench.model.errors import DataCorruption, StepFailed, UsageError
 from collbench.model.failures import Cause, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
@@ -19,7 +18,7 @@ from collbench.runfile import run_file
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind, Noise
 from tests.builders import shared, throttled
-from tests.sim.made import QUIET, complete, faulty, request, tree
+from tests.sim.made import QUIET, complete, faulty, request, simulate, tree
 
 QUIET_DGX = replace(fabrics.load("dgx-1v"), noise=QUIET)
 QUIET_H200 = replace(fabrics.load("hgx-h200"), noise=QUIET)

@@ -95,7 +95,7 @@ def test_where_nothing_is_left_the_first_that_was_skipped_is_told_with_its_own_r
 def test_a_request_asks_for_no_more_than_it_says() -> None:
     plan = plan_of(ALL)
     assert (plan.root, plan.launches, plan.verify, plan.isolated) == (0, 0, True, frozenset())
-    assert (ALL.resume, ALL.algorithms, ALL.alone, ALL.quick, ALL.chase) == (False,) * 5
+    assert (ALL.resume, ALL.algorithms, ALL.isolated, ALL.quick, ALL.chase) == (False,) * 5
 
 
 @pytest.mark.parametrize(("iterations", "launches"), [(None, 20), (7, 7)])
@@ -122,7 +122,7 @@ def test_what_is_asked_for_alone_runs_beside_nothing() -> None:
     work = Work(Operation.ALLREDUCE)
     pairs = replace(ONE, pairs=True)
     assert plan_of(pairs, 3).isolated == frozenset()
-    assert plan_of(replace(pairs, alone=True), 3).isolated == {(work, pair) for pair in ((0, 1), (0, 2), (1, 2))}
+    assert plan_of(replace(pairs, isolated=True), 3).isolated == {(work, pair) for pair in ((0, 1), (0, 2), (1, 2))}
     everybody = ((0, 1, 2),)
     assert plan_of(replace(ONE, sets=everybody), 3).isolated == {(work, everybody[0])}
 

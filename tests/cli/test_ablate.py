@@ -21,12 +21,13 @@ from tests.native.fakes import Fakes
 
 # Torch takes seconds to load, and most of these tests only need somebody who starts the ranks as torchrun does.
 TORCHRUN = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 options, program = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
 count = int(options[options.index("--nproc-per-node") + 1])
 python = [] if "--no-python" in options else [sys.executable, "-u"]
 ranks = [subprocess.Popen([*python, *program], env={**os.environ, "RANK": str(n), "LOCAL_RANK": str(n)})
          for n in range(count)]
+signal.signal(signal.SIGTERM, lambda *_: [rank.terminate() for rank in ranks])
 sys.exit(max(rank.wait() for rank in ranks))
 """
 # Three slow steps, then ten of 8 ms, or of 10 without P2P; rank 0 alone prints.
@@ -182,22 +183,33 @@ def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
 
 @needs_two_cores
 @pytest.mark.parametrize(
-    ("number", "status", "seed", "kept"),
+    ("number", "status", "seed", "kept", "itself"),
     [
-        (signal.SIGINT, 130, 0, "1 of 6 runs are saved as a.json"),
-        (signal.SIGTERM, 143, 1, "no run has ended, nothing is saved"),
+        (signal.SIGINT, 130, 0, "1 of 6 runs are saved as a.json", True),
+        (signal.SIGTERM, 143, 1, "no run has ended, nothing is saved", False),
+        (signal.SIGHUP, 129, 0, "1 of 6 runs are saved as a.json", False),
+        (signal.SIGQUIT, 131, 1, "no run has ended, nothing is saved", False),
     ],
 )
 def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
-    tmp_path: Path, number: signal.Signals, status: int, seed: int, kept: str
+    tmp_path: Path,
+    torchrun: dict[str, str],
+    number: signal.Signals,
+    status: int,
+    seed: int,
+    kept: str,
+    itself: bool,
 ) -> None:
-    """The ranks without P2P hold a pipe open: whoever reads it to its end has seen them all end."""
+    """Torchrun itself gets SIGTERM whatever we got, so one of the signals tries it, and a quick one the others.
+
+    The ranks without P2P hold a pipe open: whoever reads it to its end has seen them all end.
+    """
     os.mkfifo(tmp_path / "held")
     waits = f"{SCRIPT}\nif step == 10:\n    held = open('held', 'w')\n    import signal; signal.pause()\n"
     (tmp_path / "train.py").write_text(waits, encoding="utf-8")
     words = ["--without", "p2p", "--no-allreduce", "--seed", str(seed), "-o", "a.json", "--", "train.py"]
     command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *words)
-    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")} | ({} if itself else torchrun)
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as started:
         with (tmp_path / "held").open(encoding="utf-8") as held:  # opens once a rank waits
             started.send_signal(number)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.api.requests import MeasureOptions
 from collbench.cli.measuring import Showing
 from collbench.cli.program import cli
 from collbench.model.operations import COLLECTIVES
@@ -156,12 +157,11 @@ def test_only_the_rank_that_writes_looks_at_the_place(
     """On another host an old file of that name may lie about: whoever left there would keep rank 0 waiting."""
     as_rank_0(monkeypatch)
     (tmp_path / "out.json").write_text("old")
-    given = {"output_file": Path("out.json"), "as_json": False, "force": False, "layout": "table"}
     with pytest.raises(Taken):
-        Showing.asked(given)
+        Showing.asked(MeasureOptions(), as_json=False, json=Path("out.json"))
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
-    assert Showing.asked(given).json == Path("out.json")
+    assert Showing.asked(MeasureOptions(), as_json=False, json=Path("out.json")).json == Path("out.json")
 
 
 def test_a_file_in_the_way_of_the_journal_is_left_alone(here: Program, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.api.requests import MeasureOptions
 from collbench.bench.plan import Request, settings_of
 from collbench.cli import options
 from collbench.cli.measuring import Showing
@@ -267,15 +268,15 @@ def test_what_a_stranger_recorded_is_not_touched(
     save_run(tmp_path / "run.json", gpus(4), complete=False, settings=settings)
     asked: list[Request] = []
 
-    def measured(request: Request, path: Path | None, showing: Showing = Showing()) -> Path:  # noqa: B008
+    def measured(request: Request, path: Path | None, showing: Showing | None = None) -> Path:
         asked.append(request)
         assert path is not None
         assert path == Path("run.json")
-        assert showing.json is None
+        assert showing is None or showing.json is None
         return path
 
-    def judged(given: dict[str, object]) -> Run:
-        return run_file.load(measured(*options.make_request("check", given)))
+    def judged(asked: MeasureOptions) -> Run:
+        return run_file.load(measured(options.make_request("check", asked), asked.file))
 
     for module in ("copies", "check", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)

@@ -161,8 +161,10 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
         ("labels that should be verified", ("2", "--topology", "t", "--verify"), "leave one out"),
         ("one GPU that should be verified", ("1", "--verify"), "one device alone"),
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
-        ("a simulated machine", ("2", "--backend", "sim"), "RUN.JSON --elsewhere"),
-        ("no backend", ("2", "--backend", "rocm"), "write one of auto, cuda, host"),
+        ("no machine to simulate", ("2", "--backend", "sim"), "--fabric FILE, or dgx-1v"),
+        ("a machine that is not simulated", ("2", "--fabric", "dgx-1v"), "add --backend sim"),
+        ("a run and a machine", ("2", "r", "--backend", "sim", "--fabric", "dgx-1v"), "leave one out"),
+        ("no backend", ("2", "--backend", "rocm"), "'rocm' is not one of 'auto', 'cuda', 'host', 'sim'"),
         ("no size", ("2", "--size", "big"), "size 'big'"),
         ("no age", ("2", "--max-age", "old"), "duration 'old'"),
         ("no such run", ("2", "--from", "none.json"), "none.json"),
@@ -241,10 +243,41 @@ def test_a_figure_of_the_simulator_is_called_sim(program: Program, tmp_path: Pat
 
 @pytest.mark.parametrize("layout", ["env", "docker", "apptainer", "slurm"])
 def test_simulated_gpus_cannot_be_used(program: Program, tmp_path: Path, layout: str) -> None:
-    said = program("select", "2", "--from", simulated(tmp_path), "--elsewhere", "--format", layout)
-    assert said.status == 2
-    assert said.out == ("false\n" if layout == "env" else "")
-    assert "sim backend" in said.line
+    for words, says in (
+        (("--from", simulated(tmp_path), "--elsewhere"), "sim backend"),
+        (("--backend", "sim", "--fabric", "dgx-1v"), "simulated GPUs"),
+    ):
+        said = program("select", "2", *words, "--format", layout)
+        assert said.status == 2
+        assert said.out == ("false\n" if layout == "env" else "")
+        assert says in said.line
+
+
+SIM = ("--backend", "sim", "--fabric", "dgx-1v")
+
+
+def test_a_simulated_machine_is_measured_and_chosen_from_without_this_one(program: Program, tmp_path: Path) -> None:
+    said = program("select", "2", *SIM, "--format", "json")
+    assert said.status == 0, said.err
+    answer = json.loads(said.out)
+    # dgx-1v: pairs with two NVLinks reach twice what others do.
+    double = {(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)}
+    assert tuple(device["index"] for device in answer["devices"]) in double
+    assert (answer["origin"]["backend"], answer["origin"]["fabric"], answer["environment"]) == ("sim", "dgx-1v", {})
+    assert answer["finalists"][0]["measured"] is not None
+    assert not list(tmp_path.rglob("*.json")), "a simulated probe is no evidence for a real machine"
+    page = program("select", "2", *SIM, "--no-verify").out
+    assert "of the simulated machine dgx-1v (sim)" in page
+    assert all("sim" in line for line in page.splitlines() if "GB/s" in line)
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [(("8",), "0,1,2,3,4,5,6,7\n"), (("2", "--exclude", "0,1,2,4,5,6"), "3,7\n"), (("1", "--exclude", "0"), "1\n")],
+)
+def test_of_a_simulated_machine_devices_can_be_excluded(program: Program, words: tuple[str, ...], chosen: str) -> None:
+    said = program("select", *words, *SIM, "--format", "list")
+    assert (said.status, said.out) == (0, chosen), said.err
 
 
 # --- labels alone -------------------------------------------------------------------------------------------------
@@ -381,10 +414,11 @@ def test_cores_are_chosen_on_the_host_backend(fakes: Fakes, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("command", ["select", "train"])
 def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tmp_path: Path, command: str) -> None:
-    """Neither simulates, and neither takes CPU cores for GPUs that are not there."""
+    """Only select simulates, and neither takes CPU cores for GPUs that are not there."""
     told = " ".join(program(command, "--help").out.split())
     backends = told[told.index("--backend NAME") :].split("[default: auto]")[0]
-    assert {word for word in ("auto", "cuda", "host", "sim") if word in backends} == {"auto", "cuda", "host"}
+    known = {"auto", "cuda", "host", *(("sim",) if command == "select" else ())}
+    assert {word for word in ("auto", "cuda", "host", "sim") if word in backends} == known
     assert "GPUs, never cores" in backends
     words = {"select": ("1",), "train": ("--auto-select", "1", "train.py")}[command]
     (tmp_path / "train.py").touch()
@@ -393,4 +427,4 @@ def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tm
     assert "--backend host" in one_line(done.stderr)
     said = program(command, "--backend", "sim", *words)
     assert (said.status, said.out) == (2, "")
-    assert "collbench select K RUN.JSON --elsewhere" in said.line
+    assert ("--fabric FILE" if command == "select" else "collbench select K --backend sim --fabric NAME") in said.line

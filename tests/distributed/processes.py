@@ -55,12 +55,16 @@ def as_mpirun(rank: int, count: int, port: int) -> dict[str, object]:
 
 @contextlib.contextmanager
 def started(
-    tmp_path: Path, words: Sequence[str], places: Sequence[dict[str, object]], before: Sequence[Sequence[str]] = ()
+    tmp_path: Path,
+    words: Sequence[str],
+    places: Sequence[dict[str, object]],
+    before: Sequence[Sequence[str]] = (),
+    program: Sequence[str] = COLLBENCH,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Start a process for each place, and leave none behind; `before` are words to put before each one's command."""
     processes = [
         subprocess.Popen(
-            [*(before[rank] if before else ()), *COLLBENCH, *words],
+            [*(before[rank] if before else ()), *program, *words],
             env=environment(tmp_path, **place),
             cwd=tmp_path,
             stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +21,15 @@ def three_hosts() -> Iterator[list[list[str]]]:
         yield words
 
 
+def places_of() -> list[dict[str, object]]:
+    """Return the variables of one process on each host."""
+    alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": f"1(x{COUNT})", "MASTER_ADDR": "10.77.1.1"}
+    return [as_slurm(rank, COUNT, 29500, SLURM_NODEID=rank, **alone) for rank in range(COUNT)]
+
+
 def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list[list[str]], tmp_path: Path) -> None:
     words = ["nodes", "--backend", "host", "--size", "64K", "--select", "2", "--gpus", "1", "--budget", "10ms", "-v"]
-    alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": f"1(x{COUNT})", "MASTER_ADDR": "10.77.1.1"}
-    places = [as_slurm(rank, COUNT, 29500, SLURM_NODEID=rank, **alone) for rank in range(COUNT)]
-    with started(tmp_path, words, places, three_hosts) as processes:
+    with started(tmp_path, words, places_of(), three_hosts) as processes:
         (status, out, err), *others = ends(processes)
     undecided = out.startswith("not judged: ")  # 64K between shared cores may be too noisy to tell nodes apart
     assert status == int(undecided), err
@@ -38,6 +43,22 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
         frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2))
     }
     assert run.complete
+
+
+IN_PYTHON = """
+import collbench
+found = collbench.nodes(2, backend="host", size="64K", budget=0.01)
+print(None if found is None else (len(found.origin.names), len(found.choice.members), found.path.exists()))
+"""
+
+
+def test_in_python_rank_0_has_the_answer(three_hosts: list[list[str]], tmp_path: Path) -> None:
+    program = [sys.executable, "-c", IN_PYTHON]
+    with started(tmp_path, [], places_of(), three_hosts, program) as processes:
+        (status, out, err), *others = ends(processes)
+    assert (status, out) == (0, "(3, 2, True)\n"), err
+    assert others == [(0, "None\n", "")] * (COUNT - 1)
+    assert the_run(tmp_path).complete
 
 
 def test_one_host_is_refused(tmp_path: Path) -> None:

@@ -67,7 +67,14 @@ def _collect(collectives: _native.Collectives, operation: str = "allreduce", **c
         ("the tail starts late", "vectors * 16 + me; k", "vectors * 16 + me + 1; k", 1029, 0, 1024),
         # Shifted by 3, the first 13 bytes stand before the first whole vector.
         ("the head starts late", "for (u64 k = me; k < head;", "for (u64 k = me + 1; k < head;", 1029, 3, 0),
-        ("a small message is left out", "thread_index() < vectors) to", "thread_index() + 64 < vectors) to", 1024, 0, 0),
+        (
+            "a small message is left out",
+            "thread_index() < vectors) to",
+            "thread_index() + 64 < vectors) to",
+            1024,
+            0,
+            0,
+        ),
         ("vectors in flight change places", "blockDim.x] = held[k]", "blockDim.x] = held[k ^ 1]", _BUFFER, 0, 0),
         # 1024 bytes beyond whole tiles of 64 KiB.
         ("the last tile is left out", "i < vectors; i +=", "i + tile <= vectors; i +=", _TILES + 1024, 0, _TILES),

@@ -2,9 +2,57 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from collbench.launch import agent
 from collbench.launch.agent import wants_logs
+
+# As torchrun ends by a signal [torch 2.13, elastic/multiprocessing/api.py, SignalException], but at once.
+TORCHRUN = """
+import signal
+class SignalException(Exception):
+    def __init__(self, number):
+        super().__init__(f"Process got signal: {number}")
+        self.sigval = signal.Signals(number)
+def end(number, frame):
+    raise SignalException(number)
+def main():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, end)
+    print("waiting", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda one: one.name
+)
+def test_a_signal_that_ends_torchrun_is_told_in_a_line_and_leaves_no_folder(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    (tmp_path / "temporary").mkdir()
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    (folder / "run.py").write_text(TORCHRUN, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
+    command = [sys.executable, "-P", str(agent.__file__), "--", "train.py"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "waiting\n"
+        started.send_signal(number)
+        _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (128 + number, f"collbench: the job was ended by {number.name}\n")
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize(

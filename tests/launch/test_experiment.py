@@ -196,4 +196,5 @@ def test_of_the_environment_the_file_keeps_ncclss_alone() -> None:
 
 
 def test_every_backend_that_trains_has_its_sizes() -> None:
-    assert set(experiment.ALLREDUCE_SIZES) == {"cuda", "host"}
+    assert experiment.sizes_on("cuda") == (8, 2**20, 64 * 2**20, 256 * 2**20)
+    assert experiment.sizes_on("host") == (8, 2**20, 64 * 2**20)

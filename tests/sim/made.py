@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collbench.bench.plan import Request
+from collbench.backends.factory import open_simulated
+from collbench.bench.plan import Request, make_plan
+from collbench.bench.session import empty_run, wrong_data
+from collbench.bench.sweep import Watcher, sweep
+from collbench.model.errors import DataCorruption
 from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
 from collbench.sim.fabrics import Bridge, Bundle, Delays, Engines, Fabric, Fault, Gpu, HostBridge, Noise, Sockets
 
 SLOT = 20.0
@@ -64,3 +70,21 @@ def request(**given: object) -> Request:
         "command": ("pairs",),
     }
     return Request(**{**asked, **given})  # type: ignore[arg-type]  # a test names fields
+
+
+def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
+    """Return the run that the request would give on the fabric; of its settings only `devices` names GPUs of it.
+
+    The same seed gives the same run. Wrong data ends it, and is told in `skipped`, as a session does it. Raises
+    UsageError, and BackendError where nothing works any more.
+    """
+    opened = open_simulated(fabric, request.devices, seed)
+    plan, skipped = make_plan(request, opened.backend)
+    run = empty_run(request, opened, plan, skipped)
+    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.watch.flags, opened.clock)
+    try:
+        sweep(opened.backend, plan, run, request.effort(), random.Random(seed), watcher)
+    except DataCorruption as error:
+        run.skipped.append(wrong_data(error))
+    run.health_after = opened.health()
+    return run

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collbench.analysis.fits import Fit, Unfitted, fit_links
-from collbench.analysis.outcome import Absence, Absences
+from collbench.analysis.outcome import Absence, Absences, Outcome, outcome
 from collbench.analysis.tiers import FEWEST_VISITS, Members, Ranking, cells_of, kind_of, places_of, rank_links
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
@@ -62,13 +62,16 @@ class RankSummary:
         return any(ranking.visits >= FEWEST_VISITS for ranked in self.works for ranking in ranked.rankings)
 
 
-def rank_summary(run: Run, operation: Operation | None = None, size_bytes: int | None = None) -> RankSummary:
+def rank_summary(
+    run: Run, operation: Operation | None = None, size_bytes: int | None = None, ended: Outcome | None = None
+) -> RankSummary:
     """Return the tiers and fits of every work, or of one operation; at one size, or at the largest and the smallest.
 
-    A work that lacks the size asked for has no ranking there.
+    A work that lacks the size asked for has no ranking there. `ended` is the run's outcome, for who has it already.
     """
+    ended = ended or outcome(run)
     works = tuple(
-        _ranked(run, work, counts, size_bytes)
+        _ranked(run, ended, work, counts, size_bytes)
         for work, counts in _measured(run).items()
         if operation in (None, work.operation)
     )
@@ -89,12 +92,12 @@ def _order(work: Work) -> tuple[int, int, int]:
     return list(Variant).index(work.variant), list(Operation).index(work.operation), node
 
 
-def _ranked(run: Run, work: Work, counts: Counter[int], asked: int | None) -> RankedWork:
+def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], asked: int | None) -> RankedWork:
     most = max(counts.values())
     full = [size for size, count in counts.items() if count == most]
     large, small = max(full), min(full)
     sizes = [asked] if asked is not None else [large] + [small] * (small < large and small <= _SMALL)
-    rankings = [rank_links(run, work, size) for size in sizes]
+    rankings = [rank_links(run, work, size, ended) for size in sizes]
     passed = [size for size in counts if asked is None and (size > large or (size < small and len(sizes) == 2))]
     return RankedWork(
         work=work,

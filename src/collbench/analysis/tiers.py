@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import combinations, permutations
 from statistics import median
 
-from collbench.analysis.outcome import Absences, outcome
+from collbench.analysis.outcome import Absences, Outcome, outcome
 from collbench.analysis.stats import DELTA, median_deviation, range_quantile, summarize, visit_noise
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
@@ -275,10 +275,14 @@ class Ranking:
 LinkRanking = Ranking
 
 
-def rank_links(run: Run, work: Work, size_bytes: int) -> LinkRanking | None:
-    """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices."""
+def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = None) -> LinkRanking | None:
+    """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices.
+
+    `ended` is the run's outcome for who has it already; the run may then hold this work at this size alone.
+    """
     cells = cells_of(run, work, size_bytes)
-    field = _Field(run, work, size_bytes, kind_of(work), tuple(places_of(work, range(len(run.devices)))))
+    places = tuple(places_of(work, range(len(run.devices))))
+    field = _Field(run, ended or outcome(run), work, size_bytes, kind_of(work), places)
     return _ranking(field, cells, estimates(cells, labels_of(run, cells)))
 
 
@@ -303,7 +307,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
             slower[pair] = members
     positions = range(len(run.devices)) if among is None else sorted(among)
     return _ranking(
-        _Field(run, work, size_bytes, "pair", tuple(combinations(positions, 2))),
+        _Field(run, outcome(run), work, size_bytes, "pair", tuple(combinations(positions, 2))),
         {pair: cells[members] for pair, members in slower.items()},
         {pair: found[members] for pair, members in slower.items()},
     )
@@ -329,6 +333,7 @@ class _Field:
     """What a ranking is about: a work of a run at a size, what one place of it is, and the places there should be."""
 
     run: Run
+    troubles: Outcome
     work: Work
     size_bytes: int
     kind: str
@@ -344,14 +349,13 @@ def _ranking(
         return None
     order = sorted(found, key=lambda members: _rank(found[members]))
     delta = tolerance(field.size_bytes)
-    troubles = outcome(field.run)
     ordered = [found[members] for members in order]
     tiers = tiers_of(ordered, delta)
     best, worst = ordered[0], ordered[-1]
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(cells[members])
-        broken = troubles.failed(members)
+        broken = field.troubles.failed(members)
         relation = Relation.FAILED if broken else _relation(best, estimate, len(ordered), delta)
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
@@ -369,7 +373,7 @@ def _ranking(
         noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
         spread=1 - math.exp(worst.middle - best.middle),
         visits=min(len(estimate.visits) for estimate in ordered),
-        failed=tuple(place for place in field.places if troubles.failed(place)),
+        failed=tuple(place for place in field.places if field.troubles.failed(place)),
         lacking=tuple(place for place in absent if place not in excused),
         excused=len(excused),
     )

@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api.notices import SILENT
@@ -16,13 +15,34 @@ from collbench.model.errors import UsageError
 if TYPE_CHECKING:
     from collbench.analysis.compare import Comparison
     from collbench.analysis.diagnose import Verdict
+    from collbench.analysis.predict.predict import Prediction
     from collbench.analysis.select import Selection
     from collbench.analysis.tiers import LinkRanking
+    from collbench.api.looking import Topology
+    from collbench.api.surveying import NodeSurvey
+    from collbench.api.training import Launch
+    from collbench.machine.doctor.judge import Finding
     from collbench.model.run import Run
     from collbench.runfile.saved_runs import SavedRun
 
-__all__ = ["Error", "check", "compare", "load", "measure", "rank", "runs", "select"]
+__all__ = [
+    "Error",
+    "check",
+    "compare",
+    "doctor",
+    "load",
+    "measure",
+    "nodes",
+    "predict",
+    "rank",
+    "runs",
+    "select",
+    "topo",
+    "train_command",
+]
 
+# Measuring commands without a type and a reduction of the user's.
+_WITHOUT_DTYPE = ("copies", "latency", "check")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
 
 
@@ -43,21 +63,20 @@ def select(
     be measured, a worker process measures, which is gone afterwards. Raises Error; where it raises, the environment is
     untouched.
     """
+    from collbench.api import values
     from collbench.api.selecting import DEFAULT_SIZE, SelectRequest, select_devices
 
     _check_alone("select")
     _check_cuda_is_down()
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise UsageError(f"{k!r} is no number of GPUs: write a whole number from 1")
     asked = SelectRequest(
-        count=k,
+        count=values.whole("k", k, least=1),
         backend="cuda",
-        run=None if run is None else os.fspath(_path(run)),
-        exclude=_excluded(exclude),
-        allow_busy=_flag("allow_busy", allow_busy),
-        verify=None if verify is None else _flag("verify", verify),
-        size_bytes=_bytes(DEFAULT_SIZE if size is None else size),
-        fresh=_flag("fresh", fresh),
+        run=None if run is None else os.fspath(values.path(run)),
+        exclude=values.excluded(exclude),
+        allow_busy=values.flag("allow_busy", allow_busy),
+        verify=None if verify is None else values.flag("verify", verify),
+        size_bytes=values.size(DEFAULT_SIZE if size is None else size),
+        fresh=values.flag("fresh", fresh),
     )
     selection = select_devices(asked).check()
     os.environ.update(selection.environment)
@@ -88,33 +107,51 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on the way is
     in the run (docs/run-file.md).
     """
-    from collbench.api.checking import confirm
+    from collbench.api import requests, values
+    from collbench.api.checking import confirmed
     from collbench.api.measuring import measure as measured
-    from collbench.api.requests import request_of
+    from collbench.model.capabilities import BACKENDS
+    from collbench.model.dtypes import REDOPS, parse_dtype
+    from collbench.model.units import parse_sizes
     from collbench.runfile import run_file, saved_runs
 
     _check_alone("measure")
-    request = request_of(
-        command,
-        devices=devices,
-        sizes=sizes,
-        backend=backend,
-        fabric=fabric,
-        dtype=dtype,
-        redop=redop,
-        precision=precision,
-        budget=budget,
-        quick=_flag("quick", quick),
-        nccl=None if nccl is None else os.fspath(_path(nccl)),
-        seed=seed,
+    if not isinstance(command, str) or command not in requests.COMMANDS:
+        raise UsageError(f"{command!r} is no measurement: write one of {', '.join(requests.COMMANDS)}")
+    if command in _WITHOUT_DTYPE and (dtype, redop) != ("float32", "sum"):
+        raise UsageError(f"{command} has a type and a reduction of its own: leave out dtype and redop")
+    if command == "latency" and sizes is not None:
+        raise UsageError("latency has a size of its own: leave out sizes")
+    chosen = None if devices is None else values.listed("devices", devices)
+    which = None if sizes is None else values.listed("sizes", sizes)
+    asked = requests.MeasureOptions(
+        devices=chosen,
+        sizes=None if which is None else parse_sizes(which),
+        backend=values.word("backend", backend, ("auto", *BACKENDS)),
+        fabric=None if fabric is None else values.word("fabric", fabric),
+        dtype=parse_dtype(values.word("dtype", dtype)),
+        redop=values.word("redop", redop, REDOPS),
+        precision=None if precision is None else values.number("precision", precision, below=1),
+        budget=None if budget is None else values.number("budget", budget),
+        quick=values.flag("quick", quick),
+        nccl=None if nccl is None else os.fspath(values.path(nccl)),
+        seed=None if seed is None else values.whole("seed", seed),
     )
-    path = None if output is None else _path(output)
-    if path is None and _flag("save", save):
+    given = {"--devices": chosen, "--sizes": which, "--fabric": fabric}
+    given |= {"--precision": None if precision is None else f"{precision:f}"}
+    given |= {"--budget": None if budget is None else f"{budget:f}s"}
+    words = [command, "--backend", backend]  # as one would type it: for people
+    words += [] if command in _WITHOUT_DTYPE else ["--dtype", dtype, "--op", redop]
+    words += [word for option, value in given.items() if value is not None for word in (option, value)]
+    words += ["--quick"] if quick else []
+    request = requests.COMMANDS[command](requests.request_of(command, asked, words))
+    path = None if output is None else values.path(output)
+    if path is None and values.flag("save", save):
         path = saved_runs.new_run(command, request.backend, SILENT.say)
-    found = measured(request, path, SILENT, f"measuring {command}")
-    if command == "check" and not quick and confirm(request, found.run, SILENT.say) and found.path is not None:
-        run_file.save(found.run, found.path, replace=True)
-    return found.run
+    done = measured(request, path, SILENT, f"measuring {command}")
+    if done.failure is not None:
+        raise done.failure
+    return confirmed(request, done, SILENT) if command == "check" else run_file.again(done.run)
 
 
 def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
@@ -132,9 +169,10 @@ def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
 
 def load(path: str | os.PathLike[str]) -> Run:
     """Return the run in a file that collbench saved, of any machine. Raises Error."""
+    from collbench.api import values
     from collbench.runfile import run_file
 
-    return run_file.load(_path(path))
+    return run_file.load(values.path(path))
 
 
 def runs(limit: int | None = None) -> tuple[SavedRun, ...]:
@@ -159,11 +197,12 @@ def rank(
     size at which links were not measured while they were at others.
     """
     from collbench.analysis.tiers import rank_links
+    from collbench.api import values
     from collbench.model.operations import Operation, Variant, Work
     from collbench.model.units import format_size
 
     _check_run(run, "rank")
-    wanted = None if size is None else _bytes(size)
+    wanted = None if size is None else values.size(size)
     try:
         work = Work(Operation(operation), Variant(variant), numa_node)
     except ValueError as error:
@@ -186,6 +225,160 @@ def check(run: Run) -> tuple[Verdict, ...]:
     return judge(run)
 
 
+def predict(  # noqa: PLR0913 - keywords, each an option of the command line
+    runs: Run | Iterable[Run],
+    *,
+    model: str | None = None,
+    params: int | str | None = None,
+    layers: int | None = None,
+    strategy: str | Iterable[str] = "ddp",
+    dtype: str = "bf16",
+    grad_dtype: str | None = None,
+    micro_batches: int = 1,
+    gpus: int | Iterable[int] | None = None,
+    step_time: float | None = None,
+    timed_on: str = "alone",
+    gpu_time: float | None = None,
+    host_phases: Iterable[float] | None = None,
+    head_share: float | None = None,
+    shard: int | None = None,
+    bucket: int | str = "25M",
+) -> Prediction:
+    """Return what communication costs a training step on the best and the worst GPUs of one machine's runs.
+
+    The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. Raises Error.
+    """
+    from collbench.api import predicting, values
+
+    given = values.several(runs)
+    for run in given:
+        _check_run(run, "predict")
+    if not given:
+        raise UsageError("no run to predict from: collbench.load returns one")
+    asked = predicting.PredictRequest(
+        model=None if model is None else values.word("model", model),
+        params=None if params is None else str(params),
+        layers=None if layers is None else values.whole("layers", layers, least=1),
+        strategies=values.listed("strategy", strategy),
+        dtype=values.word("dtype", dtype, predicting.BYTES),
+        grad_dtype=None if grad_dtype is None else values.word("grad_dtype", grad_dtype, predicting.BYTES),
+        micro_batches=values.whole("micro_batches", micro_batches, least=1),
+        gpus=None if gpus is None else tuple(values.whole("gpus", count, least=2) for count in values.several(gpus)),
+        step_seconds=None if step_time is None else values.number("step_time", step_time),
+        on_best=values.word("timed_on", timed_on, ("alone", "best")) == "best",
+        gpu_seconds=None if gpu_time is None else values.number("gpu_time", gpu_time),
+        host_phases=None if host_phases is None else ",".join(map(str, values.several(host_phases))),
+        head_share=None if head_share is None else values.number("head_share", head_share, below=1),
+        shards=None if shard is None else values.whole("shard", shard, least=2),
+        bucket_bytes=values.size(bucket),
+    )
+    return predicting.predict([(f"run {number}", run) for number, run in enumerate(given, 1)], asked)[1]
+
+
+def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
+    select: int | None = None,
+    *,
+    gpus: int | None = None,
+    backend: str = "auto",
+    fabric_cluster: str | os.PathLike[str] | None = None,
+    size: int | str = "512M",
+    budget: float = 60.0,
+    one_way: bool = False,
+    nccl: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> NodeSurvey | None:
+    """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
+
+    Call it in every process of a launch, one for each GPU: rank 0 gets the answer, the others None. Or name a cluster
+    to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. The run is saved as `output`, else as
+    a new file. Raises Error.
+    """
+    from collbench.api import surveying, values
+    from collbench.api.measuring import serve
+    from collbench.api.requests import MeasureOptions, request_of
+    from collbench.distributed.launchers import find_place
+    from collbench.model.capabilities import BACKENDS, is_simulated
+    from collbench.runfile import saved_runs
+
+    asked = surveying.NodesRequest(
+        count=None if select is None else values.whole("select", select, least=1),
+        gpus=None if gpus is None else values.whole("gpus", gpus, least=1),
+        size_bytes=values.size(size),
+        budget_seconds=values.number("budget", budget),
+        one_way=values.flag("one_way", one_way),
+    )
+    chosen = None if seed is None else values.whole("seed", seed)
+    cluster = None if fabric_cluster is None else os.fspath(values.path(fabric_cluster))
+    if is_simulated(values.word("backend", backend, ("auto", *BACKENDS))):
+        return surveying.survey_simulated(asked, cluster, chosen)
+    if cluster is not None:
+        raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
+    place = find_place(os.environ)
+    if place is None:
+        raise UsageError(
+            "nodes are measured by one process for each GPU: start them with srun, torchrun or mpirun, or simulate a "
+            "cluster with backend='sim'"
+        )
+    library = None if nccl is None else os.fspath(values.path(nccl))
+    shared = request_of("nodes", MeasureOptions(backend=backend, nccl=library, seed=chosen), ("nodes",))
+    request = surveying.request_for(asked, shared)
+    if place.rank > 0:
+        serve(request, place, SILENT)
+        return None
+    path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
+    found = surveying.survey_launch(asked, request, path, place)
+    if found.failure is not None:
+        raise found.failure
+    return found
+
+
+def topo(
+    file: str | os.PathLike[str] | None = None, *, backend: str = "auto", fabric: str | os.PathLike[str] | None = None
+) -> Topology:
+    """Return the devices and the labelled paths of this machine, of saved 'nvidia-smi topo -m' text, or simulated ones.
+
+    Raises Error.
+    """
+    from collbench.api import looking, values
+    from collbench.model.capabilities import BACKENDS
+
+    return looking.topology(
+        None if file is None else os.fspath(values.path(file)),
+        values.word("backend", backend, ("auto", *BACKENDS)),
+        None if fabric is None else os.fspath(values.path(fabric)),
+    )
+
+
+def doctor(backend: str = "cuda", *, nccl: str | os.PathLike[str] | None = None) -> tuple[Finding, ...]:
+    """Return what a run on this machine will depend on, as `collbench doctor` prints it. Raises Error."""
+    from collbench.api import looking, values
+    from collbench.model.capabilities import BACKENDS
+
+    here = [name for name, row in BACKENDS.items() if not row.simulated]
+    library = None if nccl is None else os.fspath(values.path(nccl))
+    return looking.doctor(values.word("backend", backend, here), library)
+
+
+def train_command(words: Iterable[str]) -> Launch:
+    """Choose GPUs as `collbench train` does with these words, and return what it would start; nothing is started.
+
+    `command` are the words to start, `changes` the variables to set for them. Raises Error.
+    """
+    from collbench.api import values
+    from collbench.api.training import prepare
+    from collbench.launch.arguments import split
+
+    given = values.several(words)
+    if isinstance(words, str) or not given or not all(isinstance(word, str) for word in given):
+        raise UsageError(f"{words!r} is no list of words: write ['--auto-select', '2', 'train.py']")
+    _check_alone("train_command")
+    arguments = split(given)
+    if arguments.help:
+        raise UsageError("--help is for the command line: 'collbench train --help'")
+    return prepare(arguments)
+
+
 def _check_run(given: object, what: str) -> None:
     """Raise UsageError for what is no run: most often the name of its file."""
     from collbench.model.run import Run
@@ -195,17 +388,6 @@ def _check_run(given: object, what: str) -> None:
         if isinstance(given, str | os.PathLike):
             advice = f"write collbench.{what}(collbench.load({os.fspath(given)!r}))"
         raise UsageError(f"cannot {what} a {type(given).__name__}: it is no run; {advice}")
-
-
-def _bytes(size: object) -> int:
-    """Return a size in bytes, given as a number of them or in words. Raises UsageError."""
-    from collbench.model.units import parse_size
-
-    if isinstance(size, str):
-        return parse_size(size)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise UsageError(f"size {size!r} is not a number of bytes: write 67108864 or '64M'")
-    return size
 
 
 def _check_alone(what: str) -> None:
@@ -248,29 +430,3 @@ def _cuda_user() -> str:
         return ""
     status = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
     return "" if status == _NOT_INITIALIZED else "CUDA has started"
-
-
-def _path(given: object) -> Path:
-    """Return a file's path. Raises UsageError for what names no file."""
-    if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"{given!r} names no run file: write its path")
-    return Path(given)
-
-
-def _flag(name: str, given: object) -> bool:
-    """Return True or False. Raises UsageError for anything else."""
-    if not isinstance(given, bool):
-        raise UsageError(f"{name}={given!r} is neither True nor False")
-    return given
-
-
-def _excluded(given: object) -> str | None:
-    """Return indices and UUIDs as the command line has them; None for none. Raises UsageError."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise UsageError(f"exclude={given!r} is no list of GPUs: write [0, 3], or a list of UUIDs")
-    words = []
-    for one in given:
-        if isinstance(one, bool) or not isinstance(one, int | str):
-            raise UsageError(f"exclude has {one!r}, which is neither the index of a GPU nor a UUID")
-        words.append(str(one))
-    return ",".join(words) or None

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import named
+from collbench.api.measuring import Measured
+from collbench.api.notices import Notices
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.machine import nvidia_smi
@@ -15,11 +17,10 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, MachineError, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
+from collbench.runfile import atomic_write, run_file
 
 if TYPE_CHECKING:
     from collbench.analysis.diagnose import Verdict
-
-# What is measured.
 
 
 # One size that decides: a message of 64 MiB shows bandwidth on all links that we know, and staged copies of more take
@@ -42,7 +43,7 @@ def planned(request: Request) -> Request:
     sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
     if request.quick:
         copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
-        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, alone=True)
+        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
@@ -83,6 +84,16 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
 _MOST_PAIRS = 3
 _BUDGET_S = 0.5
 Pair = tuple[int, int]
+
+
+def confirmed(request: Request, measured: Measured, notices: Notices) -> Run:
+    """Return a check's run as its file has it, its suspicious pairs measured once more; the file gets those, too."""
+    run = run_file.again(measured.run)
+    if request.quick or not confirm(request, run, notices.say):
+        return run
+    if measured.path is not None and not atomic_write.is_stream(measured.path):
+        run_file.save(run, measured.path, replace=True)
+    return run
 
 
 def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:

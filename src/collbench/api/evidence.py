@@ -45,7 +45,8 @@ class Wanted:
     `undone` ends the line after a failed probe: what did not happen then; `advice` the one that refuses `run`.
     `besides` are devices of this machine that are not to be chosen, which a run may hold, too; `only` those that a
     probe opens, () for all that CUDA shows. `driver` is its version where that is known already. `job_nccl`: the job
-    will load the NCCL that is found here, so it counts with which one a run was measured.
+    will load the NCCL that is found here, so it counts with which one a run was measured. `fabric` is a machine to
+    simulate: then only a probe will do.
     """
 
     backend: str
@@ -59,6 +60,7 @@ class Wanted:
     only: tuple[Device, ...] = ()
     driver: str | None = None
     job_nccl: bool = True
+    fabric: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
     Of a run that also holds others (`besides`) the present devices' part. Raises RunFileError for a named run that
     speaks for another machine, and what `probe` raises.
     """
+    if capabilities(wanted.backend).simulated:
+        return measured_now(wanted, "", notices)
     place, now = here(wanted, present), datetime.now(UTC)
     if wanted.run is not None:
         run = run_file.load(Path(wanted.run))
@@ -149,6 +153,25 @@ def measured_now(wanted: Wanted, why: str, notices: Notices) -> Evidence:
     return Evidence(probe(wanted, why, notices), torchrun.QUICK_PROBE, probed=True)
 
 
+def as_of_now(
+    wanted: Wanted,
+    found: Evidence,
+    notices: Notices,
+    *,
+    allow_busy: bool,
+    states: Mapping[str, Health] | None = None,
+) -> tuple[Evidence, Run]:
+    """Return the evidence, and its run with the health of now; a probe instead where busy devices may be chosen.
+
+    For what others leave of a device is in no saved run.
+    """
+    run = found.as_now(states)
+    if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
+        found = measured_now(wanted, "what others leave is not in a saved run: ", notices)
+        run = found.as_now(states)
+    return found, run
+
+
 def someone_is_busy(run: Run) -> bool:
     """Return whether others use one of the run's devices: then an older run does not say what is left of them."""
     from collbench.analysis.problem import left_out  # late: numpy
@@ -156,13 +179,14 @@ def someone_is_busy(run: Run) -> bool:
     return len(left_out(run)) > len(left_out(run, allow_busy=True))
 
 
-def nothing_to_compare(backend: str, devices: tuple[Device, ...]) -> Evidence:
+def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> Evidence:
     """Return a run without a measurement: enough where all of the devices are wanted, and only their health counts."""
     from importlib.metadata import version  # late: 10 ms
 
     settings = Settings((), (), dtype="float32", redop="sum", visits=0, seed=0, command=(), environment={})
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    run = Run(backend, version("collbench"), started, factory.here(), devices, (), settings, complete=True)
+    machine = replace(factory.here(), fabric=fabric or "")
+    run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
     return Evidence(run, "no choice to make")
 
 
@@ -215,10 +239,12 @@ def probe(wanted: Wanted, why: str, notices: Notices) -> Run:
     A worker process touches the GPUs, and it is gone afterwards: this process may become torchrun. Raises what
     measuring raises, with what did not happen then; NotTrusted where a part of it failed; Interrupted.
     """
-    path = saved_runs.new_run("probe", wanted.backend, notices.say)
-    notices.say(f"{why}probing for a few seconds")
+    path = None
+    if not capabilities(wanted.backend).simulated:
+        path = saved_runs.new_run("probe", wanted.backend, notices.say)
+        notices.say(f"{why}probing for a few seconds")
     try:
-        run = measure(_probe_request(wanted), path, notices, "probing").run
+        run = run_file.again(measure(_probe_request(wanted), path, notices, "probing").run)
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted in the probe: {wanted.undone}") from error
     except CollbenchError as error:
@@ -242,12 +268,11 @@ def _probe_request(wanted: Wanted) -> Request:
         copies=(Variant.PLAIN,) if on_cores else (),
         collectives=(Work(Operation.ALLREDUCE),),
         pairs=True,
-        dtype="float32",
-        redop="sum",
         nccl=named_nccl(wanted.nccl),
         seed=new_seed(),
         command=("pairs", *words, "--backend", wanted.backend),
         budget_seconds=None if on_cores else _PROBE_SECONDS,
+        fabric=wanted.fabric,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,35 +12,56 @@ from collbench.analysis.outcome import outcome
 from collbench.api.notices import Notices
 from collbench.backends import factory
 from collbench.bench.plan import Request
-from collbench.model.errors import BackendError
+from collbench.distributed.launchers import LaunchEnvironment, join_seconds
+from collbench.model.errors import BackendError, RunFileError
 from collbench.model.run import Run
-from collbench.runfile import run_file
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run as whoever loads its file sees it, and the file; None where it could not be saved."""
+    """A run, and its file; None where it has none, as `failure` says where that was not wanted."""
 
     run: Run
     path: Path | None
+    failure: RunFileError | None = None
 
 
-def measure(request: Request, path: Path | None, notices: Notices, what: str) -> Measured:
+def measure(
+    request: Request, path: Path | None, notices: Notices, what: str, place: LaunchEnvironment | None = None
+) -> Measured:
     """Measure the request to its end; the worker is gone when this returns. `what` is the progress bar's title.
 
-    The run is saved as `path`, also where this raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError.
+    `place` is rank 0's among several processes, which measure together. The run is saved as `path`, also where this
+    raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError, and UsageError.
     """
-    begun = factory.begin(request.backend)
+    worker = None if place else factory.begin(request.backend)
+    notices.starting()
     from collbench.bench.session import Session  # late: numpy, while the driver starts
 
-    with Session(request, path, notices.say, begun=begun) as session:
+    with ExitStack() as stack:
+        world = None
+        if place is not None:
+            from collbench.distributed.factory import World  # late: a tenth of a second
+
+            world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say))
+        session = stack.enter_context(Session(request, path, notices.say, world, worker))
+        notices.begun(session)
         try:
             with notices.progress(what) as progress:
                 session.measure(progress)
         except BackendError as error:
             error.exit_code = max(error.exit_code, outcome(session.run).status)
             raise
-    return Measured(run_file.again(session.run), session.path)
+        notices.measured(session.run)
+        return Measured(session.run, session.path, session.failure)
+
+
+def serve(request: Request, place: LaunchEnvironment, notices: Notices) -> None:
+    """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError."""
+    from collbench.distributed.factory import join  # late: a tenth of a second
+
+    if not join(place, request, join_seconds(os.environ), notices.say):
+        raise BackendError(f"rank {place.rank} stops: rank 0 is gone, and its output says why")
 
 
 def new_seed() -> int:

@@ -1,42 +1,168 @@
-"""What each measuring command times, and requests from Python's values: the same measurement under the same name."""
+"""What each measuring command times: from the options that all of them share to a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from collbench.api.checking import planned
 from collbench.api.evidence import named_nccl
 from collbench.api.measuring import new_seed
+from collbench.api.notices import SILENT, Notices
 from collbench.backends import factory
-from collbench.bench.plan import Request
-from collbench.model.dtypes import REDOPS, parse_dtype
+from collbench.bench.plan import Request, requested
+from collbench.distributed.launchers import find_place
+from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import CommandKind
-from collbench.model.units import fixed, parse_sizes
+from collbench.runfile import run_file
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
-_DEFAULTS = ("float32", "sum")
+# Generous: twenty times what a sweep of four GPUs takes without it, and nobody watches longer without having asked.
+_SECONDS_FOR_PRECISION = 60.0
 
 
-def pairs(request: Request, operations: Sequence[Operation] | None = None, *, copies: bool = True) -> Request:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """The options of every command that measures, as values.
+
+    `devices` are indices or UUIDs with commas, `sizes` bytes, `precision` a ratio, `budget` seconds; None leaves the
+    choice to the method, and `seed` to chance. `output` is the file to save the run in, `resume` one to go on with.
+    """
+
+    devices: str | None = None
+    sizes: tuple[int, ...] | None = None
+    precision: float | None = None
+    budget: float | None = None
+    quick: bool = False
+    backend: str = "auto"
+    fabric: str | None = None
+    output: Path | None = None
+    force: bool = False
+    resume: Path | None = None
+    nccl: str | None = None
+    seed: int | None = None
+    dtype: str = "float32"
+    redop: str = "sum"
+
+    @property
+    def file(self) -> Path | None:
+        """The run's file, None where it has no name yet."""
+        return self.resume or self.output
+
+
+def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notices: Notices = SILENT) -> Request:
+    """Return what the shared options ask for; what to time is the command's, whose line `words` are for people.
+
+    To resume is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
+    UsageError, RunFileError.
+    """
+    for name, value in (("precision", asked.precision), ("budget", asked.budget)):
+        if asked.quick and value is not None:
+            raise UsageError(f"--quick and --{name} both say how long to measure: leave one out")
+    if asked.resume is not None:
+        request = _resumed(command, asked, asked.resume)
+        check_fabric(request.backend, request.fabric)
+    else:
+        check_fabric(asked.backend, asked.fabric)
+        request = Request(
+            backend=asked.backend,
+            devices=asked.devices,
+            sizes=asked.sizes,
+            dtype=asked.dtype,
+            redop=asked.redop,
+            nccl=named_nccl(asked.nccl),
+            seed=new_seed() if asked.seed is None else asked.seed,
+            command=tuple(words),
+            precision=asked.precision,
+            budget_seconds=_SECONDS_FOR_PRECISION if asked.precision and asked.budget is None else asked.budget,
+            quick=asked.quick,
+            force=asked.force,
+            fabric=asked.fabric,
+            kind=CommandKind.of(command),
+        )
+    name, reason = factory.resolve(request.backend)
+    if reason is not None:
+        notices.say(f"measuring CPU cores (host backend): {reason}")
+    return replace(request, backend=name)
+
+
+def _resumed(command: str, asked: MeasureOptions, file: Path) -> Request:
+    """Return what the run in the file asked for. Raises UsageError where another command did, and RunFileError.
+
+    The file may be a stranger's, so it names no file to be loaded, read or written: those are said again.
+    """
+    run = run_file.load(file)
+    name, fabric = run.settings.command_name, asked.fabric
+    if not name:
+        raise UsageError(f"{file} was measured by no command of collbench: its options cannot be taken from it")
+    if name != command:
+        raise UsageError(f"{file} was measured by 'collbench {name}': write 'collbench {name} --resume {file}'")
+    if fabric is None and run.settings.fabric:
+        from collbench.sim.fabrics import names  # late: other backends need none
+
+        fabric = run.settings.fabric
+        if fabric not in names():
+            raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric} to have it read")
+    return requested(run, asked.nccl, fabric)
+
+
+def check_fabric(backend: str, fabric: str | None) -> None:
+    """Raise UsageError for a fabric that nothing simulates, no or a wrong one to simulate, and several processes."""
+    if not is_simulated(backend):
+        if fabric is not None:
+            raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
+        return
+    factory.simulated(fabric)
+    if find_place(os.environ) is not None:
+        raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
+
+
+# What the commands time. A request that resumes has it already.
+
+
+def pairs(request: Request, operations: Sequence[Operation] | None = None, *, raw: bool = True) -> Request:
     """Return the request for every link and pair: raw copies, and these collectives on every pair."""
     timed = (Operation.ALLREDUCE, Operation.BROADCAST) if operations is None else operations
     works = tuple(map(Work, timed))
-    return replace(request, copies=(Variant.PLAIN,) if copies else (), collectives=works, pairs=True)
+    return replace(request, copies=(Variant.PLAIN,) if raw else (), collectives=works, pairs=True)
+
+
+PATTERNS = {
+    "one-way": Variant.PLAIN,
+    "both-ways": Variant.BOTH_WAYS,
+    "one-to-all": Variant.ONE_TO_ALL,
+    "all-to-one": Variant.ALL_TO_ONE,
+    "host": Variant.HOST,
+    "staged": Variant.STAGED,
+}
+
+
+def copies(request: Request, patterns: tuple[Variant, ...] | None = None) -> Request:
+    """Return the request for raw copies in these patterns, in all for None, at one large size unless others are named.
+
+    Raises UsageError for a pattern that the backend has not.
+    """
+    row = capabilities(request.backend)
+    elsewhere = [variant for variant in patterns or () if variant is not Variant.PLAIN]
+    if row.cores and elsewhere:
+        raise UsageError(f"the {row.name} backend copies one-way only: leave out {', '.join(elsewhere)}")
+    wanted = patterns or tuple(PATTERNS.values())
+    return replace(request, copies=wanted, sizes=request.sizes or (row.largest_pattern_bytes,))
 
 
 def latency(request: Request) -> Request:
     """Return the request for one access, one copy and one all-reduce of 8 bytes."""
-    works = (Work(Operation.ALLREDUCE),)
     return replace(
         request,
         sizes=(_SMALLEST,),
         copies=(Variant.PLAIN,),
         chase=True,
-        collectives=works,
+        collectives=(Work(Operation.ALLREDUCE),),
         pairs=True,
         launches=True,
     )
@@ -44,111 +170,13 @@ def latency(request: Request) -> Request:
 
 def collective(operation: Operation) -> Callable[[Request], Request]:
     """Return what makes a request one for a collective over all devices, its ungraphed launches too."""
-
-    def of(request: Request) -> Request:
-        return replace(request, collectives=(Work(operation),), launches=True)
-
-    return of
+    return lambda request: replace(request, collectives=(Work(operation),), launches=True)
 
 
 COMMANDS: dict[str, Callable[[Request], Request]] = {
     "pairs": pairs,
+    "copies": copies,
     "latency": latency,
     "check": planned,
     **{operation.value: collective(operation) for operation in COLLECTIVES},
 }
-
-
-def request_of(  # noqa: PLR0913 - keywords, each an option of the command line
-    command: str,
-    *,
-    devices: Iterable[int | str] | None,
-    sizes: Iterable[int | str] | None,
-    backend: str,
-    fabric: str | None,
-    dtype: str,
-    redop: str,
-    precision: float | None,
-    budget: float | None,
-    quick: bool,
-    nccl: str | None,
-    seed: int | None,
-) -> Request:
-    """Return the request for a command's measurement. Raises UsageError for values that mean nothing."""
-    _check_words(command, backend, fabric, dtype, redop)
-    _check_number("precision", precision, below=1)
-    _check_number("budget", budget)
-    if quick and (precision is not None or budget is not None):
-        raise UsageError("quick=True, precision and budget all say how long to measure: leave quick out")
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
-        raise UsageError(f"seed={seed!r} is no seed: write a whole number from 0")
-    if command == "latency" and sizes is not None:
-        raise UsageError("latency has a size of its own: leave out sizes")
-    chosen, which = _listed("devices", devices), _listed("sizes", sizes)
-    words = [command, "--backend", backend]  # as one would type it: for people
-    words += ["--dtype", dtype, "--op", redop] if (dtype, redop) != _DEFAULTS else []
-    for option, value in (("--devices", chosen), ("--sizes", which), ("--fabric", fabric)):
-        words += [option, value] if value is not None else []
-    words += ["--quick"] if quick else []
-    words += ["--precision", f"{precision:f}"] if precision is not None else []
-    words += ["--budget", f"{budget:f}s"] if budget is not None else []
-    request = Request(
-        backend=factory.resolve(backend)[0],
-        devices=chosen,
-        sizes=None if which is None else parse_sizes(which),
-        copies=(),
-        collectives=(),
-        pairs=False,
-        dtype=parse_dtype(dtype),
-        redop=redop,
-        nccl=named_nccl(nccl),
-        seed=new_seed() if seed is None else seed,
-        command=tuple(words),
-        precision=precision,
-        budget_seconds=budget,
-        quick=quick,
-        fabric=fabric,
-        kind=CommandKind.of(command),
-    )
-    return COMMANDS[command](request)
-
-
-def _check_words(command: object, backend: object, fabric: object, dtype: object, redop: object) -> None:
-    """Raise UsageError for words that nothing here is called by, or that do not go together."""
-    if not isinstance(command, str) or command not in COMMANDS:
-        raise UsageError(f"{command!r} is no measurement: write one of {', '.join(COMMANDS)}")
-    if backend not in factory.NAMES:
-        raise UsageError(f"backend={backend!r} is unknown: write one of {', '.join(factory.NAMES)}")
-    if (backend == "sim") != (fabric is not None):
-        raise UsageError("backend='sim' and fabric='NAME' go together: name a machine to simulate, or neither")
-    if redop not in REDOPS:
-        raise UsageError(f"redop={redop!r} is unknown: write one of {', '.join(REDOPS)}")
-    if not isinstance(dtype, str):
-        raise UsageError(f"dtype={dtype!r} is no name of a type: write 'float32'")
-    if command in ("latency", "check") and (dtype, redop) != _DEFAULTS:
-        raise UsageError(f"{command} has a type and a reduction of its own: leave out dtype and redop")
-
-
-def _check_number(name: str, given: object, below: float | None = None) -> None:
-    """Raise UsageError for what is neither None nor a number above zero (and below another)."""
-    if given is None:
-        return
-    good = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
-    if not good or (below is not None and isinstance(given, int | float) and given >= below):
-        limit = "" if below is None else f" and below {fixed(below)}"
-        raise UsageError(f"{name}={given!r} is no number above 0{limit}")
-
-
-def _listed(name: str, given: object) -> str | None:
-    """Return numbers and words as the command line has them, None for None. Raises UsageError."""
-    if given is None:
-        return None
-    several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else (given,)
-    words = []
-    for one in several:
-        if isinstance(one, bool) or not isinstance(one, int | str):
-            raise UsageError(f"{name} has {one!r}, which is neither a number nor a word")
-        words.append(str(one))
-    if not words:
-        raise UsageError(f"{name}={given!r} is empty: leave it out for all")
-    return ",".join(words)

@@ -13,6 +13,7 @@ from collbench.api import evidence
 from collbench.api.evidence import Evidence, Wanted
 from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import SILENT, Notices
+from collbench.api.requests import check_fabric
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.launch import formats, torchrun
@@ -45,13 +46,15 @@ _ADVICE = "measure again, or add --elsewhere to judge it as another machine's"
 class SelectRequest:
     """What is asked: the best `count` devices, and what to choose them by.
 
-    `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels. None of
-    both: the newest saved run of this machine within `max_age`, else (`fresh`: always) a probe. `exclude` are indices
-    and UUIDs with commas. `verify` measures the finalists at `size_bytes`; None: where the choice matters.
+    `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels; `fabric`
+    a machine for the sim backend to simulate. None of them: the newest saved run of this machine within `max_age`, else
+    (`fresh`: always) a probe. `exclude` are indices and UUIDs with commas. `verify` measures the finalists at
+    `size_bytes`; None: where the choice matters.
     """
 
     count: int
     backend: str = "auto"
+    fabric: str | None = None
     run: str | None = None
     elsewhere: bool = False
     topology: str | None = None
@@ -65,6 +68,12 @@ class SelectRequest:
 
     def check(self) -> None:
         """Raise UsageError for wishes that contradict each other."""
+        check_fabric(self.backend, self.fabric)
+        if self.fabric is not None and (self.run is not None or self.topology is not None):
+            raise UsageError(
+                f"--fabric {self.fabric} is simulated and measured, a run file and --topology take the place of "
+                "measuring: leave one out"
+            )
         if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
             raise UsageError(
                 "--topology reads labels alone, a run file, --fresh and --elsewhere are about runs: leave one out"
@@ -120,25 +129,23 @@ def _by_a_run_of_elsewhere(asked: SelectRequest, file: str) -> Selected:
 
     run = run_file.load(Path(file))
     choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
-    words = f"{'sim ' if run.backend == 'sim' else ''}{torchrun.saved_run(run.started, file)}"
+    mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
+    words = f"{mark}{torchrun.saved_run(run.started, file)}"
     origin = Origin(run.backend, words, run.machine.hostname, run.machine.fabric)
     return _answer(run, choice, origin)
 
 
 def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
     wanted = _wanted(asked)
-    found = _evidence(asked, wanted, notices)
+    first = _evidence(asked, wanted, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    run = found.as_now()
-    if asked.allow_busy and run.measurements and not found.probed and evidence.someone_is_busy(run):
-        found = evidence.measured_now(wanted, "what others leave is not in a saved run: ", notices)
-        run = found.as_now()
+    found, run = evidence.as_of_now(wanted, first, notices, allow_busy=asked.allow_busy)
     choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
-    origin = Origin(wanted.backend, found.source, run.machine.hostname)
+    origin = Origin(wanted.backend, found.source, run.machine.hostname, run.machine.fabric)
     if _worth_measuring(asked, choice, wanted.backend):
         sets = tuple(one.members for one in choice.finalists)
-        finalists = FinalistRequest(run.backend, run.devices, sets, asked.size_bytes, asked.nccl)
+        finalists = FinalistRequest(run.backend, run.devices, sets, asked.size_bytes, asked.nccl, asked.fabric)
         measured, path = measure_finalists(finalists, notices)
         origin = replace(origin, verification=str(path or ""), size_bytes=asked.size_bytes)
         choice = settle(choice, measured)
@@ -154,13 +161,23 @@ def _wanted(asked: SelectRequest) -> Wanted:
             "--backend host for CPU cores"
         )
     return Wanted(
-        backend, asked.run, asked.max_age, asked.fresh, asked.nccl, undone="nothing was chosen", advice=_ADVICE
+        backend,
+        asked.run,
+        asked.max_age,
+        asked.fresh,
+        asked.nccl,
+        undone="nothing was chosen",
+        advice=_ADVICE,
+        fabric=asked.fabric,
     )
 
 
 def _evidence(asked: SelectRequest, wanted: Wanted, notices: Notices) -> Evidence:
     """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
-    present, count = factory.present_devices(wanted.backend), asked.count
+    if capabilities(wanted.backend).simulated:
+        present, count = factory.simulated_devices(wanted.fabric), asked.count
+    else:
+        present, count = factory.present_devices(wanted.backend), asked.count
     if not present:
         raise MachineError("no GPU to choose: CUDA shows none to this process; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     excluded = _excluded(asked, present)
@@ -169,7 +186,7 @@ def _evidence(asked: SelectRequest, wanted: Wanted, notices: Notices) -> Evidenc
         tags = ", ".join(device.tag for device in left) or "none"
         raise UsageError(f"{count} is more than the {len(left)} that may be chosen here ({tags}): ask for fewer")
     if count == len(present) and asked.run is None:
-        return evidence.nothing_to_compare(wanted.backend, present)
+        return evidence.nothing_to_compare(wanted.backend, present, wanted.fabric)
     return evidence.find(wanted, present, notices)
 
 
@@ -183,7 +200,7 @@ def _excluded(asked: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...
 def _worth_measuring(asked: SelectRequest, choice: Choice, backend: str) -> bool:
     if asked.verify is not None:
         return asked.verify and bool(choice.finalists)
-    return capabilities(backend).visible and asked.count > 1 and not choice.tied and len(choice.finalists) > 1
+    return not capabilities(backend).cores and asked.count > 1 and not choice.tied and len(choice.finalists) > 1
 
 
 def _answer(run: Run, choice: Choice, origin: Origin) -> Selected:
@@ -213,6 +230,7 @@ class FinalistRequest:
     sets: tuple[tuple[int, ...], ...]
     size_bytes: int
     nccl: str | None
+    fabric: str | None = None
 
 
 def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Path | None]:
@@ -222,8 +240,10 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
     Interrupted.
     """
     used = sorted({member for members in asked.sets for member in members})
-    # Beside the folder of runs that choices go by, for a few sets say little about all pairs.
-    path = saved_runs.new_run("select", asked.backend, notices.say, saved_runs.FINALISTS)
+    path = None
+    if not capabilities(asked.backend).simulated:
+        # Beside the folder of runs that choices go by, for a few sets say little about all pairs.
+        path = saved_runs.new_run("select", asked.backend, notices.say, saved_runs.FINALISTS)
     notices.say(f"measuring {len(asked.sets)} sets at {format_size(asked.size_bytes)}")
     try:
         found = measure(_finalists_request(asked, used), path, notices, "measuring the finalists")
@@ -233,13 +253,14 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
         raise  # its line says whom not to trust
     except CollbenchError as error:
         raise error.retold(f"cannot measure the finalists: {error}; --no-verify answers by prediction alone") from error
-    if status := outcome(found.run).status:
+    run = run_file.again(found.run)
+    if status := outcome(run).status:
         from collbench.output.text.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {found.path}" if found.path else ""
-        raise NotTrusted(f"the finalists: {headline(found.run)}; {advice}{saved}", status)
-    return _over_all(found.run, asked.devices, used), found.path
+        raise NotTrusted(f"the finalists: {headline(run)}; {advice}{saved}", status)
+    return _over_all(run, asked.devices, used), found.path
 
 
 def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
@@ -248,16 +269,13 @@ def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
         backend=asked.backend,
         devices=",".join(asked.devices[member].uuid for member in used),
         sizes=(asked.size_bytes,),
-        copies=(),
         collectives=(Work(Operation.ALLREDUCE),),
-        pairs=False,
-        dtype="float32",
-        redop="sum",
         nccl=evidence.named_nccl(asked.nccl),
         seed=new_seed(),
         command=("select", str(len(asked.sets[0]))),
         kind=CommandKind.SELECT,
         sets=tuple(tuple(position[member] for member in members) for members in asked.sets),
+        fabric=asked.fabric,
     )
 
 

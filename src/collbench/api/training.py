@@ -180,11 +180,7 @@ def _evidence(
         job_nccl=arguments.container is None,
     )
     first = evidence.find(wanted, left, notices)
-    run = first.as_now(found.states)
-    if arguments.allow_busy and not first.probed and evidence.someone_is_busy(run):
-        first = evidence.measured_now(wanted, "what others leave is not in a saved run: ", notices)
-        run = first.as_now(found.states)
-    return first, run
+    return evidence.as_of_now(wanted, first, notices, allow_busy=arguments.allow_busy, states=found.states)
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.

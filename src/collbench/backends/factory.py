@@ -18,7 +18,7 @@ from collbench.machine.nvidia_smi import LiveTools
 from collbench.machine.nvml import Nvml
 from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
-from collbench.model.capabilities import HOST, capabilities
+from collbench.model.capabilities import BACKENDS, HOST, capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 
@@ -111,7 +111,7 @@ def _no_gpu(why: str) -> MachineError:
 # From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
 
 
-NAMES = ("auto", "cuda", "host", "sim")  # auto never takes sim
+NAMES = ("auto", *BACKENDS)  # auto never takes sim
 # A worker on its way; None where there is nothing to begin.
 Begun: TypeAlias = "IsolatedBackend | None"
 

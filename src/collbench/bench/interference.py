@@ -18,8 +18,6 @@ from collbench.model.operations import Work
 from collbench.model.run import Audit, Path
 from collbench.model.units import algbw
 
-# Pairs that meet on the wires that their PCIe label names: what an audit of running them together has to try.
-
 
 def crossings(
     groups: Sequence[Members], paths: Mapping[frozenset[int], Path], rng: random.Random
@@ -31,17 +29,12 @@ def crossings(
     """
     for label in sorted({path.label for path in paths.values() if is_pcie(path.label)}):
         side = _sides(paths, label)
-        alike = [pair for pair in groups if len(pair) == 2 and _has(paths, pair, label)]
+        alike = [pair for pair in groups if len(pair) == 2 and _label(paths, pair) == label]
         rng.shuffle(alike)
         alike.sort(key=lambda pair: (side[pair[0]], side[pair[1]]))
         together = _disjoint(alike)
         if len(together) > 1:
             yield together
-
-
-def _has(paths: Mapping[frozenset[int], Path], pair: Members, label: str) -> bool:
-    path = paths.get(frozenset(pair))
-    return path is not None and path.label == label
 
 
 def _sides(paths: Mapping[frozenset[int], Path], label: str) -> dict[int, int]:
@@ -66,9 +59,6 @@ def _disjoint(pairs: Sequence[Members]) -> list[Members]:
     return found
 
 
-# May disjoint pairs be measured at the same time? Compare some alone and together first (docs/method.md 6.2).
-
-
 _VISITS = 3
 _PAIRS_A_LABEL = 2
 # Large enough that a shared wire would show; larger sizes only take longer.
@@ -85,7 +75,8 @@ def audit(
     findings, timed = [], 0.0
     for work in plan.groups:
         seen: dict[str, int] = {}
-        for together in (*_crossings(plan, work, paths, rng), *plan.rounds(work, rng)):
+        free = [] if runs_alone(work) else [m for m in plan.groups[work] if (work, m) not in plan.isolated]
+        for together in (*crossings(free, paths, rng), *plan.rounds(work, rng)):
             if len(together) < 2 or plan.together:
                 continue
             for members in together:
@@ -97,14 +88,6 @@ def audit(
                         findings.append(finding)
                         timed += seconds
     return findings, timed
-
-
-def _crossings(
-    plan: Plan, work: Work, paths: Mapping[frozenset[int], Path], rng: random.Random
-) -> Iterator[list[Members]]:
-    """Yield the crossings of those of a work's groups that may run beside others."""
-    if not runs_alone(work):
-        yield from crossings([m for m in plan.groups[work] if (work, m) not in plan.isolated], paths, rng)
 
 
 def distrusted(plan: Plan, findings: list[Audit], paths: Mapping[frozenset[int], Path]) -> Plan:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collbench.analysis.nodes import Judgement, Observation, Switches, judge
-from collbench.backends.protocol import Backend, Step, Timing, time_step
+from collbench.backends.protocol import Backend, Step, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.model.errors import BackendError, StepFailed, UsageError
 from collbench.model.operations import Operation
@@ -216,7 +216,9 @@ class NodePairs:
     def _visit(self, step: Step) -> list[float | None]:
         """Visit the step's groups together; where that fails each alone, to find out which one it is."""
         try:
-            timings = self._timed(step)
+            timings = [
+                time_step(self._backend, replace(step, warmup=0 if visit else WARMUP)) for visit in range(VISITS)
+            ]
         except StepFailed as error:
             if len(step.groups) > 1:
                 return [rate for group in step.groups for rate in self._visit(replace(step, groups=(group,)))]
@@ -226,9 +228,6 @@ class NodePairs:
         return [
             self._record(step, group, [t.seconds[place] for t in timings]) for place, group in enumerate(step.groups)
         ]
-
-    def _timed(self, step: Step) -> list[Timing]:
-        return [time_step(self._backend, replace(step, warmup=0 if visit else WARMUP)) for visit in range(VISITS)]
 
     def _record(self, step: Step, group: Members, visits: Sequence[tuple[float, ...]]) -> float:
         """Keep the samples, and return busbw of the median visit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from collbench.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
@@ -22,8 +22,6 @@ from collbench.model.run import (
     command_name,
 )
 from collbench.model.units import format_approximate_size, format_size
-
-# How long to measure.
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +261,12 @@ class Plan:
             rounds.append([pair for pair in pairs if pair in planned])
             rounds.append([(b, a) for a, b in pairs if (b, a) in planned])
         rounds.extend([members] for members in groups if len(members) != 2)
-        return [part for together in rounds for part in self._split(work, together)]
-
-    def _split(self, work: Work, together: list[Members]) -> list[list[Members]]:
-        alone = [members for members in together if (work, members) in self.isolated]
-        rest = [members for members in together if (work, members) not in self.isolated]
-        return [[members] for members in alone] + ([rest] if rest else [])
+        parts: list[list[Members]] = []
+        for together in rounds:
+            parts += [[members] for members in together if (work, members) in self.isolated]
+            rest = [members for members in together if (work, members) not in self.isolated]
+            parts += [rest] if rest else []
+        return parts
 
 
 def cell_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
@@ -310,13 +308,13 @@ _VISITS_OF_SETS = 6
 QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What to measure. `sizes` None takes the backend's default; `backend` is "cuda", "host" or "sim".
 
     `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
     each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
-    overlap: each alone, all in turn, at least six visits. `alone`: no link or pair beside another one. `launches`
+    overlap: each alone, all in turn, at least six visits. `isolated`: no link or pair beside another one. `launches`
     times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
     the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
     of the sim backend, or its file. `resume` goes on with the run that is saved, `force` replaces another file.
@@ -324,16 +322,16 @@ class Request:
     """
 
     backend: str
-    devices: str | None
-    sizes: tuple[int, ...] | None
-    copies: tuple[Variant, ...]
-    collectives: tuple[Work, ...]
-    pairs: bool
-    dtype: str
-    redop: str
-    nccl: str | None
-    seed: int
-    command: tuple[str, ...]
+    devices: str | None = None
+    sizes: tuple[int, ...] | None = None
+    copies: tuple[Variant, ...] = ()
+    collectives: tuple[Work, ...] = ()
+    pairs: bool = False
+    dtype: str = "float32"
+    redop: str = "sum"
+    nccl: str | None = None
+    seed: int = 0
+    command: tuple[str, ...] = ()
     chase: bool = False
     split: int = 1
     root: int = 0
@@ -348,7 +346,7 @@ class Request:
     force: bool = False
     algorithms: bool = False
     sets: tuple[Members, ...] | None = None
-    alone: bool = False
+    isolated: bool = False
     fabric: str | None = None
     kind: CommandKind = CommandKind.PAIRS
     graph: int = 0
@@ -374,6 +372,11 @@ class Request:
         )
 
 
+# What a request and the settings of its run call by the same name, and mean the same by.
+_IN_BOTH = {field.name for field in fields(Request)} & {field.name for field in fields(Settings)}
+_IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
+
+
 def settings_of(
     request: Request,
     operations: tuple[Operation, ...],
@@ -385,33 +388,14 @@ def settings_of(
     return Settings(
         operations=operations,
         sizes=sizes,
-        dtype=request.dtype,
-        redop=request.redop,
         visits=visits,
-        seed=request.seed,
-        command=request.command,
         environment=environment,
-        root=request.root,
-        precision=request.precision,
-        budget_seconds=request.budget_seconds,
-        kind=request.kind,
         devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
         requested_sizes=request.sizes,
-        copies=request.copies,
-        chase=request.chase,
-        collectives=request.collectives,
         layout=_layout(request),
-        split=request.split,
         sets=request.sets or (),
-        isolated=request.alone,
-        launches=request.launches,
-        iterations=request.iterations,
-        warmup=request.warmup,
-        verify=request.verify,
-        quick=request.quick,
-        algorithms=request.algorithms,
-        graph=request.graph,
         fabric=request.fabric or "",
+        **{name: getattr(request, name) for name in _IN_BOTH},
     )
 
 
@@ -422,31 +406,12 @@ def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
         backend=run.backend,
         devices=",".join(settings.devices) or None,
         sizes=settings.requested_sizes,
-        copies=settings.copies,
-        collectives=settings.collectives,
         pairs=settings.layout is Layout.PAIRS,
-        dtype=settings.dtype,
-        redop=settings.redop,
-        nccl=nccl,
-        seed=settings.seed,
-        command=settings.command,
-        chase=settings.chase,
-        split=settings.split,
-        root=settings.root,
-        launches=settings.launches,
-        iterations=settings.iterations,
-        warmup=settings.warmup,
-        verify=settings.verify,
-        precision=settings.precision,
-        budget_seconds=settings.budget_seconds,
-        quick=settings.quick,
-        resume=True,
-        algorithms=settings.algorithms,
         sets=settings.sets or None,
-        alone=settings.isolated,
+        nccl=nccl,
         fabric=fabric,
-        kind=settings.kind,
-        graph=settings.graph,
+        resume=True,
+        **{name: getattr(settings, name) for name in _IN_BOTH},
     )
 
 
@@ -461,7 +426,11 @@ def _layout(request: Request) -> Layout:
 def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
     devices = backend.devices()
-    sizes, skipped = _fitting(_wanted_sizes(request), backend)
+    sizes = request.sizes
+    if sizes is None:
+        default = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
+        sizes = tuple(size for size in default if not request.quick or size in QUICK_SIZES)
+    sizes, skipped = _fitting(sizes, backend)
     groups: dict[Work, tuple[Members, ...]] = {}
     works: dict[Work, tuple[int, ...]] = {}
     nodes, refused = _nodes(request, backend)
@@ -497,7 +466,10 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
         root=request.root,
         together=request.split > 1,
-        isolated=frozenset((work, members) for work in kept for members in _isolated(request, groups[work])),
+        # Finalists share GPUs, and stand for jobs that run alone.
+        isolated=frozenset(
+            (work, members) for work in kept for members in (groups[work] if request.isolated else request.sets or ())
+        ),
         iterations=request.iterations,
         warmup=request.warmup,
         verify=request.verify,
@@ -517,13 +489,6 @@ def survey_sizes(backend: str) -> tuple[int, ...]:
 def _up_to_largest(backend: str, sizes: Iterable[int]) -> tuple[int, ...]:
     largest = capabilities(backend).largest_bytes
     return tuple(size for size in sizes if size <= largest)
-
-
-def _wanted_sizes(request: Request) -> tuple[int, ...]:
-    if request.sizes is not None:
-        return request.sizes
-    sizes = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
-    return tuple(size for size in sizes if not request.quick or size in QUICK_SIZES)
 
 
 def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], list[Skipped]]:
@@ -578,11 +543,6 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
     if request.root >= size:
         raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
     return sets
-
-
-def _isolated(request: Request, groups: tuple[Members, ...]) -> tuple[Members, ...]:
-    """Return what never runs beside others: finalists, which share GPUs and stand for jobs that run alone."""
-    return groups if request.alone else request.sets or ()
 
 
 def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:

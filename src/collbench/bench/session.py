@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from collbench.analysis.freshness import Here, Unfit, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
-from collbench.bench.plan import Members, Plan, Request, make_plan, settings_of
+from collbench.bench.plan import Plan, Request, make_plan, settings_of
 from collbench.bench.run_writer import RunWriter
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
@@ -25,9 +25,6 @@ from collbench.model.failures import FailureKind
 from collbench.model.run import Run, Settings, SkipKind, Skipped
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
-from collbench.sim.fabrics import Fabric
-
-# One measurement from the request to the finished run: open, plan, sweep, and keep what was measured on the way.
 
 
 def wrong_data(error: DataCorruption) -> Skipped:
@@ -79,10 +76,13 @@ class Session:
             self._plan, skipped = make_plan(request, self._opened.backend)
             # First: the backend makes its communicators while this process reads the devices' health.
             self._opened.backend.reserve(self._plan.largest_bytes())
-            self._opened.backend.prepare(_collective_groups(self._plan))
+            collective = (found for work, found in self._plan.groups.items() if work.operation.is_collective)
+            self._opened.backend.prepare(tuple(dict.fromkeys(members for found in collective for members in found)))
             if previous is None:
                 self.run = empty_run(request, self._opened, self._plan, skipped)
-                self.run.settings = _launched(self.run.settings, ranks)
+                if ranks is not None:
+                    settings = replace(self.run.settings, processes=ranks.processes, launcher=ranks.launcher)
+                    self.run.settings = settings
                 self._keeper = RunWriter(self.run, path, warn, replace=request.force)
             else:
                 self.run = _taken_up(previous, self._opened, skipped)
@@ -113,7 +113,8 @@ class Session:
         backend, corrupt = self._opened.backend, False
         try:
             watcher = Watcher(progress, self._keeper.finished, self._opened.watch.flags, self._opened.clock)
-            sweep(backend, self._plan, self.run, self._request.effort(), self._rng(), watcher)
+            order = random.Random(self._request.seed)  # noqa: S311  # no secret
+            sweep(backend, self._plan, self.run, self._request.effort(), order, watcher)
         except DataCorruption as error:
             self.run.skipped.append(wrong_data(error))  # whoever reads the file must know
             corrupt = True
@@ -146,9 +147,6 @@ class Session:
             self.run.skipped.append(Skipped(SkipKind.ALGORITHMS, detail=reason))
         self._keeper.end()
 
-    def _rng(self) -> random.Random:
-        return random.Random(self._request.seed)  # noqa: S311  # an order of visits, no secret
-
 
 def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
     if ranks is not None:
@@ -157,18 +155,6 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
         return open_simulated(simulated(request.fabric), request.devices, request.seed)
     collectives = bool(request.collectives)
     return open_backend(request.backend, request.devices, request.nccl, collectives=collectives, begun=begun)
-
-
-def _launched(settings: Settings, ranks: Ranks | None) -> Settings:
-    """Return the settings with how many processes measure, and what started them."""
-    if ranks is None:
-        return settings
-    return replace(settings, processes=ranks.processes, launcher=ranks.launcher)
-
-
-def _collective_groups(plan: Plan) -> tuple[Members, ...]:
-    groups = (found for work, found in plan.groups.items() if work.operation.is_collective)
-    return tuple(dict.fromkeys(members for found in groups for members in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,25 +226,3 @@ def begun_run(opened: Opened, settings: Settings) -> Run:
         settings=settings,
         health_before=opened.health(),
     )
-
-
-# One simulated measurement in memory, from a fabric to the finished run: the same plan and sweep, and no file.
-
-
-def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
-    """Return the run that the request would give on the fabric; of its settings only `devices` names GPUs of it.
-
-    The same seed gives the same run. Wrong data ends it, and is told in `skipped`, as a session does it. Raises
-    UsageError, and BackendError where nothing works any more.
-    """
-    opened = open_simulated(fabric, request.devices, seed)
-    plan, skipped = make_plan(request, opened.backend)
-    run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.watch.flags, opened.clock)
-    order = random.Random(seed)  # noqa: S311  # no secret
-    try:
-        sweep(opened.backend, plan, run, request.effort(), order, watcher)
-    except DataCorruption as error:
-        run.skipped.append(wrong_data(error))
-    run.health_after = opened.health()
-    return run

@@ -22,9 +22,6 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import NCCL_START, DataPoint, Flag, Measurement, Path, Run, Sample, StopReason
 
-# When a data point has been measured enough.
-
-
 _MIB = 2**20
 # ±1 % for messages that keep a link busy, ±3 % where launch jitter is part of the time.
 _LARGE, _SMALL = 0.01, 0.03
@@ -263,9 +260,6 @@ def cells_of(step: Step) -> list[DataPoint]:
 def _readable(seconds: float) -> float:
     """Return the time in seven digits: more than any of the clocks has, and short in the file."""
     return float(f"{seconds:.7g}")
-
-
-# One sweep: warm up, audit, then visit every cell in random order until it is settled or the time is up.
 
 
 # docs/method.md 6.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.

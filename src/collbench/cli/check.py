@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from collbench.api.checking import ToolTexts, confirm, planned, refuse_cores, shortfall
-from collbench.bench.plan import Request
+from collbench.api.checking import ToolTexts, confirmed, planned, refuse_cores, shortfall
+from collbench.api.requests import MeasureOptions
 from collbench.cli import options
 from collbench.cli.measuring import Showing, measure_and_show
-from collbench.cli.terminal import echo, prose_width, say, show_page
+from collbench.cli.terminal import echo, leave, prose_width, say, show_page
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, UsageError
 from collbench.model.run import Run
-from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
-
-# `collbench check`: where the labels, the tools and the measurement disagree, and why.
-
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 _topology = click.option(
@@ -35,7 +29,15 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts
 @click.command(short_help="Say where labels and measurement disagree.")
 @_file
 @options.measuring(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
-def check(**given: Any) -> None:
+def check(
+    asked: MeasureOptions,
+    *,
+    run_file: Path | None,
+    topology: str | None,
+    p2p: str | None,
+    expect: int | None,
+    as_json: bool,
+) -> None:
     """Say where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
 
     Judges a saved run, of any machine. Without RUN.JSON it measures this one first: every link and pair at 64M, staged
@@ -50,25 +52,21 @@ def check(**given: Any) -> None:
       collbench check run.json --json
       collbench check run.json --topology topo.txt
     """
-    texts = ToolTexts.read(given.pop("topology"), given.pop("p2p"))
-    as_json, run_file, expected = given.pop("as_json"), given.pop("run_file"), given.pop("expect")
-    if run_file is not None:
-        _refuse_measuring_options(run_file)
-        run = runfile_run_file.load(run_file)
+    texts = ToolTexts.read(topology, p2p)
+    if run_file is None:
+        run = _measured(asked)
+    elif others := options.typed_besides(("run_file", "verbose", "topology", "p2p", "expect", "as_json")):
+        advice = f"leave out {', '.join(others)}, or the file to measure anew"
+        raise UsageError(f"{run_file} is measured already: {advice}")
     else:
-        run = _measured(given)
-    _show(texts.applied(run), shortfall(run, expected, quick=run_file is None and run.settings.quick), as_json=as_json)
+        run = runfile_run_file.load(run_file)
+    lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick)
+    _show(texts.applied(run), lacking, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
 class _Silently(Showing):
-    """Shows nothing: the run is judged first. `runs` are what was begun."""
-
-    runs: list[Run] = field(default_factory=list)
-
-    def begun(self, run: Run) -> None:
-        """Keep the run."""
-        self.runs.append(run)
+    """Shows nothing: the run is judged first."""
 
     def show(self, run: Run) -> None:
         """Do nothing."""
@@ -77,47 +75,25 @@ class _Silently(Showing):
         """Return that measuring is done: what failed is judged, too."""
         return ExitStatus.DONE
 
-    def saved(self, path: Path) -> None:
+    def tell_saved(self, path: Path) -> None:
         """Say on stderr where the run is: stdout may be a parser's."""
         say(f"saved {path}")
 
 
-def _refuse_measuring_options(run_file: Path) -> None:
-    """Raise UsageError for an option that says how to measure, where there is nothing to measure."""
-    context = click.get_current_context()
-    ours = {"run_file", "verbose", "topology", "p2p", "expect", "as_json"}
-    others = [
-        param.opts[-1]
-        for param in context.command.params
-        if param.name not in ours and context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-    ]
-    if others:
-        raise UsageError(f"{run_file} is measured already: leave out {', '.join(others)}, or the file to measure anew")
-
-
-def _measured(given: dict[str, Any]) -> Run:
+def _measured(asked: MeasureOptions) -> Run:
     """Measure this machine and return the run; of one that wrong data or a hang ended, what there is of it."""
-    if given["quick"]:
-        refuse_cores(given["backend"])
-    request, path = options.make_request("check", given)
-    request = planned(request)
-    shown = _Silently()
+    if asked.quick:
+        refuse_cores(asked.backend)
+    request, shown = planned(options.make_request("check", asked)), _Silently()
     try:
-        path = measure_and_show(request, path, shown)
+        done = measure_and_show(request, asked.file, shown)
     except (DataCorruption, BackendError) as error:
-        found = [runfile_run_file.again(run) for run in shown.runs]
+        found = [runfile_run_file.again(session.run) for session in shown.sessions]
         if not found or not _fails(found[0]):
             raise
         say(str(error))
         return found[0]
-    run = runfile_run_file.again(shown.runs[0])
-    return run if request.quick else _confirmed(request, run, path)
-
-
-def _confirmed(request: Request, run: Run, path: Path | None) -> Run:
-    if confirm(request, run, say) and path is not None and not atomic_write.is_stream(path):
-        runfile_run_file.save(run, path, replace=True)
-    return run
+    return confirmed(request, done, shown)
 
 
 def _fails(run: Run) -> bool:
@@ -139,8 +115,7 @@ def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
         echo(verdicts.dumps(run, found, status), end="")
     else:
         show_page(verdicts.page(run, found, prose_width()))
-    sys.stdout.flush()  # a full disk is told before the status
     if shortfall:
+        sys.stdout.flush()  # a full disk is told first
         say(shortfall)
-    if status:
-        raise click.exceptions.Exit(status)
+    leave(status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
+from collbench.api.requests import MeasureOptions
 from collbench.backends import factory
-from collbench.bench.plan import default_sizes
+from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
-from collbench.cli.measuring import FORMAT, NCCL_TESTS, Showing, measure_and_show
+from collbench.cli.measuring import FORMAT, JSON, NCCL_TESTS, Showing, measure_and_show
 from collbench.cli.nonzero_ranks import processes
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
@@ -71,8 +72,7 @@ REFUSED: tuple[Callable[[Any], Any], ...] = tuple(_option(flag) for flag in _FLA
 
 # nccl-tests' flags on the collective commands, as people type them, and what they ask of a measurement.
 #
-# NCCL_FLAGS are the options: they hold --dtype, --op and --root too, each beside nccl-tests' name for it. The flags
-# that ask for something else than collbench measures are in `nccl_refused`.
+# NCCL_FLAGS are the options: they hold --dtype, --op and --root too, each beside nccl-tests' name for it.
 
 
 # nccl-tests' own step where -f does not say otherwise [src/common.cu, stepBytes].
@@ -80,45 +80,84 @@ _STEP = 2**20
 # Above this an additive range is a forgotten -f: -b 8 -e 1G would be 1024 sizes, most of them alike.
 _MOST_SIZES = 256
 _DECIMAL = re.compile(r"(\d{1,9}\.\d{1,9})([KMG]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
-_RANGE = ("minbytes", "maxbytes", "stepbytes", "stepfactor")
 
 
-def apply_nccl_flags(given: Mapping[str, Any], backend: str, processes: int = 1) -> dict[str, Any]:
-    """Return the fields of planning.Request that the flags ask for; what nobody typed is left out, but for defaults.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclFlags:
+    """The values of nccl-tests' flags that no shared option has, by their long names there; None: not typed."""
 
-    `backend` is "cuda", "host" or "sim", `processes` the ranks of a torchrun-like launch. Raises UsageError where two
-    options contradict each other.
-    """
-    fields: dict[str, Any] = {"dtype": given["dtype"], "redop": given["redop"], "root": given["root"]}
-    sizes = _sizes(given, backend)
-    if sizes is not None:
-        fields["sizes"] = sizes
-    devices = _devices(given, backend, processes)
-    if devices is not None:
-        fields["devices"] = devices
-    for flag, field in (("iters", "iterations"), ("warmup_iters", "warmup")):
-        if given[flag] is not None:
-            fields[field] = given[flag]
-    if given["check"] is not None:
-        fields["verify"] = given["check"] > 0
-    return fields
+    minbytes: int | None = None
+    maxbytes: int | None = None
+    stepbytes: int | None = None
+    stepfactor: int | None = None
+    iters: int | None = None
+    warmup_iters: int | None = None
+    check: int | None = None
+    cudagraph: int | None = None
+    ngpus: int | None = None
+    nthreads: int | None = None
+    root: int = 0
 
+    def applied(self, request: Request, processes: int = 1) -> Request:
+        """Return the request with what the flags ask for, in a launch of so many processes.
 
-def _sizes(given: Mapping[str, Any], backend: str) -> tuple[int, ...] | None:
-    """Return the sizes of -b, -e, -i and -f: with both ends nccl-tests' steps, with one our default range, doubling."""
-    if all(given[name] is None for name in _RANGE):
-        return None
-    if given["sizes"] is not None:
-        raise UsageError("--sizes and -b/-e/-i/-f both say which sizes to measure: leave one out")
-    default = default_sizes(backend)
-    low, high = given["minbytes"], given["maxbytes"]
-    if low is not None and high is not None and low > high:
-        raise UsageError(f"-b {format_size(low)} is larger than -e {format_size(high)}: write the smaller one as -b")
-    both = low is not None and high is not None
-    first = low or min(default[0], high or default[0])
-    last = high or max(default[-1], first)
-    factor = given["stepfactor"] or (2 if given["stepbytes"] is None and not both else 1)
-    return _stepped(first, last, factor, given["stepbytes"] or _STEP)
+        Raises UsageError where two options contradict each other.
+        """
+        return replace(
+            request,
+            root=self.root,
+            sizes=self._sizes(request),
+            devices=self._devices(request, processes),
+            iterations=self.iters,
+            warmup=self.warmup_iters,
+            verify=self.check is None or self.check > 0,
+            graph=self.cudagraph or 0,
+        )
+
+    def _sizes(self, request: Request) -> tuple[int, ...] | None:
+        """Return the sizes of -b, -e, -i and -f: with both ends nccl-tests' steps, with one our range, doubling."""
+        low, high = self.minbytes, self.maxbytes
+        if low is high is self.stepbytes is self.stepfactor is None:
+            return request.sizes
+        if request.sizes is not None:
+            raise UsageError("--sizes and -b/-e/-i/-f both say which sizes to measure: leave one out")
+        if low is not None and high is not None and low > high:
+            raise UsageError(
+                f"-b {format_size(low)} is larger than -e {format_size(high)}: write the smaller one as -b"
+            )
+        default = default_sizes(request.backend)
+        both = low is not None and high is not None
+        first = low or min(default[0], high or default[0])
+        last = high or max(default[-1], first)
+        factor = self.stepfactor or (2 if self.stepbytes is None and not both else 1)
+        return _stepped(first, last, factor, self.stepbytes or _STEP)
+
+    def _devices(self, request: Request, processes: int) -> str | None:
+        """Return the first -g × -t devices as --devices takes them; without either what --devices says."""
+        given = (("-g", self.ngpus), ("-t", self.nthreads))
+        flags = " ".join(f"{flag} {value}" for flag, value in given if value is not None)
+        if not flags:
+            return request.devices
+        count = (self.ngpus or 1) * (self.nthreads or 1)
+        if request.devices is not None:
+            raise UsageError(f"--devices and {flags} both say which devices to measure: leave one out")
+        if processes > 1:
+            if count > 1:
+                raise UsageError(
+                    f"{flags}: each of the {processes} processes has one device; start more processes instead"
+                )
+            return None
+        if count < 2:
+            raise UsageError(
+                f"{flags} is one device, and a collective needs two: write -g 2, or start a process for each"
+            )
+        if capabilities(request.backend).simulated:
+            present = factory.simulated_devices(request.fabric)
+        else:
+            present = factory.present_devices(request.backend)
+        if count > len(present):
+            raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
+        return ",".join(str(device.index) for device in present[:count])
 
 
 def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
@@ -132,27 +171,6 @@ def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
     while (larger := sizes[-1] * factor if factor > 1 else sizes[-1] + step) <= last:
         sizes.append(larger)
     return tuple(sizes)
-
-
-def _devices(given: Mapping[str, Any], backend: str, processes: int) -> str | None:
-    """Return the first -g × -t devices as --devices takes them, None where neither was given. Raises UsageError."""
-    asked = [f"-{flag} {given[name]}" for flag, name in (("g", "ngpus"), ("t", "nthreads")) if given[name] is not None]
-    if not asked:
-        return None
-    flags, count = " ".join(asked), (given["ngpus"] or 1) * (given["nthreads"] or 1)
-    if given["devices"] is not None:
-        raise UsageError(f"--devices and {flags} both say which devices to measure: leave one out")
-    if processes > 1:
-        if count > 1:
-            raise UsageError(f"{flags}: each of the {processes} processes has one device; start more processes instead")
-        return None
-    if count < 2:
-        raise UsageError(f"{flags} is one device, and a collective needs two: write -g 2, or start a process for each")
-    simulated = capabilities(backend).simulated
-    present = factory.simulated_devices(given["fabric"]) if simulated else factory.present_devices(backend)
-    if count > len(present):
-        raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
-    return ",".join(str(device.index) for device in present[:count])
 
 
 def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
@@ -292,9 +310,6 @@ NCCL_FLAGS = (
 )
 
 
-# One command for each of NCCL's nine collectives: over all chosen GPUs, over each pair, or over disjoint sets.
-
-
 _pairs = click.option("--pairs", is_flag=True, help="Time each pair instead of all devices together.")
 _algorithms = click.option(
     "--algorithms",
@@ -308,7 +323,6 @@ _split = click.option(
     default=1,
     help="Time N disjoint sets of neighbours at once, each a communicator.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
 _in_place = click.option("--in-place", is_flag=True, help="Time it in place as well, in rows of their own.")
 
 
@@ -353,9 +367,39 @@ class CollectiveCommand(click.Command):
 def _command(operation: Operation) -> click.Command:
     row = operation.collective
 
-    @options.measuring(_pairs, _split, _in_place, _algorithms, FORMAT, _json, *NCCL_FLAGS)
-    def measure(**given: Any) -> None:
-        _measure(operation, given)
+    @options.measuring(_pairs, _split, _in_place, _algorithms, FORMAT, JSON, *NCCL_FLAGS)
+    def measure(  # noqa: PLR0913 - options
+        asked: MeasureOptions,
+        *,
+        pairs: bool,
+        split: int,
+        in_place: bool,
+        algorithms: bool,
+        layout: str,
+        as_json: bool,
+        output_file: Path | None,
+        **flags: Any,
+    ) -> None:
+        theirs = NcclFlags(**flags)
+        if pairs and split > 1:
+            raise UsageError("--pairs and --split both say which sets to time: leave one out")
+        if pairs and theirs.root > 1:
+            raise UsageError(f"--root {theirs.root} is no rank of a pair: write 0 or 1")
+        showing = Showing.asked(asked, layout, as_json=as_json, json=output_file)
+        request = options.make_request(operation.value, asked)
+        if not request.resume:
+            # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
+            possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
+            places = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
+            request = replace(
+                theirs.applied(request, processes()),
+                collectives=tuple(Work(operation, place) for place in places),
+                pairs=pairs,
+                split=split,
+                launches=True,
+                algorithms=algorithms,
+            )
+        measure_and_show(request, asked.file, showing)
 
     command = click.command(
         operation.value,
@@ -370,38 +414,6 @@ def _command(operation: Operation) -> click.Command:
         if isinstance(option, click.Option) and option.name in idle:
             option.hidden = True  # taken and ignored, as nccl-tests does
     return command
-
-
-def _measure(operation: Operation, given: Mapping[str, Any]) -> None:
-    _check(given)
-    showing = Showing.asked(given)
-    request, path = options.make_request(operation.value, given)
-    if request.resume:
-        measure_and_show(request, path, showing)
-        return
-    # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
-    possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
-    both = given["in_place"] or (showing.as_nccl_tests and possible)
-    places = (Variant.PLAIN, Variant.IN_PLACE) if both else (Variant.PLAIN,)
-    request = replace(
-        request,
-        collectives=tuple(Work(operation, place) for place in places),
-        pairs=given["pairs"],
-        split=given["split"],
-        launches=True,
-        algorithms=given["algorithms"],
-        graph=given["cudagraph"] or 0,
-        **apply_nccl_flags(given, request.backend, processes()),
-    )
-    measure_and_show(request, path, showing)
-
-
-def _check(given: Mapping[str, Any]) -> None:
-    """Raise UsageError where two options contradict each other."""
-    if given["pairs"] and given["split"] > 1:
-        raise UsageError("--pairs and --split both say which sets to time: leave one out")
-    if given["pairs"] and given["root"] > 1:
-        raise UsageError(f"--root {given['root']} is no rank of a pair: write 0 or 1")
 
 
 COMMANDS = {operation.value: _command(operation) for operation in COLLECTIVES}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from collbench.cli.runs import all_named_or_newest
-from collbench.cli.terminal import echo, prose_width, show_page, verbose_option
+from collbench.cli.show import parse_operation
+from collbench.cli.terminal import echo, leave, prose_width, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.printable import one_line
@@ -48,7 +48,7 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
       collbench compare run.json --reference
     """
     limit = _parse_share(fail_below)
-    wanted = None if operation is None else _parse_operation(operation)
+    wanted = None if operation is None else parse_operation(operation)
     run_files = all_named_or_newest(files) if reference else files
     _check_count(run_files, reference=reference)
     runs = [run_file.load(path) for path in run_files]
@@ -59,9 +59,7 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
         status = _two(runs, run_files, limit, wanted, as_json=as_json)
     else:
         status = _many(runs, run_files, limit, wanted, as_json=as_json)
-    sys.stdout.flush()  # a full disk is told before the status
-    if status:
-        raise click.exceptions.Exit(status)
+    leave(status)
 
 
 def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
@@ -140,17 +138,6 @@ def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     else:
         show_page(comparison.reference_page(answers, prose_width()))
     return status
-
-
-def _parse_operation(text: str) -> Operation:
-    for operation in Operation:
-        if _plain(text) == _plain(operation):
-            return operation
-    raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
-
-
-def _plain(text: str) -> str:
-    return "".join(letter for letter in text.lower() if letter not in "-_ ")
 
 
 def _parse_share(text: str) -> float:

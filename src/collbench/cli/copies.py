@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import click
 
 from collbench.api import requests
+from collbench.api.requests import PATTERNS, MeasureOptions
 from collbench.cli import options
-from collbench.cli.measuring import measure_and_show
-from collbench.model.capabilities import capabilities
+from collbench.cli.measuring import JSON, Showing, measure_and_show
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
+from collbench.model.units import parse_sizes
 
-# `collbench copies` and `collbench latency`: raw copies in every pattern, and the three latencies.
+Value = TypeVar("Value")
 
 
-_PATTERNS = {
-    "one-way": Variant.PLAIN,
-    "both-ways": Variant.BOTH_WAYS,
-    "one-to-all": Variant.ONE_TO_ALL,
-    "all-to-one": Variant.ALL_TO_ONE,
-    "host": Variant.HOST,
-    "staged": Variant.STAGED,
-}
-# nvbandwidth's own default on GPUs (-b 512); cores copy fifty times slower.
+def _words(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Value, ...]]:
+    """Return what reads a list of known words, each once, as their values. Raises UsageError."""
+
+    def parse(text: str) -> tuple[Value, ...]:
+        words = dict.fromkeys(word.strip() for word in text.split(","))
+        unknown = next((word for word in words if word not in known), None)
+        if unknown is not None:
+            raise UsageError(f"{what} '{unknown}' is unknown: choose from {','.join(known)}")
+        return tuple(known[word] for word in words)
+
+    return parse
+
 
 _patterns = click.option(
-    "--patterns", metavar="LIST", help=f"What to time: {', '.join(_PATTERNS)}.  [default: all; host backend: one-way]"
+    "--patterns",
+    metavar="LIST",
+    callback=options.parsed(_words("pattern", PATTERNS)),
+    help=f"What to time: {', '.join(PATTERNS)}.  [default: all; host backend: one-way]",
 )
 _sizes = click.option(
     "--sizes",
     metavar="SIZES",
+    callback=options.parsed(parse_sizes),
     help="Message sizes: one, MIN:MAX (doubling), MIN:MAX:FACTOR, or a list of these. The page shows the largest.  "
     "[default: 512M; host backend: 64M]",
 )
 
 
 @click.command(short_help="Time raw copies in every pattern, host memory included.")
-@options.measuring(_patterns, sized=_sizes)
-def copies(**given: Any) -> None:
+@options.measuring(_patterns, JSON, sized=_sizes)
+def copies(asked: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
     Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all
@@ -53,20 +61,14 @@ def copies(**given: Any) -> None:
       collbench copies --patterns both-ways,host --sizes 1M,1G
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
-    wanted = _parse_patterns(given["patterns"])
-    request, path = options.make_request("copies", given)
-    elsewhere = [word for word, variant in _PATTERNS.items() if variant in wanted and variant is not Variant.PLAIN]
-    if capabilities(request.backend).cores and given["patterns"] is not None and elsewhere:
-        raise UsageError(f"the host backend copies one-way only: leave out {', '.join(elsewhere)}")
-    if not request.resume:
-        sizes = request.sizes or (capabilities(request.backend).largest_pattern_bytes,)
-        request = replace(request, copies=wanted, sizes=sizes)
-    measure_and_show(request, path)
+    request = options.make_request("copies", asked)
+    request = request if request.resume else requests.copies(request, patterns)
+    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
 
 
 @click.command(short_help="Time one access, one small copy, one small all-reduce.")
-@options.measuring(sized=None)
-def latency(**given: Any) -> None:
+@options.measuring(JSON, sized=None)
+def latency(asked: MeasureOptions, *, as_json: bool) -> None:
     """Time three latencies: one access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
     The access is a pointer chase: a kernel reads another GPU's memory (or the host's), each address from the last
@@ -78,40 +80,25 @@ def latency(**given: Any) -> None:
       collbench latency
       collbench latency --devices 0,1 --precision 1%
     """
-    request, path = options.make_request("latency", given)
-    measure_and_show(request if request.resume else requests.latency(request), path)
+    request = options.make_request("latency", asked)
+    request = request if request.resume else requests.latency(request)
+    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
 
 
-def _parse_patterns(text: str | None) -> tuple[Variant, ...]:
-    if text is None:
-        return tuple(_PATTERNS.values())
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for word in words:
-        if word not in _PATTERNS:
-            raise UsageError(f"pattern '{word}' is unknown: choose from {','.join(_PATTERNS)}")
-    return tuple(_PATTERNS[word] for word in words)
-
-
-# `collbench pairs`: every link and pair, measured, on one page.
-
-
-_COPY = "copy"
-_COLLECTIVES = {operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}
-_EVERYTHING = ",".join((_COPY, *_COLLECTIVES))
-
-
+_OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
 _operations = click.option(
     "--operations",
-    default=_EVERYTHING,
+    default=",".join(_OPERATIONS),
     show_default=True,
     metavar="LIST",
+    callback=options.parsed(_words("operation", _OPERATIONS)),
     help="What to time.",
 )
 
 
 @click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
-@options.measuring(_operations, options.dtype, options.redop, sized=options.survey_sizes)
-def pairs(**given: Any) -> None:
+@options.measuring(_operations, options.dtype, options.redop, JSON, sized=options.survey_sizes)
+def pairs(asked: MeasureOptions, *, operations: tuple[Operation | None, ...], as_json: bool) -> None:
     """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
     Times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
@@ -124,17 +111,8 @@ def pairs(**given: Any) -> None:
       collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
       collbench pairs --operations allreduce --backend host
     """
-    asked = _parse_operations(given["operations"])
-    request, path = options.make_request("pairs", given)
+    request = options.make_request("pairs", asked)
     if not request.resume:
-        operations = [_COLLECTIVES[word] for word in asked if word != _COPY]
-        request = requests.pairs(request, operations, copies=_COPY in asked)
-    measure_and_show(request, path)
-
-
-def _parse_operations(text: str) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for word in words:
-        if word != _COPY and word not in _COLLECTIVES:
-            raise UsageError(f"operation '{word}' is unknown: choose from {_EVERYTHING}")
-    return words
+        timed = [operation for operation in operations if operation is not None]
+        request = requests.pairs(request, timed, raw=None in operations)
+    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))

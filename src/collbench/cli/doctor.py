@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from importlib.metadata import version
 
 import click
 
-from collbench.cli.terminal import echo, prose_width, show_page
-from collbench.machine.doctor import collect
-from collbench.machine.doctor.facts import Folder
-from collbench.model.errors import UsageError
-from collbench.runfile import saved_runs
+from collbench.api import looking
+from collbench.cli.terminal import echo, leave, prose_width, show_page
+from collbench.model.capabilities import BACKENDS, CUDA
 
 
 @click.command(short_help="Say what a run here will depend on, and what is amiss.")
 @click.option(
     "--backend",
     metavar="NAME",
-    type=click.Choice(("cuda", "host")),
-    default="cuda",
+    type=click.Choice([name for name, row in BACKENDS.items() if not row.simulated]),
+    default=CUDA.name,
     show_default=True,
     help="cuda: everything for GPUs; host: what CPU cores need.",
 )
@@ -45,25 +41,14 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
       collbench doctor --json
       collbench doctor --backend host
     """
-    from collbench.machine.doctor.collect import examine  # late: pynvml, the extension
-    from collbench.machine.doctor.judge import judge, status
+    from collbench.machine.doctor.judge import status
     from collbench.output.text import doctor as report
 
-    findings = judge(examine(backend, _runs(), os.environ, nccl))
+    findings = looking.doctor(backend, nccl)
     left = status(findings)
     if as_json:
         head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
         echo(report.dumps(findings, head, left), end="")
     else:
         show_page(report.page(findings, prose_width()))
-    sys.stdout.flush()  # a full disk is told before the status
-    if left:
-        raise click.exceptions.Exit(left)
-
-
-def _runs() -> Folder:
-    """Return the folder of saved runs; that there is no home is a finding, not an error."""
-    try:
-        return collect.runs_folder(saved_runs.state_folder(saved_runs.RUNS))
-    except UsageError as error:
-        return Folder(error=error.problem)
+    leave(left)

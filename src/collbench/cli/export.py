@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collbench.output.plot.figure import Named, Picture
 
 
-# `collbench export`: a run in the formats that other tools read.
-
-
 _SAVE = ("write the export to", "--output")
 _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
 
@@ -97,9 +94,6 @@ def _print_bytes(content: bytes) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()
-
-
-# `collbench plot`: a figure for a paper or a page, from saved runs.
 
 
 _PLOT_WORDS = ("write the figure", "--output")
@@ -210,9 +204,6 @@ def _default(kind: str, named: Named, path: Path) -> list[Work]:
     if not works:
         raise UsageError(f"{path} holds nothing that was measured to the end: measure again")
     return (collectives or works)[:1]
-
-
-# `collbench report`: saved runs as one page that needs nothing else, to look at, print or send.
 
 
 _SUFFIXES = (".html", ".htm")

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from collbench.analysis.outcome import outcome
-from collbench.backends import factory
+from collbench.api.measuring import Measured, measure
+from collbench.api.notices import Notices
+from collbench.api.requests import MeasureOptions
 from collbench.bench.plan import Request
-from collbench.cli import options
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import echo, progress_bar, say, show_page
-from collbench.distributed.factory import World
-from collbench.distributed.launchers import find_place, join_seconds
-from collbench.model.errors import BackendError, CollbenchError, ExitStatus, Interrupted, UsageError
+from collbench.distributed.launchers import find_place
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
 from collbench.model.printable import one_line
-from collbench.model.run import Run
+from collbench.model.run import Run, StopReason
 from collbench.runfile import atomic_write, run_file, saved_runs
 
 if TYPE_CHECKING:
     from collbench.bench.session import Session
-
-
-# How a run is shown: as its page, or as nccl-tests prints it; and the JSON file beside it.
 
 
 _TABLE, NCCL_TESTS, _RUN = "table", "nccl-tests", "json"
@@ -46,36 +43,52 @@ FORMAT = click.option(
 )
 
 
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
+
+
 @dataclass(frozen=True, slots=True)
-class Showing:
+class Showing(Notices):
     """Where a finished run goes: stdout, as a page, as nccl-tests' text or as JSON, and the file of -J."""
 
     layout: str = _TABLE
     json: Path | None = None
     force: bool = False
+    say: Callable[[str], None] = field(default=say, compare=False, kw_only=True)
+    progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = field(
+        default=progress_bar, compare=False, kw_only=True
+    )
+    sessions: list[Session] = field(default_factory=list, compare=False, kw_only=True)  # those that were begun
 
     @classmethod
-    def asked(cls, given: Mapping[str, Any]) -> Showing:
+    def asked(cls, asked: MeasureOptions, layout: str = _TABLE, *, as_json: bool, json: Path | None = None) -> Showing:
         """Return what the options ask for. Raises RunFileError if the JSON file could not be written, UsageError."""
-        json, run = given.get("output_file"), given.get("resume") or given.get("output")
         if json is not None:
-            if run is not None and run.resolve() == json.resolve() and not atomic_write.is_stream(json):
+            same = asked.file is not None and asked.file.resolve() == json.resolve()
+            if same and not atomic_write.is_stream(json):
                 raise UsageError(_SAME)
             place = find_place(os.environ)
             if place is None or place.rank == 0:  # who writes it
-                atomic_write.check(json, *_JSON, force=given["force"])
-        layout = given["layout"]
-        if given["as_json"] and layout == NCCL_TESTS:
+                atomic_write.check(json, *_JSON, force=asked.force)
+        if as_json and layout == NCCL_TESTS:
             raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: leave one out")
-        return cls(_RUN if given["as_json"] else layout, json, given["force"])
+        return cls(_RUN if as_json else layout, json, asked.force)
 
     @property
     def as_nccl_tests(self) -> bool:
         """True where nccl-tests' columns are wanted, which are two: out of place and in place."""
         return self.layout == NCCL_TESTS or self.json is not None
 
-    def begun(self, run: Run) -> None:
-        """Take note of a run that is about to be measured, or taken up; it fills while it is."""
+    def starting(self) -> None:
+        """Load the page: it takes as long as the driver to start."""
+        import_module("collbench.output.text.measured")
+
+    def begun(self, session: Session) -> None:
+        """Keep the session, for what becomes of it if something ends it early."""
+        self.sessions.append(session)
+
+    def measured(self, run: Run) -> None:
+        """Print the run."""
+        self.show(run)
 
     def show(self, run: Run) -> None:
         """Print the run, and write its JSON. Raises RunFileError, and UsageError where the layout does not suit it."""
@@ -97,7 +110,7 @@ class Showing:
         """Return how the command ends once this run is shown."""
         return outcome(run).status
 
-    def saved(self, path: Path) -> None:
+    def tell_saved(self, path: Path) -> None:
         """Say where the run is: on stderr where stdout is a parser's."""
         if self.layout != _TABLE:
             say(f"saved {path}")
@@ -105,70 +118,56 @@ class Showing:
             show_page([f"\nsaved     {one_line(str(path))}"])
 
 
-# Measure a request, show its page, and say where the run is, also when something ends it early.
+def measure_and_show(request: Request, path: Path | None, showing: Showing | None = None) -> Measured:
+    """Run the measurement to its end, print it, and return it: saved in the named file, else in a new one.
 
-
-_AS_PAGE = Showing()
-
-
-def measure_and_show(request: Request, path: Path | None, showing: Showing = _AS_PAGE) -> Path | None:
-    """Run the measurement to its end, print it, and return where it is saved: in the named file, else in a new one.
-
-    Whatever interrupts it, what was measured is saved and said. Where no file can be made it is printed all the same,
-    and None returned; a named one that cannot be written is refused before anything is measured.
+    Whatever interrupts it, what was measured is saved and said. Where no file can be made it is printed all the same;
+    a named one that cannot be written is refused before anything is measured.
     """
-    if request.resume and path is not None and options.nothing_left(run := run_file.load(path)):
+    showing = showing or Showing()
+    if request.resume and path is not None and nothing_left(run := run_file.load(path)):
         say(f"{path} is complete: nothing is left to measure")
-        showing.begun(run)
         showing.show(run)
         _leave(run, showing)
-        return path
+        return Measured(run, path)
     place = find_place(os.environ)
     if place is not None and place.rank > 0:
         serve_rank_0(place, request)
     advice = ", or name a file with --output FILE"
     path = path or saved_runs.new_run(request.name, request.backend, say, advice=advice)
-    begun = None if place else factory.begin(request.backend)
-    # Late: numpy and the pages take as long to load as the driver to start, and now they do so side by side.
-    from collbench.bench.session import Session
-
-    import_module("collbench.output.text.measured")
-
-    with ExitStack() as stack:
-        try:
-            world = stack.enter_context(World(place, request, join_seconds(os.environ), say)) if place else None
-            session = Session(request, path, say, world, begun)
-        except KeyboardInterrupt as error:
-            raise Interrupted("interrupted: nothing was measured, nothing is saved") from error
-        _measure_and_show(session, request, showing)
-    return session.path
+    with _telling_what_is_saved(showing.sessions):
+        done = measure(request, path, showing, f"measuring {request.name}", place)
+    if done.failure is not None:
+        raise done.failure
+    if done.path is not None:
+        showing.tell_saved(done.path)
+    _leave(done.run, showing)
+    return done
 
 
-def _measure_and_show(session: Session, request: Request, showing: Showing) -> None:
-    showing.begun(session.run)
-    with session:
-        try:
-            _measure(session, request)
-            showing.show(session.run)
-        except OSError as error:  # of stdout: a full disk
+@contextmanager
+def _telling_what_is_saved(sessions: list[Session]) -> Iterator[None]:
+    """Let what ends a measurement early say what became of the points that were measured in the sessions begun."""
+    try:
+        yield
+    except OSError as error:  # of stdout: a full disk
+        for session in sessions:
             if session.failure is not None:
                 raise session.failure from error
             if session.path is not None:
                 error.add_note(f"the run is saved: 'collbench show {session.path}' prints it")
-            raise
-        except KeyboardInterrupt as error:
-            raise Interrupted(f"interrupted: {_saved(session)}") from error
-        except CollbenchError as error:
-            if isinstance(error, BackendError):
-                error.exit_code = max(error.exit_code, outcome(session.run).status)
-            if session.run.measurements and session.failure is None:
-                raise error.retold(f"{error}; {_saved(session)}") from error
-            raise
-        if session.failure is not None:
-            raise session.failure
-        if session.path is not None:
-            showing.saved(session.path)
-    _leave(session.run, showing)
+        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted: {_saved(sessions)}") from error
+    except CollbenchError as error:
+        if any(session.run.measurements and session.failure is None for session in sessions):
+            raise error.retold(f"{error}; {_saved(sessions)}") from error
+        raise
+
+
+def nothing_left(run: Run) -> bool:
+    """Return whether every data point of a run was measured: it came to its end, and none failed on the way."""
+    return run.complete and not any(found.stop is StopReason.FAILED for found in run.measurements)
 
 
 def _leave(run: Run, showing: Showing) -> None:
@@ -182,17 +181,12 @@ def _leave(run: Run, showing: Showing) -> None:
     raise click.exceptions.Exit(status)
 
 
-def _measure(session: Session, request: Request) -> None:
-    with progress_bar(f"measuring {request.name}") as progress:
-        session.measure(progress)
-
-
-def _saved(session: Session) -> str:
+def _saved(sessions: list[Session]) -> str:
     """Return what became of what was measured."""
-    points = len(session.run.measurements)
+    points = len(sessions[0].run.measurements) if sessions else 0
     if points == 0:
         return "nothing was measured, nothing is saved"
-    what = f"{points} data points measured so far are"
+    what, session = f"{points} data points measured so far are", sessions[0]
     if session.failure is not None:
         return f"{what} lost: {session.failure}"
     if session.path is None:

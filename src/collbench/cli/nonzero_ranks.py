@@ -90,14 +90,15 @@ def _say_aside(text: str) -> None:
 
 def serve_rank_0(place: LaunchEnvironment, request: Request) -> NoReturn:
     """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
-    from collbench.distributed.factory import join, refuse  # late: a tenth of a second
+    # Late: a tenth of a second.
+    from collbench.api.measuring import serve
+    from collbench.api.notices import Notices
+    from collbench.distributed.factory import refuse
 
     refuse(request)
-    seconds = join_seconds(os.environ)
+    join_seconds(os.environ)  # rank 0 says what is wrong with it
     try:
-        released = join(place, request, seconds, _say_aside)
+        serve(request, place, Notices(say=_say_aside))
     except CollbenchError as error:
         raise Followed(error.exit_code, str(error)) from error
-    if not released:
-        raise Followed(1, f"rank {place.rank} stops: rank 0 is gone, and its output says why")
     raise Followed(0)

@@ -15,8 +15,9 @@ import click
 from collbench.analysis import freshness
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, is_verbose, prose_width, verbose_option
+from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, verbose_option
 from collbench.launch import formats
+from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
 from collbench.runfile.codec import plain
@@ -89,9 +90,11 @@ _own_options = options.apply(
         show_default=True,
         help=f"What to print: {', '.join(_LAYOUTS)}.",
     ),
+    click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
     click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Oldest saved run to believe."),
     click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
-    options.backend_of_this_machine,
+    options.backend_of_a_machine,
+    options.fabric,
     options.nccl,
     verbose_option,
 )
@@ -101,8 +104,17 @@ _own_options = options.apply(
 @click.argument("count", metavar="K", type=click.IntRange(min=1))
 @click.argument("file", metavar="[RUN.JSON]", required=False)
 @_own_options
-def select(**given: Any) -> None:
-    """Choose the best K devices of this machine and say why.
+def select(
+    *,
+    file: str | None,
+    older_file: str | None,
+    size: str,
+    max_age: str,
+    layout: str,
+    as_json: bool,
+    **asked_for: Any,
+) -> None:
+    """Choose the best K devices of this machine, or of a simulated one, and say why.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
     Busy, throttled and faulty GPUs are left out, as of now. Where the choice matters, real all-reduces on the best sets
@@ -115,29 +127,30 @@ def select(**given: Any) -> None:
       eval "docker run $(collbench select 2 --format docker) IMAGE"
       srun $(collbench select 2 --format slurm) python train.py
       collbench select 4 --topology topo.txt
+      collbench select 4 --backend sim --fabric dgx-1v
     """
-    layout = given.pop("layout")
-    asked = _parse(**given)
+    if as_json and layout not in (_TEXT, _JSON):
+        raise UsageError(f"--json and --format {layout} both say what to print: leave one out")
+    layout = _JSON if as_json else layout
+    if file is not None and older_file is not None:
+        raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
+    age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
+    asked = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **asked_for)
     asked.check()
     _check_layout(asked, layout)
     found = select_devices(asked, NOTICES)
     _print(found.selection if layout in (_TEXT, _JSON) else _usable(found, asked, layout), layout)
-    if found.status:
-        sys.stdout.flush()  # a full disk is reported before the status
-        raise click.exceptions.Exit(found.status)
-
-
-def _parse(*, file: str | None, older_file: str | None, size: str, max_age: str, **given: Any) -> SelectRequest:
-    if file is not None and older_file is not None:
-        raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
-    age = freshness.parse_duration(max_age)
-    return SelectRequest(run=file or older_file, size_bytes=parse_size(size), max_age=age, **given)
+    leave(found.status)
 
 
 def _check_layout(asked: SelectRequest, layout: str) -> None:
     """Raise UsageError for an answer that could not be acted on, before anything is measured."""
-    if asked.backend == "host" and layout in formats.ACTING:
-        raise UsageError(f"--format {layout} is for GPUs, and --backend host chooses CPU cores: write --format list")
+    backend = BACKENDS.get(asked.backend)  # None for "auto", which takes GPUs alone
+    if backend is not None and not backend.visible and layout in formats.ACTING:
+        what = "CPU cores" if backend.cores else "simulated GPUs"
+        raise UsageError(
+            f"--format {layout} is for GPUs, and --backend {asked.backend} chooses {what}: write --format list"
+        )
     if asked.topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
             f"--topology counts all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
@@ -147,7 +160,7 @@ def _check_layout(asked: SelectRequest, layout: str) -> None:
 def _usable(found: Selected, asked: SelectRequest, layout: str) -> Selection:
     """Return the selection for a program that acts on it and sees nothing else. Raises UsageError, NotTrusted."""
     backend = found.selection.origin.backend
-    if asked.elsewhere and backend != "cuda" and layout in formats.ACTING:
+    if asked.elsewhere and not found.selection.origin.acts and layout in formats.ACTING:
         raise UsageError(
             f"{asked.run} was measured on the {backend} backend, which has no GPUs to use: "
             "write --format text, list or json"

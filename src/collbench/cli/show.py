@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import click
 
 from collbench.analysis.outcome import outcome
-from collbench.backends import factory
-from collbench.cli.measuring import FORMAT, Showing
+from collbench.api.looking import topology
+from collbench.api.requests import MeasureOptions
+from collbench.cli import options
+from collbench.cli.measuring import FORMAT, JSON, Showing
 from collbench.cli.runs import named_or_newest
-from collbench.cli.terminal import echo, say, show_page, verbose_option
-from collbench.machine import nvidia_smi, visible_devices
-from collbench.machine.nvml import Nvml
-from collbench.model.errors import ExitStatus, MachineError, UsageError
+from collbench.cli.terminal import NOTICES, echo, leave, show_page, verbose_option
+from collbench.machine import visible_devices
+from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, Run
-from collbench.model.run import Path as LinkPath
+from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.output.text.layout import SECTIONS
 from collbench.output.text.topology import explain_pair, render_topology
 from collbench.runfile import run_file as runfile_run_file
-
-# The operations that a run file holds, found by the words that people type for them.
+from collbench.runfile.codec import plain
 
 
 def find_works(run: Run, typed: str, path: Path) -> list[Work]:
@@ -37,8 +34,8 @@ def find_works(run: Run, typed: str, path: Path) -> list[Work]:
     from collbench.output.text.curves import works_of  # late: it loads numpy
 
     held = works_of(run)
-    exact = [work for work in held if _plain(str(work)) == _plain(typed)]
-    found = exact or [work for work in held if _plain(work.operation) == _plain(typed)]
+    exact = [work for work in held if as_typed(str(work)) == as_typed(typed)]
+    found = exact or [work for work in held if as_typed(work.operation) == as_typed(typed)]
     if not found:
         there = ", ".join(map(str, held)) or "nothing that was measured"
         raise UsageError(f"{path} has no operation '{typed}': it holds {there}")
@@ -59,11 +56,9 @@ def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list
     return kept
 
 
-def _plain(text: str) -> str:
+def as_typed(text: str) -> str:
+    """Return a word without what people may leave out of it or write in its place."""
     return "".join(letter for letter in text.lower() if letter not in "-_ ")
-
-
-# `collbench show`: a saved run on its page again, or one of its operations as heat maps and curves.
 
 
 @click.command(short_help="Print a saved run again, or one operation as a picture.")
@@ -72,8 +67,11 @@ def _plain(text: str) -> str:
 @click.option("--size", metavar="SIZE", help="Only at this size.  [default: the largest and the smallest, and curves]")
 @click.option("--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Only this: {', '.join(SECTIONS)}.")
 @FORMAT
+@JSON
 @verbose_option
-def show(file: Path | None, operation: str | None, size: str | None, section: str | None, layout: str) -> None:
+def show(
+    file: Path | None, operation: str | None, size: str | None, section: str | None, layout: str, as_json: bool
+) -> None:
     """Print a saved run again, as the command that measured it did.
 
     With an operation of it (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of links and pairs,
@@ -88,8 +86,10 @@ def show(file: Path | None, operation: str | None, size: str | None, section: st
       collbench show run.json --operation allreduce --size 64M
       collbench show --format nccl-tests allreduce.json
     """
-    showing = Showing(layout)
+    showing = Showing.asked(MeasureOptions(), layout, as_json=as_json)
     size_bytes = None if size is None else parse_size(size)
+    if as_json and (operation is not None or size is not None or section is not None):
+        raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
     if showing.as_nccl_tests and (operation is not None or size is not None):
         raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
     if section is not None and (operation is not None or showing.as_nccl_tests):
@@ -112,9 +112,6 @@ def show(file: Path | None, operation: str | None, size: str | None, section: st
     from collbench.output.text.operation import page  # late: numpy takes as long to load as the rest of the program
 
     show_page(page(run, works, size_bytes))
-
-
-# `collbench rank`: which links and pairs of a saved run differ, which tie, and their latency and bandwidth.
 
 
 @click.command(short_help="Rank the links and pairs of a saved run.")
@@ -140,7 +137,7 @@ def rank(file: Path | None, operation: str | None, size: str | None, as_json: bo
     from collbench.analysis.summary import rank_summary
     from collbench.output.text import ranking
 
-    wanted = None if operation is None else _parse_operation(operation)
+    wanted = None if operation is None else parse_operation(operation)
     size_bytes = None if size is None else parse_size(size)
     run_file = named_or_newest(file)
     run = runfile_run_file.load(run_file)
@@ -152,15 +149,13 @@ def rank(file: Path | None, operation: str | None, size: str | None, as_json: bo
     else:
         show_page(ranking.page(run, summary))
     status = max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED)
-    if status:
-        sys.stdout.flush()  # a full disk is told before the status
-        raise click.exceptions.Exit(status)
+    leave(status)
 
 
-def _parse_operation(text: str) -> Operation:
-    plain = text.strip().lower()
+def parse_operation(text: str) -> Operation:
+    """Return the operation that a word names. Raises UsageError."""
     for operation in Operation:
-        if plain in (operation.value, operation.value.replace("-", "_")):
+        if as_typed(text) == as_typed(operation):
             return operation
     raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
 
@@ -179,13 +174,13 @@ def _present(run: Run) -> str:
     return f"it holds {names} at {', '.join(map(format_size, run.settings.sizes))}"
 
 
-# `collbench topo`: what the machine's own labels say, live or from a saved file.
-
-
 @click.command(short_help="Print the labels of all paths, or explain one pair.")
 @click.argument("pair", nargs=-1, metavar="[GPU GPU]")
 @click.option("--from", "file", metavar="FILE", help="Read saved 'nvidia-smi topo -m' text instead of this machine.")
-def topo(pair: tuple[str, ...], file: str | None) -> None:
+@options.backend_of_a_machine
+@options.fabric
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: devices and paths as the run file has them.")
+def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | None, as_json: bool) -> None:
     """Print the label matrix with its legend, CPU and NUMA affinity, and the theoretical rate of each label.
 
     Given two GPUs, explain the path between them in one sentence. Labels are what the driver says of the paths, not
@@ -196,40 +191,24 @@ def topo(pair: tuple[str, ...], file: str | None) -> None:
       collbench topo
       collbench topo 0 1
       collbench topo --from topo.txt
+      collbench topo --backend sim --fabric dgx-1v
     """
     if len(pair) not in (0, 2):
         raise UsageError(
             f"topo explains two devices or shows all, and {len(pair)} was given: write 'collbench topo 0 1'"
         )
-    devices, paths = _facts(file)
+    found = topology(file, backend, fabric, NOTICES)
+    paths = found.paths
     if pair:
-        chosen = visible_devices.select(devices, ",".join(pair))
-        echo(explain_pair(devices, _between(devices, paths, chosen)))
+        wanted = {found.devices.index(device) for device in visible_devices.select(found.devices, ",".join(pair))}
+        paths = tuple(path for path in paths if set(path.devices) == wanted)
+    if as_json:
+        head = {"backend": found.backend, "fabric": found.fabric}
+        echo(json.dumps({**head, "devices": plain(found.devices), "paths": plain(paths)}, ensure_ascii=False, indent=1))
+        return
+    if found.fabric:
+        echo(f"the simulated machine {found.fabric} (sim)")
+    if pair:
+        echo(explain_pair(found.devices, paths[0]))
     else:
-        echo(render_topology(devices, paths), end="")
-
-
-def _facts(file: str | None) -> tuple[tuple[Device, ...], tuple[LinkPath, ...]]:
-    if file is not None:
-        return nvidia_smi.facts(nvidia_smi.read_topology(Path(file)))
-    with Nvml() as nvml:
-        devices = _in_sight(nvml.devices())
-        return devices, nvml.paths(devices)
-
-
-def _in_sight(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, and say on stderr if it hides any. Raises MachineError."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return devices  # CUDA need not be asked: NVML alone gives the labels
-    left = factory.present_devices("cuda")
-    if not left:
-        raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
-    if len(left) < len(devices):
-        say(f"{len(left)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
-    return left
-
-
-def _between(devices: tuple[Device, ...], paths: tuple[LinkPath, ...], chosen: tuple[Device, ...]) -> LinkPath:
-    wanted = {devices.index(device) for device in chosen}
-    return next(path for path in paths if set(path.devices) == wanted)
+        echo(render_topology(found.devices, paths), end="")

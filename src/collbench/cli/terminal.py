@@ -57,14 +57,9 @@ def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
     _write(printable(text) + end, sys.stderr if err else sys.stdout)
 
 
-def tell(line: str, file: TextIO | None = None) -> None:
-    """Print one line on stderr, or in this file, of which the same holds."""
-    _write(one_line(line) + "\n", file or sys.stderr)
-
-
 def say(text: str, file: TextIO | None = None) -> None:
     """Print one notice on stderr, or in this file."""
-    tell(f"collbench: {text}", file)
+    _write(one_line(f"collbench: {text}") + "\n", file or sys.stderr)
 
 
 def prose_width() -> int:
@@ -73,6 +68,13 @@ def prose_width() -> int:
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     return max(_NARROWEST_PROSE, min(columns, WIDE))
+
+
+def leave(status: int) -> None:
+    """End the command with a status other than 0; a full disk is told before that."""
+    sys.stdout.flush()
+    if status:
+        raise click.exceptions.Exit(status)
 
 
 def show_page(page: Page) -> None:
@@ -148,4 +150,4 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 # What a command lets the call beneath it say.
-NOTICES = Notices(say, progress_bar)
+NOTICES = Notices(say=say, progress=progress_bar)

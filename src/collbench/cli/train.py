@@ -13,7 +13,7 @@ import click
 
 from collbench.api.training import prepare
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, say, tell
+from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.model.errors import Interrupted
@@ -80,9 +80,6 @@ class _Live:
         say(text)
 
 
-# `collbench train`: choose devices by measurement, then become torchrun on them.
-
-
 class _Train(click.Command):
     """A command whose words are split by launch.arguments, because a script's own options must stay untouched."""
 
@@ -144,7 +141,7 @@ def train(arguments: TrainArguments) -> None:
     launch = prepare(arguments, NOTICES)
     for note in launch.notes:
         say(note)
-    tell(launch.choice)
+    say(launch.choice)
     if arguments.dry_run:
         echo(torchrun.shell_line(launch.changes, launch.command))
         return

@@ -13,8 +13,6 @@ from statistics import fmean, median, stdev
 
 from collbench.model.errors import UsageError
 
-# Times as people read them.
-
 
 def format_seconds(seconds: float) -> str:
     """Return a time in the unit that suits it, four digits: "22.41 ms", "101.2 s", "5.7 µs"."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from collbench.model import capabilities
 from collbench.model.errors import UsageError
 
 # The options that may stand before the script of `collbench train`: its own and torchrun's.
@@ -36,8 +37,9 @@ TORCHRUN_VALUES = RENDEZVOUS | {
 }
 SHORT = {"-h": "--help", "-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
-_FLAGS = OWN_FLAGS | TORCHRUN_FLAGS
-_VALUES = OWN_VALUES | TORCHRUN_VALUES
+# Those of `collbench ablate`, beside all of train's.
+VALUES = frozenset({"--without", "--against", "--repeats", "--skip", "--step-pattern", "--seed", "--output"})
+FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
@@ -51,26 +53,39 @@ class Option:
     tokens: tuple[str, ...]
 
 
-def read(words: Sequence[str]) -> Option:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The options that a command line may have before its script, by long names, and the short ones."""
+
+    values: frozenset[str]
+    flags: frozenset[str]
+    short: Mapping[str, str]
+
+
+TRAIN = Known(OWN_VALUES | TORCHRUN_VALUES, OWN_FLAGS | TORCHRUN_FLAGS, SHORT)
+ABLATE = Known(TRAIN.values | VALUES, TRAIN.flags | FLAGS, {**SHORT, "-o": "--output"})
+
+
+def read(words: Sequence[str], known: Known = TRAIN) -> Option:
     """Return the option that `words` begins with. Raises UsageError if unknown or its value is amiss."""
-    name, attached = _name_and_attached(words[0])
-    if name in _FLAGS:
+    name, attached = _name_and_attached(words[0], known.short)
+    if name in known.flags:
         if attached is not None:
             raise UsageError(f"option '{words[0]}' takes no value: write {words[0].partition('=')[0]}")
         return Option(name, None, (words[0],))
-    if name not in _VALUES:
-        raise _unknown(words[0])
+    if name not in known.values:
+        raise _unknown(words[0], known)
     if attached is not None:
         return Option(name, attached, (words[0],))
-    if len(words) < 2 or not _is_value(words[1]):
+    if len(words) < 2 or words[1] == "--" or not (name in VALUES or _is_value(words[1])):
         raise UsageError(f"option '{words[0]}' needs a value: write {name} VALUE, before the script")
     return Option(name, words[1], (words[0], words[1]))
 
 
-def _name_and_attached(word: str) -> tuple[str, str | None]:
+def _name_and_attached(word: str, short: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the long name and what is glued to it: "--tee=3", "-t=3" and "-t3" are all ("--tee", "3")."""
-    if not word.startswith("--") and word[:2] in SHORT:
-        return SHORT[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
+    if not word.startswith("--") and word[:2] in short:
+        return short[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
     name, equals, value = word.partition("=")
     return _dashed(name), value if equals else None
 
@@ -86,11 +101,10 @@ def _is_value(word: str) -> bool:
     return not word.startswith("-") or word == "-" or _NEGATIVE_NUMBER.fullmatch(word) is not None
 
 
-def _unknown(word: str) -> UsageError:
-    name = word.partition("=")[0]
-    known = sorted(_FLAGS | _VALUES)
-    near = [option for option in known if option.startswith(name)]
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.8)  # at 0.6, --lr would be --run
+def _unknown(word: str, known: Known) -> UsageError:
+    name, names = word.partition("=")[0], sorted(known.flags | known.values)
+    near = [option for option in names if option.startswith(name)]
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run
     meant = f"write {' or '.join(near)} in full, or " if near else ""
     return UsageError(
         f"option '{name}' is neither collbench's nor torchrun's (as of torch 2.13): "
@@ -101,7 +115,7 @@ def _unknown(word: str) -> UsageError:
 # The command line of `collbench train`, split into collbench's options, torchrun's, and the program's.
 
 
-BACKENDS = ("auto", "cuda", "host")
+BACKENDS = ("auto", *(name for name in capabilities.BACKENDS if not capabilities.is_simulated(name)))
 DEFAULT_MAX_AGE = "7d"
 
 
@@ -176,10 +190,10 @@ def _own(own: dict[str, str], torchrun: tuple[Option, ...], program: tuple[str, 
 
 def check_backend(name: str) -> None:
     """Raise UsageError for a backend that has no devices on this machine."""
-    if name == "sim":
+    if capabilities.is_simulated(name):
         raise UsageError(
-            "--backend sim has no devices to use here: measure it, 'collbench pairs --backend sim --fabric NAME -o "
-            "RUN', and choose by 'collbench select K RUN.JSON --elsewhere'"
+            f"--backend {name} has no devices to train on: 'collbench select K --backend {name} --fabric NAME' says "
+            "what would be chosen of a simulated machine"
         )
     if name not in BACKENDS:
         raise UsageError(f"backend '{name}' does not exist: write one of {', '.join(BACKENDS)}")
@@ -215,12 +229,9 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
 
 
-VALUES = frozenset({"--without", "--against", "--repeats", "--skip", "--step-pattern", "--seed", "--output"})
-FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # These choose, once, before anything trains: `train` gets the devices that came of it.
 CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
 CHOOSING |= {"--exclude", "--allow-busy", "--dry-run", "--help"}
-_SHORT = {"-o": "--output"}
 DEFAULT_REPEATS = 3
 
 
@@ -258,50 +269,18 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
     theirs: list[Option] = []
     rest = tuple(argv)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        option = _read_own(rest)
-        if option is None:
-            option = _read_theirs(rest)
-            theirs.append(option)
-        elif option.name == "--without":
-            without.append(option.value or "")
-        else:
-            own[option.name] = option.value or ""
+        option = read(rest, ABLATE)
         if option.name == "--help":
             return AblateArguments(TrainArguments(help=True))
+        if option.name == "--without":
+            without.append(option.value or "")
+        elif option.name in VALUES | FLAGS:
+            own[option.name] = option.value or ""
+        else:
+            theirs.append(option)
         rest = rest[len(option.tokens) :]
     program = rest[1:] if rest[:1] == ("--",) else rest
     return _checked_ablation(own, tuple(without), theirs, program)
-
-
-def _read_own(words: Sequence[str]) -> Option | None:
-    """Return the option of ablate's that `words` begins with; None for any other. Raises UsageError."""
-    short = _SHORT.get(words[0][:2]) if not words[0].startswith("--") else None
-    name, equals, value = words[0].partition("=")
-    if short is not None:
-        name, equals, value = short, words[0][2:], words[0][2:].removeprefix("=")
-    if name in FLAGS:
-        if equals:
-            raise UsageError(f"option '{words[0]}' takes no value: write {name}")
-        return Option(name, None, (words[0],))
-    if name not in VALUES:
-        return None
-    if equals:
-        return Option(name, value, (words[0],))
-    if len(words) < 2 or words[1] == "--":
-        raise UsageError(f"option '{words[0]}' needs a value: write {name} VALUE, before the script")
-    return Option(name, words[1], (words[0], words[1]))
-
-
-def _read_theirs(words: Sequence[str]) -> Option:
-    try:
-        return read(words)
-    except UsageError:
-        name = words[0].partition("=")[0]
-        ours = sorted(VALUES | FLAGS)
-        near = [one for one in ours if one.startswith(name)] or difflib.get_close_matches(name, ours, n=1, cutoff=0.8)
-        if not near:
-            raise
-        raise UsageError(f"option '{name}' does not exist: did you mean {' or '.join(near)}?") from None
 
 
 def _checked_ablation(

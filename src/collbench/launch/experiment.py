@@ -36,6 +36,7 @@ from collbench.launch.ablation import (
     warm_up,
 )
 from collbench.machine import lifeline
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.codec import build, plain
@@ -223,11 +224,8 @@ def collbench(*words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "collbench", *words]
 
 
-# One ablation from its first run to its last: the runs in turn, each kept in the file once it has ended.
-
-
 # From a scalar over DDP's first bucket of 1 MiB to its usual ones together.
-ALLREDUCE_SIZES = {"cuda": "8,1M,64M,256M", "host": "8,1M,64M"}
+_SIZES = (8, 2**20, 64 * 2**20, 256 * 2**20)
 _UNITS = {Measure.STEP: " a step", Measure.TRAIN_RUNTIME: " of training", Measure.PROCESS: " in all"}
 
 _INSTEAD = {
@@ -278,7 +276,7 @@ class Experiment:
         self._told.say("measuring the all-reduce of both, a few seconds each")
         for number, arm in enumerate(self.ablation.arms):
             saved = self._plan.logs / f"allreduce-{number}.json"
-            sizes = ALLREDUCE_SIZES[self.ablation.backend]
+            sizes = ",".join(map(str, sizes_on(self.ablation.backend)))
             words = ["allreduce", *self._devices(arm), "--sizes", sizes, "--quick", "--output", str(saved)]
             words += ["--nccl", self._plan.nccl] if self._plan.nccl else []
             reader = Reader()
@@ -385,6 +383,16 @@ class Experiment:
     def path(self) -> Path:
         """Where the ablation is saved."""
         return self._file.path
+
+    @property
+    def logs(self) -> Path:
+        """The folder for the children's output."""
+        return self._plan.logs
+
+
+def sizes_on(backend: str) -> tuple[int, ...]:
+    """Return the sizes in bytes at which both arms' all-reduce is timed: those that the backend measures by default."""
+    return tuple(size for size in _SIZES if size <= capabilities(backend).largest_bytes)
 
 
 def environment_of(inherited: Mapping[str, str]) -> dict[str, str]:

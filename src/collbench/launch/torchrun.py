@@ -21,8 +21,6 @@ from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Device
 
-# What the training job finds in its environment: which devices it sees.
-
 
 def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, backend: str) -> dict[str, str]:
     """Return the variables to change in `inherited` so that local rank r has `devices[r]`; none that already fit.
@@ -90,7 +88,7 @@ def choice(
         names = ", ".join(f"GPU{device.index}" for device in devices)
         which = f"{names} ({', '.join(device.uuid for device in devices)})"
     clauses = [f"{reason}, {among}" if among else reason, f" ({source})", f"; {binding}" if binding else ""]
-    return f"collbench: using {which}: {''.join(clauses)}"
+    return f"using {which}: {''.join(clauses)}"
 
 
 def against(found: Sequence[tuple[Device, str]]) -> str:
@@ -102,9 +100,6 @@ def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:
     """Return changes and command as one line that does the same when pasted into a POSIX shell."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in changes.items()]
     return " ".join([*assignments, shlex.join(command)])
-
-
-# The torchrun command for the chosen devices, and the one exec that replaces collbench by it.
 
 
 # Each of these says what a rank binds to, or starts it in a way that leaves pin.py no process of its own.

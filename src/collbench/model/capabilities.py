@@ -80,3 +80,8 @@ def capabilities(name: str) -> Capabilities:
     if name not in BACKENDS:
         raise UsageError(f"backend '{name}' is unknown to this collbench: it knows {', '.join(BACKENDS)}")
     return BACKENDS[name]
+
+
+def is_simulated(name: str) -> bool:
+    """Return whether a word of --backend, "auto" among them, names a machine that is only simulated."""
+    return name in BACKENDS and BACKENDS[name].simulated

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from collbench.bench.plan import Request
-from collbench.bench.session import simulate
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Audit, Chosen, Health, Machine, Measurement, Path, Run, Sample
 from collbench.output.html.content import content
@@ -19,6 +18,7 @@ from collbench.output.html.page import render
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.builders import GIB, gpus, left_out, measured, reported, run_of, throttled
+from tests.sim.made import simulate
 
 RECORDED = FilePath(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 MIB = 2**20

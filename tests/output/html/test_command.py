@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench.bench.session import simulate
 from collbench.output.html.content import content
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.cli.program import Program
 from tests.output.html.runs import RECORDED, SIM_PAIRS, by_hand
+from tests.sim.made import simulate
 
 DOCS = Path(__file__).parents[3] / "docs" / "report.md"
 

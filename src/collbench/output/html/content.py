@@ -15,6 +15,7 @@ from collbench.analysis.choice import Choice
 from collbench.analysis.compare import compare
 from collbench.analysis.diagnose import Kind, Severity, Verdict, coverage, judge
 from collbench.analysis.fits import Bounded, Fit, Unfitted
+from collbench.analysis.outcome import outcome
 from collbench.analysis.problem import left_out
 from collbench.analysis.select import choose, evidence
 from collbench.analysis.stats import summarize
@@ -482,7 +483,9 @@ def _works(run: Run) -> list[RankedWork]:
     points: dict[Work, list[Measurement]] = defaultdict(list)
     for found in run.measurements:
         points[found.cell.work].append(found)
-    pages = (rank_summary(replace(run, measurements=[*found, *broken(run, found)])).works for found in points.values())
+    ended = outcome(run)
+    parts = (replace(run, measurements=[*found, *broken(run, found)]) for found in points.values())
+    pages = (rank_summary(part, ended=ended).works for part in parts)
     order = [family.work for family in families(run)]
     return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from collbench.analysis.compare import Change, Comparison, Verdict, unordered
 from collbench.analysis.fits import Fit, Unfitted
+from collbench.analysis.outcome import Outcome, outcome
 from collbench.analysis.physics import Impossible, by_cell
 from collbench.analysis.stats import Summary, median_interval, summarize, trial_seconds
 from collbench.analysis.summary import RankedWork
@@ -214,15 +215,15 @@ _STOPS = {
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
-    fits = {ranked.work: ranked.fits for ranked in works}
+    fits, ended = {ranked.work: ranked.fits for ranked in works}, outcome(run)
     there = (family for family in families(run) if any(found.samples for found in family.points.values()))
-    return [_series(family, fits.get(family.work, ()) if family.ranked else ()) for family in there]
+    return [_series(family, ended, fits.get(family.work, ()) if family.ranked else ()) for family in there]
 
 
-def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
+def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
     labels = labels_of(family.run, family.places) if family.kind in ("link", "pair") else {}
     limits = limits_of(family.run, family.work, family.places)
-    rankings = [_ranking(family, size) for size in family.sizes]
+    rankings = [_ranking(family, ended, size) for size in family.sizes]
     notes, beaten = _Words(), by_cell(family.run)
     return {
         "name": family.name,
@@ -251,12 +252,12 @@ def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
     }
 
 
-def _ranking(family: Family, size: int) -> Ranking | None:
+def _ranking(family: Family, ended: Outcome, size: int) -> Ranking | None:
     """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
     if not family.ranked:
         return None
     points = [found for (at, _), found in family.points.items() if at == size]
-    return rank_links(replace(family.run, measurements=[*points, *broken(family.run, points)]), family.work, size)
+    return rank_links(replace(family.run, measurements=points), family.work, size, ended)
 
 
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:

@@ -182,6 +182,16 @@ _LAUNCH_LEGEND = """; launch: one call
 of an ungraphed loop, as a training step makes it"""
 
 
+# What the answer on the short page calls the works.
+_LATENCIES = {
+    Operation.ALLREDUCE: "all-reduce",
+    Operation.CE_WRITE: "copy",
+    Operation.CPU_WRITE: "copy",
+    Operation.SM_WRITE: "copy by kernel",
+    Operation.CHASE: "access",
+}
+
+
 def latency_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: two kinds of matrices and a table of pairs; on the short page a row for each."""
     yield from whole("header", Lines(header(run)))
@@ -200,7 +210,8 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
 
 
 def _latency_summary(run: Run) -> Iterator[RenderableType]:
-    """Yield a table: the range of each kind of latency."""
+    """Yield a line with the median of each kind of latency, and a table of their ranges."""
+    medians: dict[str, str] = {}
     table = _named_table(f"{_sim(run)}latency", "size", "lowest", "median", "highest")
     works = dict.fromkeys(found.cell.work for found in run.measurements if found.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
@@ -208,9 +219,12 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
         smallest = min(m.cell.size_bytes for m in found)
         times = [summarize(m).seconds for m in found if m.cell.size_bytes == smallest]
         scale, unit = (1e9, "ns") if work.operation is Operation.CHASE else (1e6, "µs")
-        figures = (f"{figure(time * scale)} {unit}" for time in (min(times), float(np.median(times)), max(times)))
+        figures = [f"{figure(time * scale)} {unit}" for time in (min(times), float(np.median(times)), max(times))]
         table.add_row(str(work), format_size(smallest), *figures)
+        medians[str(work)] = figures[1]
     if table.row_count:
+        answer = ", ".join(f"{name} {medians[work]}" for work, name in _LATENCIES.items() if work in medians)
+        yield Lines(f"latency   {answer or next(iter(medians.values()))} (medians{', sim' * bool(_sim(run))})\n")
         yield table
 
 

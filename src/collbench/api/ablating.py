@@ -1,0 +1,182 @@
+"""The same training job in two arms: which devices train in each, until all of it is in a file."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.api import training
+from collbench.api.measuring import new_seed
+from collbench.api.notices import SILENT, Notices
+from collbench.backends import factory
+from collbench.distributed.launchers import find_place
+from collbench.launch import ablation as ablations
+from collbench.launch import experiment as experiments
+from collbench.launch import rendezvous, torchrun
+from collbench.launch.ablation import Ablation, Arm, Change, Measure
+from collbench.launch.arguments import AblateArguments, split
+from collbench.machine import visible_devices
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import Interrupted, UsageError
+from collbench.model.run import Device
+from collbench.runfile import atomic_write, saved_runs
+
+if TYPE_CHECKING:
+    from collbench.launch.experiment import Experiment, Reporter
+
+
+def prepare(arguments: AblateArguments, told: Reporter, notices: Notices = SILENT) -> Experiment:
+    """Choose the devices of both arms, as `collbench train` does, and return what is ready to be trained.
+
+    Raises what cannot be compared or started, before anything is.
+    """
+    change = ablations.parse_change(arguments.without)
+    pattern = None if arguments.step_pattern is None else ablations.compile_pattern(arguments.step_pattern)
+    _check(arguments, change, notices)
+    path, logs = _places(arguments)
+    chosen = _choose(arguments, notices)
+    words = (*arguments.passed, *chosen.binding, "--", *arguments.train.program)
+    plan = experiments.Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force)
+    experiment = experiments.Experiment(_begun(arguments, change, chosen), plan, told)
+    for _train, *rest in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in experiment.ablation.arms):
+        training.prepare(split(rest))  # what `collbench train` would refuse, it refuses at once
+    return experiment
+
+
+def perform(experiment: Experiment, notices: Notices = SILENT, *, allreduce: bool = True) -> Ablation:
+    """Measure both arms' all-reduce and train. What an interruption leaves is in the file, and said.
+
+    Raises BackendError for a script that fails, UsageError for one without steps, and Interrupted.
+    """
+    experiment.logs.mkdir(mode=0o700)
+    if capabilities(experiment.ablation.backend).cores:
+        notices.say("the host backend trains with gloo, which heeds no NCCL variable: only the script itself can")
+    try:
+        if allreduce:
+            experiment.measure_allreduces()
+        notices.say(f"training {2 * experiment.ablation.repeats} times; the script's output goes to {experiment.logs}")
+        experiment.train()
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted: {experiment.saved()}") from error
+    return experiment.ablation
+
+
+def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None:
+    """Raise UsageError for what cannot be compared here, before anything is started."""
+    ablations.refuse_alike(change, os.environ)
+    if find_place(os.environ) is not None:
+        raise UsageError(
+            "ablate starts torchrun itself, many times: run it by itself, without torchrun, srun or mpirun"
+        )
+    if rendezvous.several_nodes(arguments.train, os.environ):
+        raise UsageError(
+            f"ablate compares on one node, and {'--nnodes' if arguments.train.has('--nnodes') else 'PET_NNODES'} names "
+            "several, which would have to keep step in every run: compare each node's own wires by itself"
+        )
+    torchrun.check_options(arguments.train, os.environ)
+    torchrun.check_script(arguments.train)
+    if arguments.train.auto_select == 1:
+        raise _alone("--auto-select 1")
+    if "nvlink" in change.words:
+        notices.say(ablations.NVLINK_NOTE)
+
+
+def _alone(what: str) -> UsageError:
+    return UsageError(f"{what} is one device, which needs no wires: name two or more to compare with and without")
+
+
+def _places(arguments: AblateArguments) -> tuple[Path, Path]:
+    """Return the ablation's file, and a new folder's path for the children's output."""
+    folder, name = saved_runs.state_folder(saved_runs.ABLATIONS), saved_runs.new_name()
+    path = folder / f"{name}.json" if arguments.output is None else Path(arguments.output)
+    if not arguments.train.dry_run:
+        try:
+            atomic_write.make_private(folder)
+            atomic_write.try_folder(folder)
+        except OSError as error:
+            why = f"cannot keep the runs' output in {folder}: {atomic_write.reason(error)}"
+            raise UsageError(f"{why}; set XDG_STATE_HOME to a folder that can be written") from error
+        experiments.check_writable(path, force=arguments.force)
+    return path, folder / f"{name}-logs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The devices of both arms, chosen once, and torchrun's options that came of the choice."""
+
+    backend: str
+    devices: Sequence[Device]
+    others: Sequence[Device]
+    binding: tuple[str, ...]
+
+
+def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
+    """Return the devices of both arms as `collbench train` chooses them, and say why. Raises what that raises."""
+    train = arguments.train
+    found = factory.look(train.backend)
+    chosen = training.choose(train, lambda: found, notices)
+    if len(chosen.devices) < 2:
+        raise _alone(f"--devices {train.devices}")
+    others: Sequence[Device] = chosen.devices
+    if arguments.against is not None:
+        others = visible_devices.select(found.every, arguments.against)
+        if len(others) != len(chosen.devices):
+            raise UsageError(
+                f"--against {arguments.against} names {len(others)} devices and the other arm has "
+                f"{len(chosen.devices)}: only the same job on as many devices can be compared"
+            )
+        if {device.uuid for device in others} == {device.uuid for device in chosen.devices}:
+            raise UsageError(
+                f"--against {arguments.against} names the devices of the other arm: both would train alike"
+            )
+    binding = training.decide(train, chosen.run, chosen.members)
+    if chosen.note:
+        notices.say(chosen.note)
+    of, among = found.backend, found.among
+    notices.say(
+        torchrun.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.words)
+    )
+    return _Chosen(of, chosen.devices, others, ("--numa-binding", "node") if binding.bind else ())
+
+
+def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablation:
+    """Return the ablation before its first run."""
+    names = change.names
+    if arguments.against is not None:
+        first, second = (", ".join(device.tag for device in one) for one in (chosen.devices, chosen.others))
+        names = f"on {first}", f"on {second}"
+    changes: tuple[dict[str, str], dict[str, str]] = ({}, dict(change.environment))
+    without = ((), change.without if arguments.against is None else ())
+    arms = [
+        Arm(
+            name,
+            environment,
+            tuple(one.index for one in devices),
+            tuple(one.uuid for one in devices),
+            without=lacking,
+        )
+        for name, environment, devices, lacking in zip(
+            names, changes, (chosen.devices, chosen.others), without, strict=True
+        )
+    ]
+    return Ablation(
+        collbench=version("collbench"),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        hostname=socket.gethostname(),
+        gpus=tuple(device.name for device in chosen.devices),
+        command=arguments.train.program,
+        measure=Measure.PROCESS,
+        arms=(arms[0], arms[1]),
+        backend=chosen.backend,
+        environment=experiments.environment_of(os.environ),
+        repeats=arguments.repeats,
+        seed=new_seed() if arguments.seed is None else arguments.seed,
+        skip=arguments.skip,
+        step_pattern=arguments.step_pattern,
+    )

@@ -1,0 +1,82 @@
+"""What a machine says of itself before anything is measured: the labels of its paths, and what a run will depend on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from collbench.api.notices import SILENT, Notices
+from collbench.backends import factory
+from collbench.machine import numa, nvidia_smi
+from collbench.machine.nvml import Nvml
+from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.run import Device
+from collbench.model.run import Path as LinkPath
+from collbench.runfile import saved_runs
+
+if TYPE_CHECKING:
+    from collbench.machine.doctor.judge import Finding
+
+
+class Topology(NamedTuple):
+    """The devices of a machine, and the path of each pair of their positions; `fabric` names a simulated machine."""
+
+    devices: tuple[Device, ...]
+    paths: tuple[LinkPath, ...]
+    backend: str = CUDA.name
+    fabric: str = ""
+
+
+def topology(
+    file: str | None = None, backend: str = "auto", fabric: str | None = None, notices: Notices = SILENT
+) -> Topology:
+    """Return what saved text of 'nvidia-smi topo -m', a machine to simulate or this machine says of its paths.
+
+    "auto" takes GPUs alone, those that CUDA_VISIBLE_DEVICES leaves; a notice says if it hides any. Raises UsageError,
+    MachineError.
+    """
+    if file is not None:
+        if fabric is not None or backend != "auto":
+            raise UsageError(f"{file} holds the labels of its machine: leave out --backend and --fabric")
+        return Topology(*nvidia_smi.facts(nvidia_smi.read_topology(Path(file))))
+    if is_simulated(backend):
+        from collbench.sim import labels  # late: simulations are rare
+
+        found = factory.simulated(fabric)
+        return Topology(labels.devices(found), labels.paths(found), SIM.name, found.name)
+    if fabric is not None:
+        raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
+    if backend in BACKENDS and BACKENDS[backend].cores:
+        cores = numa.devices()
+        return Topology(cores, numa.paths(cores), backend)
+    with Nvml() as nvml:
+        devices = _in_sight(nvml.devices(), notices)
+        return Topology(devices, nvml.paths(devices))
+
+
+def _in_sight(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises MachineError for none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return devices  # CUDA need not be asked: NVML alone gives the labels
+    left = factory.present_devices(CUDA.name)
+    if not left:
+        raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
+    if len(left) < len(devices):
+        notices.say(f"{len(left)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
+    return left
+
+
+def doctor(backend: str = CUDA.name, nccl: str | None = None) -> tuple[Finding, ...]:
+    """Return what a run on this machine will depend on, and what is amiss; nothing is measured, and no GPU opened."""
+    from collbench.machine.doctor import collect  # late: pynvml, the extension
+    from collbench.machine.doctor.facts import Folder
+    from collbench.machine.doctor.judge import judge
+
+    try:
+        runs = collect.runs_folder(saved_runs.state_folder(saved_runs.RUNS))
+    except UsageError as error:  # that there is no home is a finding, not an error
+        runs = Folder(error=error.problem)
+    return tuple(judge(collect.examine(backend, runs, os.environ, nccl)))

@@ -1,0 +1,112 @@
+"""What communication costs a training step on the best and on the worst GPUs of saved runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from collbench.model.errors import UsageError
+from collbench.model.run import Run
+from collbench.model.units import fixed, parse_size
+
+if TYPE_CHECKING:
+    from collbench.analysis.predict.predict import Prediction
+    from collbench.analysis.predict.timing import Evidence
+
+# What parameters and gradients are sent as, with the bytes of each.
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+DEFAULT_BUCKET = "25M"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRequest:
+    """The training step that is asked about: a network by `model`, or by `params` and `layers`, and how it trains.
+
+    `strategies` are words with commas. `step_seconds` is one step of this job, timed on one GPU alone or, with
+    `on_best`, on the best set of `gpus`; `gpu_seconds` what it would be if the GPU never waited for the host, and
+    `host_phases` how the host then divides its time. None: not said, or left to the method (docs/predict.md).
+    """
+
+    model: str | None = None
+    params: str | None = None
+    layers: int | None = None
+    head_share: float | None = None
+    strategies: str = "ddp"
+    dtype: str = "bf16"
+    grad_dtype: str | None = None
+    micro_batches: int = 1
+    gpus: tuple[int, ...] | None = None
+    step_seconds: float | None = None
+    on_best: bool = False
+    gpu_seconds: float | None = None
+    host_phases: str | None = None
+    shards: int | None = None
+    bucket_bytes: int = parse_size(DEFAULT_BUCKET)
+
+    def check(self) -> None:
+        """Raise UsageError for what contradicts itself, before any file is read."""
+        if (self.model is None) == (self.params is None):
+            raise UsageError("which network? write either --model gpt2 or --params 124M")
+        if self.layers is not None and self.model is not None:
+            raise UsageError(f"--layers is for --params: {self.model} has its own; leave one out")
+        if self.on_best and self.step_seconds is None:
+            raise UsageError("--timed-on best says where a step was timed: add --step-time 22ms")
+        if self.gpu_seconds is not None and self.step_seconds is None:
+            raise UsageError("--gpu-time is the GPU's part of a step: add --step-time 22ms")
+        if self.host_phases is not None and self.gpu_seconds is None:
+            raise UsageError("--host-phases divides a step in which the GPU waits for the host: add --gpu-time 15ms")
+        if self.gpu_seconds is not None and self.step_seconds is not None and self.gpu_seconds > self.step_seconds:
+            raise UsageError(
+                f"--gpu-time {fixed(1e3 * self.gpu_seconds)}ms is more than --step-time "
+                f"{fixed(1e3 * self.step_seconds)}ms, and "
+                "no step is shorter than the GPU's own time: leave --gpu-time out where the GPU does not wait for the "
+                "host"
+            )
+
+
+def predict(runs: Sequence[tuple[str, Run]], asked: PredictRequest) -> tuple[Run, Prediction]:
+    """Return the run whose GPUs are chosen from, and what a step costs on them; each run comes with its name.
+
+    Raises UsageError.
+    """
+    # Late: numpy and scipy take as long to load as the rest of the program.
+    from collbench.analysis.predict import networks
+    from collbench.analysis.predict.predict import Predictor, Question
+    from collbench.analysis.predict.step import ALL, parse_phases, parse_strategies
+    from collbench.analysis.predict.timing import gather
+
+    asked.check()
+    if asked.model is not None:
+        network = networks.find(asked.model)
+    else:
+        network = networks.of_size(networks.parse_parameters(asked.params or ""), asked.layers)
+    evidence = gather(runs)
+    strategies = parse_strategies(asked.strategies)
+    if asked.strategies.strip().lower() == ALL and asked.shards is None:
+        strategies = tuple(name for name in strategies if name != "hsdp")  # it cannot be asked for without its shards
+    gpus = _counts(evidence) if asked.gpus is None else tuple(sorted(set(asked.gpus)))
+    if asked.on_best and len(gpus) != 1:
+        raise UsageError("--timed-on best is one measured step: say on how many GPUs, with --gpus 2")
+    question = Question(
+        network=network if asked.head_share is None else network.with_head(asked.head_share),
+        strategies=strategies,
+        gpus=gpus,
+        parameter_bytes=BYTES[asked.dtype],
+        gradient_bytes=BYTES[asked.grad_dtype or asked.dtype],
+        micro_batches=asked.micro_batches,
+        bucket_bytes=asked.bucket_bytes,
+        shards=asked.shards,
+        step_seconds=asked.step_seconds,
+        measured_on_best=asked.on_best,
+        gpu_seconds=asked.gpu_seconds,
+        host_phases=None if asked.host_phases is None else parse_phases(asked.host_phases),
+    )
+    return evidence.run, Predictor(evidence).predict(question)
+
+
+def _counts(evidence: Evidence) -> tuple[int, ...]:
+    """Return 2, 4, 8, … and all GPUs, ascending; without pairs the numbers that a collective was measured on."""
+    measured, devices = {len(members) for members in evidence.sets}, len(evidence.run.devices)
+    doubled = {2**power for power in range(1, devices.bit_length())} | {devices}
+    return tuple(sorted(doubled if 2 in measured else measured))

@@ -1,0 +1,238 @@
+"""Which nodes of a cluster to take, from pairs of nodes measured in rounds: in a launch, or of a simulated cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.analysis.outcome import outcome
+from collbench.api.measuring import new_seed
+from collbench.api.notices import SILENT, Notices
+from collbench.backends.factory import Opened
+from collbench.bench.plan import Request, settings_of
+from collbench.bench.run_writer import RunWriter
+from collbench.distributed.launchers import LaunchEnvironment, join_seconds
+from collbench.model.capabilities import SIM
+from collbench.model.errors import ExitStatus, Interrupted, RunFileError, UsageError
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Run
+from collbench.model.units import parse_size
+from collbench.runfile import run_file
+
+if TYPE_CHECKING:
+    from collbench.analysis.nodes import Judgement, NodeChoice
+    from collbench.bench.nodes import NodePairs, Phase, Surveyed
+    from collbench.output.text.nodes import Origin, Truth
+    from collbench.sim.cluster import Cluster
+
+DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 60.0
+# What a healthy pair of nodes reaches over its links: 8 cards of 400 Gb/s. Only the plan needs to assume it.
+ASSUMED_GBS = 400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesRequest:
+    """What is asked of a cluster: its best `count` nodes and the best `gpus` GPUs of each; None for neither.
+
+    Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself. No round starts after `budget_seconds`.
+    """
+
+    count: int | None = None
+    gpus: int | None = None
+    size_bytes: int = parse_size(DEFAULT_SIZE)
+    budget_seconds: float = DEFAULT_BUDGET
+    one_way: bool = False
+
+    def check(self, nodes: int, gpus: int, there: str) -> None:
+        """Raise UsageError for more nodes, or GPUs of each, than there are; `there` ends a sentence on the nodes."""
+        if self.count is not None and self.count > nodes:
+            raise UsageError(f"--select {self.count} of {nodes} nodes{there}: choose 1 to {nodes}")
+        if self.gpus is not None and self.count is None:
+            raise UsageError("--gpus chooses GPUs of the chosen nodes: add --select M")
+        if self.gpus is not None and self.gpus > gpus:
+            raise UsageError(f"--gpus {self.gpus} of {gpus} on each node: choose 1 to {gpus}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSurvey:
+    """What a survey found: where its figures come from, the nodes judged, and those chosen, None where none were asked.
+
+    `truth` is what only a simulation knows. `path` is the run's file, `failure` why there is none, and `failed` the
+    status of what failed on the way.
+    """
+
+    origin: Origin
+    judgement: Judgement
+    choice: NodeChoice | None
+    truth: Truth | None = None
+    path: Path | None = None
+    failure: RunFileError | None = None
+    failed: ExitStatus = ExitStatus.DONE
+
+    @property
+    def status(self) -> ExitStatus:
+        """How the command ends: with what failed, or with a failure where no node was judged."""
+        return max(self.failed, ExitStatus.DONE if self.judgement.judged else ExitStatus.FAILED)
+
+
+def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:
+    """Return how long a survey of a cluster of this shape takes; nothing is measured. Raises UsageError."""
+    from collbench.bench.nodes import estimate  # late: numpy
+
+    if nodes < 2 or gpus < 1:
+        raise UsageError(f"{nodes} nodes of {gpus} GPUs are no cluster: it has two nodes or more")
+    return estimate(nodes, gpus, size_bytes, ASSUMED_GBS)
+
+
+# A simulated cluster, by name or file.
+
+
+def survey_simulated(asked: NodesRequest, cluster_name: str | None, seed: int | None = None) -> NodeSurvey:
+    """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that is none."""
+    # Late: numpy and scipy need not be there for --help.
+    from collbench.analysis.nodes import choose_nodes
+    from collbench.bench.nodes import survey_cluster, switches
+    from collbench.output.text.nodes import Origin, Truth
+    from collbench.sim.cluster import allreduce_busbw, best_bound
+
+    cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
+    if cluster.nodes < 2:
+        raise UsageError("a cluster of one node has no pair to measure")
+    asked.check(cluster.nodes, cluster.gpus, "")
+    done = survey_cluster(cluster, asked.budget_seconds, asked.size_bytes, seed, one_way=asked.one_way)
+    choice, truth = None, None
+    if asked.count:
+        choice = choose_nodes(done.judgement, asked.count, switches(cluster))
+        truth = Truth(allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members)))
+    origin = Origin(
+        backend=SIM.name,
+        where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",
+        names=tuple(f"node{node}" for node in range(cluster.nodes)),
+        rounds=tuple(made.kind for made in done.rounds),
+        measurements=len(done.seen),
+        seconds=done.seconds,
+        seed=seed,
+        # A simulated node's GPUs are alike, so the first ones are as good as any.
+        gpus=(tuple(range(asked.gpus)),) * (asked.count or 0) if asked.gpus else (),
+    )
+    return NodeSurvey(origin, done.judgement, choice, truth)
+
+
+def _cluster(name: str | None) -> Cluster:
+    from collbench.sim import cluster as sim_cluster
+
+    if name is None:
+        raise UsageError(f"--backend sim needs --fabric-cluster: {', '.join(sim_cluster.names())}, or a file")
+    path = Path(name)
+    if name in sim_cluster.names() or not (path.suffix or path.exists()):
+        return sim_cluster.named(name)
+    try:
+        return sim_cluster.load(path.read_text(encoding="utf-8"), name)
+    except OSError as error:
+        raise RunFileError(f"cannot read cluster file {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{name} is not a cluster file: it is not text") from error
+
+
+# Real machines: one process for each GPU, of which rank 0 measures and judges.
+
+
+def request_for(asked: NodesRequest, shared: Request) -> Request:
+    """Return what is measured, of a request of the options that all measuring commands share."""
+    works = (Work(Operation.BROADCAST if asked.one_way else Operation.ALLREDUCE),)
+    return replace(shared, sizes=(asked.size_bytes,), collectives=works, budget_seconds=asked.budget_seconds)
+
+
+def survey_launch(
+    asked: NodesRequest, request: Request, path: Path | None, place: LaunchEnvironment, notices: Notices = SILENT
+) -> NodeSurvey:
+    """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
+
+    Raises UsageError, BackendError, DataCorruption, RunFileError, and Interrupted.
+    """
+    if path is not None:
+        run_file.check_writable(path, replace=request.force)
+    with ExitStack() as stack:
+        try:
+            from collbench.distributed.factory import World  # late: a tenth of a second
+
+            world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say))
+            opened = world.open()
+            stack.callback(opened.close)
+            from collbench.bench.session import begun_run  # late: numpy
+
+            works = tuple(work.operation for work in request.collectives)
+            settings = settings_of(request, works, request.sizes or (), visits=1, environment=dict(opened.environment))
+            run = begun_run(opened, replace(settings, processes=place.world_size, launcher=place.launcher))
+            return _survey(asked, opened, run, RunWriter(run, path, notices.say, replace=request.force), notices)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted: the nodes were not judged") from error
+
+
+def _survey(asked: NodesRequest, opened: Opened, run: Run, writer: RunWriter, notices: Notices) -> NodeSurvey:
+    """Measure and judge; what was measured is saved however it ends."""
+    # Late: numpy and scipy need not be there for --help.
+    from collbench.analysis.nodes import choose_nodes
+    from collbench.output.text.frame import headline
+    from collbench.output.text.nodes import Origin, lost
+
+    try:
+        pairs, done = _measured(asked, opened, run, notices)
+    finally:
+        if run.measurements:
+            writer.end()
+    choice = choose_nodes(done.judgement, asked.count) if asked.count else None
+    kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
+    origin = Origin(
+        backend=run.backend,
+        where=f"{len(pairs.names)} hosts, {len(run.devices)} ranks by {run.settings.launcher}: {kinds}",
+        names=pairs.names,
+        rounds=tuple(made.kind for made in done.rounds),
+        measurements=len(done.seen),
+        seconds=run.seconds,
+        seed=run.settings.seed,
+        gpus=_gpus(run, [pairs.ranks[node] for node in choice.members], asked.gpus) if choice and asked.gpus else (),
+        lost=lost(run),
+        failed=headline(run),
+    )
+    return NodeSurvey(
+        origin, done.judgement, choice, path=writer.path, failure=writer.failure, failed=outcome(run).status
+    )
+
+
+def _measured(asked: NodesRequest, opened: Opened, run: Run, notices: Notices) -> tuple[NodePairs, Surveyed]:
+    """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
+    from collbench.bench.nodes import NodePairs, survey_nodes
+
+    begin = time.monotonic()
+    pairs = NodePairs(opened.backend, run, asked.size_bytes)
+    asked.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
+    try:
+        with notices.progress("measuring nodes") as progress:
+
+            def more(made: int) -> bool:
+                progress(made, made + 1)
+                return time.monotonic() - begin < asked.budget_seconds
+
+            seed = run.settings.seed
+            done = survey_nodes(len(pairs.names), (), pairs.measure, more, seed, one_way=asked.one_way)
+        if asked.gpus:
+            pairs.measure_inside()
+        run.complete = True
+    finally:
+        run.seconds = round(time.monotonic() - begin, 3)
+    return pairs, done
+
+
+def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], wanted: int) -> tuple[tuple[int, ...], ...]:
+    """Return the best devices of each of these nodes, by nvidia-smi's index, from that node's own pairs."""
+    from collbench.analysis.restrict import restricted
+    from collbench.analysis.select import choose
+
+    own = [restricted(run, ranks) for ranks in nodes]
+    return tuple(tuple(part.devices[member].index for member in choose(part, wanted).members) for part in own)
