@@ -130,7 +130,9 @@ __device__ __forceinline__ Bits fetch(const u8* at, u32 bytes) {
   return {*(const u32*)at, *(const u32*)(at + 4)};
 }
 
-__device__ double decode(Bits bits, u32 dtype) {
+// Not inlined, as expected_element is not: four copies of both make the PTX twice as long. Sums and copies of float32
+// need neither (see is_plain).
+__device__ __noinline__ double decode(Bits bits, u32 dtype) {
   const u64 whole = (u64)bits.high << 32 | bits.low;
   switch (dtype) {
     case kFloat8e4m3:
@@ -183,7 +185,7 @@ __device__ __forceinline__ bool is_plain(const Rule& rule) {
   return rule.dtype == kFloat32 && (sum || copied);
 }
 
-__device__ __forceinline__ double expected_element(const Rule& rule, u64 index, u64 from) {
+__device__ __noinline__ double expected_element(const Rule& rule, u64 index, u64 from) {
   if (rule.reduction != kCopied) return reduced(rule.seed, rule.offset + index, rule.reduction, rule.world, rule.dtype);
   const u32 rank = rule.sender == ~0u ? (u32)from : rule.sender;
   const u64 noises = noise_of(rule.seed, rank, rule.offset + index);

@@ -7,6 +7,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 
 struct Place {
   unsigned x, y;
