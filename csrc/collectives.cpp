@@ -204,13 +204,13 @@ std::vector<double> Collectives::time_batch(const CollectiveRound& round, const 
     blocking.block(gpu, gpu.stream());
     if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
     const GraphExec& graph = rank.captured->graphs[static_cast<std::size_t>(rank.communicator.rank)];
-    CUDA_CHECK(cuEventRecord, own.start[0].get(), gpu.stream());
+    CUDA_CHECK(cuEventRecord, own.start.get(), gpu.stream());
     CUDA_CHECK(cuGraphLaunch, graph.get(), gpu.stream());
-    CUDA_CHECK(cuEventRecord, own.end[0].get(), gpu.stream());
+    CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
     if (checked) queue_verify(gpus_, round, rank, all_elements(rank, slots));
     queued.arrive([&] { blocking.unblock(); });
     threads_.wait(gpu, round.deadline, check_of(rank));
-    seconds[i] = elapsed_seconds(own.start[0], own.end[0]) / round.iterations;
+    seconds[i] = elapsed_seconds(own.start, own.end) / round.iterations;
     if (checked) reports[i] = own.report();
   });
   BlockingKernel::check_timeout(gpus_);

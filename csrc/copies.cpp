@@ -1,7 +1,6 @@
 #include "copies.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
 
 #include "blocking_kernel.hpp"
@@ -17,10 +16,9 @@ constexpr int kMostIterations = 29;
 // destination issues is sent by the source's engine, which the first one still finds asleep [2 × H200].
 constexpr int kEngineWakingCopies = 2;
 constexpr std::uint64_t kEngineWakingBytes = 16;
-// A batch of up to so many bytes is queued while the one before it is verified; it then waits behind its blocking
-// kernel for the slowest group. Larger ones would gain nothing. Staged copies above it start without a blocking kernel
-// [docs/method.md 3.7]: the sample p2pBandwidthLatencyTest has 5 × 40 MB behind one [4 × H200], more nobody tried.
-constexpr std::uint64_t kSmallBatch = 200'000'000;
+// Staged batches of more bytes start without a blocking kernel [docs/method.md 3.7]: the sample p2pBandwidthLatencyTest
+// has 5 × 40 MB behind one [4 × H200], more nobody tried.
+constexpr std::uint64_t kMostStaged = 200'000'000;
 // A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a batch's messages in a loop
 // [docs/method.md 3.4]: 64 MiB are read at 365 GB/s by loops over 2 (361 by 2 launches), at 374.6 over 16 [4 × H200].
 constexpr std::uint64_t kLooped = 16 << 20;
@@ -121,9 +119,8 @@ std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) 
   return transfers;
 }
 
-// Times the batches of one round. While one is timed the host queues nothing: a batch of 8-byte copies with another one
-// queued behind it takes 2.3 us a message instead of 2.5, read ones 9 instead of 13 [2 × H200]. The next batch is
-// queued while the last is verified.
+// Times the batches of one round, each verified before the next one is queued: with another batch queued behind it, a
+// batch takes another time [docs/method.md 3.2].
 class CopyTimer {
  public:
   // Makes the streams and host buffers that are missing. Throws std::invalid_argument for a round that cannot be timed.
@@ -163,32 +160,24 @@ class CopyTimer {
   }
 
  private:
-  struct Batch {
-    bool timed;
-    std::size_t parity;  // whose events and reports it uses
-    Slots slots;
-  };
-
   void run_batches() {
     // This thread asks about events, perhaps without having queued any: such calls may want a context.
     if (!sets_.empty()) sets_.front().verifiers.front()->context.make_current();
-    std::optional<Batch> running;
-    for (int i = -round_.warmup; i < round_.batches; ++i) {
-      if (batch_bytes() > kSmallBatch) collect(running);
+    for (int batch = -round_.warmup; batch < round_.batches; ++batch) {
       const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, senders_, smallest_buffer_);
-      if (i == -round_.warmup) wake_links();
-      const Batch batch{i >= 0, static_cast<std::size_t>(i + round_.warmup) % 2, slots};
+      if (batch == -round_.warmup) wake_links();
       BlockingKernel blocking(gpus_);
-      queue(batch, blocking);
-      collect(running);
+      queue(slots, blocking);
       for (const TransferSet& set : sets_)  // or one transfer would start while another's memory is still poisoned
-        for (const Gpu* verifier : set.verifiers)
-          gpus_.wait(*verifier, verifier->poisoned[batch.parity], round_.deadline);
+        for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, verifier->poisoned, round_.deadline);
       blocking.unblock();
-      await_end(batch);
-      running = batch;
+      await_end();
+      for (const TransferSet& set : sets_)
+        for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, round_.deadline);
+      for (const TransferSet& set : sets_)
+        for (const Transfer& transfer : set.transfers) check_data(transfer, slots);
+      if (batch >= 0) note_times();
     }
-    collect(running);
   }
 
   std::uint64_t batch_bytes() const { return round_.bytes * static_cast<std::uint64_t>(round_.iterations) * senders_; }
@@ -207,67 +196,66 @@ class CopyTimer {
 
   // One set a thread: 18 driver calls a link, one link after another, took longer than a small batch's copies (two
   // batches on two links 140 to 250 us [4 × H200]). A set alone is queued here, without a hand-over.
-  void queue(const Batch& batch, BlockingKernel& blocking) {
-    if (sets_.size() == 1) return queue(sets_.front(), batch, blocking);
+  void queue(const Slots& slots, BlockingKernel& blocking) {
+    if (sets_.size() == 1) return queue(sets_.front(), slots, blocking);
     std::vector<int> positions;  // no GPU is in two sets
     for (const TransferSet& set : sets_) positions.push_back(gpus_.position(*set.transfers.front().issuer));
-    gpus_.threads().run(positions, [&](std::size_t i) { queue(sets_[i], batch, blocking); });
+    gpus_.threads().run(positions, [&](std::size_t i) { queue(sets_[i], slots, blocking); });
   }
 
-  void queue(const TransferSet& set, const Batch& batch, BlockingKernel& blocking) {
-    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_poison(*verifier, set, batch); });
+  void queue(const TransferSet& set, const Slots& slots, BlockingKernel& blocking) {
+    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_poison(*verifier, set, slots); });
     for (const Transfer& transfer : set.transfers)
-      gpus_.on(*transfer.issuer, [&] { queue_copies(transfer, batch, blocking); });
-    queue_ends(set, batch);
-    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_verify(*verifier, set, batch); });
+      gpus_.on(*transfer.issuer, [&] { queue_copies(transfer, slots, blocking); });
+    queue_ends(set);
+    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_verify(*verifier, set, slots); });
   }
 
   // Makes every byte that the batch will write wrong.
-  void queue_poison(const Gpu& verifier, const TransferSet& set, const Batch& batch) {
+  void queue_poison(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
     for (const Transfer& transfer : set.transfers) {
       if (transfer.verifier != &verifier) continue;
-      Slots slots = batch.slots.of_sender(transfer.sender);
+      Slots own = slots.of_sender(transfer.sender);
       CUdeviceptr target = transfer.target.buffer;
       std::uint64_t seed = transfer.seed;
       std::uint32_t invert = 1;
-      void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &invert};
-      Gpus::launch(verifier, verifier.stream(), Kernel::fill, Gpus::grid(verifier, Kernel::fill, slots.bytes / 8),
-                   slots.count, arguments);
+      void* arguments[] = {&target, &own.base, &own.stride, &own.bytes, &seed, &invert};
+      Gpus::launch(verifier, verifier.stream(), Kernel::fill, Gpus::grid(verifier, Kernel::fill, own.bytes / 8),
+                   own.count, arguments);
     }
-    CUDA_CHECK(cuEventRecord, verifier.poisoned[batch.parity].get(), verifier.stream());
+    CUDA_CHECK(cuEventRecord, verifier.poisoned.get(), verifier.stream());
   }
 
-  void queue_copies(const Transfer& transfer, const Batch& batch, BlockingKernel& blocking) {
+  void queue_copies(const Transfer& transfer, const Slots& slots, BlockingKernel& blocking) {
     const CUstream stream = transfer.stream->stream.get();
     if (stream != transfer.verifier->stream())
-      CUDA_CHECK(cuStreamWaitEvent, stream, transfer.verifier->poisoned[batch.parity].get(), 0u);
+      CUDA_CHECK(cuStreamWaitEvent, stream, transfer.verifier->poisoned.get(), 0u);
     if (transfer.staged) {
       // Before blocking: on its first staged copy the driver makes buffers, for which it may wait for the device.
       copy(transfer, spare_offset(), kEngineWakingBytes);
-      if (batch_bytes() > kSmallBatch) blocking.unblock();
+      if (batch_bytes() > kMostStaged) blocking.unblock();
     }
     blocking.block(*transfer.issuer, stream);
     for (int i = 0; i < kEngineWakingCopies && !transfer.staged; ++i)
       copy(transfer, spare_offset(), kEngineWakingBytes);
     if (transfer.stream == transfer.first)
-      CUDA_CHECK(cuEventRecord, transfer.first->start[batch.parity].get(), stream);
+      CUDA_CHECK(cuEventRecord, transfer.first->start.get(), stream);
     else
-      CUDA_CHECK(cuStreamWaitEvent, stream, transfer.first->start[batch.parity].get(), 0u);
-    const Slots slots = batch.slots.of_sender(transfer.sender);
-    if (round_.engine == Engine::multiprocessors && slots.bytes >= kLooped)
-      return launch_copy(transfer, slots, static_cast<std::uint32_t>(round_.iterations));
-    for (int i = 0; i < round_.iterations; ++i) copy(transfer, slots.offset(i), slots.bytes);
+      CUDA_CHECK(cuStreamWaitEvent, stream, transfer.first->start.get(), 0u);
+    const Slots own = slots.of_sender(transfer.sender);
+    if (round_.engine == Engine::multiprocessors && own.bytes >= kLooped)
+      return launch_copy(transfer, own, static_cast<std::uint32_t>(round_.iterations));
+    for (int i = 0; i < round_.iterations; ++i) copy(transfer, own.offset(i), own.bytes);
   }
 
   // A group is timed from one common start to one common end, as nvbandwidth's totals are. By its own two events each
   // of three messages that one copy engine sends in turn seems to have a third of the time: the engine's waking copy,
   // and so the start, waits there behind the others' messages [1187 GB/s over a port of 450, 4 × H200].
-  void queue_ends(const TransferSet& set, const Batch& batch) {
+  void queue_ends(const TransferSet& set) {
     for (const Transfer& transfer : set.transfers) {
       if (transfer.stream == transfer.first) continue;
-      gpus_.on(*transfer.issuer, [&] {
-        CUDA_CHECK(cuEventRecord, transfer.stream->end[batch.parity].get(), transfer.stream->stream.get());
-      });
+      gpus_.on(*transfer.issuer,
+               [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->stream.get()); });
     }
     for (const Transfer& transfer : set.transfers) {
       if (transfer.stream != transfer.first) continue;
@@ -275,8 +263,8 @@ class CopyTimer {
         const CUstream stream = transfer.stream->stream.get();
         for (const Transfer& other : set.transfers)
           if (other.first == transfer.stream && other.stream != transfer.stream)
-            CUDA_CHECK(cuStreamWaitEvent, stream, other.stream->end[batch.parity].get(), 0u);
-        CUDA_CHECK(cuEventRecord, transfer.stream->end[batch.parity].get(), stream);
+            CUDA_CHECK(cuStreamWaitEvent, stream, other.stream->end.get(), 0u);
+        CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), stream);
       });
     }
   }
@@ -305,63 +293,51 @@ class CopyTimer {
   }
 
   // Behind all copies of the set: what verifies early would slow down what is still timed.
-  void queue_verify(const Gpu& verifier, const TransferSet& set, const Batch& batch) {
+  void queue_verify(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
     const CUstream stream = verifier.stream();
     for (const Transfer& transfer : set.transfers)
       if (transfer.stream->stream.get() != stream)
-        CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end[batch.parity].get(), 0u);
+        CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end.get(), 0u);
     for (const Transfer& transfer : set.transfers) {
       if (transfer.verifier != &verifier) continue;
-      Slots slots = batch.slots.of_sender(transfer.sender);
+      Slots own = slots.of_sender(transfer.sender);
       CUdeviceptr target = transfer.target.buffer;
       std::uint64_t seed = transfer.seed;
-      Report* report = transfer.stream->clear_report(batch.parity);
-      void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &report};
-      Gpus::launch(verifier, stream, Kernel::verify, Gpus::grid(verifier, Kernel::verify, slots.bytes / 8), slots.count,
+      Report* report = transfer.stream->clear_report();
+      void* arguments[] = {&target, &own.base, &own.stride, &own.bytes, &seed, &report};
+      Gpus::launch(verifier, stream, Kernel::verify, Gpus::grid(verifier, Kernel::verify, own.bytes / 8), own.count,
                    arguments);
     }
-    CUDA_CHECK(cuEventRecord, verifier.verified[batch.parity].get(), stream);
   }
 
-  void await_end(const Batch& batch) {
+  void await_end() {
     for (const TransferSet& set : sets_)
       // So that an issuer's failure is reported as its own: the first transfer's end waits for the others'.
       for (auto transfer = set.transfers.rbegin(); transfer != set.transfers.rend(); ++transfer)
-        gpus_.wait(*transfer->issuer, transfer->stream->end[batch.parity], round_.deadline);
+        gpus_.wait(*transfer->issuer, transfer->stream->end, round_.deadline);
     BlockingKernel::check_timeout(gpus_);
   }
 
-  // Waits until the batch before is verified, if there is one, checks its data and keeps its times.
-  void collect(std::optional<Batch>& running) {
-    if (!running) return;
-    const Batch batch = *running;
-    running.reset();
-    for (const TransferSet& set : sets_)
-      for (const Gpu* verifier : set.verifiers)
-        gpus_.wait(*verifier, verifier->verified[batch.parity], round_.deadline);
-    for (const TransferSet& set : sets_)
-      for (const Transfer& transfer : set.transfers) check_data(transfer, batch);
-    if (!batch.timed) return;
+  void check_data(const Transfer& transfer, const Slots& slots) {
+    const Report found = transfer.stream->report();
+    if (found.wrong == 0) {
+      Coverage& coverage = times_.coverage[static_cast<std::size_t>(transfer.group)];
+      coverage.moved += slots.bytes * static_cast<std::uint64_t>(round_.iterations);
+      coverage.verified += slots.bytes * slots.count;
+      return;
+    }
+    // Packed by kernels.cu's verify: offset in the buffer, expected byte, found byte.
+    const std::uint64_t offset = (found.first >> 16) - slots.of_sender(transfer.sender).base;
+    throw DataError(transfer.group, transfer.index, offset % slots.stride, found.wrong,
+                    static_cast<double>(found.first >> 8 & 0xff), static_cast<double>(found.first & 0xff));
+  }
+
+  void note_times() {
     for (const TransferSet& set : sets_)
       for (const Transfer& transfer : set.transfers)
         if (transfer.stream == transfer.first)
           times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(
-              elapsed_seconds(transfer.first->start[batch.parity], transfer.first->end[batch.parity]) /
-              round_.iterations);
-  }
-
-  void check_data(const Transfer& transfer, const Batch& batch) {
-    const Report found = transfer.stream->report(batch.parity);
-    if (found.wrong == 0) {
-      Coverage& coverage = times_.coverage[static_cast<std::size_t>(transfer.group)];
-      coverage.moved += batch.slots.bytes * static_cast<std::uint64_t>(round_.iterations);
-      coverage.verified += batch.slots.bytes * batch.slots.count;
-      return;
-    }
-    // Packed by kernels.cu's verify: offset in the buffer, expected byte, found byte.
-    const std::uint64_t offset = (found.first >> 16) - batch.slots.of_sender(transfer.sender).base;
-    throw DataError(transfer.group, transfer.index, offset % batch.slots.stride, found.wrong,
-                    static_cast<double>(found.first >> 8 & 0xff), static_cast<double>(found.first & 0xff));
+              elapsed_seconds(transfer.first->start, transfer.first->end) / round_.iterations);
   }
 
   // After a failure: what is still queued must not write into a later round.

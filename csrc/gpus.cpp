@@ -89,8 +89,7 @@ std::vector<GpuIdentity> list_gpus() {
 Gpu::Gpu(int ordinal, PrimaryContext opened)
     : ordinal(ordinal),
       context(std::move(opened)),
-      poisoned(make_event_pair(context.get(), kEventDisableTiming)),
-      verified(make_event_pair(context.get(), kEventDisableTiming)),
+      poisoned(make_event(context.get(), kEventDisableTiming)),
       // Any distinct constants do: seeds only have to differ between GPUs.
       seed(0x636f6c6c62656e63ull * (static_cast<std::uint64_t>(ordinal) + 1)) {
   streams.emplace_back(context.get());

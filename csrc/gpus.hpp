@@ -36,26 +36,20 @@ struct Report {
   double found;
 };
 
-// Even and odd batches of copies have their own events and reports: one is queued while the one before it is verified.
-using EventPair = std::array<Event, 2>;
-inline EventPair make_event_pair(CUcontext context, unsigned flags = 0) {
-  return {make_event(context, flags), make_event(context, flags)};
-}
-
-// A stream, the events around what is timed on it, and host memory where kernels report on it.
+// A stream, the events around what is timed on it, and host memory where a kernel reports on it.
 struct TimedStream {
   explicit TimedStream(CUcontext context)
       : stream(make_stream(context)),
-        start(make_event_pair(context)),
-        end(make_event_pair(context)),
-        reports(make_pinned(context, 2 * sizeof(Report))) {}
-  Report& report(std::size_t parity = 0) const { return static_cast<Report*>(reports.get())[parity]; }
+        start(make_event(context)),
+        end(make_event(context)),
+        reported(make_pinned(context, sizeof(Report))) {}
+  Report& report() const { return *static_cast<Report*>(reported.get()); }
   // The report's address, one for host and device, after setting it to "nothing wrong".
-  Report* clear_report(std::size_t parity = 0) const { return &(report(parity) = Report{0, ~0ull, 0, 0}); }
+  Report* clear_report() const { return &(report() = Report{0, ~0ull, 0, 0}); }
   Stream stream;
-  EventPair start;
-  EventPair end;
-  PinnedMemory reports;
+  Event start;
+  Event end;
+  PinnedMemory reported;
 };
 
 // Pinned host memory beside one GPU that its copies read and write (host_memory.hpp).
@@ -80,8 +74,7 @@ struct Gpu {
   DeviceMemory source;
   DeviceMemory send;
   DeviceMemory target;
-  EventPair poisoned;  // what this GPU verifies
-  EventPair verified;
+  Event poisoned;                   // what this GPU verifies
   std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node; made on first use, as are
   PinnedMemory host_ring;           // the pointer chase's rings, and the words by which its multiprocessors take turns
   DeviceMemory ring;

@@ -98,10 +98,10 @@ void queue(const Chase& chase, int accesses, BlockingKernel& blocking) {
   void* arguments[] = {&start, &all, &turns, &first_turn, &end};
   reader.context.make_current();
   blocking.block(reader, reader.stream());
-  CUDA_CHECK(cuEventRecord, own.start[0].get(), reader.stream());
+  CUDA_CHECK(cuEventRecord, own.start.get(), reader.stream());
   Gpus::launch(reader, reader.stream(), Kernel::chase, reader.multiprocessors, 1, arguments);
   reader.turns_taken += reader.multiprocessors;
-  CUDA_CHECK(cuEventRecord, own.end[0].get(), reader.stream());
+  CUDA_CHECK(cuEventRecord, own.end.get(), reader.stream());
 }
 
 // Moves the chase to where the batch must have ended.
@@ -121,7 +121,7 @@ std::vector<double> time_batch(Gpus& gpus, int accesses, double deadline, std::v
   std::vector<double> seconds;
   for (Chase& chase : chases) {
     check_end(chase, accesses, static_cast<int>(seconds.size()));
-    seconds.push_back(elapsed_seconds(chase.reader->own().start[0], chase.reader->own().end[0]) / accesses);
+    seconds.push_back(elapsed_seconds(chase.reader->own().start, chase.reader->own().end) / accesses);
   }
   return seconds;
 }

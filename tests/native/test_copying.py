@@ -126,8 +126,8 @@ def test_what_arrives_is_verified_behind_the_same_blocking_kernel_where_the_dest
 ) -> None:
     done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=29)", tmp_path)
 
-    # The waking copies, 29 messages between two events, the verification and its event, on one stream.
-    assert done.lines("unblock") == ["unblock 1 gpu 1 behind 35"]
+    # The waking copies, 29 messages between two events and the verification, on one stream.
+    assert done.lines("unblock") == ["unblock 1 gpu 1 behind 34"]
     assert "cuStreamWaitEvent" not in done.log
 
 
@@ -157,7 +157,7 @@ def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, t
     blocks, links = 5, 2
     assert calls["cuLaunchKernel"] == 3 * blocks * links  # poison, blocking kernel, verification
     assert calls["cuMemcpyPeerAsync"] == (1 + 6 * blocks) * links  # one wakes the link, two of a block the engine
-    assert calls["cuEventRecord"] == 4 * blocks * links  # poisoned, start, end, verified
+    assert calls["cuEventRecord"] == 3 * blocks * links  # poisoned, start, end
     assert calls["cuStreamWaitEvent"] == 2 * blocks * links  # the copies for the poison, the verification for them
 
 
