@@ -174,22 +174,29 @@ class CopyTimer {
       await_end();
       for (const TransferSet& set : sets_)
         for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, round_.deadline);
-      for (const TransferSet& set : sets_)
-        for (const Transfer& transfer : set.transfers) check_data(transfer, slots);
-      if (batch >= 0) note_times();
+      each([&](const Transfer& transfer) { check_data(transfer, slots); });
+      each([&](const Transfer& transfer) {
+        if (batch < 0 || transfer.stream != transfer.first) return;
+        const double seconds = elapsed_seconds(transfer.first->start, transfer.first->end) / round_.iterations;
+        times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(seconds);
+      });
     }
+  }
+
+  template <class Action>
+  void each(const Action& action) const {
+    for (const TransferSet& set : sets_)
+      for (const Transfer& transfer : set.transfers) action(transfer);
   }
 
   std::uint64_t batch_bytes() const { return round_.bytes * static_cast<std::uint64_t>(round_.iterations) * senders_; }
 
   void wake_links() {
     const std::uint64_t bytes = std::min<std::uint64_t>(kLinkWakingBytes, spare_offset());
-    for (const TransferSet& set : sets_)
-      for (const Transfer& transfer : set.transfers)
-        if (!transfer.staged) gpus_.on(*transfer.issuer, [&] { copy(transfer, 0, bytes); });
-    for (const TransferSet& set : sets_)
-      for (const Transfer& transfer : set.transfers)
-        gpus_.wait(*transfer.issuer, transfer.stream->stream.get(), round_.deadline);
+    each([&](const Transfer& transfer) {
+      if (!transfer.staged) gpus_.on(*transfer.issuer, [&] { copy(transfer, 0, bytes); });
+    });
+    each([&](const Transfer& transfer) { gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline); });
   }
 
   std::uint64_t spare_offset() const { return gpus_.spare_offset(smallest_buffer_); }
@@ -227,7 +234,7 @@ class CopyTimer {
   }
 
   void queue_copies(const Transfer& transfer, const Slots& slots, BlockingKernel& blocking) {
-    const CUstream stream = transfer.stream->stream.get();
+    const CUstream stream = transfer.stream->get();
     if (stream != transfer.verifier->stream())
       CUDA_CHECK(cuStreamWaitEvent, stream, transfer.verifier->poisoned.get(), 0u);
     if (transfer.staged) {
@@ -255,12 +262,12 @@ class CopyTimer {
     for (const Transfer& transfer : set.transfers) {
       if (transfer.stream == transfer.first) continue;
       gpus_.on(*transfer.issuer,
-               [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->stream.get()); });
+               [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->get()); });
     }
     for (const Transfer& transfer : set.transfers) {
       if (transfer.stream != transfer.first) continue;
       gpus_.on(*transfer.issuer, [&] {
-        const CUstream stream = transfer.stream->stream.get();
+        const CUstream stream = transfer.stream->get();
         for (const Transfer& other : set.transfers)
           if (other.first == transfer.stream && other.stream != transfer.stream)
             CUDA_CHECK(cuStreamWaitEvent, stream, other.stream->end.get(), 0u);
@@ -271,7 +278,7 @@ class CopyTimer {
 
   void copy(const Transfer& transfer, std::uint64_t offset, std::uint64_t bytes) {
     if (round_.engine == Engine::multiprocessors) return launch_copy(transfer, {offset, 0, bytes, 1}, 1);
-    const CUstream stream = transfer.stream->stream.get();
+    const CUstream stream = transfer.stream->get();
     const CUdeviceptr source = transfer.source.buffer + offset, target = transfer.target.buffer + offset;
     if (transfer.source.context == nullptr) {
       CUDA_CHECK(cuMemcpyHtoDAsync_v2, target, reinterpret_cast<const void*>(source), bytes, stream);
@@ -289,15 +296,14 @@ class CopyTimer {
     std::uint64_t bytes = slots.bytes, stride = slots.stride;
     std::uint32_t count = slots.count;
     void* arguments[] = {&target, &source, &bytes, &stride, &count, &messages};
-    Gpus::launch(*transfer.issuer, transfer.stream->stream.get(), Kernel::copy, blocks, 1, arguments);
+    Gpus::launch(*transfer.issuer, transfer.stream->get(), Kernel::copy, blocks, 1, arguments);
   }
 
   // Behind all copies of the set: what verifies early would slow down what is still timed.
   void queue_verify(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
     const CUstream stream = verifier.stream();
     for (const Transfer& transfer : set.transfers)
-      if (transfer.stream->stream.get() != stream)
-        CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end.get(), 0u);
+      if (transfer.stream->get() != stream) CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end.get(), 0u);
     for (const Transfer& transfer : set.transfers) {
       if (transfer.verifier != &verifier) continue;
       Slots own = slots.of_sender(transfer.sender);
@@ -332,22 +338,13 @@ class CopyTimer {
                     static_cast<double>(found.first >> 8 & 0xff), static_cast<double>(found.first & 0xff));
   }
 
-  void note_times() {
-    for (const TransferSet& set : sets_)
-      for (const Transfer& transfer : set.transfers)
-        if (transfer.stream == transfer.first)
-          times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(
-              elapsed_seconds(transfer.first->start, transfer.first->end) / round_.iterations);
-  }
-
   // After a failure: what is still queued must not write into a later round.
   void settle() noexcept {
     try {
-      for (const TransferSet& set : sets_)
-        for (const Transfer& transfer : set.transfers) {
-          gpus_.wait(*transfer.issuer, transfer.stream->stream.get(), round_.deadline);
-          gpus_.wait(*transfer.verifier, round_.deadline);
-        }
+      each([&](const Transfer& transfer) {
+        gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline);
+        gpus_.wait(*transfer.verifier, round_.deadline);
+      });
     } catch (const DeviceError&) {
       // A GPU that fails here runs nothing any more. The first failure is the one to report.
     }

@@ -43,6 +43,7 @@ struct TimedStream {
         start(make_event(context)),
         end(make_event(context)),
         reported(make_pinned(context, sizeof(Report))) {}
+  CUstream get() const { return stream.get(); }
   Report& report() const { return *static_cast<Report*>(reported.get()); }
   // The report's address, one for host and device, after setting it to "nothing wrong".
   Report* clear_report() const { return &(report() = Report{0, ~0ull, 0, 0}); }
@@ -52,10 +53,19 @@ struct TimedStream {
   PinnedMemory reported;
 };
 
-// Pinned host memory beside one GPU that its copies read and write (host_memory.hpp).
+// Pinned host memory beside one GPU that its copies read and write (host_memory.hpp), made on first use.
 struct HostBuffers {
   PinnedMemory source;
   PinnedMemory target;
+};
+
+// What the pointer chase needs, made on first use: its rings, in host memory and on the GPU, and two words by which the
+// multiprocessors take turns (kernels.cu, chase), `turns` of them so far.
+struct ChaseMemory {
+  PinnedMemory host_ring;
+  DeviceMemory ring;
+  DeviceMemory order;
+  std::uint64_t turns = 0;
 };
 
 // One GPU's share of the session. `source` holds the copies' pattern and never changes; `send` is refilled for each
@@ -64,7 +74,7 @@ struct Gpu {
   Gpu(int ordinal, PrimaryContext context);
   // Where collectives, the pointer chase and all verification run, and the first of the copies that this GPU issues.
   TimedStream& own() { return streams.front(); }
-  CUstream stream() const { return streams.front().stream.get(); }
+  CUstream stream() const { return streams.front().get(); }
   int ordinal;
   PrimaryContext context;
   std::deque<TimedStream> streams;  // the others, for copies at the same time, are made on demand
@@ -74,12 +84,9 @@ struct Gpu {
   DeviceMemory source;
   DeviceMemory send;
   DeviceMemory target;
-  Event poisoned;                   // what this GPU verifies
-  std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node; made on first use, as are
-  PinnedMemory host_ring;           // the pointer chase's rings, and the words by which its multiprocessors take turns
-  DeviceMemory ring;
-  DeviceMemory turns;
-  std::uint64_t turns_taken = 0;
+  Event poisoned;                   // follows the poisoning of all that this GPU verifies
+  std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node
+  ChaseMemory chase;
   std::uint64_t seed;
 };
 
