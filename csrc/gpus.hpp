@@ -107,11 +107,11 @@ using OwnedThreads = std::unique_ptr<DeviceThreads, void (*)(DeviceThreads*)>;
 
 class Gpus {
  public:
-  // Opens the GPUs with CUDA's ordinals, in this order, with the first of `images` (fatbin or PTX) that loads
-  // everywhere. With `peers`, enables peer access wherever the driver allows it. Without, copies between GPUs go
-  // through host memory: then in a process of its own, for peer access belongs to the context that torch and NCCL
-  // share, and cuCtxDisablePeerAccess would unmap buffers that live NCCL communicators address.
-  Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers = true);
+  // Opens the GPUs with CUDA's ordinals, in this order, with the kernels of `ptx`. With `peers`, enables peer access
+  // wherever the driver allows it. Without, copies between GPUs go through host memory: then in a process of its own,
+  // for peer access belongs to the context that torch and NCCL share, and cuCtxDisablePeerAccess would unmap buffers
+  // that live NCCL communicators address.
+  Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers = true);
 
   std::size_t size() const { return gpus_.size(); }
   Gpu& operator[](int position) { return gpus_.at(static_cast<std::size_t>(position)); }
@@ -125,8 +125,6 @@ class Gpus {
   static std::size_t buffer_for(std::size_t bytes);
   // Writes the pattern of `seed` from `memory` on, whole words. Does not wait.
   void fill(Gpu& gpu, CUdeviceptr memory, std::uint64_t bytes, std::uint64_t seed);
-  // The image that was loaded, as an index into the constructor's list.
-  int image() const { return image_; }
   // peer_access()[i][j]: kernels on i may address memory of j.
   const std::vector<std::vector<bool>>& peer_access() const { return peer_access_; }
   // Each GPU's L2 cache in bytes, 0 where the driver does not report it.
@@ -171,7 +169,6 @@ class Gpus {
 
  private:
   static constexpr std::size_t kNoLimit = ~std::size_t{0};
-  void load(const std::vector<std::string>& images);
   void enable_peers();
   std::vector<int> attributes(int attribute) const;
 
@@ -182,7 +179,6 @@ class Gpus {
   std::uint64_t cursor_ = 0;
   std::uint64_t fraction_ = 0;  // of the buffer, where the last small batch began, in 2^-64
   std::uint32_t ticket_ = 0;
-  int image_ = -1;
   OwnedThreads threads_;  // last: they end before what they use
 };
 

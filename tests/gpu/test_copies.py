@@ -126,9 +126,9 @@ def test_a_pointer_chase_reads_every_other_memory(gpus: _native.Gpus) -> None:
 
 
 _STAGED = """
-from tests.gpu.machine import shipped_ptx
+from collbench.backends.cuda import shipped_ptx
 from collbench import _native
-gpus = _native.Gpus([0, 1], [shipped_ptx()], peers=False)
+gpus = _native.Gpus([0, 1], shipped_ptx(), peers=False)
 gpus.allocate(2**28)
 assert gpus.peer_access() == [[False, False], [False, False]]
 for groups in ([[(0, 1)]], [[(0, 1), (1, 0)]]):

@@ -284,7 +284,7 @@ def test_peer_access_that_fails_is_an_error_that_names_both_gpus(
 
 def test_free_memory_is_told_and_too_large_a_buffer_is_refused(fakes: Fakes, tmp_path: Path) -> None:
     script = """
-        gpus = native.Gpus([0, 1], [PTX])
+        gpus = native.Gpus([0, 1], PTX)
         before = gpus.free_bytes()
         say(before=before, **failure(gpus.allocate, 1 << 20))
         del gpus; gc.collect()
