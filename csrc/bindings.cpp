@@ -139,11 +139,10 @@ void bind_gpus(py::module_& module) {
   module.def("list_gpus", &list_gpus, Unlocked());
   module.def("node_memory_refusal", &node_memory_refusal, "node"_a);
   py::class_<Gpus>(module, "Gpus")
-      .def(py::init<const std::vector<int>&, const std::vector<std::string>&, bool>(), "ordinals"_a, "images"_a,
-           "peers"_a = true, Unlocked())
+      .def(py::init<const std::vector<int>&, const std::string&, bool>(), "ordinals"_a, "ptx"_a, "peers"_a = true,
+           Unlocked())
       .def("free_bytes", &Gpus::free_bytes, Unlocked())
       .def("allocate", &Gpus::allocate, "bytes"_a, Unlocked())
-      .def_property_readonly("image", &Gpus::image)
       .def_property_readonly("cache_bytes", &Gpus::cache_bytes)
       .def_property_readonly("multicast_supported", &Gpus::multicast_supported)
       .def("peer_access", &Gpus::peer_access)

@@ -16,9 +16,9 @@ constexpr int kMostIterations = 29;
 // destination issues is sent by the source's engine, which the first one still finds asleep [2 × H200].
 constexpr int kEngineWakingCopies = 2;
 constexpr std::uint64_t kEngineWakingBytes = 16;
-// Staged copies of a larger batch start without a blocking kernel [docs/method.md 3.7]: the sample
-// p2pBandwidthLatencyTest has 5 × 40 MB behind one [4 × H200], more nobody tried.
-constexpr std::uint64_t kMostStagedBytes = 200'000'000;
+// Staged batches of more bytes start without a blocking kernel [docs/method.md 3.7]: the sample p2pBandwidthLatencyTest
+// has 5 × 40 MB behind one [4 × H200], more nobody tried.
+constexpr std::uint64_t kMostStaged = 200'000'000;
 // A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a batch's messages in a
 // loop, by one thread block on each multiprocessor [docs/method.md 3.4]: 64 MiB are read at 365 GB/s by loops over 2
 // (361 by 2 launches), at 374.6 over 16 [4 × H200].
@@ -120,9 +120,8 @@ std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) 
   return transfers;
 }
 
-// Times the batches of one round, one after another. While one is timed the host queues nothing: a batch of 8-byte
-// copies with another one queued behind it takes 2.3 us a message instead of 2.5, read ones 9 instead of 13 [2 × H200].
-// To queue one while the last is verified gains nothing [benchmarks/results/2026-11-22-copy-kernel].
+// Times the batches of one round, each verified before the next one is queued: with another batch queued behind it, a
+// batch takes another time [docs/method.md 3.2].
 class CopyTimer {
  public:
   // Makes the streams and host buffers that are missing. Throws std::invalid_argument for a round that cannot be timed.
@@ -165,9 +164,9 @@ class CopyTimer {
   void run_batches() {
     // This thread asks about events, perhaps without having queued any: such calls may want a context.
     if (!sets_.empty()) sets_.front().verifiers.front()->context.make_current();
-    for (int i = -round_.warmup; i < round_.batches; ++i) {
+    for (int batch = -round_.warmup; batch < round_.batches; ++batch) {
       const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, senders_, smallest_buffer_);
-      if (i == -round_.warmup) wake_links();
+      if (batch == -round_.warmup) wake_links();
       BlockingKernel blocking(gpus_);
       queue(slots, blocking);
       for (const TransferSet& set : sets_)  // or one transfer would start while another's memory is still poisoned
@@ -175,21 +174,30 @@ class CopyTimer {
       blocking.unblock();
       await_end();
       for (const TransferSet& set : sets_)
-        for (const Transfer& transfer : set.transfers) check_data(transfer, slots);
-      if (i >= 0) keep_times();
+        for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, round_.deadline);
+      each([&](const Transfer& transfer) { check_data(transfer, slots); });
+      each([&](const Transfer& transfer) {
+        if (batch < 0 || transfer.stream != transfer.first) return;
+        const double seconds = elapsed_seconds(transfer.first->start, transfer.first->end) / round_.iterations;
+        times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(seconds);
+      });
     }
+  }
+
+  template <class Action>
+  void each(const Action& action) const {
+    for (const TransferSet& set : sets_)
+      for (const Transfer& transfer : set.transfers) action(transfer);
   }
 
   std::uint64_t batch_bytes() const { return round_.bytes * static_cast<std::uint64_t>(round_.iterations) * senders_; }
 
   void wake_links() {
     const std::uint64_t bytes = std::min<std::uint64_t>(kLinkWakingBytes, spare_offset());
-    for (const TransferSet& set : sets_)
-      for (const Transfer& transfer : set.transfers)
-        if (!transfer.staged) gpus_.on(*transfer.issuer, [&] { copy(transfer, 0, bytes); });
-    for (const TransferSet& set : sets_)
-      for (const Transfer& transfer : set.transfers)
-        gpus_.wait(*transfer.issuer, transfer.stream->stream.get(), round_.deadline);
+    each([&](const Transfer& transfer) {
+      if (!transfer.staged) gpus_.on(*transfer.issuer, [&] { copy(transfer, 0, bytes); });
+    });
+    each([&](const Transfer& transfer) { gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline); });
   }
 
   std::uint64_t spare_offset() const { return gpus_.spare_offset(smallest_buffer_); }
@@ -212,28 +220,28 @@ class CopyTimer {
   }
 
   // Makes every byte that the batch will write wrong.
-  void queue_poison(const Gpu& verifier, const TransferSet& set, const Slots& batch) {
+  void queue_poison(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
     for (const Transfer& transfer : set.transfers) {
       if (transfer.verifier != &verifier) continue;
-      Slots slots = batch.of_sender(transfer.sender);
+      Slots own = slots.of_sender(transfer.sender);
       CUdeviceptr target = transfer.target.buffer;
       std::uint64_t seed = transfer.seed;
       std::uint32_t invert = 1;
-      void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &invert};
-      Gpus::launch(verifier, verifier.stream(), Kernel::fill, Gpus::grid(verifier, Kernel::fill, slots.bytes / 8),
-                   slots.count, arguments);
+      void* arguments[] = {&target, &own.base, &own.stride, &own.bytes, &seed, &invert};
+      Gpus::launch(verifier, verifier.stream(), Kernel::fill, Gpus::grid(verifier, Kernel::fill, own.bytes / 8),
+                   own.count, arguments);
     }
     CUDA_CHECK(cuEventRecord, verifier.poisoned.get(), verifier.stream());
   }
 
-  void queue_copies(const Transfer& transfer, const Slots& batch, BlockingKernel& blocking) {
-    const CUstream stream = transfer.stream->stream.get();
+  void queue_copies(const Transfer& transfer, const Slots& slots, BlockingKernel& blocking) {
+    const CUstream stream = transfer.stream->get();
     if (stream != transfer.verifier->stream())
       CUDA_CHECK(cuStreamWaitEvent, stream, transfer.verifier->poisoned.get(), 0u);
     if (transfer.staged) {
       // Before blocking: on its first staged copy the driver makes buffers, for which it may wait for the device.
       copy(transfer, spare_offset(), kEngineWakingBytes);
-      if (batch_bytes() > kMostStagedBytes) blocking.unblock();
+      if (batch_bytes() > kMostStaged) blocking.unblock();
     }
     blocking.block(*transfer.issuer, stream);
     for (int i = 0; i < kEngineWakingCopies && !transfer.staged; ++i)
@@ -242,10 +250,10 @@ class CopyTimer {
       CUDA_CHECK(cuEventRecord, transfer.first->start.get(), stream);
     else
       CUDA_CHECK(cuStreamWaitEvent, stream, transfer.first->start.get(), 0u);
-    const Slots slots = batch.of_sender(transfer.sender);
-    if (round_.engine == Engine::multiprocessors && slots.bytes >= kLooped)
-      return launch_copy(transfer, slots, static_cast<std::uint32_t>(round_.iterations));
-    for (int i = 0; i < round_.iterations; ++i) copy(transfer, slots.offset(i), slots.bytes);
+    const Slots own = slots.of_sender(transfer.sender);
+    if (round_.engine == Engine::multiprocessors && own.bytes >= kLooped)
+      return launch_copy(transfer, own, static_cast<std::uint32_t>(round_.iterations));
+    for (int i = 0; i < round_.iterations; ++i) copy(transfer, own.offset(i), own.bytes);
   }
 
   // A group is timed from one common start to one common end, as nvbandwidth's totals are. By its own two events each
@@ -255,12 +263,12 @@ class CopyTimer {
     for (const Transfer& transfer : set.transfers) {
       if (transfer.stream == transfer.first) continue;
       gpus_.on(*transfer.issuer,
-               [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->stream.get()); });
+               [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->get()); });
     }
     for (const Transfer& transfer : set.transfers) {
       if (transfer.stream != transfer.first) continue;
       gpus_.on(*transfer.issuer, [&] {
-        const CUstream stream = transfer.stream->stream.get();
+        const CUstream stream = transfer.stream->get();
         for (const Transfer& other : set.transfers)
           if (other.first == transfer.stream && other.stream != transfer.stream)
             CUDA_CHECK(cuStreamWaitEvent, stream, other.stream->end.get(), 0u);
@@ -271,7 +279,7 @@ class CopyTimer {
 
   void copy(const Transfer& transfer, std::uint64_t offset, std::uint64_t bytes) {
     if (round_.engine == Engine::multiprocessors) return launch_copy(transfer, {offset, 0, bytes, 1}, 1);
-    const CUstream stream = transfer.stream->stream.get();
+    const CUstream stream = transfer.stream->get();
     const CUdeviceptr source = transfer.source.buffer + offset, target = transfer.target.buffer + offset;
     if (transfer.source.context == nullptr) {
       CUDA_CHECK(cuMemcpyHtoDAsync_v2, target, reinterpret_cast<const void*>(source), bytes, stream);
@@ -291,44 +299,32 @@ class CopyTimer {
     std::uint64_t bytes = slots.bytes, stride = slots.stride;
     std::uint32_t count = slots.count;
     void* arguments[] = {&target, &source, &bytes, &stride, &count, &messages};
-    Gpus::launch(issuer, transfer.stream->stream.get(), Kernel::copy, blocks, 1, arguments);
+    Gpus::launch(issuer, transfer.stream->get(), Kernel::copy, blocks, 1, arguments);
   }
 
   // Behind all copies of the set: what verifies early would slow down what is still timed.
-  void queue_verify(const Gpu& verifier, const TransferSet& set, const Slots& batch) {
+  void queue_verify(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
     const CUstream stream = verifier.stream();
     for (const Transfer& transfer : set.transfers)
-      if (transfer.stream->stream.get() != stream)
-        CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end.get(), 0u);
+      if (transfer.stream->get() != stream) CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end.get(), 0u);
     for (const Transfer& transfer : set.transfers) {
       if (transfer.verifier != &verifier) continue;
-      Slots slots = batch.of_sender(transfer.sender);
+      Slots own = slots.of_sender(transfer.sender);
       CUdeviceptr target = transfer.target.buffer;
       std::uint64_t seed = transfer.seed;
       Report* report = transfer.stream->clear_report();
-      void* arguments[] = {&target, &slots.base, &slots.stride, &slots.bytes, &seed, &report};
-      Gpus::launch(verifier, stream, Kernel::verify, Gpus::grid(verifier, Kernel::verify, slots.bytes / 8), slots.count,
+      void* arguments[] = {&target, &own.base, &own.stride, &own.bytes, &seed, &report};
+      Gpus::launch(verifier, stream, Kernel::verify, Gpus::grid(verifier, Kernel::verify, own.bytes / 8), own.count,
                    arguments);
     }
   }
 
-  // Waits for the copies, then for their verification.
   void await_end() {
     for (const TransferSet& set : sets_)
       // So that an issuer's failure is reported as its own: the first transfer's end waits for the others'.
       for (auto transfer = set.transfers.rbegin(); transfer != set.transfers.rend(); ++transfer)
         gpus_.wait(*transfer->issuer, transfer->stream->end, round_.deadline);
     BlockingKernel::check_timeout(gpus_);
-    for (const TransferSet& set : sets_)
-      for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, round_.deadline);
-  }
-
-  void keep_times() {
-    for (const TransferSet& set : sets_)
-      for (const Transfer& transfer : set.transfers)
-        if (transfer.stream == transfer.first)
-          times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(
-              elapsed_seconds(transfer.first->start, transfer.first->end) / round_.iterations);
   }
 
   void check_data(const Transfer& transfer, const Slots& slots) {
@@ -348,11 +344,10 @@ class CopyTimer {
   // After a failure: what is still queued must not write into a later round.
   void settle() noexcept {
     try {
-      for (const TransferSet& set : sets_)
-        for (const Transfer& transfer : set.transfers) {
-          gpus_.wait(*transfer.issuer, transfer.stream->stream.get(), round_.deadline);
-          gpus_.wait(*transfer.verifier, round_.deadline);
-        }
+      each([&](const Transfer& transfer) {
+        gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline);
+        gpus_.wait(*transfer.verifier, round_.deadline);
+      });
     } catch (const DeviceError&) {
       // A GPU that fails here runs nothing any more. The first failure is the one to report.
     }

@@ -54,13 +54,15 @@ CUdevice device_of(int ordinal) {
   return device;
 }
 
-// Loads one image on one GPU, with every kernel, before any timing: loading behind a blocking kernel would deadlock.
-void load_kernels(Gpu& gpu, const std::string& image) {
+// Loads every kernel on one GPU, before any timing: loading behind a blocking kernel would deadlock.
+void load_kernels(Gpu& gpu, const std::string& ptx) try {
   CUmodule module = nullptr;
   gpu.context.make_current();
-  CUDA_CHECK(cuModuleLoadData, &module, image.data());
+  CUDA_CHECK(cuModuleLoadData, &module, ptx.data());
   gpu.module = Module(gpu.context.get(), module);
   for (std::size_t i = 0; i < kKernels; ++i) CUDA_CHECK(cuModuleGetFunction, &gpu.kernels[i], module, kKernelNames[i]);
+} catch (const CudaError& error) {
+  throw LibraryError("the driver does not load collbench's kernels: " + std::string(error.what()));
 }
 
 // Whether kernels on `user`, whose context is current, may address memory of `owner`. Beyond eight peers without
@@ -98,7 +100,7 @@ Gpu::Gpu(int ordinal, PrimaryContext opened)
   multiprocessors = static_cast<unsigned>(count);
 }
 
-Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers)
+Gpus::Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers)
     : threads_(nullptr, &DeviceThreads::dispose) {
   gpus_.reserve(ordinals.size());
   // All at once: a context takes 0.1 s.
@@ -108,24 +110,10 @@ Gpus::Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& ima
   for (std::size_t i = 0; i < ordinals.size(); ++i) gpus_.emplace_back(ordinals[i], contexts[i].get());
   latch_ = make_pinned(gpus_.at(0).context.get(), 2 * sizeof(std::uint32_t));
   latch()[0] = latch()[1] = 0;
-  load(images);
+  for (Gpu& gpu : gpus_) load_kernels(gpu, ptx);
   peer_access_.assign(size(), std::vector<bool>(size(), false));
   if (peers) enable_peers();
   threads_.reset(new DeviceThreads(*this));
-}
-
-void Gpus::load(const std::vector<std::string>& images) {
-  std::string failures;
-  for (std::size_t i = 0; i < images.size(); ++i) {
-    try {
-      for (Gpu& gpu : gpus_) load_kernels(gpu, images[i]);
-      image_ = static_cast<int>(i);
-      return;
-    } catch (const CudaError& error) {
-      failures += std::string(failures.empty() ? "" : "; ") + error.what();
-    }
-  }
-  throw LibraryError("the driver loads none of collbench's kernels: " + failures);
 }
 
 void Gpus::enable_peers() {

@@ -36,26 +36,36 @@ struct Report {
   double found;
 };
 
-// A stream, the events around what is timed on it, and host memory where kernels report on it.
+// A stream, the events around what is timed on it, and host memory where a kernel reports on it.
 struct TimedStream {
   explicit TimedStream(CUcontext context)
       : stream(make_stream(context)),
         start(make_event(context)),
         end(make_event(context)),
-        pinned(make_pinned(context, sizeof(Report))) {}
-  Report& report() const { return *static_cast<Report*>(pinned.get()); }
+        reported(make_pinned(context, sizeof(Report))) {}
+  CUstream get() const { return stream.get(); }
+  Report& report() const { return *static_cast<Report*>(reported.get()); }
   // The report's address, one for host and device, after setting it to "nothing wrong".
   Report* clear_report() const { return &(report() = Report{0, ~0ull, 0, 0}); }
   Stream stream;
   Event start;
   Event end;
-  PinnedMemory pinned;
+  PinnedMemory reported;
 };
 
-// Pinned host memory beside one GPU that its copies read and write (host_memory.hpp).
+// Pinned host memory beside one GPU that its copies read and write (host_memory.hpp), made on first use.
 struct HostBuffers {
   PinnedMemory source;
   PinnedMemory target;
+};
+
+// What the pointer chase needs, made on first use: its rings, in host memory and on the GPU, and two words by which the
+// multiprocessors take turns (kernels.cu, chase), `turns` of them so far.
+struct ChaseMemory {
+  PinnedMemory host_ring;
+  DeviceMemory ring;
+  DeviceMemory order;
+  std::uint64_t turns = 0;
 };
 
 // One GPU's share of the session. `source` holds the copies' pattern and never changes; `send` is refilled for each
@@ -64,7 +74,7 @@ struct Gpu {
   Gpu(int ordinal, PrimaryContext context);
   // Where collectives, the pointer chase and all verification run, and the first of the copies that this GPU issues.
   TimedStream& own() { return streams.front(); }
-  CUstream stream() const { return streams.front().stream.get(); }
+  CUstream stream() const { return streams.front().get(); }
   int ordinal;
   PrimaryContext context;
   std::deque<TimedStream> streams;  // the others, for copies at the same time, are made on demand
@@ -74,12 +84,9 @@ struct Gpu {
   DeviceMemory source;
   DeviceMemory send;
   DeviceMemory target;
-  Event poisoned;                   // what this GPU verifies
-  std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node; made on first use, as are
-  PinnedMemory host_ring;           // the pointer chase's rings, and the words by which its multiprocessors take turns
-  DeviceMemory ring;
-  DeviceMemory turns;
-  std::uint64_t turns_taken = 0;
+  Event poisoned;                   // follows the poisoning of all that this GPU verifies
+  std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node
+  ChaseMemory chase;
   std::uint64_t seed;
 };
 
@@ -100,11 +107,11 @@ using OwnedThreads = std::unique_ptr<DeviceThreads, void (*)(DeviceThreads*)>;
 
 class Gpus {
  public:
-  // Opens the GPUs with CUDA's ordinals, in this order, with the first of `images` (fatbin or PTX) that loads
-  // everywhere. With `peers`, enables peer access wherever the driver allows it. Without, copies between GPUs go
-  // through host memory: then in a process of its own, for peer access belongs to the context that torch and NCCL
-  // share, and cuCtxDisablePeerAccess would unmap buffers that live NCCL communicators address.
-  Gpus(const std::vector<int>& ordinals, const std::vector<std::string>& images, bool peers = true);
+  // Opens the GPUs with CUDA's ordinals, in this order, with the kernels of `ptx`. With `peers`, enables peer access
+  // wherever the driver allows it. Without, copies between GPUs go through host memory: then in a process of its own,
+  // for peer access belongs to the context that torch and NCCL share, and cuCtxDisablePeerAccess would unmap buffers
+  // that live NCCL communicators address.
+  Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers = true);
 
   std::size_t size() const { return gpus_.size(); }
   Gpu& operator[](int position) { return gpus_.at(static_cast<std::size_t>(position)); }
@@ -118,8 +125,6 @@ class Gpus {
   static std::size_t buffer_for(std::size_t bytes);
   // Writes the pattern of `seed` from `memory` on, whole words. Does not wait.
   void fill(Gpu& gpu, CUdeviceptr memory, std::uint64_t bytes, std::uint64_t seed);
-  // The image that was loaded, as an index into the constructor's list.
-  int image() const { return image_; }
   // peer_access()[i][j]: kernels on i may address memory of j.
   const std::vector<std::vector<bool>>& peer_access() const { return peer_access_; }
   // Each GPU's L2 cache in bytes, 0 where the driver does not report it.
@@ -164,7 +169,6 @@ class Gpus {
 
  private:
   static constexpr std::size_t kNoLimit = ~std::size_t{0};
-  void load(const std::vector<std::string>& images);
   void enable_peers();
   std::vector<int> attributes(int attribute) const;
 
@@ -175,7 +179,6 @@ class Gpus {
   std::uint64_t cursor_ = 0;
   std::uint64_t fraction_ = 0;  // of the buffer, where the last small batch began, in 2^-64
   std::uint32_t ticket_ = 0;
-  int image_ = -1;
   OwnedThreads threads_;  // last: they end before what they use
 };
 

@@ -27,32 +27,21 @@ std::uint64_t follow(std::uint64_t line, int accesses) {
   return line;
 }
 
-// `writer` can address the ring, which is its own or host memory.
-void write_ring(Gpus& gpus, Gpu& writer, CUdeviceptr ring) {
-  std::uint64_t lines = kLines, multiplier = kMultiplier, increment = kIncrement;
-  void* arguments[] = {&ring, &lines, &multiplier, &increment};
-  writer.context.make_current();
-  Gpus::launch(writer, writer.stream(), Kernel::write_ring, Gpus::grid(writer, Kernel::write_ring, kLines), 1,
-               arguments);
-  gpus.wait(writer, kSetupSeconds);
-}
-
-CUdeviceptr device_ring(Gpus& gpus, Gpu& owner) {
-  if (owner.ring.get() == 0) {
-    DeviceMemory made = make_memory(owner.context.get(), kLines * kLineBytes);
-    write_ring(gpus, owner, made.get());
-    owner.ring = std::move(made);
+// The ring that `kept` holds; on first use made by `make` and written by `writer`, which can address it.
+template <class Memory, class Make>
+CUdeviceptr ring_in(Gpus& gpus, Gpu& writer, Memory& kept, const Make& make) {
+  if (!kept.get()) {
+    Memory made = make(writer.context.get(), kLines * kLineBytes);
+    auto ring = (CUdeviceptr)made.get();
+    std::uint64_t lines = kLines, multiplier = kMultiplier, increment = kIncrement;
+    void* arguments[] = {&ring, &lines, &multiplier, &increment};
+    writer.context.make_current();
+    Gpus::launch(writer, writer.stream(), Kernel::write_ring, Gpus::grid(writer, Kernel::write_ring, kLines), 1,
+                 arguments);
+    gpus.wait(writer, kSetupSeconds);
+    kept = std::move(made);
   }
-  return owner.ring.get();
-}
-
-CUdeviceptr host_ring(Gpus& gpus, Gpu& reader) {
-  if (reader.host_ring.get() == nullptr) {
-    PinnedMemory made = make_pinned(reader.context.get(), kLines * kLineBytes);
-    write_ring(gpus, reader, reinterpret_cast<CUdeviceptr>(made.get()));
-    reader.host_ring = std::move(made);
-  }
-  return reinterpret_cast<CUdeviceptr>(reader.host_ring.get());
+  return (CUdeviceptr)kept.get();
 }
 
 void check(const Gpus& gpus, const ChaseRound& round) {
@@ -73,34 +62,33 @@ void check(const Gpus& gpus, const ChaseRound& round) {
 }
 
 Chase make_chase(Gpus& gpus, const Link& link) {
-  if (link.first == kHostPosition || link.second == kHostPosition) {
-    Gpu& reader = gpus[link.first == kHostPosition ? link.second : link.first];
-    return {&reader, host_ring(gpus, reader), 0};
-  }
-  return {&gpus[link.first], device_ring(gpus, gpus[link.second]), 0};
+  const bool host = link.first == kHostPosition || link.second == kHostPosition;
+  Gpu& reader = gpus[link.first == kHostPosition ? link.second : link.first];
+  if (host) return {&reader, ring_in(gpus, reader, reader.chase.host_ring, make_pinned), 0};
+  Gpu& owner = gpus[link.second];
+  return {&reader, ring_in(gpus, owner, owner.chase.ring, make_memory), 0};
 }
 
-// The words by which a reader's multiprocessors take turns.
-void make_turns(Gpus& gpus, Gpu& reader) {
-  if (reader.turns.get() != 0) return;
+void make_order(Gpus& gpus, Gpu& reader) {
+  if (reader.chase.order.get() != 0) return;
   DeviceMemory made = make_memory(reader.context.get(), 2 * sizeof(std::uint64_t));
   CUDA_CHECK(cuMemsetD8Async, made.get(), static_cast<unsigned char>(0), 2 * sizeof(std::uint64_t), reader.stream());
   gpus.wait(reader, kSetupSeconds);
-  reader.turns = std::move(made);
+  reader.chase.order = std::move(made);
 }
 
 void queue(const Chase& chase, int accesses, BlockingKernel& blocking) {
   Gpu& reader = *chase.reader;
   const TimedStream& own = reader.own();
-  CUdeviceptr start = chase.ring + chase.line * kLineBytes, turns = reader.turns.get();
-  std::uint64_t all = static_cast<std::uint64_t>(accesses), first_turn = reader.turns_taken;
+  CUdeviceptr start = chase.ring + chase.line * kLineBytes, order = reader.chase.order.get();
+  std::uint64_t all = static_cast<std::uint64_t>(accesses), first_turn = reader.chase.turns;
   std::uint64_t* end = &own.clear_report()->first;
-  void* arguments[] = {&start, &all, &turns, &first_turn, &end};
+  void* arguments[] = {&start, &all, &order, &first_turn, &end};
   reader.context.make_current();
   blocking.block(reader, reader.stream());
   CUDA_CHECK(cuEventRecord, own.start.get(), reader.stream());
   Gpus::launch(reader, reader.stream(), Kernel::chase, reader.multiprocessors, 1, arguments);
-  reader.turns_taken += reader.multiprocessors;
+  reader.chase.turns += reader.multiprocessors;
   CUDA_CHECK(cuEventRecord, own.end.get(), reader.stream());
 }
 
@@ -132,7 +120,7 @@ std::vector<std::vector<double>> time_chase(Gpus& gpus, const ChaseRound& round)
   check(gpus, round);
   std::vector<Chase> chases;
   for (const Link& link : round.links) chases.push_back(make_chase(gpus, link));
-  for (const Chase& chase : chases) make_turns(gpus, *chase.reader);
+  for (const Chase& chase : chases) make_order(gpus, *chase.reader);
   std::vector<std::vector<double>> seconds(chases.size());
   time_batch(gpus, kLines, round.deadline, chases);
   for (int batch = -round.warmup; batch < round.batches; ++batch) {

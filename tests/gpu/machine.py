@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib import resources
 
 import pytest
 
 from collbench import _native
+from collbench.backends.cuda import shipped_ptx
 from collbench.machine.nccl_library import find_nccl
 from collbench.model.errors import MachineError
 
@@ -32,13 +32,8 @@ def need_nccl() -> _native.Nccl:
         pytest.skip(f"needs NCCL: {error}", allow_module_level=True)
 
 
-def shipped_ptx() -> bytes:
-    """Return the device code that every installation has."""
-    return (resources.files("collbench") / "kernels" / "kernels.ptx").read_bytes()
-
-
 def open_gpus(ordinals: list[int], buffer_bytes: int, image: bytes | None = None) -> _native.Gpus:
     """Return GPUs with the given device code (default: the shipped one) and buffers for such messages."""
-    gpus = _native.Gpus(ordinals, [shipped_ptx() if image is None else image])
+    gpus = _native.Gpus(ordinals, shipped_ptx() if image is None else image)
     gpus.allocate(buffer_bytes)
     return gpus

@@ -99,7 +99,7 @@ def test_a_message_as_large_as_the_buffer(gpus: _native.Gpus) -> None:
     _copy(gpus, [[(_HOST, 0), (0, _HOST)]], bytes=16 * _MIB, shift=255, iterations=3, batches=3)
 
 
-def test_batches_too_large_to_be_queued_ahead(gpus: _native.Gpus) -> None:
+def test_a_batch_in_one_place_of_the_buffer(gpus: _native.Gpus) -> None:
     # 240 MiB a batch, in the one place that the buffer has for such messages.
     _copy(gpus, [[(0, 1), (1, 0)]], bytes=12 * _MIB + 13, iterations=20, batches=3)
 
@@ -126,9 +126,9 @@ def test_a_pointer_chase_reads_every_other_memory(gpus: _native.Gpus) -> None:
 
 
 _STAGED = """
-from tests.gpu.machine import shipped_ptx
+from collbench.backends.cuda import shipped_ptx
 from collbench import _native
-gpus = _native.Gpus([0, 1], [shipped_ptx()], peers=False)
+gpus = _native.Gpus([0, 1], shipped_ptx(), peers=False)
 gpus.allocate(2**28)
 assert gpus.peer_access() == [[False, False], [False, False]]
 for groups in ([[(0, 1)]], [[(0, 1), (1, 0)]]):

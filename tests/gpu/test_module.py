@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from collbench import _native
-from tests.gpu.machine import need_gpus, open_gpus, shipped_ptx
+from collbench.backends.cuda import shipped_ptx
+from tests.gpu.machine import need_gpus, open_gpus
 
 ORDINALS = need_gpus(2)
 
@@ -30,19 +31,11 @@ def _copy(gpus: _native.Gpus) -> float:
 
 def test_the_shipped_ptx_loads_and_copies() -> None:
     gpus = open_gpus(ORDINALS, 2**20)
-    assert gpus.image == 0
-    assert _copy(gpus) > 0
-
-
-def test_an_image_for_no_gpu_gives_way_to_the_ptx() -> None:
-    gpus = _native.Gpus(ORDINALS, [b"no device code", shipped_ptx()])
-    gpus.allocate(2**20)
-    assert gpus.image == 1
     assert _copy(gpus) > 0
 
 
 def test_buffers_larger_than_the_memory_are_refused_by_name() -> None:
-    gpus = _native.Gpus(ORDINALS, [shipped_ptx()])
+    gpus = _native.Gpus(ORDINALS, shipped_ptx())
     with pytest.raises(_native.CudaError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         gpus.allocate(max(gpus.free_bytes()))
 

@@ -26,7 +26,7 @@ SOURCES = {
 # What a test may not inherit from the machine that it runs on.
 _CLEARED = ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL", "LD_PRELOAD")
 
-# Names that every script may use. Two images stand in for a PTX that the driver takes and one that it does not.
+# Names that every script may use. BAD stands in for a PTX that the driver does not take.
 _PRELUDE = """
 import gc, json, os, sys
 from collbench import _native as native
@@ -40,8 +40,8 @@ def failure(call, *arguments, **keywords):
     except Exception as error:
         return {"kind": type(error).__name__, "text": str(error), **vars(error)}
     return {"kind": "none"}
-def open_gpus(count=4, buffer=65536, images=None, peers=True):
-    gpus = native.Gpus(list(range(count)), images or [PTX], peers)
+def open_gpus(count=4, buffer=65536, ptx=None, peers=True):
+    gpus = native.Gpus(list(range(count)), ptx or PTX, peers)
     gpus.allocate(buffer)
     return gpus
 def times(gpus, groups, multiprocessors=False, **changes):

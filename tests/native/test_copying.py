@@ -126,7 +126,7 @@ def test_what_arrives_is_verified_behind_the_same_blocking_kernel_where_the_dest
 ) -> None:
     done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=29)", tmp_path)
 
-    # The waking copies, 29 messages between two events, and the verification, on one stream.
+    # The waking copies, 29 messages between two events and the verification, on one stream.
     assert done.lines("unblock") == ["unblock 1 gpu 1 behind 34"]
     assert "cuStreamWaitEvent" not in done.log
 
@@ -284,7 +284,7 @@ def test_peer_access_that_fails_is_an_error_that_names_both_gpus(
 
 def test_free_memory_is_told_and_too_large_a_buffer_is_refused(fakes: Fakes, tmp_path: Path) -> None:
     script = """
-        gpus = native.Gpus([0, 1], [PTX])
+        gpus = native.Gpus([0, 1], PTX)
         before = gpus.free_bytes()
         say(before=before, **failure(gpus.allocate, 1 << 20))
         del gpus; gc.collect()

@@ -28,7 +28,7 @@ def everything():
     finally:
         held.close()
     for world in range(2):
-        one = native.Gpus([world], [PTX])
+        one = native.Gpus([world], PTX)
         nccl = native.Nccl(os.environ["NCCL"])
         alone = native.Collectives(one, nccl, 0, 1, nccl.unique_id())
         alone.prepare([[0]])

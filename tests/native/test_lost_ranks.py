@@ -82,7 +82,7 @@ def test_a_rank_of_another_process_that_is_lost_is_told_at_once(fakes: Fakes, tm
         import threading
         nccl = native.Nccl(os.environ["NCCL"])
         unique_id, said = nccl.unique_id(), [None, None]
-        gpus = [native.Gpus([rank], [PTX]) for rank in range(2)]
+        gpus = [native.Gpus([rank], PTX) for rank in range(2)]
         def run(rank):
             gpus[rank].allocate(65536)
             held = native.Collectives(gpus[rank], nccl, rank, 2, unique_id)

@@ -61,36 +61,23 @@ def test_gpus_are_listed_with_their_identity_in_cuda_order(fakes: Fakes, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("case", "images", "chosen"),
+    ("case", "ptx", "fail", "text"),
     [
-        ("the first image that loads is taken", "[PTX, BAD]", 0),
-        ("an image that does not load gives way to the next", "[BAD, PTX]", 1),
-        ("an image without one of the kernels gives way to the next", "[PTX.replace('.entry verify(', '('), PTX]", 1),
+        ("it cannot be read", "BAD", "", "CUDA_ERROR_INVALID_IMAGE"),
+        ("a kernel lacks", "PTX.replace('.entry verify(', '(')", "", "CUDA_ERROR_NOT_FOUND (named symbol not found)"),
+        ("the second GPU refuses it", "PTX", "cuModuleLoadData:200:2", "CUDA_ERROR_INVALID_IMAGE"),
     ],
 )
-def test_images(fakes: Fakes, tmp_path: Path, case: str, images: str, chosen: int) -> None:
-    done = fakes.script(f"say(image=open_gpus(2, images={images}).image)", tmp_path)
+def test_kernels_that_do_not_load_are_an_error(
+    fakes: Fakes, tmp_path: Path, case: str, ptx: str, fail: str, text: str
+) -> None:
+    settings = {"fail": fail} if fail else {}
+    done = fakes.script(f"say(**failure(open_gpus, 2, ptx={ptx})); gc.collect()", tmp_path, **settings)
 
-    assert done.said["image"] == chosen, case
-
-
-def test_an_image_must_load_on_every_gpu(fakes: Fakes, tmp_path: Path) -> None:
-    said = fakes.script(
-        "say(image=open_gpus(2, images=[PTX, PTX]).image)", tmp_path, fail="cuModuleLoadData:200:2"
-    ).said
-
-    assert said["image"] == 1
-
-
-def test_when_no_image_loads_each_failure_is_told(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(open_gpus, images=[BAD, PTX.replace('.entry block_stream(', '(')])); gc.collect()"
-    done = fakes.script(script, tmp_path)
-
-    assert done.said["kind"] == "LibraryError"
-    assert done.said["text"].startswith("the driver loads none of collbench's kernels: cuModuleLoadData(")
-    assert "CUDA_ERROR_INVALID_IMAGE" in done.said["text"]
-    assert "CUDA_ERROR_NOT_FOUND (named symbol not found)" in done.said["text"]
-    assert done.leaks() == []
+    assert done.said["kind"] == "LibraryError", case
+    assert done.said["text"].startswith("the driver does not load collbench's kernels: cuModule"), case
+    assert text in done.said["text"], case
+    assert done.leaks() == [], case
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, c
 
 
 def test_host_memory_before_the_buffers_is_refused(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(transfers, native.Gpus([0], [PTX]), [[(-1, 0)]]))"
+    script = "say(**failure(transfers, native.Gpus([0], PTX), [[(-1, 0)]]))"
 
     assert "allocate() first" in fakes.script(script, tmp_path).said["text"]
 

@@ -15,7 +15,7 @@ import threading
 def ranks(world, body):
     nccl = native.Nccl(os.environ["NCCL"])
     unique_id, said = nccl.unique_id(), [None] * world
-    gpus = [native.Gpus([rank], [PTX]) for rank in range(world)]
+    gpus = [native.Gpus([rank], PTX) for rank in range(world)]
     for one in gpus:
         one.allocate(65536)
     def run(rank):

@@ -145,6 +145,7 @@ class CudaBackend:
     """Times steps on GPUs. Positions are places in `devices`; CUDA's own order is matched by UUID."""
 
     name = "cuda"
+    kernel_image = "ptx"  # what the driver compiles; runs of before 2026-11-22 may say "fatbin"
 
     def __init__(
         self,
@@ -160,19 +161,13 @@ class CudaBackend:
         """
         self._devices = tuple(devices)
         self._ours = self._devices if world is None else (self._devices[world.rank],)
-        self._images = kernel_images()
         with explained("opening the GPUs", Cause.NOT_OPENED, self._devices, ours=self._ours):
-            self._gpus = _native.Gpus(_ordinals(self._ours), [image for _, image in self._images], peers)
+            self._gpus = _native.Gpus(_ordinals(self._ours), shipped_ptx(), peers)
         self._peers = self._gpus.peer_access()
         self._largest_cache = max(self._gpus.cache_bytes)
         place = (world.rank, world.world_size, world.unique_id) if world else ()
         self._collectives = _native.Collectives(self._gpus, nccl, *place) if nccl else None
         self._free = tuple(self._gpus.free_bytes())
-
-    @property
-    def kernel_image(self) -> str:
-        """The kernels that the driver accepted: "fatbin" or "ptx"."""
-        return self._images[self._gpus.image][0]
 
     @property
     def multicast(self) -> bool:
@@ -333,12 +328,10 @@ def list_gpus() -> list[_native.GpuIdentity]:
         return _native.list_gpus()
 
 
-def kernel_images() -> list[tuple[str, bytes]]:
-    """Return the device code in the order to try: the fatbin if the installation built one, then the shipped PTX."""
-    folder = resources.files("collbench") / "kernels"
-    files = ((name, folder / f"kernels.{name}") for name in ("fatbin", "ptx"))
-    # cuModuleLoadData reads PTX as a C string, so it must end in a zero byte.
-    return [(name, file.read_bytes() + b"\0") for name, file in files if file.is_file()]
+def shipped_ptx() -> bytes:
+    """Return the device code that every installation has."""
+    ptx = resources.files("collbench") / "kernels" / "kernels.ptx"
+    return ptx.read_bytes() + b"\0"  # cuModuleLoadData reads a C string
 
 
 def _by_group(times: _native.Times) -> tuple[tuple[float, ...], ...]:
