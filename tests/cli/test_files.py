@@ -42,7 +42,7 @@ UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
     ("JSON of something else", lambda path: path.write_text("[1, 2]"), "not a collbench run"),
     (
         "a version of the future",
-        lambda path: _changed(path, lambda text: text.replace('"format_version": 2', '"format_version": 99')),
+        lambda path: _changed(path, lambda text: text.replace('"format_version": 3', '"format_version": 99')),
         "version 99, this collbench reads version 1",
     ),
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from collbench.model.run import Flag
+from collbench.output import sentences
 from collbench.runfile.codec import build
 from tests.builders import gpus
 from tests.native.fakes import Fakes, Outcome
@@ -28,7 +29,7 @@ def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome,
 
 def _flags(run: dict[str, Any]) -> set[str]:
     flags = (flag for found in run["measurements"] for sample in found["samples"] for flag in sample["flags"])
-    return {build(Flag, flag, "flag").words(gpus(2)) for flag in flags}
+    return {sentences.flag(build(Flag, flag, "flag"), gpus(2)) for flag in flags}
 
 
 @pytest.mark.parametrize(

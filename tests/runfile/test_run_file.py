@@ -172,7 +172,7 @@ def test_a_file_survives_the_round_trip_in_a_folder_made_for_it(tmp_path: pathli
 
 def test_each_list_item_has_its_line() -> None:
     lines = run_file.dumps(pair_run(3, lambda a, b: 300.0)).splitlines()
-    assert lines[0] == '{"format": "collbench-run", "format_version": 2, "backend": "cuda",'
+    assert lines[0] == '{"format": "collbench-run", "format_version": 3, "backend": "cuda",'
     assert sum(line.startswith('{"cell"') for line in lines) == 3
 
 
@@ -225,8 +225,8 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("another program's JSON", '{"version": 3}', 'has no "format": "collbench-run"'),
         (
             "a newer version",
-            edited(at("format_version", value=3)),
-            "version 3, this collbench reads version 1 and 2",
+            edited(at("format_version", value=4)),
+            "version 4, this collbench reads version 1, 2, 3",
         ),
         ("a version that is no number", edited(at("format_version", value=True)), "has run-file version True"),
         ("a flag in words", edited(at("measurements", 0, "samples", 0, "flags", value=["hot"])), "is str, not dict"),

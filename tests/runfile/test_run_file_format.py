@@ -126,7 +126,7 @@ def put(*keys: str | int, value: object) -> Callable[[Any], None]:
     ("title", "damage"),
     [
         ("another format", put("format", value="other")),
-        ("another version", put("format_version", value=3)),
+        ("another version", put("format_version", value=4)),
         ("no devices", lambda data: data.pop("devices")),
         ("a device without identity", lambda data: data["devices"][0].pop("uuid")),
         ("text for a size", put("settings", "sizes", 0, value="1M")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,17 @@ def _build(fields: dict[str, Any]) -> Run:
     return run
 
 
-def _from_version_1(fields: dict[str, Any]) -> None:
-    versions.from_version_1(fields, _tags(fields.get("devices")))
+def _from(upgrade: Callable[[dict[str, Any], Sequence[str]], None]) -> Callable[[dict[str, Any]], None]:
+    return lambda fields: upgrade(fields, _tags(fields.get("devices")))
 
 
-_KIND = Kind("collbench-run", 2, "run", again="measure again", earlier={1: _from_version_1})
+_KIND = Kind(
+    "collbench-run",
+    3,
+    "run",
+    again="measure again",
+    earlier={1: _from(versions.from_version_1), 2: _from(versions.from_version_2)},
+)
 
 
 def _tags(devices: Any) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class Kind:
             raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
         found = data.get("format_version")
         if type(found) is not int or found not in (self.version, *self.earlier):
-            read = " and ".join(map(str, (*self.earlier, self.version)))
+            read = ", ".join(map(str, (*self.earlier, self.version)))
             raise RunFileError(
                 f"{name} has {self.noun}-file version {found}, this collbench reads version "
                 f"{read}: use the collbench that wrote it, or {self.again}"
@@ -82,8 +82,9 @@ class Kind:
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun} file"
 
 
-# Version 1 of the run file: what was asked for stood in the command line alone, and failures, skips and, at first,
-# flags were sentences. They are read here and nowhere else.
+# Version 1 of the run file: what was asked for stood in the command line alone, and flags were sentences at first.
+# Up to version 2 some fields had other names, and failures and skips were sentences. All that is read here and nowhere
+# else.
 
 
 # Its options of one word; each other one has a value.
@@ -123,17 +124,22 @@ _LAYOUTS = {
 }
 
 
-def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
-    """Bring the fields of a run file of version 1, as JSON has them, to version 2; `tags` are its devices' names.
+def from_version_2(fields: dict[str, Any], tags: Sequence[str]) -> None:
+    """Bring the fields of a run file of version 2, as JSON has them, to version 3; `tags` are its devices' names.
 
     What is not as a run file has it is left alone: reading it says what is wrong.
     """
     replace(fields.get("measurements"), tags)
-    for path in _all_of(fields.get("paths"), dict) or ():
-        _type_peer_access(path)
     skipped = fields.get("skipped")
     if isinstance(skipped, list):
         fields["skipped"] = [_typed_skip(left, tags) if isinstance(left, dict) else left for left in skipped]
+
+
+def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
+    """Bring the fields of a run file of version 1 to version 3, as `from_version_2` does."""
+    from_version_2(fields, tags)
+    for path in _all_of(fields.get("paths"), dict) or ():
+        _type_peer_access(path)
     settings = fields.get("settings")
     if isinstance(settings, dict):
         words, sizes = _all_of(settings.get("command"), str), _all_of(settings.get("sizes"), int)
