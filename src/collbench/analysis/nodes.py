@@ -12,14 +12,14 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.stats import DELTA, Estimate, estimate
+from collbench.analysis.physics import chained
+from collbench.analysis.stats import DELTA, Estimate, estimate, student
 from collbench.model.errors import UsageError
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
 # Fitted robustly (Huber, iterated weights), for neighbours share an uplink with whoever is matched beside them.
 # Fitted twice: a pair of two slow nodes carries what the slower one does, not the sum of both effects.
-
 
 Members = tuple[int, ...]
 Level = tuple[Members, ...]
@@ -207,7 +207,6 @@ def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
 # A switch's uplinks are slow by the same rule among switches. Where nobody told the switches they are found: nodes
 # that are slow towards others and not among themselves share an uplink.
 
-
 Pair = tuple[int, int]
 
 _CONFIDENCE = 0.95
@@ -386,9 +385,7 @@ def _effect(value: float, error: float, quantile: float) -> Effect:
 
 def _quantile(found: Fit, count: int) -> float:
     """Return how many standard errors `count` intervals at once need (Bonferroni, Student's t)."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(found.freedom, 1 - (1 - _CONFIDENCE) / 2 / max(1, count)))
+    return student(found.freedom, 1 - (1 - _CONFIDENCE) / 2 / max(1, count))
 
 
 def _among(seen: Sequence[Observation], low: Collection[int], typical_gbs: float) -> dict[Pair, list[float]]:
@@ -405,11 +402,7 @@ def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float])
     """Return groups of nodes that are equally low, and lack less than half of it among themselves."""
     alike = {pair: found for pair, found in among.items() if _alike(low[pair[0]], low[pair[1]])}
     fast = [pair for pair, ratios in alike.items() if fmean(ratios) > max(low[pair[0]], low[pair[1]]) / 2]
-    groups: list[set[int]] = []
-    for pair in fast:
-        meeting = [group for group in groups if group & set(pair)]
-        groups = [group for group in groups if group not in meeting] + [set(pair).union(*meeting)]
-    kept = (tuple(sorted(node for node in group if _belongs(node, group, among, low))) for group in groups)
+    kept = (tuple(sorted(node for node in group if _belongs(node, group, among, low))) for group in chained(fast))
     return sorted(members for members in kept if len(members) > 1)
 
 

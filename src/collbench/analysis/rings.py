@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 # A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 where there is
 # none.
 
-
 Capacities = NDArray[np.float64]
 _Arcs = NDArray[np.intp]
 
@@ -179,7 +178,6 @@ def _ways_on(left: list[list[int]], path: list[int]) -> list[int]:
 
 
 # The best ring through a set of GPUs, by its slowest hop: what NCCL runs where no packing of NVLinks is possible.
-
 
 Rates = NDArray[np.float64]
 Sets = NDArray[np.intp]

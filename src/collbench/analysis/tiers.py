@@ -12,30 +12,36 @@ from itertools import combinations, permutations
 from statistics import median
 
 from collbench.analysis.outcome import Absences, outcome
-from collbench.analysis.stats import DELTA, median_deviation, range_quantile, summarize, visit_noise
+from collbench.analysis.stats import (
+    DELTA,
+    FEWEST_TRIALS,
+    median_deviation,
+    range_quantile,
+    summarize,
+    visit_noise,
+)
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
+from collbench.model.units import TELLING_BYTES
 
 # What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
-
 Members = tuple[int, ...]
 
-_MIB = 2**20
 # Below 1 MiB three times as much: 6 % of the 5 µs of a small message is what its launch alone may vary by.
 _SMALL_DELTA = 3 * DELTA
-FEWEST_VISITS = 3  # docs/method.md 8.3: three visits screen
+FEWEST_VISITS = FEWEST_TRIALS  # three screen
 _PUBLISHING_VISITS = 5  # at least five publish a tier, so fewer have to be surer
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
 _TIE_LEVEL = 0.90
 # σ̂ from differences of visits is as sure as a standard deviation of about half as many (benchmarks/ties.py).
 _FREEDOM_SHARE = 0.5
 # Of seven equally noisy visits σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its kind.
-_NOISIER = 2.5
+NOISIER = 2.5
 # From this many on one wild visit may be passed over on either side: 1 − 2 · 8/2^7 = 87 % still cover the median.
-_VISITS_WITH_AN_OUTLIER = 7
+VISITS_WITH_AN_OUTLIER = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +62,13 @@ class Estimate:
     @property
     def bounds(self) -> tuple[float, float]:
         """The order statistics that hold the median: all visits, from seven on all but the outermost."""
-        drop = int(len(self.visits) >= _VISITS_WITH_AN_OUTLIER)
+        drop = int(len(self.visits) >= VISITS_WITH_AN_OUTLIER)
         return self.visits[drop], self.visits[-1 - drop]
 
 
 def tolerance(size_bytes: int) -> float:
     """Return δ, the ratio up to which a difference changes nobody's decision: 2 %, below 1 MiB 6 %."""
-    return DELTA if size_bytes >= _MIB else _SMALL_DELTA
+    return DELTA if size_bytes >= TELLING_BYTES else _SMALL_DELTA
 
 
 def cells_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
@@ -101,7 +107,7 @@ def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Member
         for members in pool:
             visits, own = tuple(sorted(logs[members])), visit_noise([logs[members]])
             share = median_deviation(len(visits))
-            wary = (own if own > _NOISIER * together else together) * share
+            wary = (own if own > NOISIER * together else together) * share
             middle = median(visits)
             made[members] = Estimate(members, label, visits, middle, together * share, wary, freedom)
     return made
@@ -158,7 +164,6 @@ def _freedom(a: Estimate, b: Estimate) -> float:
 
 
 # Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
-
 
 # Where equals may look further apart than this many δ, their looking alike says nothing.
 _WIDEST_NOISE = 3
@@ -253,7 +258,7 @@ class Ranking:
         if self.places == 1 and not self.failed:
             return f"there is one {self.kind}, so there is nothing to choose"
         if self.all_tied:
-            what = "bandwidth" if self.size_bytes >= _MIB else "latency"
+            what = "bandwidth" if self.size_bytes >= TELLING_BYTES else "latency"
             noise = ", which is noise" if self.spread > self.delta else ""
             some = f"{len(self.standings)} of {self.places} " if self.excused else ""
             return f"all {some}{self.kind}s tie within {self.spread:.1%}{noise}: the choice does not affect {what}"
@@ -316,6 +321,12 @@ def kind_of(work: Work) -> str:
     return "pair" if work.operation.is_collective or work.variant is Variant.BOTH_WAYS else "link"
 
 
+def work_order(work: Work) -> tuple[int, int, int]:
+    """Return the place of a work in the model's order: plain ones first, then by operation and NUMA node."""
+    node = -1 if work.numa_node is None else work.numa_node
+    return list(Variant).index(work.variant), list(Operation).index(work.operation), node
+
+
 def places_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
     """Return the links, pairs or devices among ascending positions that a work may run on."""
     kind = kind_of(work)
@@ -351,8 +362,12 @@ def _ranking(
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(cells[members])
-        broken = troubles.failed(members)
-        relation = Relation.FAILED if broken else _relation(best, estimate, len(ordered), delta)
+        if troubles.failed(members):
+            relation = Relation.FAILED
+        elif differs(best, estimate, len(ordered), delta):
+            relation = Relation.DIFFERENT
+        else:
+            relation = Relation.TIED if ties(best, estimate, delta) else Relation.UNDECIDED
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
@@ -400,9 +415,3 @@ def _below_widest_gap(ordered: Sequence[Estimate], top: int, place: int) -> int:
     """Return where the widest gap between neighbours ends, from a top to a place below; of equal ones the last."""
     gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, place + 1)}
     return max(gaps, key=lambda p: (gaps[p], p))
-
-
-def _relation(best: Estimate, other: Estimate, count: int, delta: float) -> Relation:
-    if differs(best, other, count, delta):
-        return Relation.DIFFERENT
-    return Relation.TIED if ties(best, other, delta) else Relation.UNDECIDED

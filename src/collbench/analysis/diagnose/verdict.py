@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 # What a verdict is: where a label and the wires disagree, why, and how to check it (docs/method.md 10).
 
-
 Link = tuple[int, int]
 Interval = tuple[float, float, float]
 
@@ -140,7 +139,6 @@ def both_ways(links: Iterable[Link]) -> frozenset[Link]:
 
 
 # One root cause, one verdict: what a stronger one explains is named inside it and not told again.
-
 
 _SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
 _RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)

@@ -75,7 +75,6 @@ class Network:
 
 # The tensors of convolutional networks, as torchvision's modules register them, for 1000 classes.
 
-
 _IMAGENET = 1000
 # A stage of an EfficientNet-B0: expansion, kernel, stride, channels in and out, blocks [Tan & Le 2019, table 1].
 _STAGES = (
@@ -183,7 +182,6 @@ def _divisible(channels: float) -> int:
 
 # The tensors of transformers, family by family, as their modules register them.
 
-
 _GPT2_VOCABULARY, _GPT2_POSITIONS = 50257, 1024
 _BERT_VOCABULARY, _BERT_POSITIONS, _BERT_TYPES = 30522, 512, 2
 _T5_VOCABULARY, _T5_DISTANCES = 32128, 32
@@ -248,7 +246,6 @@ def t5(name: str, width: int, blocks: int, inner: int, heads: int, head: int, so
 
 
 # Well-known networks by name, and networks of which only the size is known.
-
 
 _PARAMETERS = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)([KMBT]?)", re.IGNORECASE | re.ASCII)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -14,7 +14,6 @@ from collbench.model.operations import Operation
 
 # How gradients are put together into messages while backward makes them, as PyTorch's DDP does it.
 
-
 # The first bucket is small, so that communication starts early [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES].
 FIRST_BUCKET_BYTES = 2**20
 # What DDP(bucket_cap_mb=25) means.
@@ -63,7 +62,6 @@ def _within(unit: Unit) -> Iterator[tuple[int, float]]:
 
 
 # How long a step takes when host, compute and communication run beside each other: lanes, each in its own order.
-
 
 _HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
 
@@ -162,7 +160,6 @@ class _Lanes:
 
 
 # What each way of training in parallel sends in one step, when it can start and what waits for it (docs/method.md 12).
-
 
 # Backward makes two matrix products for each one of forward: for the weights, and for what came in.
 FORWARD_SHARE = 1 / 3
@@ -362,7 +359,6 @@ def _scatter(job: Job, parameters: int, group: Group, ready: float) -> Iterator[
 
 
 # The host's lane of a training step: how far it has launched the kernels that the GPU will run.
-
 
 # A place in the step (share of the GPU's compute), and the share of the host's time after which all before is launched.
 Knot = tuple[float, float]
