@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -13,13 +12,12 @@ from rich.text import Text
 from collbench.analysis.stats import DELTA
 from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, format_range, format_seconds
 from collbench.model.capabilities import capabilities
-from collbench.model.units import figure, fixed, format_size
+from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size
 from collbench.output.text.frame import settings
+from collbench.output.text.layout import table
 
 # What "a run's value" is the time of, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
-# Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (docs/method.md 6.4).
-_TELLING_BYTES = 2**20
 
 
 def page(ablation: Ablation) -> Iterator[RenderableType]:
@@ -74,11 +72,10 @@ def _percent(share: float) -> str:
 
 
 def _header(ablation: Ablation) -> str:
-    kinds = ", ".join(f"{count} × {name}" for name, count in Counter(ablation.gpus).items())
     cores = ": gloo on CPU cores, which heeds no NCCL variable" if capabilities(ablation.backend).cores else ""
     lines = [
         f"backend   {ablation.backend}{cores}",
-        f"machine   {ablation.hostname}: {kinds}",
+        f"machine   {ablation.hostname}: {counted(ablation.gpus)}",
         f"script    {shlex.join(ablation.command)}",
     ]
     told = settings(ablation.environment)
@@ -109,26 +106,19 @@ def _value(ablation: Ablation) -> str:
 
 
 def _table(ablation: Ablation) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
     sizes = sorted({one.size_bytes for arm in ablation.arms for one in arm.allreduce})
-    table.add_column("arm")
-    for head in ("runs", _WHAT[ablation.measure], "95 %", *(f"all-reduce {format_size(size)}" for size in sizes)):
-        table.add_column(head, justify="right")
+    heads = (f"all-reduce {format_size(size)}" for size in sizes)
+    made = table("arm", "runs", _WHAT[ablation.measure], "95 %", *heads)
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
     for arm, result in zip(ablation.arms, results, strict=True):
-        table.add_row(arm.name, *_cells(arm, result), *(_allreduce(arm, size) for size in sizes))
-    return table
-
-
-def _cells(arm: Arm, result: ArmResult | None) -> tuple[str, str, str]:
-    runs = str(sum(run.status == 0 for run in arm.runs))
-    if result is None:
-        return runs, "-", "-"
-    return runs, format_seconds(result.seconds), format_range(*result.interval)
+        good = sum(run.status == 0 for run in arm.runs)
+        took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
+        made.add_row(arm.name, str(good), *took, *(_allreduce(arm, size) for size in sizes))
+    return made
 
 
 def _allreduce(arm: Arm, size: int) -> str:
     found = next((one for one in arm.allreduce if one.size_bytes == size), None)
     if found is None:
         return "-"
-    return format_seconds(found.seconds) if size < _TELLING_BYTES else figure(found.busbw_gbs)
+    return format_seconds(found.seconds) if size < TELLING_BYTES else figure(found.busbw_gbs)

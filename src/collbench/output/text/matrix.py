@@ -13,11 +13,10 @@ from collbench.analysis.stats import summarize
 from collbench.analysis.tiers import RankedLink, Ranking
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import figure, format_size
+from collbench.model.units import TELLING_BYTES, figure, format_size
 from collbench.output.text.layout import styles
 
 # The measured matrix: a figure by source and destination, coloured by how it compares with the best.
-
 
 Matrix = NDArray[np.float64]
 
@@ -107,8 +106,6 @@ def _blocks(room: int, widths: Sequence[int]) -> list[range]:
 
 # A ranking as a heat map: row and column are devices, the shade is the share of the best. Readable without colour.
 
-
-_MIB = 2**20
 _PER_SECOND = {"µs": 1e6, "ns": 1e9}
 
 
@@ -119,7 +116,7 @@ def unit_of(run: Run, work: Work, size_bytes: int) -> str:
     """
     if work.operation is Operation.CHASE and len(run.devices) <= DEVICES_WITH_DECIMALS:
         return "ns"
-    return "GB/s" if size_bytes >= _MIB else "µs"
+    return "GB/s" if size_bytes >= TELLING_BYTES else "µs"
 
 
 def value(seconds: float, gbs: float, unit: str) -> float:

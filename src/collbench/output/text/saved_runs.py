@@ -20,7 +20,7 @@ _HEAD = ("started (UTC)", "backend", "machine", "devices", "command", "outcome",
 def lines(runs: Sequence[SavedRun]) -> list[str]:
     """Return the table's lines, in the order given."""
     rows = [_HEAD, *map(_row, runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
