@@ -1,4 +1,4 @@
-"""What choosing k devices answers: the set, what it is predicted to carry, and what measuring it showed."""
+"""What choosing k devices answers: the set, its predicted rate, and what measuring it showed (docs/method.md 11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run against another, data point by data point: faster, slower, the same or undecided, and what else differs."""
+"""One run against another, data point by data point: faster, slower, the same or undecided (docs/exchange.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times over message sizes: latency and bandwidth of a link (time = α + size/β), and curves of a collective."""
+"""Times over sizes: a link's latency and bandwidth (docs/method.md 8.5), and curves of a collective (12)."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ def nvls(run: Run) -> Nvls:
     return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
 
 
-# The most that an operation can reach on a run's devices: its narrowest link, port or slot (docs/method.md 9.3).
+# The most that an operation can reach on a run's devices: its narrowest link, port or slot.
 #
 # Everything is GB/s in one direction. A message of S bytes loads what it crosses; a link of capacity C takes at least
-# load × S / C for it, so no rate exceeds the smallest C / load of all that is crossed. Pure.
+# load × S / C for it, so no rate exceeds the smallest C / load of all that is crossed.
 
 # Light takes 0.33 ns there and back between chips 5 cm apart, as near as two GPUs of one board are.
 _LIGHT_S = 2 * 0.05 / 299_792_458
@@ -250,7 +250,7 @@ def _messages(cell: DataPoint) -> list[tuple[int | None, int | None]]:
     return [(first, other) for other in rest]
 
 
-# What beats physics: timed blocks whose rate exceeds what the hardware can carry (docs/method.md 9.3). Pure.
+# What beats physics: timed blocks whose rate exceeds what the hardware can carry.
 #
 # A limit that is beaten means that the timing is wrong, or what the driver reports of the links. Where no limit is
 # known, nothing is found, and nothing is passed: `Hardware.of` is None there.

@@ -1,4 +1,4 @@
-"""What a choice rests on: the fit devices by PCI bus id, how they are wired, and the tie-break between equal sets."""
+"""What a choice rests on: fit devices, their wiring, the tie-break between equal sets (docs/method.md 11.1 to 11.4)."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _signs(run: Run) -> _Signs:
     return _Signs(visits, flagged, _blamed(run))
 
 
-# What a choice rests on: the fit devices in the order of their PCI bus ids, how they are wired, what else differs.
+# The problem itself: the fit devices in the order of their PCI bus ids, how they are wired, what else differs.
 
 Rates = NDArray[np.float64]
 

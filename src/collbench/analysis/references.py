@@ -103,7 +103,7 @@ def load() -> tuple[Figure, ...]:
     return figures
 
 
-# A run against reference figures: normal, below or above, with the band, the conditions and the source.
+# The answers of the figures.
 
 _ALPHA = 0.01  # all answers of a run together
 # Nothing failed there: it was not tried, or its figures are wrong.

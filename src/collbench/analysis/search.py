@@ -1,4 +1,4 @@
-"""Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond; and which to measure."""
+"""Which sets of k devices are predicted best, and which of them to measure (docs/method.md 11.4, 11.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which k devices to use, from a run or from labels alone: predicted, tie-broken, settled by measuring finalists."""
+"""Which k devices to use: predicted, tie-broken, settled by measuring the finalists (docs/method.md 11)."""
 
 from __future__ import annotations
 
@@ -182,14 +182,11 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
     fit = [place for place in range(n) if place not in gone]
     if len(fit) < k:
         names = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
-        advice = "choose fewer, or add --allow-busy" if any(map(_forgiven, out)) else "choose fewer"
+        for_good = {Unfit.EXCLUDED, *FAULTY}
+        forgiven = any(not {one.kind for one in left.why} & for_good for left in out)
+        advice = "choose fewer, or add --allow-busy" if forgiven else "choose fewer"
         raise UsageError(f"cannot choose {k} of {n} devices: {len(fit)} are left without {names}; {advice}")
     return fit
-
-
-def _forgiven(left: LeftOut) -> bool:
-    """Return whether --allow-busy would bring a device back."""
-    return not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY}
 
 
 def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: SelectionProblem | None) -> Choice:
@@ -376,7 +373,10 @@ def selection_by_name(
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[member].tag for member in members)
 
-    measured = {found.members: _with_interval(found.gbs, found.interval) for found in choice.verified}
+    measured = {}
+    for found in choice.verified:
+        low, high = found.interval or (found.gbs, found.gbs)
+        measured[found.members] = low, found.gbs, high
     return Selection(
         devices=tuple(devices[member] for member in choice.members),
         environment=dict(environment),
@@ -397,8 +397,3 @@ def selection_by_name(
         binding=binding,
         failed=tuple(", ".join(tags(place)) for place in choice.failed),
     )
-
-
-def _with_interval(gbs: float, interval: tuple[float, float] | None) -> tuple[float, float, float]:
-    low, high = interval or (gbs, gbs)
-    return low, gbs, high

@@ -1,4 +1,4 @@
-"""Statistics: medians and intervals over trials, normal and studentized quantiles, Huber's robust estimate."""
+"""Statistics: medians, intervals over trials, noise, quantiles, Huber's robust estimate (docs/method.md 8.1, 8.2)."""
 
 from __future__ import annotations
 
@@ -173,13 +173,9 @@ def _density(x: _Array) -> _Array:
     return np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
-def _cumulative(x: _Array) -> _Array:
-    return np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
-
-
 @functools.cache
 def _below_grid() -> _Array:
-    return _cumulative(_GRID)
+    return np.array([0.5 * (1 + math.erf(x / math.sqrt(2))) for x in _GRID])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Everything that a run says of the order of links and pairs: `rank`'s page, its JSON and its Python answer."""
+"""All that a run says of the order of links and pairs (docs/method.md 8): for `rank`'s page, its JSON and Python."""
 
 from __future__ import annotations
 

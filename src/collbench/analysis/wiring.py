@@ -1,4 +1,4 @@
-"""How devices are wired, as far as labels and measured rates tell: NVLinks, switches, PCIe, with capacities in GB/s."""
+"""How devices are wired, as labels and measured rates tell: NVLinks, switches, PCIe, in GB/s (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def pair_capacities(devices: Sequence[Device], paths: Mapping[Pair, Path], links
             port = min(theory.most_nvlink_gbs(end.name) for end in ends)
             carried = (path.theory_gbs or port) if nvlinks(path) else port
         else:
-            carried = min(path.theory_gbs or math.inf, *map(_slot, ends))
+            slots = (limit.gbs for end in ends if (limit := theory.slot(end)))
+            carried = min(path.theory_gbs or math.inf, *slots, math.inf)
         capacity[pair] = capacity[pair[::-1]] = carried
     return capacity
 
@@ -51,11 +52,6 @@ def port_capacities(
             total = float(there.max() if plane[place] >= 0 else there.sum())
             ports[place] = min(total, theory.most_nvlink_gbs(device.name)) if place in hidden else total
     return ports
-
-
-def _slot(device: Device) -> float:
-    limit = theory.slot(device)
-    return limit.gbs if limit else math.inf
 
 
 # What labels alone promise in GB/s, where nothing was measured.
@@ -209,7 +205,7 @@ def _ways_out(sets: Sets, links: Values) -> Values:
     return np.asarray(1.0 / reach.sum(axis=2))
 
 
-# How devices are wired, as far as labels and measured rates tell: NVLinks, switches, PCIe, in matrices.
+# All of it, in matrices.
 #
 # Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 where nothing is
 # known.

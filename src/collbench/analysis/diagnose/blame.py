@@ -1,4 +1,4 @@
-"""What explains slow links: the state of their devices while they were measured, one GPU, or the link itself."""
+"""What explains slow links: the state of their devices meanwhile, one GPU, or the link itself (docs/method.md 10.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL against the links: a collective far below what its links allow, and why."""
+"""NCCL against the links: a collective far below what its links allow, and why (docs/method.md 10.2)."""
 
 from __future__ import annotations
 

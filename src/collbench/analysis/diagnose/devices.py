@@ -1,4 +1,4 @@
-"""What hangs on a GPU and not on a link: other processes, its PCIe slot; and pairs that disturb each other."""
+"""What hangs on a GPU, not on a link: processes, its slot; and pairs that disturb each other (docs/method.md 10.2)."""
 
 from __future__ import annotations
 

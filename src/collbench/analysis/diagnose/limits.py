@@ -1,4 +1,4 @@
-"""Links that fail, and copies against the limit of their path: too slow for its NVLinks, or too fast for anything."""
+"""Links that fail, and copies against the limit of their path: too slow or too fast (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,10 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     for one in beaten:
         for link in _ways(one.cell):
             of_links[link].append(one)
-    hidden = {link for link in links if link not in of_links and _beyond_pcie(facts, link, links[link])}
+    on_cores = capabilities(facts.run.backend).cores
+    over_pcie = {link for link in links if not on_cores and not is_nvlink(facts.label(link))} - of_links.keys()
+    most = {link: HIDDEN * (path_limit(facts, link) or FASTEST_PCIE_GBS) for link in over_pcie}
+    hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most[link]}
     for blame in _by_label(facts, hidden, links):
         yield _hidden(facts, blame, links)
     judged = {link for found in facts.run.measurements if found.samples for link in _ways(found.cell)}
@@ -146,12 +149,6 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
         yield _impossible(facts, Blame(members, frozenset(), facts.tags(members)), of_others)
-
-
-def _beyond_pcie(facts: Facts, link: Link, reading: Reading) -> bool:
-    if capabilities(facts.run.backend).cores or is_nvlink(facts.label(link)):
-        return False
-    return facts.readings.interval(reading)[0] > HIDDEN * (path_limit(facts, link) or FASTEST_PCIE_GBS)
 
 
 def _ways(cell: DataPoint) -> tuple[Link, ...]:

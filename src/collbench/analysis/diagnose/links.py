@@ -1,4 +1,4 @@
-"""Links against each other: the two ways of a pair, links of one label, and one label against another."""
+"""Links against each other: two ways of a pair, links of one label, label against label (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 
-# Links against each other: the two ways of a pair, and links of one label.
+# The two ways of a pair, and links of one label.
 
 # docs/method.md 10.2: 10 %, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)

@@ -1,9 +1,9 @@
-"""The measured rate of each cell that decides, with an error that holds for all of them at once."""
+"""The rate of each data point that decides, with an error that holds for all at once (docs/method.md 10.1)."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -147,7 +147,11 @@ class Facts:
 
 def read(run: Run) -> Readings:
     """Return the readings of a run: cells with three visits or more, each at its work's deciding size."""
-    sizes = _deciding_sizes(run)
+    counts: dict[Work, Counter[int]] = defaultdict(Counter)
+    for found in run.measurements:
+        if found.samples:
+            counts[found.cell.work][found.cell.size_bytes] += 1
+    sizes = {work: max(have, key=lambda size: (have[size], size)) for work, have in counts.items()}
     cells: dict[DataPoint, Measurement] = {}
     for found in run.measurements:
         if found.samples and found.cell.size_bytes == sizes[found.cell.work]:
@@ -178,14 +182,6 @@ def read(run: Run) -> Readings:
         for cell, found in cells.items()
     )
     return Readings(readings, NormalDist().inv_cdf(1 - _CHANCE_OF_ANY / 2 / max(1, len(readings))))
-
-
-def _deciding_sizes(run: Run) -> dict[Work, int]:
-    counts: dict[Work, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for found in run.measurements:
-        if found.samples:
-            counts[found.cell.work][found.cell.size_bytes] += 1
-    return {work: max(sizes, key=lambda size: (sizes[size], size)) for work, sizes in counts.items()}
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:

@@ -1,4 +1,4 @@
-"""What the tools say of the paths, against each other: NVML, `nvidia-smi topo -m` and `-p2p`, CUDA."""
+"""What the tools say of the paths, against each other: NVML, `nvidia-smi topo`, CUDA (docs/method.md 10.2)."""
 
 from __future__ import annotations
 

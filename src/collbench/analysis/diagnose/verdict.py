@@ -1,4 +1,4 @@
-"""What a verdict is: where a label and the links disagree, why, and how to check it. One cause, one verdict."""
+"""What a verdict is: where a label and the links disagree, and why; one cause, one verdict (docs/method.md 10)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
-
-# What a verdict is: where a label and the wires disagree, why, and how to check it (docs/method.md 10).
 
 Link = tuple[int, int]
 Interval = tuple[float, float, float]

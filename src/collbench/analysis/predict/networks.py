@@ -1,4 +1,4 @@
-"""Networks as communication sees them: their tensors in the order of forward, grouped into the units FSDP gathers."""
+"""Networks as communication sees them: tensors in forward's order, in the units FSDP gathers (docs/predict.md)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from difflib import get_close_matches
 from itertools import pairwise
 
 from collbench.model.errors import UsageError
-
-# What a network is to communication: its tensors in the order of forward, grouped into the units that FSDP gathers.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What communication costs a training step on the best and the worst set of GPUs."""
+"""What communication costs a training step on the best and the worst set of GPUs (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float6
     return turned
 
 
-# What communication costs a training step on the best and the worst set of GPUs (docs/method.md 12).
+# What is asked, and the answer.
 
 # Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
 _RANKED_BYTES = BUCKET_BYTES

@@ -1,4 +1,4 @@
-"""What each strategy sends in a training step, and how host, compute and communication overlap."""
+"""What each strategy sends in a training step, and how it overlaps with compute and host (docs/method.md 12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a collective takes on a set of devices: as measured there, or from what was measured nearest to it."""
+"""How long a collective takes on a set of devices: as measured there, or nearest to it (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _settings(run: Run) -> dict[str, str]:
     return {name: value for name, value in run.settings.environment.items() if name != _SAYS_NOTHING}
 
 
-# How long a collective takes on a set of devices: as measured there, or from what was measured nearest to it.
+# The timing of each operation on each set.
 
 # Seconds: the least, the middle and the most that a prediction allows; all equal where it was measured.
 Span = tuple[float, float, float]
