@@ -369,7 +369,9 @@ def dumps(run: Run) -> str:
                 "out_of_place": _half_json(row.out_of_place),
                 "in_place": _half_json(row.in_place),
                 "actual_iterations": row.iterations,
-                "experiment_name": f"{table.program} {_tags(run, table)}" if len(found) > 1 else "",
+                "experiment_name": " ".join([table.program, *(run.devices[member].tag for member in table.members)])
+                if len(found) > 1
+                else "",
             }
             for table in found
             for row in table.rows
@@ -399,10 +401,6 @@ def _devices(run: Run, table: Table) -> Iterator[Json]:
             "device_hex": pci_address(device),
             "device_info": device.name,
         }
-
-
-def _tags(run: Run, table: Table) -> str:
-    return " ".join(run.devices[member].tag for member in table.members)
 
 
 def _half_json(half: Half | None) -> Json | None:

@@ -24,13 +24,13 @@ from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
 from collbench.output.html.series import as_a_whole, broken, families, overview, ratio_series, series
 from collbench.output.text import verdicts
-from collbench.output.text.frame import header, headline, health_lines, notes, nvls
+from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance
+from collbench.output.text.layout import NAME_WIDE
 from collbench.output.text.ranking import by_tier, figures_span, fitted, name, relations
 from collbench.output.text.topology import explain_pair, known_limits, label_matrix
 
 # Where a run was measured and in what state, for the page: environment, devices, labels, health, notes.
 
-_NAME_COLUMNS = 10  # of output/text/frame.py
 _NO_DATA = "–"
 # Of hundreds of paths only the labels are shown.
 _MOST_PATHS = 64
@@ -67,11 +67,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
         ("variables", ", ".join(f"{name}={value}" for name, value in sorted(settings.environment.items())) or "none"),
         ("collbench", run.version),
     ]
-    return [*map(_named, header(run).splitlines()), *(pair for pair in asked if pair[1])]
-
-
-def _named(line: str) -> tuple[str, str]:
-    return line[:_NAME_COLUMNS].strip(), line[_NAME_COLUMNS:].strip()
+    return [*provenance(run), *(pair for pair in asked if pair[1])]
 
 
 def devices(run: Run) -> list[dict[str, str]]:
@@ -356,7 +352,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "ranked": [ranked(run, work) for work in works],
         "health": health(run),
         "environment": environment(run),
-        "remarks": [_named(line) for line in notes(run, health=False)],
+        "remarks": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in notes(run, health=False)],
         "devices": devices(run),
         "labels": label_matrix(len(run.devices), run.paths),
         "legend": list(labels.legend(path.label for path in run.paths)),

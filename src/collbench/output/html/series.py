@@ -233,7 +233,11 @@ def _series(family: Family, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
         "notes": [[words.index(note) for note in row] for row in notes],
         "words": words,
         "failed": [
-            [at for at, members in enumerate(family.places) if _given_up(family, size, members)]
+            [
+                at
+                for at, members in enumerate(family.places)
+                if (found := family.points.get((size, members))) and found.failure and not found.samples
+            ]
             for size in family.sizes
         ],
         "chosen": [_chosen(family, size) for size in family.sizes],
@@ -272,11 +276,6 @@ def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, mem
     one = beaten.get(found.cell)
     told = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
     return "; ".join(dict.fromkeys([told] * bool(told) + list(_remarks(found, family.run.devices))))
-
-
-def _given_up(family: Family, size: int, members: Members) -> bool:
-    found = family.points.get((size, members))
-    return found is not None and bool(found.failure) and not found.samples
 
 
 def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:

@@ -38,7 +38,8 @@ def verdict(ablation: Ablation) -> str:
     if ratio.low <= 1 <= ratio.high:
         return _tied(ratio, ablation.arms[1].name, what)
     base, change = (arm.name for arm in ablation.arms)
-    share = _share(ratio)
+    low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
+    share = f"{_percent(abs(ratio.middle - 1))} % (95 %: {_percent(low)}–{_percent(high)} %)"
     without = ablation.arms[1].without
     if not without:
         than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
@@ -59,11 +60,6 @@ def _tied(ratio: Ratio, change: str, what: str) -> str:
         f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)} % less and "
         f"{_percent(ratio.high - 1)} % more (95 %); more --repeats narrow it"
     )
-
-
-def _share(ratio: Ratio) -> str:
-    low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
-    return f"{_percent(abs(ratio.middle - 1))} % (95 %: {_percent(low)}–{_percent(high)} %)"
 
 
 def _percent(share: float) -> str:

@@ -21,7 +21,7 @@ from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.output.text.frame import place
 
-# Lines over message size, drawn in characters by plotille: 80 columns at most, legible without colour.
+# The drawing, in characters by plotille: 80 columns at most, legible without colour.
 
 # plotille sets a tick every ten columns; six of them, its scale and its arrow are 80 columns.
 _TICK, _MOST_TICKS = 10, 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from rich.text import Text
@@ -62,58 +62,61 @@ def nvls(run: Run) -> str:
 
 
 def header(run: Run) -> str:
-    """Return the run's origin: backend first, then machine, devices, versions, and what was measured when.
+    """Return the run's origin, a line for each name and text."""
+    return _lines(provenance(run))
+
+
+def origin(run: Run) -> str:
+    """Return where a short page's figures come from: machine, what was set in the environment, when."""
+    kind, kept = capabilities(run.backend), ["machine", "NVLS", "settings", "measured"]
+    kept += ["backend"] * kind.cores
+    return _lines((name, text) for name, text in provenance(run) if kind.simulated or name in kept)
+
+
+def _lines(named: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<9} {text}" for name, text in named)
+
+
+def provenance(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield (name, text): backend first, then machine, devices, versions, and what was measured when.
 
     No figure of a simulated machine may pass for a measured one: each of its lines says so.
     """
     machine, kind = run.machine, capabilities(run.backend)
     devices, mark = counted(device.name for device in run.devices), sim(run, " (simulated)")
     if kind.simulated:
-        lines = [
-            f"backend   sim: SIMULATED machine '{machine.fabric}', nothing here was measured on a GPU",
-            f"machine   {devices}, all simulated",
-        ]
+        yield "backend", f"sim: SIMULATED machine '{machine.fabric}', nothing here was measured on a GPU"
+        yield "machine", f"{devices}, all simulated"
     else:
         note = ": copies by the driver API, collectives by NCCL" if kind.nccl else ""
         note = ": memory copies between CPU cores and gloo collectives, no GPU" if kind.cores else note
-        lines = [f"backend   {run.backend}{note}", f"machine   {machine.hostname}: {devices}; {machine.system}"]
+        yield "backend", f"{run.backend}{note}"
+        yield "machine", f"{machine.hostname}: {devices}; {machine.system}"
     if machine.virtualization not in ("", "none"):
-        lines.append(f"virtual   GPU {machine.virtualization} to a virtual machine{mark}")
+        yield "virtual", f"GPU {machine.virtualization} to a virtual machine{mark}"
     if not kind.simulated:
-        lines += _software(run)
+        yield from _software(run)
     if changed := settings(run.settings.environment):
-        lines.append(f"settings  {changed}{mark}")
+        yield "settings", f"{changed}{mark}"
     sizes = f", {size_span(run.settings.sizes)}, seed {run.settings.seed}" if run.settings.sizes else ""
     took = f", {run.seconds:.1f} s of the machine's time" if kind.simulated else f" in {run.seconds:.1f} s"
-    what = "simulated" if kind.simulated else "measured "
-    lines.append(f"{what} {run.started}{took}{sizes}{'' if run.complete else ' (interrupted)'}")
-    return "\n".join(lines)
+    ended = "" if run.complete else " (interrupted)"
+    yield "simulated" if kind.simulated else "measured", f"{run.started}{took}{sizes}{ended}"
 
 
-def _software(run: Run) -> Iterator[str]:
+def _software(run: Run) -> Iterator[tuple[str, str]]:
     """Yield what timed a run: driver, NCCL, whether it may reduce in the switch, processes."""
     machine = run.machine
     if machine.driver:
-        yield f"driver    {machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}"
+        yield "driver", f"{machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}"
     if machine.nccl:
-        yield f"NCCL      {machine.nccl}, {machine.nccl_path}"
+        yield "NCCL", f"{machine.nccl}, {machine.nccl_path}"
     if reductions := nvls(run):
-        yield f"NVLS      {reductions.removeprefix('NVLS ')}"
+        yield "NVLS", reductions.removeprefix("NVLS ")
     if run.settings.processes > 1:
         hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
         where = f"; hosts {hosts}" if hosts else ""
-        yield f"processes {run.settings.processes} ({run.settings.launcher}), one for each device{where}"
-
-
-def origin(run: Run) -> str:
-    """Return where a short page's figures come from: machine, what was set in the environment, when."""
-    lines = header(run).split("\n")
-    if capabilities(run.backend).simulated:
-        return "\n".join(lines)
-    kept = ("machine", "NVLS", "settings", "measured")
-    return "\n".join(
-        line for line in lines if line.startswith(kept) or (capabilities(run.backend).cores and line == lines[0])
-    )
+        yield "processes", f"{run.settings.processes} ({run.settings.launcher}), one for each device{where}"
 
 
 def settings(environment: Mapping[str, str]) -> str:

@@ -42,11 +42,14 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
             first = number == 0 and size in (size_bytes, full[-1])
             ranking = rank_links(run, work, size)
             if ranking is not None:
-                yield from whole("tiers", *_ranked(run, ranking))
-                mapped = mapped or ranking.kind != "device"
+                map_it = ranking.kind != "device"
+                mapped = mapped or map_it
+                yield from whole("tiers", *section(run, ranking, mapped=map_it))
+                if map_it and ranking.tiers > 1:  # what the shades say, without colour
+                    yield from whole("tiers", Text("tier of each, 1 is the best"), tier_map(run, ranking))
                 if first:
-                    yield from short(*section(run, ranking, mapped=ranking.kind != "device", most_tiers=_FEW_TIERS))
-                    yield from short(*[legend()] * (ranking.kind != "device"))
+                    yield from short(*section(run, ranking, mapped=map_it, most_tiers=_FEW_TIERS))
+                    yield from short(*[legend()] * map_it)
             parts = [*_unmapped(run, work, size, ranking), *_failures(run, work, size)]
             yield from both("tables", *parts) if first else whole("tables", *parts)
         if size_bytes is None and len({size for curve in curves.values() for size in curve}) > 1:
@@ -60,14 +63,6 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
     if mapped:
         yield from whole("tiers", legend("\n"))
     yield from short(Lines(f"\n{origin(run)}"))
-
-
-def _ranked(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
-    """Yield tiers and heat map; and the tiers as a map, which needs no colour, where there are several."""
-    yield from section(run, ranking, mapped=ranking.kind != "device")
-    if ranking.kind != "device" and ranking.tiers > 1:
-        yield Text("tier of each, 1 is the best")
-        yield tier_map(run, ranking)
 
 
 def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:

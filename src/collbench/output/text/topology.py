@@ -27,7 +27,8 @@ def render_topology(devices: Sequence[Device], paths: Sequence[Path]) -> str:
 
     `paths` holds each unordered pair of positions in `devices`. The matrix reads as `nvidia-smi topo -m` does.
     """
-    blocks = [render_labels(devices, paths), _legend(paths), _theory(paths)]
+    entries = "\n".join(_entry(label, text) for label, text in labels.legend(path.label for path in paths))
+    blocks = [render_labels(devices, paths), f"Legend:\n{entries}", _theory(paths)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -77,11 +78,6 @@ def _table(rows: list[list[str]], gap: str) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _legend(paths: Sequence[Path]) -> str:
-    lines = (_entry(label, text) for label, text in labels.legend(path.label for path in paths))
-    return "Legend:\n" + "\n".join(lines)
 
 
 def _theory(paths: Sequence[Path]) -> str:
