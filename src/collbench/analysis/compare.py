@@ -10,7 +10,7 @@ from enum import StrEnum
 from statistics import median
 
 from collbench.analysis.outcome import outcome
-from collbench.analysis.stats import student, summarize
+from collbench.analysis.stats import log_rates, student, summarize
 from collbench.analysis.tiers import FEWEST_VISITS, Estimate, Members, estimates_of, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
@@ -137,7 +137,7 @@ def estimates(cells: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Es
     Few visits there, as of one communicator over all GPUs, are pooled with those of like sizes.
     """
     labels = {frozenset(path.devices): path.label for path in paths}
-    logs = {key: [*map(math.log, summarize(named.found).visits)] for key, named in cells.items()}
+    logs = {key: log_rates(named.found) for key, named in cells.items()}
     kinds = {key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in cells}
     freedom: dict[tuple[str, int], int] = defaultdict(int)
     for key in cells:

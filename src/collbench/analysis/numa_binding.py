@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collbench.analysis.stats import summarize
+from collbench.analysis.stats import log_rates
 from collbench.analysis.tiers import Estimate, differs, estimates_of, ties, tolerance
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
@@ -77,9 +77,7 @@ def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, E
     both = ways[0].keys() & ways[1].keys()
     made = []
     for operation, cells in zip(_DIRECTIONS, ways, strict=True):
-        logs: dict[LaunchEnvironment, list[float]] = {
-            place: [*map(math.log, summarize(cells[place]).visits)] for place in both
-        }
+        logs: dict[LaunchEnvironment, list[float]] = {place: log_rates(cells[place]) for place in both}
         made.append(estimates_of(logs, dict.fromkeys(logs, operation.value)))
     return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
 

@@ -358,39 +358,44 @@ def _rates(run: Run, ranking: Ranking, place: Mapping[int, int]) -> Rates:
 def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> SelectionProblem:
     """Return the case that labels alone make, with the rates that such labels have on healthy machines."""
     order = in_bus_order(devices, fit)
-    place = {position: at for at, position in enumerate(order)}
-    known = _paths(paths, place)
-    rates = guessed_rates(len(order), known)
+    known = _paths(paths, {position: at for at, position in enumerate(order)})
     found = sorted({path.label for path in known.values()})
-    return SelectionProblem(
-        order=order,
-        order_of=_order_of(devices),
-        wired=wiring([devices[position] for position in order], known, rates),
-        levels=(_numa([devices[position] for position in order]),),
-        delta=DELTA,
-        verdict=f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels",
-        worst=float(rates[~np.eye(len(order), dtype=bool)].min()) if len(order) > 1 else 0.0,
-        tied=len(found) <= 1,
-        undecided=False,
-    )
+    verdict = f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels"
+    return _without_run(devices, order, known, guessed_rates(len(order), known), verdict, tied=len(found) <= 1)
 
 
 def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> SelectionProblem:
     """Return the case that a matrix of rates makes, GB/s, row source and column destination; 0 is not measured."""
     order = in_bus_order(devices, range(len(devices)))
-    place = {position: at for at, position in enumerate(order)}
+    known = _paths(paths, {position: at for at, position in enumerate(order)})
     ordered = rates[np.ix_(order, order)]
     inside = ordered[~np.eye(len(order), dtype=bool)]
     spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
+    verdict = f"all pairs are within {spread:.1%}" if spread <= DELTA else f"pairs differ by up to {spread:.0%}"
+    return _without_run(devices, order, known, ordered, verdict, tied=bool(spread <= DELTA))
+
+
+def _without_run(
+    devices: Sequence[Device],
+    order: tuple[int, ...],
+    paths: Mapping[tuple[int, int], Path],
+    rates: Rates,
+    verdict: str,
+    *,
+    tied: bool,
+) -> SelectionProblem:
+    """Return the problem where nothing is known but rates; these and `paths` are by place in `order`."""
+    ours = [devices[position] for position in order]
+    inside = rates[~np.eye(len(order), dtype=bool)]
     return SelectionProblem(
         order=order,
         order_of=_order_of(devices),
-        wired=wiring([devices[position] for position in order], _paths(paths, place), ordered),
-        levels=(_numa([devices[position] for position in order]),),
+        wired=wiring(ours, paths, rates),
+        levels=(_numa(ours),),
         delta=DELTA,
-        verdict=f"all pairs are within {spread:.1%}" if spread <= DELTA else f"pairs differ by up to {spread:.0%}",
+        verdict=verdict,
         worst=float(inside.min()) if len(inside) else 0.0,
-        tied=bool(spread <= DELTA),
+        tied=tied,
         undecided=False,
     )
 

@@ -157,6 +157,11 @@ def summarize(measurement: Measurement) -> Summary:
     )
 
 
+def log_rates(measurement: Measurement) -> list[float]:
+    """Return the log of each trial's busbw in GB/s: differences of these are ratios."""
+    return [*map(math.log, summarize(measurement).visits)]
+
+
 # Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and visits works.
 #
 # scipy.stats.studentized_range has the same within 2e-4 (within 2e-3 at half a degree of freedom and 99 %), but its

@@ -15,6 +15,7 @@ from collbench.analysis.outcome import Absences, outcome
 from collbench.analysis.stats import (
     DELTA,
     FEWEST_TRIALS,
+    log_rates,
     median_deviation,
     range_quantile,
     summarize,
@@ -90,9 +91,7 @@ def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
 
 def estimates(cells: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
     """Return the estimate of each cell's link, from busbw in GB/s."""
-    return estimates_of(
-        {members: [*map(math.log, summarize(found).visits)] for members, found in cells.items()}, labels
-    )
+    return estimates_of({members: log_rates(found) for members, found in cells.items()}, labels)
 
 
 def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Members, str]) -> dict[Members, Estimate]:

@@ -12,7 +12,7 @@ from statistics import NormalDist, median
 
 from collbench.analysis.diagnose.verdict import Interval, Link
 from collbench.analysis.physics import Hardware
-from collbench.analysis.stats import median_deviation, summarize, visit_noise
+from collbench.analysis.stats import log_rates, median_deviation, visit_noise
 from collbench.analysis.tiers import FEWEST_VISITS, NOISIER, VISITS_WITH_AN_OUTLIER
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
@@ -162,7 +162,7 @@ def read(run: Run) -> Readings:
                 cells[used.cell] = used
     words = {frozenset(path.devices): path.label for path in run.paths}
     labels = {cell: _label_of(words, cell.members) for cell in cells}
-    logs = {cell: [math.log(gbs) for gbs in summarize(found).visits] for cell, found in cells.items()}
+    logs = {cell: log_rates(found) for cell, found in cells.items()}
     noise = _noise({cell: (cell.work, labels[cell]) for cell in cells}, logs)
     trusted = _trusted(run)
     own = {cell: is_nvlink(labels[cell]) or _isolated(found) for cell, found in cells.items()}
