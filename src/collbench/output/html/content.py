@@ -102,21 +102,15 @@ def paths(run: Run) -> list[str]:
 
 def health(run: Run) -> dict[str, Any]:
     """Return the lines of `frame.health_lines`, and each device's state before and after; no rows for CPU cores."""
-    before, after = run.health_before, run.health_after
-    rows = [
-        {"tag": device.tag, **_state(first, after[place] if place < len(after) else Health())}
-        for place, (device, first) in enumerate(zip(run.devices, before, strict=False))
-    ]
+    rows, nothing = [], [Health()] * len(run.devices)
+    for device, before, after in zip(run.devices, run.health_before, [*run.health_after, *nothing], strict=False):
+        throttle = dict.fromkeys((*before.throttle, *after.throttle))
+        row = {"tag": device.tag, "throttle": ", ".join(throttle) or "none"}
+        for reading, read in _READINGS.items():  # "before → after", one figure where it did not change
+            known = [str(value) for value in (read(before), read(after)) if value is not None]
+            row[reading] = " → ".join(dict.fromkeys(known)) or _NO_DATA
+        rows.append(row)
     return {"lines": health_lines(run), "rows": rows}
-
-
-def _state(before: Health, after: Health) -> dict[str, str]:
-    """Return each reading as "before → after", one figure where it did not change."""
-    shown = {}
-    for reading, read in _READINGS.items():
-        known = [str(value) for value in (read(before), read(after)) if value is not None]
-        shown[reading] = " → ".join(dict.fromkeys(known)) or _NO_DATA
-    return shown | {"throttle": ", ".join(dict.fromkeys((*before.throttle, *after.throttle))) or "none"}
 
 
 def audits(run: Run) -> Iterator[dict[str, str]]:
