@@ -15,7 +15,7 @@ from collbench.analysis.tiers import FEWEST_VISITS, Estimate, Members, estimates
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Layout, Measurement, Path, Run, Settings
+from collbench.model.run import Layout, Measurement, Path, Run, Settings
 from collbench.model.units import TELLING_BYTES, counted, format_size
 
 # Which device of one run is which of another: by UUID where it is the same GPU, else by its place in the list.
@@ -38,30 +38,19 @@ def match_devices(base: Run, new: Run) -> Match:
     """Return the devices of two runs as counterparts of each other."""
     places = {device.uuid: place for place, device in enumerate(base.devices)}
     same = {place: places[device.uuid] for place, device in enumerate(new.devices) if device.uuid in places}
-    taken = set(same.values())
-    left = [place for place in range(len(base.devices)) if place not in taken]
+    left = [place for place in range(len(base.devices)) if place not in same.values()]
     rest = [place for place in range(len(new.devices)) if place not in same]
     by_order = dict(zip(rest, left, strict=False))
-    return Match(same | by_order, len(same), _told(base.devices, new.devices, same, by_order))
-
-
-def _told(base: Sequence[Device], new: Sequence[Device], same: dict[int, int], by_order: dict[int, int]) -> str:
-    if not by_order:
-        extra = _unmatched(base, new, same)
-        return f"matched by UUID{f'; {extra}' if extra else ''}"
-    tags = [(base[old].tag, new[place].tag) for place, old in by_order.items()]
-    telling = same or any(old != now for old, now in tags)
-    pairs = f": {', '.join(f'{old} = {now}' for old, now in tags)}" if telling else ""
-    extra = _unmatched(base, new, same | by_order)
-    others = "other devices, matched" if not same else f"{len(same)} matched by UUID, the others"
-    return f"{others} by their order{pairs}{f'; {extra}' if extra else ''}"
-
-
-def _unmatched(base: Sequence[Device], new: Sequence[Device], matched: dict[int, int]) -> str:
-    gone = [device.tag for place, device in enumerate(base) if place not in matched.values()]
-    come = [device.tag for place, device in enumerate(new) if place not in matched]
-    words = [f"only in the base: {', '.join(gone)}"] if gone else []
-    return "; ".join(words + ([f"only in the new run: {', '.join(come)}"] if come else []))
+    told = "matched by UUID"
+    if by_order:
+        tags = [(base.devices[old].tag, new.devices[place].tag) for place, old in by_order.items()]
+        told = f"{len(same)} matched by UUID, the others" if same else "other devices, matched"
+        told += " by their order"
+        if same or any(old != now for old, now in tags):
+            told += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
+    for run, alone, where in ((base, left[len(by_order) :], "base"), (new, rest[len(by_order) :], "new run")):
+        told += f"; only in the {where}: {', '.join(run.devices[one].tag for one in alone)}" if alone else ""
+    return Match(same | by_order, len(same), told)
 
 
 # The cells of two runs, each under a name that means the same in both.
@@ -101,8 +90,17 @@ def cells(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Nam
 
     A cell with a device that the base lacks keeps a key of its own, whose members are negative.
     """
-    found = (_named(run, measurement, positions) for measurement in run.measurements if measurement.samples)
-    return {named.key: named for named in found}
+    made = {}
+    for found in run.measurements:
+        if found.samples:
+            cell, members = found.cell, found.cell.members
+            if positions is not None:
+                members = tuple(positions.get(member, -1 - member) for member in members)
+            rooted = cell.operation.rooted and run.settings.root < len(members)
+            root = members[run.settings.root] if rooted else None
+            key = Key(str(cell.work), unordered(cell.work, members), root, cell.size_bytes)
+            made[key] = Named(key, cell.work, found)
+    return made
 
 
 def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -110,16 +108,6 @@ def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
     if work.operation.is_collective or work.variant in _UNORDERED:
         return tuple(sorted(members))
     return (members[0], *sorted(members[1:])) if work.variant in _ONE_AND_OTHERS else members
-
-
-def _named(run: Run, found: Measurement, positions: Mapping[int, int] | None) -> Named:
-    cell = found.cell
-    members = cell.members
-    if positions is not None:
-        members = tuple(positions.get(member, -1 - member) for member in members)
-    root = members[run.settings.root] if cell.operation.rooted and run.settings.root < len(members) else None
-    key = Key(str(cell.work), unordered(cell.work, members), root, cell.size_bytes)
-    return Named(key, cell.work, found)
 
 
 # A cell's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.

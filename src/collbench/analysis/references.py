@@ -213,11 +213,8 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     errors = estimates(found, run.paths)
     tested = sum(len(keys) for _, keys in matched)
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
-    beaten = impossible(run)
-    answers = tuple(
-        _answer(figure, keys, _Evidence(found, errors, _ALPHA / tested, failures, beaten, labels), state)
-        for figure, keys in matched
-    )
+    shown = _Evidence(found, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
+    answers = tuple(_answer(figure, keys, shown, state) for figure, keys in matched)
     told = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
     return Answers(run, state, answers, tuple(_unknown(found, ours, told)), bool(ours))
 

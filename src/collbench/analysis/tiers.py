@@ -282,8 +282,9 @@ LinkRanking = Ranking
 def rank_links(run: Run, work: Work, size_bytes: int) -> LinkRanking | None:
     """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices."""
     cells = cells_of(run, work, size_bytes)
-    field = _Field(run, work, size_bytes, kind_of(work), tuple(places_of(work, range(len(run.devices)))))
-    return _ranking(field, cells, estimates(cells, labels_of(run, cells)))
+    places = tuple(places_of(work, range(len(run.devices))))
+    found = estimates(cells, labels_of(run, cells))
+    return _ranking(run, work, size_bytes, kind_of(work), places, cells, found)
 
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
@@ -307,7 +308,11 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
             slower[pair] = members
     positions = range(len(run.devices)) if among is None else sorted(among)
     return _ranking(
-        _Field(run, work, size_bytes, "pair", tuple(combinations(positions, 2))),
+        run,
+        work,
+        size_bytes,
+        "pair",
+        tuple(combinations(positions, 2)),
         {pair: cells[members] for pair, members in slower.items()},
         {pair: found[members] for pair, members in slower.items()},
     )
@@ -334,27 +339,21 @@ def places_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
     return (combinations if kind == "pair" else permutations)(positions, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """What a ranking is about: a work of a run at a size, what one place of it is, and the places there should be."""
-
-    run: Run
-    work: Work
-    size_bytes: int
-    kind: str
-    places: tuple[Members, ...]
-
-
 def _ranking(
-    field: _Field,
+    run: Run,
+    work: Work,
+    size_bytes: int,
+    kind: str,
+    places: tuple[Members, ...],
     cells: Mapping[Members, Measurement],
     found: Mapping[Members, Estimate],
 ) -> Ranking | None:
+    """Return the ranking of what was `found` in `cells`; `places` are those that there should be, each a `kind`."""
     if not found:
         return None
     order = sorted(found, key=lambda members: _rank(found[members]))
-    delta = tolerance(field.size_bytes)
-    troubles = outcome(field.run)
+    delta = tolerance(size_bytes)
+    troubles = outcome(run)
     ordered = [found[members] for members in order]
     tiers = tiers_of(ordered, delta)
     best, worst = ordered[0], ordered[-1]
@@ -370,20 +369,20 @@ def _ranking(
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
-    there = {frozenset(members) if field.kind == "pair" else members for members in found}
-    absent = [p for p in field.places if (frozenset(p) if field.kind == "pair" else p) not in there]
-    absences = Absences(field.run)
-    excused = [place for place in absent if absences.of(field.work, place, field.size_bytes).by_design]
+    there = {frozenset(members) if kind == "pair" else members for members in found}
+    absent = [place for place in places if (frozenset(place) if kind == "pair" else place) not in there]
+    absences = Absences(run)
+    excused = [place for place in absent if absences.of(work, place, size_bytes).by_design]
     return Ranking(
-        work=field.work,
-        size_bytes=field.size_bytes,
-        kind=field.kind,
+        work=work,
+        size_bytes=size_bytes,
+        kind=kind,
         standings=tuple(standings),
         delta=delta,
         noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
         spread=1 - math.exp(worst.middle - best.middle),
         visits=min(len(estimate.visits) for estimate in ordered),
-        failed=tuple(place for place in field.places if troubles.failed(place)),
+        failed=tuple(place for place in places if troubles.failed(place)),
         lacking=tuple(place for place in absent if place not in excused),
         excused=len(excused),
     )

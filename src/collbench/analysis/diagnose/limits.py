@@ -10,14 +10,14 @@ from statistics import median
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
 from collbench.analysis.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
 from collbench.analysis.physics import DEGRADED, FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Variant
-from collbench.model.run import DataPoint, Measurement, SkipKind
+from collbench.model.run import Measurement, SkipKind
 
 # Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
 
@@ -134,7 +134,7 @@ def path_limit(facts: Facts, link: Link) -> float | None:
 def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
     for one in beaten:
-        for link in _ways(one.cell):
+        for link in ways(one.cell.work, one.cell.members):
             of_links[link].append(one)
     on_cores = capabilities(facts.run.backend).cores
     over_pcie = {link for link in links if not on_cores and not is_nvlink(facts.label(link))} - of_links.keys()
@@ -142,22 +142,15 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most[link]}
     for blame in _by_label(facts, hidden, links):
         yield _hidden(facts, blame, links)
-    judged = {link for found in facts.run.measurements if found.samples for link in _ways(found.cell)}
+    judged = {
+        link for found in facts.run.measurements if found.samples for link in ways(found.cell.work, found.cell.members)
+    }
     for blame in _by_label(facts, set(of_links), judged):
         yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
-    of_others = [one for one in beaten if not _ways(one.cell)]
+    of_others = [one for one in beaten if not ways(one.cell.work, one.cell.members)]
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
         yield _impossible(facts, Blame(members, frozenset(), facts.tags(members)), of_others)
-
-
-def _ways(cell: DataPoint) -> tuple[Link, ...]:
-    """Return the directed links that a cell on a pair is about, none for any other cell."""
-    if len(cell.members) != 2 or cell.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
-        return ()
-    a, b = cell.members
-    directed = not cell.operation.is_collective and cell.variant is not Variant.BOTH_WAYS
-    return ((a, b),) if directed else ((a, b), (b, a))
 
 
 def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator[Blame]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
 from collbench.analysis.physics import DEGRADED, chained
 from collbench.analysis.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
@@ -61,7 +61,7 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
         for work in facts.readings.works(collective=collective):
             for group in by_label(facts, work, odd).values():
                 for gap in _below(facts, group):
-                    for link in ways(gap.reading):
+                    for link in ways(gap.reading.work, gap.reading.members):
                         gaps[link].append(gap)
         slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _OUTLYING))}
         for blame in blames(facts, slow, gaps):
@@ -97,12 +97,6 @@ def rates_of(facts: Facts, link: Link, readings: Collection[Reading]) -> Rates:
     """Return the label and limit of a link, and what was measured on it or its like."""
     alone = all(reading.alone for reading in readings)
     return Rates(facts.label(link), path_limit(facts, link), facts.readings.span(readings), confirmed=alone)
-
-
-def ways(reading: Reading) -> tuple[Link, ...]:
-    """Return the directed links that a reading speaks for: a collective on a pair uses both."""
-    a, b = reading.members
-    return ((a, b), (b, a)) if reading.work.operation.is_collective else ((a, b),)
 
 
 def works_of(readings: Iterable[Reading]) -> str:
@@ -229,7 +223,9 @@ def inversions(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
 
 def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Finding:
     worst = max(cases, key=lambda case: case.gap)
-    links = both_ways(link for case in cases for reading in case.readings for link in ways(reading))
+    links = both_ways(
+        link for case in cases for reading in case.readings for link in ways(reading.work, reading.members)
+    )
     better = facts.label(min(links))
     told = Message(
         f"{better} pairs of {facts.tags(members)} reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from collbench.model.operations import Variant, Work
+
 Link = tuple[int, int]
 Interval = tuple[float, float, float]
 
@@ -129,6 +131,15 @@ def found(
         confirmed=rates.confirmed,
     )
     return Finding(verdict, frozenset(links), told.sure)
+
+
+def ways(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
+    """Return the directed links that a work on a pair is about, both of a collective; none for what runs on others."""
+    if len(members) != 2 or work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        return ()
+    a, b = members
+    both = work.operation.is_collective or work.variant is Variant.BOTH_WAYS
+    return ((a, b), (b, a)) if both else ((a, b),)
 
 
 def both_ways(links: Iterable[Link]) -> frozenset[Link]:

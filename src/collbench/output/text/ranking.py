@@ -132,13 +132,13 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers)
     yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
-    if len(ranking.standings) > 1:  # what difference shows, by the fewest trials that any got
-        few, shows = ranking.visits < FEWEST_VISITS, f"Differences above {ranking.delta + ranking.noise:.1%} show"
-        yield Text(
-            f"Nothing is significant: some have {ranking.visits} of the {FEWEST_VISITS} trials that the noise needs."
-            if few
-            else f"{shows} on {ranking.kind}s no noisier than most ({ranking.visits} trials or more)."
-        )
+    visits = ranking.visits  # the fewest that any got
+    shown = f"Differences above {ranking.delta + ranking.noise:.1%} show"
+    shown += f" on {ranking.kind}s no noisier than most ({visits} trials or more)."
+    if visits < FEWEST_VISITS:
+        shown = f"Nothing is significant: some have {visits} of the {FEWEST_VISITS} trials that the noise needs."
+    if len(ranking.standings) > 1:
+        yield Text(shown)
     if mapped:
         yield heat_map(run, ranking, unit=unit)
 
