@@ -129,6 +129,18 @@ def abridged(names: Sequence[str], most: int, between: str = ", ") -> str:
     return between.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def sentence(clause: str) -> str:
+    """Return a clause as a sentence: with a capital letter and a full stop."""
+    return f"{clause[0].upper()}{clause[1:]}."
+
+
+def columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+    """Return rows as lines of left-aligned columns, without empty ones and without blanks at the ends."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ((cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width) for row in rows)
+    return [gap.join(cells).rstrip() for cells in padded]
+
+
 def algbw(size_bytes: int, seconds: float) -> float:
     """Return S / t in GB/s (1e9 B/s)."""
     return size_bytes / seconds / 1e9

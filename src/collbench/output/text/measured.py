@@ -19,7 +19,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run
-from collbench.model.units import figure, format_size
+from collbench.model.units import figure, format_size, sentence
 from collbench.output.text.frame import alarm, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, table, whole
 from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix
@@ -431,7 +431,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
         interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
         made.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
     yield made
-    yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
+    yield Text(sentence(ranking.verdict))
 
 
 def _recommendations(run: Run) -> Iterator[str]:

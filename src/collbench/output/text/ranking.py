@@ -16,7 +16,7 @@ from collbench.analysis.summary import Missing, RankedWork, RankSummary
 from collbench.analysis.tiers import FEWEST_VISITS, RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Work
 from collbench.model.run import Run
-from collbench.model.units import amount, figure, format_approximate_size, format_size, span
+from collbench.model.units import amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.output.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.output.text.layout import Block, Lines, legend, short, table, whole
 from collbench.output.text.matrix import heat_map, unit_of, value
@@ -131,7 +131,7 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers)
-    yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
+    yield Text(sentence(ranking.verdict))
     visits = ranking.visits  # the fewest that any got
     shown = f"Differences above {ranking.delta + ranking.noise:.1%} show"
     shown += f" on {ranking.kind}s no noisier than most ({visits} trials or more)."

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from collbench.analysis.numa_binding import Binding, bindings
 from collbench.analysis.select import Finalist, Selection
 from collbench.model.run import Run
-from collbench.model.units import fixed, format_size, span
+from collbench.model.units import columns, fixed, format_size, span
 from collbench.output.text.frame import sim
 from collbench.output.text.layout import named
 
@@ -112,10 +112,7 @@ def _table(finalists: tuple[Finalist, ...]) -> Iterator[str]:
         rows.append((", ".join(one.devices), _range(one.predicted), measured, first))
     if not any(one.measured for one in finalists):
         rows = [(name, predicted, "", note) for name, predicted, _, note in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
-        yield f"  {'  '.join(cells)}".rstrip()
+    yield from (f"  {line}" for line in columns(rows))
 
 
 def _range(found: tuple[float, float]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from collbench.machine import labels
 from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
-from collbench.model.units import amount, fixed
+from collbench.model.units import amount, columns, fixed
 
 _COLUMNS = 80
 _AFFINITY_HEADS = ("CPU Affinity", "NUMA Affinity")
@@ -42,11 +42,11 @@ def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
         numa = labels.UNKNOWN if device.numa_node is None else str(device.numa_node)
         beside.append([device.cpu_affinity or labels.UNKNOWN, numa])
     for gap in ("  ", " "):
-        wide = _table([row + more for row, more in zip(matrix, beside, strict=True)], gap)
-        if max(map(len, wide.splitlines())) <= _COLUMNS:
-            return wide
+        wide = columns([row + more for row, more in zip(matrix, beside, strict=True)], gap)
+        if max(map(len, wide)) <= _COLUMNS:
+            return "\n".join(wide)
     below = [[name, *more] for name, more in zip(["", *names], beside, strict=True)]
-    return _table(matrix, " ") + "\n\n" + _table(below, "  ")
+    return "\n".join([*columns(matrix, " "), "", *columns(below)])
 
 
 def explain_pair(devices: Sequence[Device], path: Path) -> str:
@@ -71,13 +71,6 @@ def known_limits(paths: Sequence[Path]) -> list[tuple[str, float, str]]:
     """Return (label, one-way limit in GB/s, its source) of each distinct one, best label first."""
     known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
     return sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
-
-
-def _table(rows: list[list[str]], gap: str) -> str:
-    """Return rows as left-aligned columns; no trailing blanks."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _theory(paths: Sequence[Path]) -> str:
