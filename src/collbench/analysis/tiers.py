@@ -351,7 +351,7 @@ def _ranking(
     cells: Mapping[Members, Measurement],
     found: Mapping[Members, Estimate],
 ) -> Ranking | None:
-    """Return the ranking of what was `found` in `cells` of one size; `places` are all there should be, each a `kind`."""
+    """Return the ranking of what was `found` in `cells` of one size; `places` should be there, each a `kind`."""
     if not found:
         return None
     size_bytes = next(iter(cells.values())).cell.size_bytes

@@ -190,7 +190,7 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
         smallest = min(m.cell.size_bytes for m in found)
         scale, unit = (1e9, " ns") if work.operation is Operation.CHASE else (1e6, " µs")
         times = [summarize(m).seconds * scale for m in found if m.cell.size_bytes == smallest]
-        figures = list(_least_to_most(times, unit))
+        figures = _least_to_most(times, unit)
         rows.add_row(str(work), format_size(smallest), *figures)
         medians[str(work)] = figures[1]
     if rows.row_count:
