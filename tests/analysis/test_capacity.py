@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from collbench.analysis.physics import chained
 from collbench.analysis.wiring import pair_capacities, port_capacities
 from collbench.model.run import Path
 from tests.builders import gpus
@@ -98,3 +99,16 @@ def test_a_path_without_links_hides_none() -> None:
     links, machine = np.array([[0, 4, 0], [4, 0, 0], [0, 0, 0]], dtype=float), gpus(3, V100)
     carried = pair_capacities(machine, paths, links)
     assert port_capacities(machine, paths, links, np.full(3, -1), carried).tolist() == [200.0, 200.0, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("title", "groups", "islands"),
+    [
+        ("apart", [(0, 1), (2, 3)], [{0, 1}, {2, 3}]),
+        ("by one that both share", [(0, 1), (2, 3), (1, 2)], [{0, 1, 2, 3}]),
+        ("over a chain", [(0, 1), (1, 2), (2, 3), (5,)], [{0, 1, 2, 3}, {5}]),
+        ("none", [], []),
+    ],
+)
+def test_groups_that_share_a_member_are_one(title: str, groups: list[tuple[int, ...]], islands: list[set[int]]) -> None:
+    assert chained(groups) == islands, title

@@ -8,13 +8,20 @@ from hypothesis import strategies as st
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.units import (
+    abridged,
     algbw,
+    amount,
+    columns,
+    counted,
     figure,
     fixed,
     format_approximate_size,
     format_size,
     parse_size,
     parse_sizes,
+    sentence,
+    size_span,
+    span,
 )
 
 H200 = pathlib.Path(__file__).parents[1] / "data" / "h200x4"
@@ -187,3 +194,23 @@ def test_a_figure_in_a_sentence_is_near_its_value(value: float, digits: int) -> 
 )
 def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: str) -> None:
     assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("title", "said", "text"),
+    [
+        ("a span", span("1.0", "2.0", "–"), "1.0–2.0"),
+        ("ends that print alike are one", span("1.0", "1.0"), "1.0"),
+        ("sizes in any order", size_span((2**30, 8, 2**20)), "8 B to 1G"),
+        ("one size", size_span((2**20,)), "1M"),
+        ("one", amount(1, "trial"), "1 trial"),
+        ("none are many", amount(0, "trial"), "0 trials"),
+        ("each name once, in the order met", counted(("B", "A", "B")), "2 × B, 1 × A"),
+        ("as many as there is room for", abridged(("a", "b"), 2), "a, b"),
+        ("more", abridged(("a", "b", "c"), 1, "; "), "a and 2 more"),
+        ("a clause as a sentence", sentence("all tie"), "All tie."),
+        ("columns", columns([("a", "", "bc"), ("abc", "", "")]), ["a    bc", "abc"]),
+    ],
+)
+def test_lists_in_sentences(title: str, said: object, text: object) -> None:
+    assert said == text, title

@@ -1,11 +1,11 @@
-"""What choosing k devices answers: the set, what it is predicted to carry, and what measuring it showed."""
+"""What choosing k devices answers: the set, its predicted rate, and what measuring it showed (docs/method.md 11)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.model.units import fixed, format_approximate_size
+from collbench.model.units import amount, fixed, format_approximate_size, span
 
 Members = tuple[int, ...]
 
@@ -29,14 +29,12 @@ class Band:
         """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" with an unknown `lo`."""
         if self.unmeasured and self.lo == 0:
             return f"at most {fixed(self.hi, 3)} GB/s"
-        lo, hi = fixed(self.lo, 3), fixed(self.hi, 3)
-        return f"{hi} GB/s" if lo == hi else f"{lo}–{hi} GB/s"
+        return f"{span(fixed(self.lo, 3), fixed(self.hi, 3), '–')} GB/s"
 
     @property
     def basis(self) -> str:
         """What the band rests on, in words: "NVSwitch, 1 pair not measured"."""
-        lacking = f", {self.unmeasured} pair{'' if self.unmeasured == 1 else 's'} not measured"
-        return self.how + (lacking if self.unmeasured else "")
+        return self.how + (f", {amount(self.unmeasured, 'pair')} not measured" if self.unmeasured else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One run against another, data point by data point: faster, slower, the same or undecided, and what else differs."""
+"""One run against another, data point by data point: faster, slower, the same or undecided (docs/exchange.md)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from enum import StrEnum
 from statistics import median
 
 from collbench.analysis.outcome import outcome
-from collbench.analysis.stats import summarize
+from collbench.analysis.stats import log_rates, student, summarize
 from collbench.analysis.tiers import FEWEST_VISITS, Estimate, Members, estimates_of, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Layout, Measurement, Path, Run, Settings
-from collbench.model.units import format_size
+from collbench.model.run import Layout, Measurement, Path, Run, Settings
+from collbench.model.units import TELLING_BYTES, counted, format_size
 
 # Which device of one run is which of another: by UUID where it is the same GPU, else by its place in the list.
 
@@ -38,34 +38,22 @@ def match_devices(base: Run, new: Run) -> Match:
     """Return the devices of two runs as counterparts of each other."""
     places = {device.uuid: place for place, device in enumerate(base.devices)}
     same = {place: places[device.uuid] for place, device in enumerate(new.devices) if device.uuid in places}
-    taken = set(same.values())
-    left = [place for place in range(len(base.devices)) if place not in taken]
+    left = [place for place in range(len(base.devices)) if place not in same.values()]
     rest = [place for place in range(len(new.devices)) if place not in same]
     by_order = dict(zip(rest, left, strict=False))
-    return Match(same | by_order, len(same), _told(base.devices, new.devices, same, by_order))
-
-
-def _told(base: Sequence[Device], new: Sequence[Device], same: dict[int, int], by_order: dict[int, int]) -> str:
-    if not by_order:
-        extra = _unmatched(base, new, same)
-        return f"matched by UUID{f'; {extra}' if extra else ''}"
-    tags = [(base[old].tag, new[place].tag) for place, old in by_order.items()]
-    telling = same or any(old != now for old, now in tags)
-    pairs = f": {', '.join(f'{old} = {now}' for old, now in tags)}" if telling else ""
-    extra = _unmatched(base, new, same | by_order)
-    others = "other devices, matched" if not same else f"{len(same)} matched by UUID, the others"
-    return f"{others} by their order{pairs}{f'; {extra}' if extra else ''}"
-
-
-def _unmatched(base: Sequence[Device], new: Sequence[Device], matched: dict[int, int]) -> str:
-    gone = [device.tag for place, device in enumerate(base) if place not in matched.values()]
-    come = [device.tag for place, device in enumerate(new) if place not in matched]
-    words = [f"only in the base: {', '.join(gone)}"] if gone else []
-    return "; ".join(words + ([f"only in the new run: {', '.join(come)}"] if come else []))
+    told = "matched by UUID"
+    if by_order:
+        tags = [(base.devices[old].tag, new.devices[place].tag) for place, old in by_order.items()]
+        told = f"{len(same)} matched by UUID, the others" if same else "other devices, matched"
+        told += " by their order"
+        if same or any(old != now for old, now in tags):
+            told += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
+    for run, alone, where in ((base, left[len(by_order) :], "base"), (new, rest[len(by_order) :], "new run")):
+        told += f"; only in the {where}: {', '.join(run.devices[one].tag for one in alone)}" if alone else ""
+    return Match(same | by_order, len(same), told)
 
 
 # The cells of two runs, each under a name that means the same in both.
-
 
 # Members whose order says nothing: what they do they do together.
 _UNORDERED = (Variant.BOTH_WAYS,)
@@ -102,8 +90,17 @@ def cells(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Nam
 
     A cell with a device that the base lacks keeps a key of its own, whose members are negative.
     """
-    found = (_named(run, measurement, positions) for measurement in run.measurements if measurement.samples)
-    return {named.key: named for named in found}
+    made = {}
+    for found in run.measurements:
+        if found.samples:
+            cell, members = found.cell, found.cell.members
+            if positions is not None:
+                members = tuple(positions.get(member, -1 - member) for member in members)
+            rooted = cell.operation.rooted and run.settings.root < len(members)
+            root = members[run.settings.root] if rooted else None
+            key = Key(str(cell.work), unordered(cell.work, members), root, cell.size_bytes)
+            made[key] = Named(key, cell.work, found)
+    return made
 
 
 def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -113,18 +110,7 @@ def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
     return (members[0], *sorted(members[1:])) if work.variant in _ONE_AND_OTHERS else members
 
 
-def _named(run: Run, found: Measurement, positions: Mapping[int, int] | None) -> Named:
-    cell = found.cell
-    members = cell.members
-    if positions is not None:
-        members = tuple(positions.get(member, -1 - member) for member in members)
-    root = members[run.settings.root] if cell.operation.rooted and run.settings.root < len(members) else None
-    key = Key(str(cell.work), unordered(cell.work, members), root, cell.size_bytes)
-    return Named(key, cell.work, found)
-
-
 # A cell's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.
-
 
 # With fewer degrees of freedom σ̂ says little: then sizes of the same kind are pooled.
 _ENOUGH_FREEDOM = 12
@@ -139,8 +125,8 @@ def estimates(cells: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Es
     Few visits there, as of one communicator over all GPUs, are pooled with those of like sizes.
     """
     labels = {frozenset(path.devices): path.label for path in paths}
-    logs = {key: [*map(math.log, summarize(named.found).visits)] for key, named in cells.items()}
-    kinds = {key: f"{key.work} {_kind(key, labels)}" for key in cells}
+    logs = {key: log_rates(named.found) for key, named in cells.items()}
+    kinds = {key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in cells}
     freedom: dict[tuple[str, int], int] = defaultdict(int)
     for key in cells:
         freedom[kinds[key], key.size_bytes] += len(logs[key]) - 1
@@ -152,10 +138,6 @@ def estimates(cells: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Es
         pools[name] = f"{kinds[key]} {size}"
     made = estimates_of({name: logs[key] for key, name in names.items()}, pools)
     return {key: made[name] for key, name in names.items()}
-
-
-def _kind(key: Key, labels: Mapping[frozenset[int], str]) -> str:
-    return labels.get(frozenset(key.members), f"{len(key.members)} devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,21 +162,14 @@ def reach(parts: Sequence[Part], alpha: float) -> float:
     for part in parts:
         pools[part.pool, part.freedom] += part.variance
     doubt = sum(shared**2 / freedom for (_, freedom), shared in pools.items() if freedom)
-    quantile = _student(max(variance**2 / doubt, 0.5) if doubt else 0.5, 1 - alpha / 2)
+    quantile = student(max(variance**2 / doubt, 0.5) if doubt else 0.5, 1 - alpha / 2)
     return min(quantile * math.sqrt(variance), _NOTHING_KNOWN)
-
-
-def _student(freedom: float, probability: float) -> float:
-    from scipy.special import stdtrit  # late: it takes half a second
-
-    return float(stdtrit(freedom, probability))
 
 
 # Whether a cell became faster or slower from one run to another: the same statistics as between links.
 #
 # Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
 # on.
-
 
 _TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90 % interval within ±δ
 # A run keeps its own latency: of two runs on one machine, a minute apart, cells of 8 B to 4 MiB differed by up to
@@ -321,9 +296,6 @@ def _delta(base: Named, seconds: float, *, on_cores: bool) -> float:
 # together they do not.
 
 
-_MIB = 2**20  # below, time is latency, which runs keep to themselves
-
-
 class Kind(StrEnum):
     """What a group's cells share."""
 
@@ -366,41 +338,34 @@ def find_bunches(found: Sequence[Found]) -> list[Bunch]:
     largest: dict[str, int] = defaultdict(int)
     for one in found:
         largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
-    ours = [one for one in found if one.decided and one.key.size_bytes == largest[one.key.work] >= _MIB]
-    return [bunch for bunch in (*_by_place(ours), *_by_work(ours)) if len(bunch.found) > 1]
-
-
-def _by_place(found: Sequence[Found]) -> Iterator[Bunch]:
     places: dict[tuple[int, ...], list[Found]] = defaultdict(list)
-    for one in found:
-        places[tuple(sorted(one.key.members))].append(one)
-    for members, ours in sorted(places.items()):
-        yield Bunch(Kind.PLACE, "", members, tuple(ours))
-
-
-def _by_work(found: Sequence[Found]) -> Iterator[Bunch]:
     works: dict[tuple[str, int], list[Found]] = defaultdict(list)
     for one in found:
-        works[one.key.work, len(one.key.members)].append(one)
-    for (work, _), ours in sorted(works.items()):
-        yield Bunch(Kind.WORK, work, (), tuple(ours))
+        if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
+            places[tuple(sorted(one.key.members))].append(one)
+            works[one.key.work, len(one.key.members)].append(one)
+    bunches = [Bunch(Kind.PLACE, "", members, tuple(ours)) for members, ours in sorted(places.items())]
+    bunches += [Bunch(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
+    return [bunch for bunch in bunches if len(bunch.found) > 1]
 
 
 def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
     """Return what became of a group. `changes` are its cells'; `alpha` is what this one answer may err."""
     differences = [one.now.middle - one.old.middle for one in bunch.found]
-    weights = _weights(bunch.found)
+    # By what each cell's error is; alike where some have none.
+    inverse = [one.old.wary**2 + one.now.wary**2 for one in bunch.found]
+    inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
+    weights = [one / sum(inverse) for one in inverse]
     middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
     parts = [part for weight, one in zip(weights, bunch.found, strict=True) for part in one.parts(weight)]
     delta = max(change.delta for change in changes)
     far = reach(parts, alpha)
-    worse, better = _beyond(-middle, far, delta), _beyond(middle, far, delta)
     # One disturbed cell must not speak for all: most of them have to agree.
     typical = median(differences)
     verdict = Verdict.UNDECIDED
-    if worse and typical < -delta:
+    if -middle > delta + far and typical < -delta:
         verdict = Verdict.WORSE
-    elif better and typical > delta:
+    elif middle > delta + far and typical > delta:
         verdict = Verdict.BETTER
     elif abs(middle) + reach(parts, _TIE_ALPHA) <= delta:
         verdict = Verdict.SAME
@@ -415,25 +380,11 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
         interval=(math.exp(middle - far), math.exp(middle + far)),
         delta=delta,
         verdict=verdict,
-        regressed=_beyond(-middle, far, limit) and typical < -limit,
+        regressed=-middle > limit + far and typical < -limit,
     )
 
 
-def _beyond(slower: float, far: float, delta: float) -> bool:
-    return slower > delta + far
-
-
-def _weights(found: Sequence[Found]) -> list[float]:
-    """Return each cell's weight, by what its error is; alike where some have none."""
-    variances = [one.old.wary**2 + one.now.wary**2 for one in found]
-    if min(variances) == 0:
-        return [1 / len(found)] * len(found)
-    inverse = [1 / variance for variance in variances]
-    return [one / sum(inverse) for one in inverse]
-
-
 # What two runs differ in beside their figures: each a candidate cause of what became faster or slower.
-
 
 # NVIDIA's container images leave it behind; it changes nothing that NCCL does.
 _IDLE = {"NCCL_VERSION"}
@@ -478,14 +429,17 @@ class Difference:
 
 def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Difference, ...]:
     """Return what differs, the likeliest causes first; `positions` are the new run's devices as the base's."""
+    old, now = base.settings.environment, new.settings.environment
+    variables = sorted({*old, *now} - _IDLE)
+    failed = (sum(bool(found.failure) for found in run.measurements) for run in (base, new))
     found = (
         *_of_machines(base, new),
-        *_of_variables(base.settings.environment, new.settings.environment),
+        *(Difference(name, old.get(name, "not set"), now.get(name, "not set")) for name in variables),
         *_of_settings(base, new),
-        *_of_devices(base.devices, new.devices),
+        Difference("devices", *(counted(device.name for device in run.devices) for run in (base, new))),
         *_of_labels(base, new, positions),
         Difference("disturbed trials", _flags(base), _flags(new)),
-        Difference("data points that failed", _failed(base), _failed(new)),
+        Difference("data points that failed", *map(str, failed)),
         Difference("complete", _yes(base.complete), _yes(new.complete)),
         Difference("collbench", base.version, new.version),
         Difference(STARTED, base.started, new.started),
@@ -500,11 +454,6 @@ def _of_machines(base: Run, new: Run) -> Iterator[Difference]:
     yield Difference("simulated machine", base.machine.fabric, new.machine.fabric)
 
 
-def _of_variables(base: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Difference]:
-    for name in sorted({*base, *new} - _IDLE):
-        yield Difference(name, base.get(name, "not set"), new.get(name, "not set"))
-
-
 def _of_settings(base: Run, new: Run) -> Iterator[Difference]:
     for name in ("dtype", "redop"):
         if any(operation.is_collective for operation in base.settings.operations):
@@ -514,29 +463,18 @@ def _of_settings(base: Run, new: Run) -> Iterator[Difference]:
         yield Difference(what, words(base.settings), words(new.settings))
 
 
-def _of_devices(base: Sequence[Device], new: Sequence[Device]) -> Iterator[Difference]:
-    yield Difference("devices", _kinds(base), _kinds(new))
-
-
 def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Difference]:
     old = {frozenset(path.devices): path for path in base.paths}
     changed = []
     for path in new.paths:
         before = old.get(frozenset(positions.get(device, -1) for device in path.devices))
         if before is not None and before.label != path.label:
-            changed.append((_name(base, before), before.label, path.label))
+            name = "-".join(base.devices[device].tag for device in before.devices)
+            changed.append((name, before.label, path.label))
     for name, label, now in changed[:_MOST_LABELS]:
         yield Difference(f"label of {name}", label, now)
     if len(changed) > _MOST_LABELS:
         yield Difference("more labels", "", f"{len(changed) - _MOST_LABELS} others differ")
-
-
-def _name(run: Run, path: Path) -> str:
-    return "-".join(run.devices[device].tag for device in path.devices)
-
-
-def _kinds(devices: Sequence[Device]) -> str:
-    return ", ".join(f"{count} × {name}" for name, count in Counter(device.name for device in devices).items())
 
 
 def _flags(run: Run) -> str:
@@ -550,16 +488,11 @@ def _flags(run: Run) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
 
 
-def _failed(run: Run) -> str:
-    return str(sum(bool(found.failure) for found in run.measurements))
-
-
 def _yes(value: bool | None) -> str:
     return {True: "yes", False: "no", None: "unknown"}[value]
 
 
 # Two runs cell by cell: what is the same, better, worse or undecided, what differs beside, and what only one has.
-
 
 # All answers of a comparison together: in one of a hundred, an answer at the border of δ may be wrong.
 _ALPHA = 0.01
@@ -616,10 +549,17 @@ class Comparison:
 
 def compare(base: Run, new: Run, fail_below: float, operation: Operation | None = None) -> Comparison:
     """Return the comparison of two runs of one backend; of one operation where it is given."""
-    match = match_devices(base, new)
-    wanted = _filter(operation)
+
+    def wanted(found: dict[Key, Named]) -> dict[Key, Named]:
+        return {key: named for key, named in found.items() if operation in (None, named.work.operation)}
+
+    match, on_cores = match_devices(base, new), capabilities(base.backend).cores
     old, now = wanted(cells(base)), wanted(cells(new, match.positions))
-    judged, grouped = _judged(in_both(old, now, base.paths), fail_below, on_cores=capabilities(base.backend).cores)
+    found = in_both(old, now, base.paths)
+    bunches = find_bunches(found)
+    alpha = _ALPHA / max(1, sum(one.decided for one in found) + len(bunches))
+    judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in found}
+    grouped = [judge_group(b, [judged[one.key] for one in b.found], alpha, fail_below) for b in bunches]
     own = wanted(cells(new))
     renamed = dict(zip(now, own, strict=True))
     return Comparison(
@@ -627,27 +567,12 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
         new=new,
         match=match,
         differences=differences(base, new, match.positions),
-        changes=tuple(sorted(judged, key=lambda change: (change.ratio, _order(change.key)))),
+        changes=tuple(sorted(judged.values(), key=lambda change: (change.ratio, _order(change.key)))),
         groups=tuple(sorted(grouped, key=lambda group: (group.ratio, group.work, group.members))),
         only_base=tuple(sorted((key for key in old if key not in now), key=_order)),
         only_new=tuple(sorted((renamed[key] for key in now if key not in old), key=_order)),
         fail_below=fail_below,
     )
-
-
-def _judged(found: list[Found], fail_below: float, *, on_cores: bool) -> tuple[list[Change], list[Group]]:
-    bunches = find_bunches(found)
-    alpha = _ALPHA / max(1, sum(one.decided for one in found) + len(bunches))
-    judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in found}
-    grouped = [judge_group(b, [judged[one.key] for one in b.found], alpha, fail_below) for b in bunches]
-    return list(judged.values()), grouped
-
-
-def _filter(operation: Operation | None) -> Callable[[dict[Key, Named]], dict[Key, Named]]:
-    def wanted(found: dict[Key, Named]) -> dict[Key, Named]:
-        return {key: named for key, named in found.items() if operation in (None, named.work.operation)}
-
-    return wanted
 
 
 def _order(key: Key) -> tuple[str, tuple[int, ...], int]:

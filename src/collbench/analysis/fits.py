@@ -1,4 +1,4 @@
-"""Times over message sizes: latency and bandwidth of a link (time = α + size/β), and curves of a collective."""
+"""Times over sizes: a link's latency and bandwidth (docs/method.md 8.5), and curves of a collective (12)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from collbench.analysis.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
 from collbench.analysis.tiers import Members, cells_of, labels_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import fixed
+from collbench.model.units import SMALL_BYTES, fixed
 
 # Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
-
 
 _Array = NDArray[np.float64]
 Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the estimate, the high end
@@ -84,7 +83,10 @@ def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> F
     alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)
     if beta[0] <= _FLAT:
         return Unfitted(members, label, "time does not grow with size, so there is no bandwidth")
-    drawn = _line(sizes, _redrawn(visits, seed), weights, _REDRAWN_ROUNDS)
+    rng = np.random.default_rng(seed)
+    redrawn = (part[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in visits)
+    medians = np.stack([np.median(part, axis=1) for part in redrawn], axis=1)  # (resamples, sizes)
+    drawn = _line(sizes, medians, weights, _REDRAWN_ROUNDS)
     factor = curve[0].cell.operation.busbw_factor(len(members))
     return Fit(
         members=members,
@@ -95,13 +97,6 @@ def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> F
         misfit=float(np.max(np.abs((alpha + beta * sizes) / times - 1))),
         sizes=len(sizes),
     )
-
-
-def _redrawn(visits: list[_Array], seed: int) -> _Array:
-    """Return medians of visits drawn with replacement, shape (resamples, sizes)."""
-    rng = np.random.default_rng(seed)
-    drawn = (part[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in visits)
-    return np.stack([np.median(part, axis=1) for part in drawn], axis=1)
 
 
 def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_Array, _Array, _Array]:
@@ -136,11 +131,7 @@ def _bounded(estimate: _Array, drawn: _Array) -> Bounded:
 
 # Times of a collective over message sizes, from a few measured ones (docs/method.md 12).
 
-
 Values = NDArray[np.float64]
-
-# Up to here a message's time is mostly latency: at 400 GB/s 64 KiB take 0.16 µs of some 3.
-_SMALL_BYTES = 64 * 2**10
 
 
 class Curve:
@@ -181,7 +172,7 @@ class Curve:
     @property
     def latency(self) -> float:
         """Seconds of the smallest message where that is small, else what the line leaves of it."""
-        return float(np.exp(self._logs[0])) if self.sizes[0] <= _SMALL_BYTES else self._line[0]
+        return float(np.exp(self._logs[0])) if self.sizes[0] <= SMALL_BYTES else self._line[0]
 
 
 def _least_squares(sizes: Values, times: Values) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
-from collbench.model.units import fixed
+from collbench.model.units import TELLING_BYTES, fixed
 
 # A run over a whole machine, narrowed to the devices that a job may use.
 
@@ -29,12 +29,9 @@ def part(run: Run, devices: Sequence[Device]) -> Run:
 
 # Whether a saved run still speaks for this machine.
 
-
 _UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
 # Six digits stay far inside timedelta's range of 999,999,999 days.
 _DURATION = re.compile(r"([0-9]{1,6})([dhms])")
-# Below 1 MiB a collective's time is latency, which says little about the wires (docs/method.md 6.4).
-TELLING_BYTES = 2**20
 
 
 def parse_duration(text: str) -> timedelta:
@@ -91,29 +88,20 @@ def mismatch(run: Run, here: Here) -> Unfit | None:
     """Return why `run` speaks for another machine than this one; None where it is the same."""
     if run.backend != here.backend:
         return Unfit(f"was measured on the {run.backend} backend, not {here.backend}")
-    return _other_devices(run.devices, here) or (
-        _other_versions(run, here) if capabilities(here.backend).nvml else None
-    )
-
-
-def _other_devices(measured: Sequence[Device], here: Here) -> Unfit | None:
-    gone = _only_in(measured, [*here.devices, *here.besides])
-    if gone:
+    if gone := _only_in(run.devices, [*here.devices, *here.besides]):
         return Unfit(f"was measured on {gone}, not among the devices that this process may use")
-    new = _only_in(here.devices, measured)
-    return Unfit(f"did not measure {new}") if new else None
+    if new := _only_in(here.devices, run.devices):
+        return Unfit(f"did not measure {new}")
+    versions = [("driver", run.machine.driver, here.driver), ("NCCL", run.machine.nccl, here.nccl)]
+    for what, then, now in versions if capabilities(here.backend).nvml else ():
+        if now is not None and then != now:
+            return Unfit(f"was {then or 'absent'} and is {now or 'absent'} now", what)
+    return None
 
 
 def _only_in(these: Sequence[Device], those: Sequence[Device]) -> str:
     known = {device.uuid for device in those}
     return ", ".join(f"{device.tag} ({device.uuid})" for device in these if device.uuid not in known)
-
-
-def _other_versions(run: Run, here: Here) -> Unfit | None:
-    for what, then, now in (("driver", run.machine.driver, here.driver), ("NCCL", run.machine.nccl, here.nccl)):
-        if now is not None and then != now:
-            return Unfit(f"was {then or 'absent'} and is {now or 'absent'} now", what)
-    return None
 
 
 def _too_old(started: str, now: datetime, max_age: timedelta) -> Unfit | None:
@@ -141,19 +129,14 @@ def _too_incomplete(run: Run) -> Unfit | None:
     for measurement in run.measured():
         cell = measurement.cell
         if len(cell.members) == 2 and cell.size_bytes >= telling:
-            timed.setdefault((cell.operation, cell.size_bytes), set()).add(_link(cell.operation, cell.members))
-    positions = range(len(run.devices))
-    fewest = min((_untimed(operation, positions, links) for (operation, _), links in timed.items()), default=None)
+            # A copy is one direction; a collective on two devices stands for the pair.
+            link = tuple(sorted(cell.members)) if cell.operation.is_collective else cell.members
+            timed.setdefault((cell.operation, cell.size_bytes), set()).add(link)
+    left = []
+    for (operation, _), links in timed.items():
+        every = itertools.combinations if operation.is_collective else itertools.permutations
+        left.append(len(set(every(range(len(run.devices)), 2)) - links))
+    fewest = min(left, default=None)
     if fewest is None:
         return Unfit("was interrupted before any pair was timed at a size that shows bandwidth")
     return Unfit(f"was interrupted with {fewest} of its links still to time") if fewest else None
-
-
-def _link(operation: Operation, members: tuple[int, ...]) -> tuple[int, ...]:
-    """A copy is one direction; a collective on two devices stands for the pair."""
-    return tuple(sorted(members)) if operation.is_collective else members
-
-
-def _untimed(operation: Operation, positions: range, timed: set[tuple[int, ...]]) -> int:
-    pairs = itertools.combinations(positions, 2) if operation.is_collective else itertools.permutations(positions, 2)
-    return len(set(pairs) - timed)

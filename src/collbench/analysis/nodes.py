@@ -1,4 +1,4 @@
-"""Which nodes of a cluster are slow, and which to take, from pairs of nodes measured in rounds."""
+"""Which nodes of a cluster are slow, and which to take, from pairs measured in rounds (docs/cluster.md)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.stats import DELTA, Estimate, estimate
+from collbench.analysis.physics import chained
+from collbench.analysis.stats import DELTA, Estimate, estimate, student
 from collbench.model.errors import UsageError
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
 # Fitted robustly (Huber, iterated weights), for neighbours share an uplink with whoever is matched beside them.
 # Fitted twice: a pair of two slow nodes carries what the slower one does, not the sum of both effects.
-
 
 Members = tuple[int, ...]
 Level = tuple[Members, ...]
@@ -207,7 +207,6 @@ def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
 # A switch's uplinks are slow by the same rule among switches. Where nobody told the switches they are found: nodes
 # that are slow towards others and not among themselves share an uplink.
 
-
 Pair = tuple[int, int]
 
 _CONFIDENCE = 0.95
@@ -318,7 +317,10 @@ def judge(seen: Sequence[Observation], nodes: int, told: Sequence[Switches] = ()
     # Neighbours that were chosen for being slow are fast among themselves: they would hide what made them suspects.
     first = fit([one for one in seen if not one.among], nodes)
     low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
-    among = _among(seen, low, math.exp(first.typical))
+    among: dict[Pair, list[float]] = defaultdict(list)  # what pairs of low nodes carried, as ratios less 1
+    for one in seen:
+        if one.first in low and one.second in low:
+            among[min(one.first, one.second), max(one.first, one.second)].append(one.gbs / math.exp(first.typical) - 1)
     groups = _neighbours(among, low)
     found = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
     uplinks = [
@@ -386,30 +388,14 @@ def _effect(value: float, error: float, quantile: float) -> Effect:
 
 def _quantile(found: Fit, count: int) -> float:
     """Return how many standard errors `count` intervals at once need (Bonferroni, Student's t)."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(found.freedom, 1 - (1 - _CONFIDENCE) / 2 / max(1, count)))
-
-
-def _among(seen: Sequence[Observation], low: Collection[int], typical_gbs: float) -> dict[Pair, list[float]]:
-    """Return what pairs of low nodes carried, against the typical pair, as ratios less 1."""
-    among: dict[Pair, list[float]] = defaultdict(list)
-    for one in seen:
-        if one.first in low and one.second in low:
-            pair = min(one.first, one.second), max(one.first, one.second)
-            among[pair].append(one.gbs / typical_gbs - 1)
-    return among
+    return student(found.freedom, 1 - (1 - _CONFIDENCE) / 2 / max(1, count))
 
 
 def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]) -> list[Members]:
     """Return groups of nodes that are equally low, and lack less than half of it among themselves."""
     alike = {pair: found for pair, found in among.items() if _alike(low[pair[0]], low[pair[1]])}
     fast = [pair for pair, ratios in alike.items() if fmean(ratios) > max(low[pair[0]], low[pair[1]]) / 2]
-    groups: list[set[int]] = []
-    for pair in fast:
-        meeting = [group for group in groups if group & set(pair)]
-        groups = [group for group in groups if group not in meeting] + [set(pair).union(*meeting)]
-    kept = (tuple(sorted(node for node in group if _belongs(node, group, among, low))) for group in groups)
+    kept = (tuple(sorted(node for node in group if _belongs(node, group, among, low))) for group in chained(fast))
     return sorted(members for members in kept if len(members) > 1)
 
 
@@ -472,7 +458,11 @@ def choose_nodes(judgement: Judgement, wanted: int, told: Sequence[Switches] = (
         raise UsageError(f"cannot choose {wanted} of {nodes} nodes: choose 1 to {nodes}")
     rates = [1.0 if one.state is State.HEALTHY else min(1.0, 1 + one.worse.ratio) for one in judgement.nodes]
     limit, able = _able(rates, judgement.slow_uplinks, wanted)
-    homes = [_home(node, told) for node in range(nodes)]
+    # Each node's switches from the top down: its pod, its leaf.
+    homes = [
+        tuple(next(place for place, some in enumerate(level.members) if node in some) for level in reversed(told))
+        for node in range(nodes)
+    ]
     behind = {node for one in judgement.slow_uplinks for node in one.members}
     worth = [(-rate, node in behind, node) for node, rate in enumerate(rates)]
     members = _packed(able, worth, homes, wanted)
@@ -509,12 +499,6 @@ def _able(rates: Sequence[float], slow: Sequence[Uplink], wanted: int) -> tuple[
 def _carried(slow: Uplink) -> float:
     """Return what a switch's uplinks carry, in nodes at the typical rate: they were measured with all of them busy."""
     return (1 + slow.effect.ratio) * len(slow.members)
-
-
-def _home(node: int, told: Sequence[Switches]) -> tuple[int, ...]:
-    """Return the node's switches from the top down: its pod, its leaf."""
-    places = (next(place for place, members in enumerate(level.members) if node in members) for level in told)
-    return tuple(places)[::-1]
 
 
 def _packed(

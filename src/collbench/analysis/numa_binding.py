@@ -1,4 +1,4 @@
-"""On which NUMA node a GPU's process belongs: the one whose memory the GPU reaches fastest, and what the labels say."""
+"""On which NUMA node a GPU's process belongs: by measurement, and by the labels (docs/method.md 3.8)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collbench.analysis.stats import summarize
+from collbench.analysis.stats import log_rates
 from collbench.analysis.tiers import Estimate, differs, estimates_of, ties, tolerance
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
@@ -49,27 +49,23 @@ def bindings(run: Run) -> tuple[Binding, ...]:
 
     A device is left out where a node or a direction was not measured.
     """
-    found = _cells(run)
+    copies = {m.cell: m for m in run.measured(Variant.HOST) if m.cell.operation in _DIRECTIONS}
+    copies = {cell: one for cell, one in copies.items() if cell.numa_node is not None}
+    # At the size that most have, of these the largest.
+    counts = Counter(cell.size_bytes for cell in copies)
+    size = max(counts, key=lambda size: (counts[size], size), default=0)
+    found = {cell: one for cell, one in copies.items() if cell.size_bytes == size}
     nodes = tuple(sorted({cell.numa_node for cell in found if cell.numa_node is not None}))
     if len(nodes) < 2:
         return ()
     slower = _slower(found)
-    delta = tolerance(max(cell.size_bytes for cell in found))
+    delta = tolerance(size)
     made = []
     for member, device in enumerate(run.devices):
         places = {node: slower[member, node] for node in nodes if (member, node) in slower}
         if len(places) == len(nodes):
             made.append(_binding(device, member, places, len(slower), delta))
     return tuple(made)
-
-
-def _cells(run: Run) -> dict[DataPoint, Measurement]:
-    """Return the copies between devices and named NUMA nodes, at the size that most have, of these the largest."""
-    found = {m.cell: m for m in run.measured(Variant.HOST) if m.cell.operation in _DIRECTIONS}
-    found = {cell: measurement for cell, measurement in found.items() if cell.numa_node is not None}
-    counts = Counter(cell.size_bytes for cell in found)
-    size = max(counts, key=lambda size: (counts[size], size), default=0)
-    return {cell: measurement for cell, measurement in found.items() if cell.size_bytes == size}
 
 
 def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, Estimate]:
@@ -81,9 +77,7 @@ def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, E
     both = ways[0].keys() & ways[1].keys()
     made = []
     for operation, cells in zip(_DIRECTIONS, ways, strict=True):
-        logs: dict[LaunchEnvironment, list[float]] = {
-            place: [*map(math.log, summarize(cells[place]).visits)] for place in both
-        }
+        logs: dict[LaunchEnvironment, list[float]] = {place: log_rates(cells[place]) for place in both}
         made.append(estimates_of(logs, dict.fromkeys(logs, operation.value)))
     return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
 

@@ -18,7 +18,6 @@ from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, 
 
 # Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
 
-
 NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
 
 
@@ -40,11 +39,10 @@ def nvls(run: Run) -> Nvls:
     return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
 
 
-# The most that an operation can reach on a run's devices: its narrowest link, port or slot (docs/method.md 9.3).
+# The most that an operation can reach on a run's devices: its narrowest link, port or slot.
 #
 # Everything is GB/s in one direction. A message of S bytes loads what it crosses; a link of capacity C takes at least
-# load × S / C for it, so no rate exceeds the smallest C / load of all that is crossed. Pure.
-
+# load × S / C for it, so no rate exceeds the smallest C / load of all that is crossed.
 
 # Light takes 0.33 ns there and back between chips 5 cm apart, as near as two GPUs of one board are.
 _LIGHT_S = 2 * 0.05 / 299_792_458
@@ -228,12 +226,17 @@ class Hardware:
 
     def _islands(self, members: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the groups of members that NVLinks chain together."""
-        islands: list[set[int]] = []
-        for member in members:
-            touched = [island for island in islands if self._joined(member, island)]
-            islands = [island for island in islands if island not in touched]
-            islands.append({member}.union(*touched))
-        return [tuple(sorted(island)) for island in islands]
+        return [tuple(sorted(island)) for island in chained((one, *self._joined(one, members)) for one in members)]
+
+
+def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
+    """Return groups that share a member as one, over any chain of such groups."""
+    islands: list[set[int]] = []
+    for group in map(set, groups):
+        touched = [island for island in islands if island & group]
+        islands = [island for island in islands if island not in touched]
+        islands.append(group.union(*touched))
+    return islands
 
 
 def _messages(cell: DataPoint) -> list[tuple[int | None, int | None]]:
@@ -248,15 +251,16 @@ def _messages(cell: DataPoint) -> list[tuple[int | None, int | None]]:
     return [(first, other) for other in rest]
 
 
-# What beats physics: timed blocks whose rate exceeds what the hardware can carry (docs/method.md 9.3). Pure.
+# What beats physics: timed blocks whose rate exceeds what the hardware can carry.
 #
 # A limit that is beaten means that the timing is wrong, or what the driver reports of the links. Where no limit is
 # known, nothing is found, and nothing is passed: `Hardware.of` is None there.
 
-
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5 % takes
 # NVLinks that no label tells of.
 MARGIN, HIDDEN = 1.02, 1.05
+# What carries less than this share of its limit lacks links, or runs them slower (docs/method.md 10.2).
+DEGRADED = 0.7
 # A PCIe path whose slot nobody tells: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
 FASTEST_PCIE_GBS = 118.0
 # From this size on a copy shows whether a pair uses PCIe: it comes within 5 % of its plateau [4 × H200].

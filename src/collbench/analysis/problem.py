@@ -1,9 +1,9 @@
-"""What a choice rests on: the fit devices by PCI bus id, how they are wired, and the tie-break between equal sets."""
+"""What a choice rests on: fit devices, their wiring, the tie-break between equal sets (docs/method.md 11.1 to 11.4)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 
@@ -19,10 +19,10 @@ from collbench.analysis.tiers import Ranking, cells_of, rank_links, rank_pairs
 from collbench.analysis.wiring import Wiring, guessed_rates, wiring
 from collbench.machine.limits import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, FlagKind, Health, Measurement, Path, Run
+from collbench.model.run import Device, FlagKind, Health, Path, Run
+from collbench.model.units import SMALL_BYTES
 
 # Which of several sets that bandwidth does not tell apart (docs/method.md 11.4): level by level, until one is left.
-
 
 Values = NDArray[np.float64]
 
@@ -92,7 +92,6 @@ def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], V
 
 
 # Which devices are fit for a job: not in use, not throttled, not faulty (docs/method.md 11.1).
-
 
 # A CUDA context takes 300 MB and more: less in use, and no process, means nobody.
 _NOBODY_BYTES = 256 * 2**20
@@ -189,9 +188,8 @@ def _faults(run: Run, place: int, signs: _Signs) -> list[Why]:
     reasons = []
     if ecc := max(before.ecc_errors or 0, after.ecc_errors or 0):
         reasons.append(Why(Unfit.ECC_ERRORS, ecc))
-    if before.nvlink_errors is not None and after.nvlink_errors is not None:
-        grown = after.nvlink_errors - before.nvlink_errors
-        reasons += [Why(Unfit.NVLINK_ERRORS, grown)] if grown > 0 else []
+    if grown := new_errors(run, "nvlink_errors").get(place):
+        reasons.append(Why(Unfit.NVLINK_ERRORS, grown[1] - grown[0]))
     if place == signs.blamed:
         reasons.append(Why(Unfit.FAILING_PAIRS))
     return reasons
@@ -199,15 +197,25 @@ def _faults(run: Run, place: int, signs: _Signs) -> list[Why]:
 
 def _blamed(run: Run) -> int | None:
     """Return the one device that all failed pairs share, where that is certain."""
-    failed = [m for m in run.measurements if len(m.cell.members) == 2 and _bad(m)]
-    partners = Counter(member for pair in {frozenset(m.cell.members) for m in failed} for member in pair)
-    pairs = len({frozenset(m.cell.members) for m in failed})
-    shared = [member for member, count in partners.items() if count == pairs >= _BLAMED_PARTNERS]
+    bad = (m.cell.members for m in run.measurements if m.wrong or (m.failure and not m.untried))
+    pairs = {frozenset(members) for members in bad if len(members) == 2}
+    partners = Counter(member for pair in pairs for member in pair)
+    shared = [member for member, count in partners.items() if count == len(pairs) >= _BLAMED_PARTNERS]
     return shared[0] if len(shared) == 1 else None
 
 
-def _bad(found: Measurement) -> bool:
-    return bool(found.wrong or (found.failure and not found.untried))
+def at_the_ends(run: Run) -> Iterator[tuple[str, int, Health]]:
+    """Yield each device's position and state before measuring, then after it, with that word."""
+    for when, states in (("before", run.health_before), ("after", run.health_after)):
+        for place, state in enumerate(states[: len(run.devices)]):
+            yield when, place, state
+
+
+def new_errors(run: Run, field: str) -> dict[int, tuple[int, int]]:
+    """Return the devices on which one of `Health`'s counters grew during the run, with its first and last value."""
+    states = zip(range(len(run.devices)), run.health_before, run.health_after, strict=False)
+    found = {place: (getattr(before, field), getattr(after, field)) for place, before, after in states}
+    return {place: ends for place, ends in found.items() if None not in ends and ends[0] < ends[1]}
 
 
 def _state(states: tuple[Health, ...], place: int) -> Health:
@@ -225,8 +233,7 @@ def _signs(run: Run) -> _Signs:
     return _Signs(visits, flagged, _blamed(run))
 
 
-# What a choice rests on: the fit devices in the order of their PCI bus ids, how they are wired, what else differs.
-
+# The problem itself: the fit devices in the order of their PCI bus ids, how they are wired, what else differs.
 
 Rates = NDArray[np.float64]
 
@@ -244,8 +251,6 @@ _EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
 _ASYMMETRIC = 1.10
 # Sets are told apart by what several noisy pairs show together, up to this much.
 _MOST_NOISE = 0.05
-# A message this small takes its latency; larger ones show bandwidth.
-_SMALL_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,39 +358,44 @@ def _rates(run: Run, ranking: Ranking, place: Mapping[int, int]) -> Rates:
 def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> SelectionProblem:
     """Return the case that labels alone make, with the rates that such labels have on healthy machines."""
     order = in_bus_order(devices, fit)
-    place = {position: at for at, position in enumerate(order)}
-    known = _paths(paths, place)
-    rates = guessed_rates(len(order), known)
+    known = _paths(paths, {position: at for at, position in enumerate(order)})
     found = sorted({path.label for path in known.values()})
-    return SelectionProblem(
-        order=order,
-        order_of=_order_of(devices),
-        wired=wiring([devices[position] for position in order], known, rates),
-        levels=(_numa([devices[position] for position in order]),),
-        delta=DELTA,
-        verdict=f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels",
-        worst=float(rates[~np.eye(len(order), dtype=bool)].min()) if len(order) > 1 else 0.0,
-        tied=len(found) <= 1,
-        undecided=False,
-    )
+    verdict = f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels"
+    return _without_run(devices, order, known, guessed_rates(len(order), known), verdict, tied=len(found) <= 1)
 
 
 def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> SelectionProblem:
     """Return the case that a matrix of rates makes, GB/s, row source and column destination; 0 is not measured."""
     order = in_bus_order(devices, range(len(devices)))
-    place = {position: at for at, position in enumerate(order)}
+    known = _paths(paths, {position: at for at, position in enumerate(order)})
     ordered = rates[np.ix_(order, order)]
     inside = ordered[~np.eye(len(order), dtype=bool)]
     spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
+    verdict = f"all pairs are within {spread:.1%}" if spread <= DELTA else f"pairs differ by up to {spread:.0%}"
+    return _without_run(devices, order, known, ordered, verdict, tied=bool(spread <= DELTA))
+
+
+def _without_run(
+    devices: Sequence[Device],
+    order: tuple[int, ...],
+    paths: Mapping[tuple[int, int], Path],
+    rates: Rates,
+    verdict: str,
+    *,
+    tied: bool,
+) -> SelectionProblem:
+    """Return the problem where nothing is known but rates; these and `paths` are by place in `order`."""
+    ours = [devices[position] for position in order]
+    inside = rates[~np.eye(len(order), dtype=bool)]
     return SelectionProblem(
         order=order,
         order_of=_order_of(devices),
-        wired=wiring([devices[position] for position in order], _paths(paths, place), ordered),
-        levels=(_numa([devices[position] for position in order]),),
+        wired=wiring(ours, paths, rates),
+        levels=(_numa(ours),),
         delta=DELTA,
-        verdict=f"all pairs are within {spread:.1%}" if spread <= DELTA else f"pairs differ by up to {spread:.0%}",
+        verdict=verdict,
         worst=float(inside.min()) if len(inside) else 0.0,
-        tied=bool(spread <= DELTA),
+        tied=tied,
         undecided=False,
     )
 
@@ -436,7 +446,7 @@ def _latencies(run: Run, order: tuple[int, ...], ranking: Ranking) -> Callable[[
     tiers = np.ones((len(order), len(order)))
     sizes = _sizes(run, ranking.operation, order)
     size = min(sizes)
-    if size <= _SMALL_BYTES and size < ranking.size_bytes and sizes[size] >= sizes[ranking.size_bytes]:
+    if size <= SMALL_BYTES and size < ranking.size_bytes and sizes[size] >= sizes[ranking.size_bytes]:
         found = rank_pairs(_only(run, order), ranking.operation, size, order)
         for standing in found.standings if found else ():
             a, b = (order.index(member) for member in standing.pair)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 from itertools import chain, combinations
@@ -25,7 +25,6 @@ from collbench.runfile.codec import build
 #
 # The file holds what its sources say and nothing else; what is made of it stands here.
 # docs/reference-figures.schema.json describes it.
-
 
 # A measured figure holds for other machines of its kind within ±5 %: where two sources measured the same thing, they
 # differ by up to 4 % (8 × H200, all-reduce at 8G: 473 and 480; H100 links by one tool: 363 to 394).
@@ -88,7 +87,6 @@ def check(figure: Figure) -> None:
 
 # The shipped file of reference figures.
 
-
 _NAME = "figures.json"
 _FORMAT, _VERSION = "collbench-figures", 1
 
@@ -105,8 +103,7 @@ def load() -> tuple[Figure, ...]:
     return figures
 
 
-# A run against reference figures: normal, below or above, with the band, the conditions and the source.
-
+# The answers of the figures.
 
 _ALPHA = 0.01  # all answers of a run together
 # Nothing failed there: it was not tried, or its figures are wrong.
@@ -216,11 +213,8 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     errors = estimates(found, run.paths)
     tested = sum(len(keys) for _, keys in matched)
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
-    beaten = impossible(run)
-    answers = tuple(
-        _answer(figure, keys, _Evidence(found, errors, _ALPHA / tested, failures, beaten, labels), state)
-        for figure, keys in matched
-    )
+    shown = _Evidence(found, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
+    answers = tuple(_answer(figure, keys, shown, state) for figure, keys in matched)
     told = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
     return Answers(run, state, answers, tuple(_unknown(found, ours, told)), bool(ours))
 
@@ -241,10 +235,15 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
     size_bytes = keys[0].size_bytes
     failed = tuple(dict.fromkeys(place for place in run.failures if _is_of(figure, place, run.labels)))
     beaten = _beaten(figure, size_bytes, run)
-    places = _places(figure, keys, run)
-    if beaten is not None:
-        places = tuple(one if one.standing is ReferenceVerdict.BELOW else _not_judged(one) for one in places)
-    return Answer(figure, size_bytes, places, _mismatch(figure, state), failed, beaten)
+    places = []
+    for key in keys:
+        gbs = summarize(run.found[key].found).busbw
+        standing = _standing(figure, gbs, run.errors[key], run.alpha)
+        if beaten is not None and standing is not ReferenceVerdict.BELOW:
+            standing = ReferenceVerdict.NOT_JUDGED
+        places.append(Measured(key.members, gbs, standing))
+    places.sort(key=lambda place: (place.gbs, place.members))
+    return Answer(figure, size_bytes, tuple(places), _mismatch(figure, state), failed, beaten)
 
 
 def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:
@@ -255,10 +254,6 @@ def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | Non
     of_work = (one for one in run.beaten if (one.cell.operation, one.cell.size_bytes) == (figure.operation, size_bytes))
     of_place = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
     return next(chain(of_work, of_place), None)
-
-
-def _not_judged(place: Measured) -> Measured:
-    return replace(place, standing=ReferenceVerdict.NOT_JUDGED)
 
 
 def _is_of(figure: Figure, place: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
@@ -299,14 +294,6 @@ def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], 
         if other is None or found[key].gbs > found[other].gbs:
             best[key.members] = key
     return list(best.values())
-
-
-def _places(figure: Figure, keys: Sequence[Key], run: _Evidence) -> tuple[Measured, ...]:
-    places = []
-    for key in keys:
-        gbs = summarize(run.found[key].found).busbw
-        places.append(Measured(key.members, gbs, _standing(figure, gbs, run.errors[key], run.alpha)))
-    return tuple(sorted(places, key=lambda place: (place.gbs, place.members)))
 
 
 def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> ReferenceVerdict:

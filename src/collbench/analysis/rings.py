@@ -1,4 +1,4 @@
-"""Rings through a set of GPUs: how many arc-disjoint ones a mesh of NVLinks holds, and the best single ring."""
+"""Rings through a set of GPUs: how many a mesh of NVLinks holds, and the best single one (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 #
 # A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 where there is
 # none.
-
 
 Capacities = NDArray[np.float64]
 _Arcs = NDArray[np.intp]
@@ -122,19 +121,13 @@ def _taken(ring: _Arcs, left: Capacities, *, twice: bool) -> int:
     return 2
 
 
-def _use(arcs: _Arcs, k: int) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Return which arc (row) each ring (column) uses, and the arcs that any of them does."""
-    use = np.zeros((k * k, len(arcs)))
-    use[arcs.T, np.arange(len(arcs))] = 1
-    used = np.flatnonzero(use.any(axis=1))
-    return use[used], used
-
-
 def _fractional(arcs: _Arcs, capacities: Capacities) -> float:
     from scipy.optimize import linprog  # late: a third of a second
 
-    use, used = _use(arcs, len(capacities))
-    solved = linprog(-np.ones(len(arcs)), A_ub=use, b_ub=capacities.ravel()[used], method="highs")
+    use = np.zeros((capacities.size, len(arcs)))  # which arc (row) each ring (column) uses
+    use[arcs.T, np.arange(len(arcs))] = 1
+    used = np.flatnonzero(use.any(axis=1))
+    solved = linprog(-np.ones(len(arcs)), A_ub=use[used], b_ub=capacities.ravel()[used], method="highs")
     return float(np.sum(np.asarray(solved.x)))
 
 
@@ -179,7 +172,6 @@ def _ways_on(left: list[list[int]], path: list[int]) -> list[int]:
 
 
 # The best ring through a set of GPUs, by its slowest hop: what NCCL runs where no packing of NVLinks is possible.
-
 
 Rates = NDArray[np.float64]
 Sets = NDArray[np.intp]

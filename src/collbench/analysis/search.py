@@ -1,4 +1,4 @@
-"""Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond; and which to measure."""
+"""Which sets of k devices are predicted best, and which of them to measure (docs/method.md 11.4, 11.5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, ma
 from collbench.analysis.wiring import CROWDED, Wiring
 
 # Sets of k of many devices that are worth a look: grown from several starts, then improved by swaps (a heuristic).
-
 
 Values = NDArray[np.float64]
 
@@ -93,7 +92,6 @@ def _weakest(rates: Values, members: list[int]) -> list[int]:
 
 # Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (docs/method.md 11.4).
 
-
 # A band of 16 devices takes a quarter of a second.
 _MOST_JUDGED = 6
 
@@ -146,7 +144,7 @@ def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
 
 def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     """Judge all sets: switches and PCIe rings in one go, meshes one by one while their bound may still win."""
-    sound = ~_any_pair(wired.broken, sets)
+    sound = lowest_pair(np.where(wired.broken | wired.broken.T, 0.0, 1.0), sets) >= 1
     if sets.shape[1] == 2:
         rate = np.minimum(wired.rates, wired.rates.T)[sets[:, 0], sets[:, 1]] * sound
         return Candidates(sets, rate, rate, np.zeros(len(sets)), rate, heuristic=False)
@@ -158,10 +156,16 @@ def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
         lo[switched], hops[switched] = slowest, 0
         hi[switched] = np.maximum(slowest, ring_table(wired.rates, sets.shape[1])[masks(sets[switched])])
     lo, hi, quick = lo * sound, hi * sound, lo * sound
-    meshed = np.flatnonzero(~switched & sound & _closed(wired, sets))
+    closed = np.zeros(len(sets), dtype=bool)  # by NVLinks alone, to a ring
+    if (wired.nvlink > 0).any():
+        closed = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
+    meshed = np.flatnonzero(~switched & sound & closed)
     if len(meshed):
         hops[meshed] = 0
-        quick[meshed] = hi[meshed] = np.minimum(_narrowest(wired.nvlink, sets[meshed]), _port(wired, sets[meshed]))
+        # The least that enters or leaves a member within its set, and what the narrowest port sends: upper bounds.
+        inside = wired.nvlink[sets[meshed][:, :, None], sets[meshed][:, None, :]]
+        narrowest = np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1))
+        quick[meshed] = hi[meshed] = np.minimum(narrowest, wired.port[sets[meshed]].min(axis=1))
         _pack(wired, Candidates(sets, lo, hi, hops, quick, heuristic=False), meshed, delta)
     return Candidates(sets, lo, hi, hops, quick, heuristic=False)
 
@@ -206,31 +210,7 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
     return wired.nvlink[place], wired.links[place]
 
 
-def _closed(wired: Wiring, sets: Sets) -> NDArray[np.bool_]:
-    """Return which sets NVLinks alone close to a ring."""
-    if not (wired.nvlink > 0).any():
-        return np.zeros(len(sets), dtype=bool)
-    closed: NDArray[np.bool_] = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
-    return closed
-
-
-def _narrowest(nvlink: Values, sets: Sets) -> Values:
-    """Return the least that enters or leaves a single member within each set: an upper bound of its packing, GB/s."""
-    inside = nvlink[sets[:, :, None], sets[:, None, :]]
-    return np.asarray(np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1)))
-
-
-def _port(wired: Wiring, sets: Sets) -> Values:
-    """Return what the member with the narrowest port sends over all its NVLinks at most, GB/s."""
-    return np.asarray(wired.port[sets].min(axis=1))
-
-
-def _any_pair(marks: NDArray[np.bool_], sets: Sets) -> NDArray[np.bool_]:
-    return lowest_pair(np.where(marks | marks.T, 0.0, 1.0), sets) < 1
-
-
 # Which few sets are worth measuring: the chosen one, others that may be better for what no pair shows, the default.
-
 
 # Each costs a communicator and six visits; the default is one more.
 _MOST = 4
@@ -261,11 +241,8 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
         picked.append(_farthest(field, order, picked))
     default = tuple(range(field.sets.shape[1]))
     members = [tuple(field.sets[place].tolist()) for place in picked]
-    return tuple(_candidate(wired, some, default) for some in dict.fromkeys([*members, default]))
-
-
-def _candidate(wired: Wiring, members: Members, default: Members) -> Candidate:
-    return Candidate(members, predict(wired.of(members)), default=members == default)
+    found = dict.fromkeys([*members, default])
+    return tuple(Candidate(some, predict(wired.of(some)), default=some == default) for some in found)
 
 
 def _kinds(wired: Wiring, field: Candidates, delta: float) -> NDArray[np.float64]:

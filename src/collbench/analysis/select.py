@@ -1,10 +1,11 @@
-"""Which k devices to use, from a run or from labels alone: predicted, tie-broken, settled by measuring finalists."""
+"""Which k devices to use: predicted, tie-broken, settled by measuring the finalists (docs/method.md 11)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from collbench.analysis.problem import (
 from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.analysis.search import best, finalists, search
 from collbench.analysis.stats import summarize
-from collbench.analysis.tiers import Estimate, estimates, margin, ties, tolerance
+from collbench.analysis.tiers import estimates, margin, ties, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -52,21 +53,30 @@ def settle(choice: Choice, verification: Run) -> Choice:
     ranked = [some.members for some in choice.finalists if some.members in found]
     tied = [members for members in ranked if ties(top, found[members], delta)]
     winner = choice.members if choice.members in tied else tied[0]
-    default = _default(choice)
-    gain = _gain(found[winner], found[default]) if default in found and winner != default else None
-    measured = _measured(cells[winner], sim=capabilities(verification.backend).simulated)
+    default = next((some.members for some in choice.finalists if some.default), ())
+    gain, over = None, f" on the first {len(winner)}" if winner == default else ""
+    if default in found and winner != default:
+        # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' visits.
+        difference = found[winner].middle - found[default].middle
+        width = margin(found[winner], found[default], 2)
+        gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
+        over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) the first {len(winner)}"
+    summaries = {members: summarize(cells[members]) for members in ranked}
+    how = "in sim" if capabilities(verification.backend).simulated else "measured"
+    reason = f"{fixed(summaries[winner].busbw, 3)} GB/s {how}{over}"
     failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
         winner
     )
+    decided_by = choice.decided_by if winner == choice.members else "the predicted order"
     return replace(
         choice,
         members=winner,
-        reason=measured + _gained(gain, len(winner), is_default=winner == default) + including(verification, failed),
+        reason=reason + including(verification, failed),
         failed=failed,
         band=next(some.band for some in choice.finalists if some.members == winner),
-        decided_by=choice.decided_by if winner == choice.members and len(tied) > 1 else _words(tied),
+        decided_by=decided_by if len(tied) > 1 else "",
         tied=len(tied) == len(choice.finalists) > 1,
-        verified=tuple(_verified(members, cells[members]) for members in ranked),
+        verified=tuple(Verified(members, one.busbw, one.interval) for members, one in summaries.items()),
         gain=gain,
     )
 
@@ -92,39 +102,7 @@ def _cells(choice: Choice, run: Run) -> dict[Members, Measurement]:
     return {tuple(sorted(m.cell.members)): m for m in found if m.cell.size_bytes == size}
 
 
-def _default(choice: Choice) -> Members:
-    return next((some.members for some in choice.finalists if some.default), ())
-
-
-def _gain(chosen: Estimate, default: Estimate) -> tuple[float, float, float]:
-    """Return the ratio of two medians with its 95 % interval, from the noise pooled over all finalists' visits."""
-    difference = chosen.middle - default.middle
-    width = margin(chosen, default, 2)
-    return math.exp(difference - width), math.exp(difference), math.exp(difference + width)
-
-
-def _measured(cell: Measurement, *, sim: bool) -> str:
-    return f"{fixed(summarize(cell).busbw, 3)} GB/s {'in sim' if sim else 'measured'}"
-
-
-def _gained(gain: tuple[float, float, float] | None, k: int, *, is_default: bool) -> str:
-    if gain is None:
-        return f" on the first {k}" if is_default else ""
-    low, middle, high = gain
-    return f", {middle:.2f}× ({low:.2f}–{high:.2f}) the first {k}"
-
-
-def _words(tied: list[Members]) -> str:
-    return "the predicted order" if len(tied) > 1 else ""
-
-
-def _verified(members: Members, cell: Measurement) -> Verified:
-    summary = summarize(cell)
-    return Verified(members, summary.busbw, summary.interval)
-
-
-# Which k devices to use, from a run or from labels alone: predicted, tie-broken, settled by measuring finalists.
-
+# Which k devices to use, from a run or from labels alone: predicted, then tie-broken.
 
 __all__ = [
     "Band",
@@ -135,6 +113,7 @@ __all__ = [
     "choose",
     "choose_by_labels",
     "choose_by_rates",
+    "choose_each",
     "evidence",
     "settle",
 ]
@@ -160,6 +139,15 @@ def _chosen(run: Run, k: int, exclude: Collection[int], *, allow_busy: bool) -> 
     if ranking is None or k == len(fit):
         return _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
     return replace(_decided(from_run(run, fit, ranking), k), left_out=out)
+
+
+def choose_each(run: Run) -> Iterator[Choice]:
+    """Yield the choices of 2, 4, 8, … devices, as far as those that are left share pairs."""
+    k, left = 2, len(run.devices) - len(problem.left_out(run))
+    with suppress(UsageError):
+        while k <= left:
+            yield choose(run, k)
+            k *= 2
 
 
 def choose_by_labels(
@@ -194,14 +182,11 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
     fit = [place for place in range(n) if place not in gone]
     if len(fit) < k:
         names = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
-        advice = "choose fewer, or add --allow-busy" if any(map(_forgiven, out)) else "choose fewer"
+        for_good = {Unfit.EXCLUDED, *FAULTY}
+        forgiven = any(not {one.kind for one in left.why} & for_good for left in out)
+        advice = "choose fewer, or add --allow-busy" if forgiven else "choose fewer"
         raise UsageError(f"cannot choose {k} of {n} devices: {len(fit)} are left without {names}; {advice}")
     return fit
-
-
-def _forgiven(left: LeftOut) -> bool:
-    """Return whether --allow-busy would bring a device back."""
-    return not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY}
 
 
 def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: SelectionProblem | None) -> Choice:
@@ -222,8 +207,11 @@ def _decided(case: SelectionProblem, k: int) -> Choice:
         return _choice(case, members, pair, _with_default(case, members), words, tied=True, heuristic=heuristic)
     field = search(case.wired, k, case.delta)
     equal = best(field, case.delta)
-    rest = () if field.heuristic or 2 * k > len(case.order) else (_remainder(field.sets, field.quick, case.delta),)
-    place, words = decide(field.sets[equal], (*case.levels, *rest), case.order_of)
+    levels = case.levels
+    if not field.heuristic and 2 * k <= len(case.order):
+        costs = what_remains(field.sets, field.quick, case.delta)
+        levels = (*levels, Level("the best remainder for the next job", costs))
+    place, words = decide(field.sets[equal], levels, case.order_of)
     chosen = int(equal[place])
     found = finalists(case.wired, field, chosen, case.delta)
     why = _why(case, found) + (", the best of a heuristic search" if field.heuristic else "")
@@ -236,10 +224,6 @@ def _tied_sets(case: SelectionProblem, k: int) -> tuple[Sets, bool]:
     if n <= MOST_MEMBERS or k == 1:
         return all_sets(n, k), False
     return np.sort((np.arange(n)[:, None] + np.arange(k)) % n, axis=1), True
-
-
-def _remainder(sets: Sets, values: np.typing.NDArray[np.float64], delta: float) -> Level:
-    return Level("the best remainder for the next job", what_remains(sets, values, delta))
 
 
 def _with_default(case: SelectionProblem, members: Members) -> tuple[Candidate, ...]:
@@ -298,7 +282,6 @@ def _choice(
 
 
 # A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.
-
 
 LABELS = "labels"  # what stands for a backend where nothing was measured and label text was read
 
@@ -390,7 +373,10 @@ def selection_by_name(
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[member].tag for member in members)
 
-    measured = {found.members: _with_interval(found.gbs, found.interval) for found in choice.verified}
+    measured = {}
+    for found in choice.verified:
+        low, high = found.interval or (found.gbs, found.gbs)
+        measured[found.members] = low, found.gbs, high
     return Selection(
         devices=tuple(devices[member] for member in choice.members),
         environment=dict(environment),
@@ -411,8 +397,3 @@ def selection_by_name(
         binding=binding,
         failed=tuple(", ".join(tags(place)) for place in choice.failed),
     )
-
-
-def _with_interval(gbs: float, interval: tuple[float, float] | None) -> tuple[float, float, float]:
-    low, high = interval or (gbs, gbs)
-    return low, gbs, high

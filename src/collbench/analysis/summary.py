@@ -1,4 +1,4 @@
-"""Everything that a run says of the order of links and pairs: `rank`'s page, its JSON and its Python answer."""
+"""All that a run says of the order of links and pairs (docs/method.md 8): for `rank`'s page, its JSON and Python."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from dataclasses import dataclass
 
 from collbench.analysis.fits import Fit, Unfitted, fit_links
 from collbench.analysis.outcome import Absence, Absences, Outcome, outcome
-from collbench.analysis.tiers import FEWEST_VISITS, Members, Ranking, cells_of, kind_of, places_of, rank_links
-from collbench.model.operations import Operation, Variant, Work
+from collbench.analysis.tiers import (
+    FEWEST_VISITS,
+    Members,
+    Ranking,
+    cells_of,
+    kind_of,
+    places_of,
+    rank_links,
+    work_order,
+)
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-
-# Up to here a message's time is mostly latency: at 400 GB/s 64 KiB take 0.16 µs of some 3.
-_SMALL = 64 * 2**10
+from collbench.model.units import SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +88,17 @@ def rank_summary(
 
 def _measured(run: Run) -> dict[Work, Counter[int]]:
     """Return each work that ran on links, pairs or devices, with how many of them each size has."""
-    works = sorted({found.cell.work for found in run.measurements if found.samples}, key=_order)
+    works = sorted({found.cell.work for found in run.measurements if found.samples}, key=work_order)
     sizes = {work: sorted({found.cell.size_bytes for found in run.measured(work.variant)}) for work in works}
     counts = {work: Counter({size: len(cells_of(run, work, size)) for size in sizes[work]}) for work in works}
     return {work: +counted for work, counted in counts.items() if +counted}
-
-
-def _order(work: Work) -> tuple[int, int, int]:
-    node = -1 if work.numa_node is None else work.numa_node
-    return list(Variant).index(work.variant), list(Operation).index(work.operation), node
 
 
 def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], asked: int | None) -> RankedWork:
     most = max(counts.values())
     full = [size for size, count in counts.items() if count == most]
     large, small = max(full), min(full)
-    sizes = [asked] if asked is not None else [large] + [small] * (small < large and small <= _SMALL)
+    sizes = [asked] if asked is not None else [large] + [small] * (small < large and small <= SMALL_BYTES)
     rankings = [rank_links(run, work, size, ended) for size in sizes]
     passed = [size for size in counts if asked is None and (size > large or (size < small and len(sizes) == 2))]
     return RankedWork(

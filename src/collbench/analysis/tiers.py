@@ -12,30 +12,37 @@ from itertools import combinations, permutations
 from statistics import median
 
 from collbench.analysis.outcome import Absences, Outcome, outcome
-from collbench.analysis.stats import DELTA, median_deviation, range_quantile, summarize, visit_noise
+from collbench.analysis.stats import (
+    DELTA,
+    FEWEST_TRIALS,
+    log_rates,
+    median_deviation,
+    range_quantile,
+    summarize,
+    visit_noise,
+)
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
+from collbench.model.units import TELLING_BYTES
 
 # What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
-
 Members = tuple[int, ...]
 
-_MIB = 2**20
 # Below 1 MiB three times as much: 6 % of the 5 µs of a small message is what its launch alone may vary by.
 _SMALL_DELTA = 3 * DELTA
-FEWEST_VISITS = 3  # docs/method.md 8.3: three visits screen
+FEWEST_VISITS = FEWEST_TRIALS  # three screen
 _PUBLISHING_VISITS = 5  # at least five publish a tier, so fewer have to be surer
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
 _TIE_LEVEL = 0.90
 # σ̂ from differences of visits is as sure as a standard deviation of about half as many (benchmarks/ties.py).
 _FREEDOM_SHARE = 0.5
 # Of seven equally noisy visits σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its kind.
-_NOISIER = 2.5
+NOISIER = 2.5
 # From this many on one wild visit may be passed over on either side: 1 − 2 · 8/2^7 = 87 % still cover the median.
-_VISITS_WITH_AN_OUTLIER = 7
+VISITS_WITH_AN_OUTLIER = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +63,13 @@ class Estimate:
     @property
     def bounds(self) -> tuple[float, float]:
         """The order statistics that hold the median: all visits, from seven on all but the outermost."""
-        drop = int(len(self.visits) >= _VISITS_WITH_AN_OUTLIER)
+        drop = int(len(self.visits) >= VISITS_WITH_AN_OUTLIER)
         return self.visits[drop], self.visits[-1 - drop]
 
 
 def tolerance(size_bytes: int) -> float:
     """Return δ, the ratio up to which a difference changes nobody's decision: 2 %, below 1 MiB 6 %."""
-    return DELTA if size_bytes >= _MIB else _SMALL_DELTA
+    return DELTA if size_bytes >= TELLING_BYTES else _SMALL_DELTA
 
 
 def cells_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
@@ -84,9 +91,7 @@ def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
 
 def estimates(cells: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
     """Return the estimate of each cell's link, from busbw in GB/s."""
-    return estimates_of(
-        {members: [*map(math.log, summarize(found).visits)] for members, found in cells.items()}, labels
-    )
+    return estimates_of({members: log_rates(found) for members, found in cells.items()}, labels)
 
 
 def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
@@ -101,7 +106,7 @@ def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Member
         for members in pool:
             visits, own = tuple(sorted(logs[members])), visit_noise([logs[members]])
             share = median_deviation(len(visits))
-            wary = (own if own > _NOISIER * together else together) * share
+            wary = (own if own > NOISIER * together else together) * share
             middle = median(visits)
             made[members] = Estimate(members, label, visits, middle, together * share, wary, freedom)
     return made
@@ -158,7 +163,6 @@ def _freedom(a: Estimate, b: Estimate) -> float:
 
 
 # Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
-
 
 # Where equals may look further apart than this many δ, their looking alike says nothing.
 _WIDEST_NOISE = 3
@@ -253,7 +257,7 @@ class Ranking:
         if self.places == 1 and not self.failed:
             return f"there is one {self.kind}, so there is nothing to choose"
         if self.all_tied:
-            what = "bandwidth" if self.size_bytes >= _MIB else "latency"
+            what = "bandwidth" if self.size_bytes >= TELLING_BYTES else "latency"
             noise = ", which is noise" if self.spread > self.delta else ""
             some = f"{len(self.standings)} of {self.places} " if self.excused else ""
             return f"all {some}{self.kind}s tie within {self.spread:.1%}{noise}: the choice does not affect {what}"
@@ -282,8 +286,8 @@ def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = No
     """
     cells = cells_of(run, work, size_bytes)
     places = tuple(places_of(work, range(len(run.devices))))
-    field = _Field(run, ended or outcome(run), work, size_bytes, kind_of(work), places)
-    return _ranking(field, cells, estimates(cells, labels_of(run, cells)))
+    found = estimates(cells, labels_of(run, cells))
+    return _ranking(run, ended or outcome(run), work, kind_of(work), places, cells, found)
 
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
@@ -307,7 +311,11 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
             slower[pair] = members
     positions = range(len(run.devices)) if among is None else sorted(among)
     return _ranking(
-        _Field(run, outcome(run), work, size_bytes, "pair", tuple(combinations(positions, 2))),
+        run,
+        outcome(run),
+        work,
+        "pair",
+        tuple(combinations(positions, 2)),
         {pair: cells[members] for pair, members in slower.items()},
         {pair: found[members] for pair, members in slower.items()},
     )
@@ -320,6 +328,12 @@ def kind_of(work: Work) -> str:
     return "pair" if work.operation.is_collective or work.variant is Variant.BOTH_WAYS else "link"
 
 
+def work_order(work: Work) -> tuple[int, int, int]:
+    """Return the place of a work in the model's order: plain ones first, then by operation and NUMA node."""
+    node = -1 if work.numa_node is None else work.numa_node
+    return list(Variant).index(work.variant), list(Operation).index(work.operation), node
+
+
 def places_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
     """Return the links, pairs or devices among ascending positions that a work may run on."""
     kind = kind_of(work)
@@ -328,52 +342,50 @@ def places_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
     return (combinations if kind == "pair" else permutations)(positions, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """What a ranking is about: a work of a run at a size, what one place of it is, and the places there should be."""
-
-    run: Run
-    troubles: Outcome
-    work: Work
-    size_bytes: int
-    kind: str
-    places: tuple[Members, ...]
-
-
 def _ranking(
-    field: _Field,
+    run: Run,
+    ended: Outcome,
+    work: Work,
+    kind: str,
+    places: tuple[Members, ...],
     cells: Mapping[Members, Measurement],
     found: Mapping[Members, Estimate],
 ) -> Ranking | None:
+    """Return the ranking of what was `found` in `cells` of one size; `places` should be there, each a `kind`."""
     if not found:
         return None
+    size_bytes = next(iter(cells.values())).cell.size_bytes
     order = sorted(found, key=lambda members: _rank(found[members]))
-    delta = tolerance(field.size_bytes)
+    delta = tolerance(size_bytes)
     ordered = [found[members] for members in order]
     tiers = tiers_of(ordered, delta)
     best, worst = ordered[0], ordered[-1]
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(cells[members])
-        broken = field.troubles.failed(members)
-        relation = Relation.FAILED if broken else _relation(best, estimate, len(ordered), delta)
+        if ended.failed(members):
+            relation = Relation.FAILED
+        elif differs(best, estimate, len(ordered), delta):
+            relation = Relation.DIFFERENT
+        else:
+            relation = Relation.TIED if ties(best, estimate, delta) else Relation.UNDECIDED
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
-    there = {frozenset(members) if field.kind == "pair" else members for members in found}
-    absent = [p for p in field.places if (frozenset(p) if field.kind == "pair" else p) not in there]
-    absences = Absences(field.run)
-    excused = [place for place in absent if absences.of(field.work, place, field.size_bytes).by_design]
+    there = {frozenset(members) if kind == "pair" else members for members in found}
+    absent = [place for place in places if (frozenset(place) if kind == "pair" else place) not in there]
+    absences = Absences(run)
+    excused = [place for place in absent if absences.of(work, place, size_bytes).by_design]
     return Ranking(
-        work=field.work,
-        size_bytes=field.size_bytes,
-        kind=field.kind,
+        work=work,
+        size_bytes=size_bytes,
+        kind=kind,
         standings=tuple(standings),
         delta=delta,
         noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
         spread=1 - math.exp(worst.middle - best.middle),
         visits=min(len(estimate.visits) for estimate in ordered),
-        failed=tuple(place for place in field.places if field.troubles.failed(place)),
+        failed=tuple(place for place in places if ended.failed(place)),
         lacking=tuple(place for place in absent if place not in excused),
         excused=len(excused),
     )
@@ -404,9 +416,3 @@ def _below_widest_gap(ordered: Sequence[Estimate], top: int, place: int) -> int:
     """Return where the widest gap between neighbours ends, from a top to a place below; of equal ones the last."""
     gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, place + 1)}
     return max(gaps, key=lambda p: (gaps[p], p))
-
-
-def _relation(best: Estimate, other: Estimate, count: int, delta: float) -> Relation:
-    if differs(best, other, count, delta):
-        return Relation.DIFFERENT
-    return Relation.TIED if ties(best, other, delta) else Relation.UNDECIDED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from collbench.analysis.compare import (
@@ -78,13 +79,11 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
         size = max(key.size_bytes for key in common if key.work == work)
         keys = sorted(key for key in common if key.work == work and key.size_bytes == size)
         lines.append(_line(work, keys, all_cells, compared))
-    return Trend(tuple(runs), ((), *map(_step, runs, later)), tuple(lines), compared[-1])
-
-
-def _step(before: Run, run: Run) -> tuple[Difference, ...]:
-    """Return what differs beside the date, which each run has beside its name."""
-    found = differences(before, run, match_devices(before, run).positions)
-    return tuple(difference for difference in found if difference.what != STARTED)
+    steps: list[tuple[Difference, ...]] = [()]
+    for before, run in pairwise(runs):
+        found = differences(before, run, match_devices(before, run).positions)
+        steps.append(tuple(one for one in found if one.what != STARTED))  # each run has its date beside its name
+    return Trend(tuple(runs), tuple(steps), tuple(lines), compared[-1])
 
 
 def _line(work: str, keys: list[Key], runs: list[dict[Key, Named]], compared: list[Comparison]) -> Line:

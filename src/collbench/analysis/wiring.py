@@ -1,4 +1,4 @@
-"""How devices are wired, as far as labels and measured rates tell: NVLinks, switches, PCIe, with capacities in GB/s."""
+"""How devices are wired, as labels and measured rates tell: NVLinks, switches, PCIe, in GB/s (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.physics import HIDDEN
+from collbench.analysis.physics import DEGRADED, HIDDEN, chained
 from collbench.analysis.rings import Sets
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, nvlinks
 from collbench.model.run import Audit, Device, Path
 
 # What pairs and ports carry in one direction at most, GB/s, by labels and the GPUs' names; ∞ where not known.
-
 
 Rates = NDArray[np.float64]
 Pair = tuple[int, int]
@@ -31,7 +30,8 @@ def pair_capacities(devices: Sequence[Device], paths: Mapping[Pair, Path], links
             port = min(theory.most_nvlink_gbs(end.name) for end in ends)
             carried = (path.theory_gbs or port) if nvlinks(path) else port
         else:
-            carried = min(path.theory_gbs or math.inf, *map(_slot, ends))
+            slots = (limit.gbs for end in ends if (limit := theory.slot(end)))
+            carried = min(path.theory_gbs or math.inf, *slots, math.inf)
         capacity[pair] = capacity[pair[::-1]] = carried
     return capacity
 
@@ -54,13 +54,7 @@ def port_capacities(
     return ports
 
 
-def _slot(device: Device) -> float:
-    limit = theory.slot(device)
-    return limit.gbs if limit else math.inf
-
-
 # What labels alone promise in GB/s, where nothing was measured.
-
 
 # One way of an NVLink, where none is named: a V100's as achieved [docs/method.md 9.2]. Only the count decides.
 _NVLINK_GBS = 24.2
@@ -75,15 +69,11 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
     """Return what each pair of n devices is expected to carry in each direction, GB/s; 0 for pairs without a label."""
     rates = np.zeros((n, n))
     for pair, path in paths.items():
-        rates[pair] = rates[pair[::-1]] = _guess(path)
+        guess = _PCIE_GBS.get(path.label, _UNKNOWN_GBS)
+        if links := nvlinks(path):
+            guess = _NVLINK_SHARE * path.theory_gbs if path.theory_gbs else _NVLINK_GBS * links
+        rates[pair] = rates[pair[::-1]] = guess
     return rates
-
-
-def _guess(path: Path) -> float:
-    links = nvlinks(path)
-    if not links:
-        return _PCIE_GBS.get(path.label, _UNKNOWN_GBS)
-    return _NVLINK_SHARE * path.theory_gbs if path.theory_gbs else _NVLINK_GBS * links
 
 
 # The one ring that a set runs where NVLinks do not close one: over PCIe, which its hops share (docs/method.md 11.3).
@@ -91,7 +81,6 @@ def _guess(path: Path) -> float:
 # A ring crosses the uplink of a PCIe switch once each way, however many members sit below. But where its GPUs cannot
 # reach each other directly, every hop goes up to the host and down again, and the uplink is shared by all of them.
 # Then two GPUs below one switch are slower than two of different switches, and half of what the uplink carries.
-
 
 Values = NDArray[np.float64]
 
@@ -162,9 +151,8 @@ def _median(values: Values, here: NDArray[np.bool_], there: NDArray[np.bool_]) -
 def joined(pairs: Sequence[Pair], n: int) -> NDArray[np.intp]:
     """Return for each of n devices the lowest one that it is joined to, by any chain of the pairs."""
     group = np.arange(n, dtype=np.intp)
-    for a, b in pairs:
-        low, high = sorted((group[a], group[b]))
-        group[group == high] = low
+    for island in chained(pairs):
+        group[list(island)] = min(island)
     return group
 
 
@@ -217,14 +205,13 @@ def _ways_out(sets: Sets, links: Values) -> Values:
     return np.asarray(1.0 / reach.sum(axis=2))
 
 
-# How devices are wired, as far as labels and measured rates tell: NVLinks, switches, PCIe, in matrices.
+# All of it, in matrices.
 #
 # Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 where nothing is
 # known.
 
-
-# NV_DEGRADED begins below 0.7 of the links' rate [docs/method.md 10.2]; an NVLink label at PCIe's rate is not in use.
-_DEGRADED, _NO_FASTER = 0.7, 1.1
+# An NVLink label at PCIe's rate is not in use.
+_NO_FASTER = 1.1
 # A pair this near to its whole number of links has them all: visits are no surer than that.
 _WHOLE = 0.04
 _BELOW_A_HOST = ("PIX", "PXB", "PHB")
@@ -363,34 +350,24 @@ def _slower(rates: Rates, pair: Pair) -> float:
 
 def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
     """Return how many NVLinks each pair uses: the label's, unless the rate says that it uses none or hides some."""
-    best = _best_over_pcie(n, pairs, rates)
-    each = _each_link(pairs, rates)
+    # Each device's fastest pair without an NVLink label, and what one NVLink carries: 0 without any.
+    best = [0.0] * n
+    for pair, path in pairs.items():
+        for place in pair if not nvlinks(path) else ():
+            best[place] = max(best[place], _slower(rates, pair))
+    carried = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
+    each = float(np.median(carried)) if carried else 0.0
     found = np.zeros((n, n))
     for pair, path in pairs.items():
         rate, labelled = _slower(rates, pair), nvlinks(path)
         if labelled:
             # What is no faster than its two devices are over PCIe, and far below its links, does not use them.
             instead, whole = _NO_FASTER * min(best[place] for place in pair), labelled * each
-            used = rate > instead or (rate >= _DEGRADED * whole and whole > instead)
+            used = rate > instead or (rate >= DEGRADED * whole and whole > instead)
             found[pair] = found[pair[::-1]] = labelled if used else 0
         elif rate > HIDDEN * (path.theory_gbs or theory.FASTEST_SLOT_GBS):
             found[pair] = found[pair[::-1]] = max(1, round(rate / each)) if each else 1
     return found
-
-
-def _best_over_pcie(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> list[float]:
-    """Return each device's fastest pair without an NVLink label, GB/s; 0 without any."""
-    best = [0.0] * n
-    for pair, path in pairs.items():
-        for place in pair if not nvlinks(path) else ():
-            best[place] = max(best[place], _slower(rates, pair))
-    return best
-
-
-def _each_link(pairs: Mapping[Pair, Path], rates: Rates) -> float:
-    """Return what one NVLink carries, GB/s: the median over labelled pairs; 0 without any."""
-    labelled = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
-    return float(np.median(labelled)) if labelled else 0.0
 
 
 def _snapped(nvlink: Rates, links: Rates) -> Rates:

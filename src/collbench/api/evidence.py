@@ -24,7 +24,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunFileError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
-from collbench.model.units import parse_sizes
+from collbench.model.units import TELLING_BYTES, parse_sizes
 from collbench.runfile import run_file, saved_runs
 
 # What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth. The worker's start
@@ -284,9 +284,7 @@ def _unfit(run: Run) -> Unfit | None:
     from collbench.analysis.choice import BUSY
     from collbench.analysis.problem import left_out  # late: numpy
 
-    if not any(
-        len(found.cell.members) == 2 and found.cell.size_bytes >= freshness.TELLING_BYTES for found in run.measured()
-    ):
+    if not any(len(found.cell.members) == 2 and found.cell.size_bytes >= TELLING_BYTES for found in run.measured()):
         return Unfit("timed no pairs at a size that shows bandwidth")
     busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
     return Unfit(f"was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}") if busy else None

@@ -1,4 +1,4 @@
-"""Message sizes and figures: parsing, printing in fixed notation, and the one place where seconds become GB/s.
+"""Message sizes, figures and lists in sentences: parsing, printing, and the one place where seconds become GB/s.
 
 Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tests has them.
 """
@@ -6,6 +6,8 @@ Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tes
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from decimal import Decimal
 
 from collbench.model.errors import UsageError
@@ -13,6 +15,9 @@ from collbench.model.errors import UsageError
 _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # 18 digits: no larger number is a size or a factor, and int() stays fast and allowed.
 _SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+# Below the first size a message's time is latency and says little about bandwidth; up to the second one it is mostly
+# that: at 400 GB/s 64 KiB take 0.16 µs of some 3 (docs/method.md 6.4).
+TELLING_BYTES, SMALL_BYTES = 2**20, 64 * 2**10
 _HUNDREDTHS = 0.1  # from where two decimals tell enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
@@ -96,6 +101,44 @@ def figure(value: float, decimals: int = 1) -> str:
     if decimals and 0 < value < _HUNDREDTHS:
         return fixed(value, 2)
     return f"{value:.{decimals if value >= 9.95 else decimals + 1}f}"  # 9.96 rounds up to a number without it
+
+
+def span(low: str, high: str, between: str = " to ") -> str:
+    """Return "8 B to 1G"; one of the two where both print alike."""
+    return low if low == high else f"{low}{between}{high}"
+
+
+def size_span(sizes: Collection[int]) -> str:
+    """Return the smallest and the largest of some sizes in bytes: "8 B to 1G"."""
+    return span(format_size(min(sizes)), format_size(max(sizes)))
+
+
+def amount(count: int, noun: str) -> str:
+    """Return "1 trial", "2 trials"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def counted(names: Iterable[str]) -> str:
+    """Return how often each name occurs: "7 × NVIDIA H200, 1 × NVIDIA H100"."""
+    return ", ".join(f"{count} × {name}" for name, count in Counter(names).items())
+
+
+def abridged(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first `most` names, and how many more there are: "GPU0, GPU1 and 6 more"."""
+    more = len(names) - most
+    return between.join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def sentence(clause: str) -> str:
+    """Return a clause as a sentence: with a capital letter and a full stop."""
+    return f"{clause[0].upper()}{clause[1:]}."
+
+
+def columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+    """Return rows as lines of left-aligned columns, without empty ones and without blanks at the ends."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ((cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width) for row in rows)
+    return [gap.join(cells).rstrip() for cells in padded]
 
 
 def algbw(size_bytes: int, seconds: float) -> float:

@@ -22,7 +22,6 @@ from collbench.output.text.frame import places
 
 # Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
 
-
 # The types that it names otherwise than we do [src/common.cu, test_typenames].
 _TYPES = {
     "float16": "half",
@@ -34,6 +33,8 @@ _TYPES = {
 # Its defaults, and ours where the command did not say otherwise: -n 20, -w 1 [src/common.cu].
 _ITERATIONS, _WARMUP = 20, 1
 _ONE_SIZE_STEP = 2**20  # what it prints as the step where there is one size
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +96,6 @@ class Table:
         return sum(bool(half.wrong) for row in self.rows for half in row.halves)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What its header says of a run; `step` is (2, "factor"), or (bytes, "bytes"), 0 bytes where sizes are a list."""
-
-    threads: int
-    smallest: int
-    largest: int
-    step: tuple[int, str]
-    warmup: int
-    iterations: int
-    validation: int
-    graph: int
-
-
 def tables(run: Run) -> tuple[Table, ...]:
     """Return the run's communicators, in the file's order. Times are the launch loop's, microseconds.
 
@@ -126,19 +113,29 @@ def tables(run: Run) -> tuple[Table, ...]:
     return tuple(_table(run, group, found[key], beaten) for group, key in enumerate(found))
 
 
-def settings(run: Run, table: Table) -> Settings:
-    """Return what nccl-tests' header says: sizes from the table, -n, -w and -G from the command that measured."""
+def config(run: Run, table: Table) -> Json:
+    """Return what nccl-tests says of a run: sizes from the table, -n, -w and -G from the command that measured.
+
+    A step is a factor, or in bytes, 0 where sizes are a list.
+    """
     sizes = [row.size_bytes for row in table.rows]
-    return Settings(
-        threads=1 if run.settings.processes > 1 else len(table.members),
-        smallest=sizes[0],
-        largest=sizes[-1],
-        step=_step(sizes),
-        warmup=_WARMUP if run.settings.warmup is None else run.settings.warmup,
-        iterations=run.settings.iterations or _ITERATIONS,
-        validation=int(any(half.wrong is not None for row in table.rows for half in row.halves)),
-        graph=run.settings.graph,
-    )
+    step, kind = _step(sizes)
+    return {
+        "nthreads": 1 if run.settings.processes > 1 else len(table.members),
+        "ngpus": 1,
+        "minimum_bytes": sizes[0],
+        "maximum_bytes": sizes[-1],
+        f"step_{kind}": step,
+        "warmup_iters": _WARMUP if run.settings.warmup is None else run.settings.warmup,
+        "iterations": run.settings.iterations or _ITERATIONS,
+        "aggregated_iterations": 1,
+        "validation": int(any(half.wrong is not None for row in table.rows for half in row.halves)),
+        "graph": run.settings.graph,
+        "blocking_collectives": "false",
+        "per_iter_timing": "false",
+        "per_iter_skip": 0,
+        "parallel_init": "false",
+    }
 
 
 def healthy(run: Run, found: tuple[Table, ...]) -> bool:
@@ -165,8 +162,12 @@ def pci_address(device: Device) -> str:
 
 def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
+    flags: dict[str, dict[str, None]] = {}  # each thing that was wrong with the machine, and where meanwhile
     for measurement in sorted(found, key=lambda m: m.cell.size_bytes):
         sizes.setdefault(measurement.cell.size_bytes, {})[measurement.cell.variant] = measurement
+    for measurement in found:
+        for flag in (flag for sample in measurement.samples for flag in sample.flags):
+            flags.setdefault(sentences.flag(flag, run.devices), {})[_place(measurement)] = None
     return Table(
         operation=found[0].cell.operation,
         members=found[0].cell.members,
@@ -175,7 +176,7 @@ def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataP
         failures=tuple(
             f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in found if m.failure
         ),
-        flags=tuple(_flags(run, found)),
+        flags=tuple(f"{flag}: {', '.join(cells)}" for flag, cells in flags.items()),
         impossible=tuple(_beyond(m, beaten[m.cell]) for m in found if m.cell in beaten),
     )
 
@@ -213,15 +214,6 @@ def _half(run: Run, measurement: Measurement) -> Half | None:
     )
 
 
-def _flags(run: Run, found: list[Measurement]) -> Iterator[str]:
-    """Yield each thing that was wrong with the machine, and the data points that were measured meanwhile."""
-    places: dict[str, dict[str, None]] = {}
-    for measurement in found:
-        for flag in (flag for sample in measurement.samples for flag in sample.flags):
-            places.setdefault(sentences.flag(flag, run.devices), {})[_place(measurement)] = None
-    yield from (f"{flag}: {', '.join(cells)}" for flag, cells in places.items())
-
-
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -249,7 +241,6 @@ def _step(sizes: list[int]) -> tuple[int, str]:
 #
 # Comment lines say what is ours. They avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
 # (Azure's health checks take the first line with the first of these, SuperBench the last line with the second).
-
 
 _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
@@ -279,7 +270,11 @@ def _report(run: Run, table: Table) -> Iterator[str]:
             f"device {device.index:2d} [{pci_address(device)}] {device.name}"
         )
     yield "#"
-    yield from _heads()
+    yield f"{_COLUMNS.format('', '', '', '', '')}           out-of-place                       in-place          "
+    half = _HALF_COLUMNS.format("time", "algbw", "busbw", "#wrong")
+    yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
+    half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
+    yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
     for row in table.rows:
         first = f"{row.size_bytes:12d}  {row.count:12d}  {row.dtype:>8}  {row.redop:>6}  {row.root:6d}"
         yield f"{first}{_half_text(row.out_of_place)}{_half_text(row.in_place)}"
@@ -291,29 +286,21 @@ def _origin(run: Run, table: Table) -> Iterator[str]:
     library = f", NCCL {run.machine.nccl} {run.machine.nccl_path}" if run.machine.nccl else ""
     yield f"# collbench {run.version} in the layout of nccl-tests 2.19.6, backend {run.backend}{library}"
     yield f"# Collective test starting: {table.program}"
-    asked = settings(run, table)
-    step, kind = asked.step
+    asked = config(run, table)
+    kind = "factor" if "step_factor" in asked else "bytes"
     yield (
-        f"# nThread {asked.threads} nGpus 1 minBytes {asked.smallest} maxBytes {asked.largest} step: {step}({kind}) "
-        f"warmup iters: {asked.warmup} iters: {asked.iterations} agg iters: 1 validation: {asked.validation} "
-        f"graph: {asked.graph} unalign: 0"
+        f"# nThread {asked['nthreads']} nGpus 1 minBytes {asked['minimum_bytes']} maxBytes {asked['maximum_bytes']} "
+        f"step: {asked[f'step_{kind}']}({kind}) warmup iters: {asked['warmup_iters']} iters: {asked['iterations']} "
+        f"agg iters: 1 validation: {asked['validation']} graph: {asked['graph']} unalign: 0"
     )
     yield f"# measured {run.started}, seed {run.settings.seed}; Pid is not recorded"
     loops = {half.loop for row in table.rows for half in row.halves}
     for loop, meaning in ((True, _LOOP), (False, _BLOCKS)):
         if loop in loops:
             yield f"# time: the slowest rank's, median of the trials, {meaning}"
-    if asked.validation:
+    if asked["validation"]:
         yield "# #wrong: in every timed batch out of place, in one call in place; nccl-tests checks one call each"
     yield "#"
-
-
-def _heads() -> Iterator[str]:
-    yield f"{_COLUMNS.format('', '', '', '', '')}           out-of-place                       in-place          "
-    half = _HALF_COLUMNS.format("time", "algbw", "busbw", "#wrong")
-    yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
-    half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
-    yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
 
 
 def _half_text(half: Half | None) -> str:
@@ -363,9 +350,7 @@ def _notes(run: Run, table: Table) -> Iterator[str]:
 # Keys, nesting and types are its: flags and verdicts are strings ("true"), so is `root`, six characters wide. Source:
 # nccl-tests 2.19.6, src/util.cu.
 
-
 _VERSION = 3
-_Json = dict[str, Any]
 
 
 def dumps(run: Run) -> str:
@@ -380,11 +365,27 @@ def dumps(run: Run) -> str:
         "start_time": _clock(started),
         "args": ["collbench", *run.settings.command],
         "nccl_version": _version_code(run.machine.nccl),
-        "config": _config(run, found),
-        "results": [_result(run, table, row, many=len(found) > 1) for table in found for row in table.rows],
+        "config": config(run, found[0]) | {"devices": [device for table in found for device in _devices(run, table)]},
+        "results": [
+            {
+                "size": row.size_bytes,
+                "count": row.count,
+                "type": row.dtype,
+                "redop": row.redop,
+                "root": f"{row.root:6d}",
+                "out_of_place": _half_json(row.out_of_place),
+                "in_place": _half_json(row.in_place),
+                "actual_iterations": row.iterations,
+                "experiment_name": " ".join([table.program, *(run.devices[member].tag for member in table.members)])
+                if len(found) > 1
+                else "",
+            }
+            for table in found
+            for row in table.rows
+        ],
         "out_of_bounds": {
             "count": sum(table.errors for table in found),
-            "okay": _flag(healthy(run, found)),
+            "okay": "true" if healthy(run, found) else "false",
         },
         "average_bus_bandwidth": {"bandwidth": round(average_busbw(found), 6), "okay": "unchecked"},
         "errors": [
@@ -396,57 +397,20 @@ def dumps(run: Run) -> str:
     return json.dumps(document) + "\n"
 
 
-def _config(run: Run, found: tuple[Table, ...]) -> _Json:
-    asked = settings(run, found[0])
-    step, kind = asked.step
-    return {
-        "nthreads": asked.threads,
-        "ngpus": 1,
-        "minimum_bytes": asked.smallest,
-        "maximum_bytes": asked.largest,
-        f"step_{kind}": step,
-        "warmup_iters": asked.warmup,
-        "iterations": asked.iterations,
-        "aggregated_iterations": 1,
-        "validation": asked.validation,
-        "graph": asked.graph,
-        "blocking_collectives": _flag(False),
-        "per_iter_timing": _flag(False),
-        "per_iter_skip": 0,
-        "parallel_init": _flag(False),
-        "devices": [_device(run, table, rank) for table in found for rank in range(len(table.members))],
-    }
+def _devices(run: Run, table: Table) -> Iterator[Json]:
+    for rank, device in enumerate(run.devices[member] for member in table.members):
+        yield {
+            "rank": rank,
+            "group": table.group,
+            "pid": 0,
+            "hostname": hostname(run, device),
+            "device": device.index,
+            "device_hex": pci_address(device),
+            "device_info": device.name,
+        }
 
 
-def _device(run: Run, table: Table, rank: int) -> _Json:
-    device = run.devices[table.members[rank]]
-    return {
-        "rank": rank,
-        "group": table.group,
-        "pid": 0,
-        "hostname": hostname(run, device),
-        "device": device.index,
-        "device_hex": pci_address(device),
-        "device_info": device.name,
-    }
-
-
-def _result(run: Run, table: Table, row: Row, *, many: bool) -> _Json:
-    tags = " ".join(run.devices[member].tag for member in table.members)
-    return {
-        "size": row.size_bytes,
-        "count": row.count,
-        "type": row.dtype,
-        "redop": row.redop,
-        "root": f"{row.root:6d}",
-        "out_of_place": _half_json(row.out_of_place),
-        "in_place": _half_json(row.in_place),
-        "actual_iterations": row.iterations,
-        "experiment_name": f"{table.program} {tags}" if many else "",
-    }
-
-
-def _half_json(half: Half | None) -> _Json | None:
+def _half_json(half: Half | None) -> Json | None:
     if half is None:
         return None
     return {
@@ -455,10 +419,6 @@ def _half_json(half: Half | None) -> _Json | None:
         "bus_bw": round(half.busbw, 6),
         "nwrong": None if half.wrong is None else float(half.wrong),
     }
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def _clock(moment: datetime) -> str:

@@ -83,7 +83,6 @@ COLUMNS = (
 
 # A run as rows, one for each data point, in the order of the run file.
 
-
 Value = str | int | float | bool | None
 Row = dict[str, Value]
 

@@ -1,4 +1,4 @@
-"""What explains slow links: the state of their devices while they were measured, one GPU, or the link itself."""
+"""What explains slow links: the state of their devices meanwhile, one GPU, or the link itself (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Link, both_ways
+from collbench.analysis.problem import at_the_ends, new_errors
 from collbench.machine.labels import is_nvlink
 from collbench.machine.limits import holds_back, only_opened
-from collbench.model.run import FlagKind, Health
+from collbench.model.run import FlagKind
 
 # What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.
-
 
 _COUNTERS = (("NVLink errors", "nvlink_errors"), ("NVLink replays", "nvlink_replays"), ("ECC errors", "ecc_errors"))
 
@@ -44,56 +44,35 @@ def ailing(facts: Facts) -> UnhealthyDevices:
     visits = sum(len(found.samples) for found in run.measurements)
     throttled: dict[int, str] = {}
     shared: dict[int, str] = {}
-    for (kind, position, reason), count in sorted(_flags(facts).items()):
-        tag, share = run.devices[position].tag, f"in {count} of {visits} trials"
-        if kind is FlagKind.SHARED:
-            shared[position] = f"on {tag} {share}"
-        elif kind is FlagKind.THROTTLED and holds_back(reason):
-            throttled[position] = f"{tag} was throttled ({reason}) {share}"
-    for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for position, state in enumerate(states[: len(run.devices)]):
-            _add_health(facts, position, state, when, throttled, shared)
-    opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
-    shared = {position: told for position, told in shared.items() if position not in opened}
-    return UnhealthyDevices(throttled, shared, _grown(facts))
-
-
-def _flags(facts: Facts) -> Counter[tuple[FlagKind, int, str]]:
-    """Count the visits by (kind of flag, position, reason)."""
-    samples = (sample for found in facts.run.measurements for sample in found.samples)
-    return Counter(
+    samples = (sample for found in run.measurements for sample in found.samples)
+    flags = Counter(
         (flag.kind, position, flag.reason)
         for sample in samples
         for flag in set(sample.flags)
         for position in flag.devices
     )
-
-
-def _add_health(
-    facts: Facts, position: int, state: Health, when: str, throttled: dict[int, str], shared: dict[int, str]
-) -> None:
-    """Add what the state before or after measuring tells, where no visit was flagged with it."""
-    tag = facts.run.devices[position].tag
-    reasons = [reason for reason in state.throttle if holds_back(reason)]
-    if reasons:
-        throttled.setdefault(position, f"{tag} was throttled ({', '.join(reasons)}) {when} measuring")
-    if state.processes:
-        shared.setdefault(position, f"on {tag} {when} measuring")
-
-
-def _grown(facts: Facts) -> dict[int, str]:
-    grown: dict[int, str] = {}
-    triples = zip(range(len(facts.run.devices)), facts.run.health_before, facts.run.health_after, strict=False)
-    for position, before, after in triples:
-        for name, field in _COUNTERS:
-            first, last = getattr(before, field), getattr(after, field)
-            if first is not None and last is not None and last > first:
-                grown.setdefault(position, f"{last - first} new {name} on {facts.run.devices[position].tag}")
-    return grown
+    for (kind, position, reason), count in sorted(flags.items()):
+        tag, share = run.devices[position].tag, f"in {count} of {visits} trials"
+        if kind is FlagKind.SHARED:
+            shared[position] = f"on {tag} {share}"
+        elif kind is FlagKind.THROTTLED and holds_back(reason):
+            throttled[position] = f"{tag} was throttled ({reason}) {share}"
+    for when, position, state in at_the_ends(run):  # where no trial was flagged with it
+        tag = run.devices[position].tag
+        if reasons := [reason for reason in state.throttle if holds_back(reason)]:
+            throttled.setdefault(position, f"{tag} was throttled ({', '.join(reasons)}) {when} measuring")
+        if state.processes:
+            shared.setdefault(position, f"on {tag} {when} measuring")
+    errors: dict[int, str] = {}
+    for name, field in _COUNTERS:
+        for position, (first, last) in new_errors(run, field).items():
+            errors.setdefault(position, f"{last - first} new {name} on {run.devices[position].tag}")
+    opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
+    shared = {position: told for position, told in shared.items() if position not in opened}
+    return UnhealthyDevices(throttled, shared, errors)
 
 
 # Whom to blame for slow links: a whole row blames its GPU, one cell the link (docs/method.md 10.2).
-
 
 # More links than this, with no GPU in common, share a cause that no single one shows.
 _MOST_SINGLE = 4

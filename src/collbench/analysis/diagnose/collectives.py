@@ -1,15 +1,17 @@
-"""NCCL against the links: a collective far below what its links allow, and why."""
+"""NCCL against the links: a collective far below what its links allow, and why (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations, permutations
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
+from collbench.analysis.physics import DEGRADED
 from collbench.machine.labels import is_nvlink
 from collbench.model.capabilities import capabilities
 
@@ -19,8 +21,6 @@ from collbench.model.capabilities import capabilities
 _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
 # Without peer access GPUs below one PCIe switch meet on its uplink: NCCL sends both ways at once over it, copies one.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
-# Of theory, where no copy tells what a link carries: docs/method.md 10.2 calls less than this degraded.
-_SURE_OF_THEORY = 0.7
 # What users set and forget, strongest first [NCCL docs, environment variables]; "{}" is the value.
 _P2P = (
     ("NCCL_P2P_DISABLE", "forbids direct transfers between GPUs, so NCCL goes through host memory"),
@@ -46,7 +46,11 @@ _OFF = ("", "0")
 
 def collectives(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield where NCCL is far below its links, and where it is no faster than PCIe over NVLink."""
-    heard = [reading for reading in _readings(facts) if len(reading.members) > 2 or odd.speaks(reading)]
+    if capabilities(facts.run.backend).cores:
+        return  # gloo goes through sockets or shared memory, not over the cores' paths
+    works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
+    large = [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
+    heard = [reading for reading in large if len(reading.members) > 2 or odd.speaks(reading)]
     readings = [reading for reading in heard if not _links(reading) <= odd.unused]
     slow = [case for reading in readings if (case := _far_below(facts, reading))]
     judged = frozenset(link for reading in readings for link in _links(reading))
@@ -57,15 +61,14 @@ def collectives(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iter
         yield from _findings(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, ill)
 
 
+@dataclass(frozen=True, slots=True)
 class _Case:
     """A collective that is far below `allowed` GB/s."""
 
-    def __init__(self, facts: Facts, reading: Reading, allowed: float) -> None:
-        self.reading, self.allowed = reading, allowed
-        pairs = list(combinations(reading.members, 2))
-        self.over_nvlink = all(is_nvlink(facts.label(pair)) for pair in pairs)
-        ceiling = pcie_ceiling(facts, reading.members) if self.over_nvlink else None
-        self.no_faster_than_pcie = ceiling is not None and facts.readings.interval(reading)[2] <= ceiling
+    reading: Reading
+    allowed: float
+    over_nvlink: bool
+    no_faster_than_pcie: bool
 
 
 def setting(environment: Mapping[str, str], *, paths_only: bool) -> tuple[str, str] | None:
@@ -77,13 +80,6 @@ def setting(environment: Mapping[str, str], *, paths_only: bool) -> tuple[str, s
     return None
 
 
-def _readings(facts: Facts) -> list[Reading]:
-    works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
-    if capabilities(facts.run.backend).cores:
-        return []  # gloo goes through sockets or shared memory, not over the cores' paths
-    return [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
-
-
 def _links(reading: Reading) -> frozenset[Link]:
     return both_ways(combinations(reading.members, 2))
 
@@ -93,15 +89,14 @@ def _far_below(facts: Facts, reading: Reading) -> _Case | None:
     if not over_nvlink and len(reading.members) > 2:
         return None  # rings over PCIe share uplinks: no single link tells what they may reach
     allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
-    share = _FAR_BELOW_NVLINK if over_nvlink else _FAR_BELOW_PCIE * _left_by_uplinks(facts, reading.members)
-    if allowed is None or facts.readings.interval(reading)[2] >= share * allowed:
+    high, share = facts.readings.interval(reading)[2], _FAR_BELOW_NVLINK
+    if not over_nvlink:
+        below_one = facts.label(reading.members) in _BELOW_ONE and not has_peers(facts, reading.members)
+        share = _FAR_BELOW_PCIE * (_ONE_UPLINK if below_one else 1.0)
+    if allowed is None or high >= share * allowed:
         return None
-    return _Case(facts, reading, allowed)
-
-
-def _left_by_uplinks(facts: Facts, pair: tuple[int, ...]) -> float:
-    """Return what sharing an uplink leaves of a copy's rate to each way of a collective."""
-    return _ONE_UPLINK if facts.label(pair) in _BELOW_ONE and not has_peers(facts, pair) else 1.0
+    ceiling = pcie_ceiling(facts, reading.members) if over_nvlink else None
+    return _Case(reading, allowed, over_nvlink, no_faster_than_pcie=ceiling is not None and high <= ceiling)
 
 
 def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> float | None:
@@ -112,7 +107,7 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
         if copy is not None:
             carried.append(facts.readings.interval(copy)[0])
         elif over_nvlink and limit is not None:
-            carried.append(_SURE_OF_THEORY * limit)
+            carried.append(DEGRADED * limit)  # no copy tells what it carries: less than that is another verdict's
         else:
             return None
     return min(carried)

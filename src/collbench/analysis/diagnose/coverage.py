@@ -9,9 +9,10 @@ from enum import StrEnum
 from itertools import combinations, permutations
 
 from collbench.analysis.diagnose.limits import path_limit
-from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, FEWEST_VISITS, STAGED, Facts
+from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.analysis.diagnose.verdict import Link
 from collbench.analysis.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
+from collbench.analysis.tiers import FEWEST_VISITS
 from collbench.machine.labels import is_nvlink
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work

@@ -1,4 +1,4 @@
-"""What hangs on a GPU and not on a link: other processes, its PCIe slot; and pairs that disturb each other."""
+"""What hangs on a GPU, not on a link: processes, its slot; and pairs that disturb each other (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collbench.analysis.diagnose.blame import UnhealthyDevices, blames
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.links import lspci
-from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts, Reading
+from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, both_ways, found
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
@@ -20,6 +20,7 @@ from collbench.model.run import Audit
 # By more than a third: a host bridge that passes peer traffic on at less than a slot's rate makes staging a little
 # faster on machines that are well. nccl#814 has a factor of 2.2.
 _FASTER = math.log(4 / 3)
+_BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
 
 def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
@@ -74,7 +75,8 @@ def _disturbed(facts: Facts, audits: list[Audit], *, over_nvlink: bool) -> Findi
         cause,
         command,
     )
-    rates = Rates(audit.label, audit.isolated_gbs, _audited(facts, audit))
+    gbs, off = audit.concurrent_gbs, math.exp(_audit_noise(facts, audit))
+    rates = Rates(audit.label, audit.isolated_gbs, (gbs / off, gbs, gbs * off))
     return found(Kind.CONTENTION, members, links, told, rates)
 
 
@@ -102,18 +104,14 @@ def _audit_noise(facts: Facts, audit: Audit) -> float:
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 
-def _audited(facts: Facts, audit: Audit) -> tuple[float, float, float]:
-    off = math.exp(_audit_noise(facts, audit))
-    return audit.concurrent_gbs / off, audit.concurrent_gbs, audit.concurrent_gbs * off
-
-
 def slots(facts: Facts) -> Iterator[Finding]:
     """Yield the GPUs whose PCIe link was below its best right after the last visit, with their contexts still open."""
     for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
         best = (device.pcie_generation, device.pcie_width)
         now = (state.pcie_generation, state.pcie_width)
         below = [(n, b) for n, b in zip(now, best, strict=True) if n is not None and b is not None and n < b]
-        seen = _host_copy(facts, position)
+        copies = (reading for reading in facts.readings.host(position) if reading.work.operation in _BY_ENGINE)
+        seen = max(copies, key=lambda reading: reading.middle, default=None)
         limit = theory.pcie(now[0], now[1])
         if not below or (seen and limit and facts.readings.interval(seen)[0] > limit.gbs):
             continue  # it carried more than that: the link was only read after it had gone to rest
@@ -129,13 +127,6 @@ def slots(facts: Facts) -> Iterator[Finding]:
         )
         rates = Rates("", ideal.gbs if ideal else None, facts.readings.interval(seen) if seen else None)
         yield found(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), told, rates)
-
-
-def _host_copy(facts: Facts, position: int) -> Reading | None:
-    """Return the fastest copy by engine between a device and host memory, None where none was measured."""
-    engines = (Operation.H2D_CE, Operation.D2H_CE)
-    there = [reading for reading in facts.readings.host(position) if reading.work.operation in engines]
-    return max(there, key=lambda reading: reading.middle, default=None)
 
 
 def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:

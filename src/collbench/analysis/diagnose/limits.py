@@ -1,25 +1,25 @@
-"""Links that fail, and copies against the limit of their path: too slow for its NVLinks, or too fast for anything."""
+"""Links that fail, and copies against the limit of their path: too slow or too fast (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from statistics import median
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
 from collbench.analysis.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
-from collbench.analysis.physics import FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
+from collbench.analysis.physics import DEGRADED, FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant
-from collbench.model.run import DataPoint, Measurement, SkipKind, Skipped
+from collbench.model.run import Measurement, SkipKind, Skipped
 
 # Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
-
 
 _ACS = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar -e Xid; cat /proc/cmdline"
 _LOG = "sudo dmesg | grep -i -e Xid -e nvidia"
@@ -108,16 +108,16 @@ def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
 
 # Copies against the limit of their path: too slow for its NVLinks, or too fast for anything.
 
-
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
-_DEGRADED = 0.70
 _HEALTHY_SHARE = 0.9
 VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
 
 
 def limits(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield what copies show against their path's theory. Needs copies of 16 MiB or more."""
-    links = _readings_of_links(facts)
+    # The fastest copy of each link that was measured at a size that shows bandwidth.
+    pairs = permutations(range(len(facts.run.devices)), 2)
+    links = {link: reading for link in pairs if (reading := facts.readings.best(link))}
     yield from _too_fast(facts, links)
     yield from _too_slow(facts, links, ill)
 
@@ -139,49 +139,26 @@ def path_limit(facts: Facts, link: Link) -> float | None:
     return facts.hardware.link(*link)
 
 
-def _readings_of_links(facts: Facts) -> dict[Link, Reading]:
-    """Return the fastest copy of each link that was measured at a size that shows bandwidth."""
-    n = len(facts.run.devices)
-    pairs = ((a, b) for a in range(n) for b in range(n) if a != b)
-    return {link: reading for link in pairs if (reading := facts.readings.best(link))}
-
-
 def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
-    beaten = impossible(facts.run)
-    of_links = _beaten_links(beaten)
-    hidden = {link for link in links if link not in of_links and _beyond_pcie(facts, link, links[link])}
+    beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
+    for one in beaten:
+        for link in ways(one.cell.work, one.cell.members):
+            of_links[link].append(one)
+    on_cores = capabilities(facts.run.backend).cores
+    over_pcie = {link for link in links if not on_cores and not is_nvlink(facts.label(link))} - of_links.keys()
+    most = {link: HIDDEN * (path_limit(facts, link) or FASTEST_PCIE_GBS) for link in over_pcie}
+    hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most[link]}
     for blame in _by_label(facts, hidden, links):
         yield _hidden(facts, blame, links)
-    judged = {link for found in facts.run.measurements if found.samples for link in _ways(found.cell)}
+    judged = {
+        link for found in facts.run.measurements if found.samples for link in ways(found.cell.work, found.cell.members)
+    }
     for blame in _by_label(facts, set(of_links), judged):
         yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
-    of_others = [one for one in beaten if not _ways(one.cell)]
+    of_others = [one for one in beaten if not ways(one.cell.work, one.cell.members)]
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
         yield _impossible(facts, Blame(members, frozenset(), facts.tags(members)), of_others)
-
-
-def _beyond_pcie(facts: Facts, link: Link, reading: Reading) -> bool:
-    if capabilities(facts.run.backend).cores or is_nvlink(facts.label(link)):
-        return False
-    return facts.readings.interval(reading)[0] > HIDDEN * (path_limit(facts, link) or FASTEST_PCIE_GBS)
-
-
-def _beaten_links(beaten: Iterable[Impossible]) -> dict[Link, list[Impossible]]:
-    found: dict[Link, list[Impossible]] = defaultdict(list)
-    for one in beaten:
-        for link in _ways(one.cell):
-            found[link].append(one)
-    return found
-
-
-def _ways(cell: DataPoint) -> tuple[Link, ...]:
-    """Return the directed links that a cell on a pair is about, none for any other cell."""
-    if len(cell.members) != 2 or cell.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
-        return ()
-    a, b = cell.members
-    directed = not cell.operation.is_collective and cell.variant is not Variant.BOTH_WAYS
-    return ((a, b),) if directed else ((a, b), (b, a))
 
 
 def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator[Blame]:
@@ -242,7 +219,7 @@ def _too_slow(facts: Facts, links: dict[Link, Reading], ill: UnhealthyDevices) -
         if limit is None or not is_nvlink(facts.label(link)):
             continue
         high = facts.readings.interval(reading)[2]
-        if high < _DEGRADED * limit:
+        if high < DEGRADED * limit:
             ceiling = pcie_ceiling(facts, link)
             (unused if ceiling is not None and high <= ceiling else degraded).add(link)
     for blame in _by_label(facts, unused, links):
@@ -288,7 +265,7 @@ def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -
     healthy = [
         reading.gbs / nvlink_count(facts.label(link))
         for link, reading in links.items()
-        if is_nvlink(facts.label(link)) and reading.gbs >= _DEGRADED * (path_limit(facts, link) or float("inf"))
+        if is_nvlink(facts.label(link)) and reading.gbs >= DEGRADED * (path_limit(facts, link) or float("inf"))
     ]
     one = median(healthy) if healthy else _HEALTHY_SHARE * limit / count
     carried = median(links[link].gbs for link in blame.links) / one

@@ -1,4 +1,4 @@
-"""Links against each other: the two ways of a pair, links of one label, and one label against another."""
+"""Links against each other: two ways of a pair, links of one label, label against label (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
+from collbench.analysis.physics import DEGRADED, chained
 from collbench.analysis.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 
-# Links against each other: the two ways of a pair, and links of one label.
-
+# The two ways of a pair, and links of one label.
 
 # docs/method.md 10.2: 10 %, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
@@ -61,7 +61,7 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
         for work in facts.readings.works(collective=collective):
             for group in by_label(facts, work, odd).values():
                 for gap in _below(facts, group):
-                    for link in ways(gap.reading):
+                    for link in ways(gap.reading.work, gap.reading.members):
                         gaps[link].append(gap)
         slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _OUTLYING))}
         for blame in blames(facts, slow, gaps):
@@ -97,12 +97,6 @@ def rates_of(facts: Facts, link: Link, readings: Collection[Reading]) -> Rates:
     """Return the label and limit of a link, and what was measured on it or its like."""
     alone = all(reading.alone for reading in readings)
     return Rates(facts.label(link), path_limit(facts, link), facts.readings.span(readings), confirmed=alone)
-
-
-def ways(reading: Reading) -> tuple[Link, ...]:
-    """Return the directed links that a reading speaks for: a collective on a pair uses both."""
-    a, b = reading.members
-    return ((a, b), (b, a)) if reading.work.operation.is_collective else ((a, b),)
 
 
 def works_of(readings: Iterable[Reading]) -> str:
@@ -195,13 +189,10 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> str:
 
 # Labels against each other: does a better one carry more?
 
-
 # docs/method.md 10.2: a worse label is 10 % faster, as a difference of log bandwidth.
 _INVERTED = math.log(1.1)
 # Words without a place in the order of labels.
 _NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
-# docs/method.md 10.2: what carries more than this share of its limit is not degraded.
-_WELL = 0.7
 _MEDIAN_ERROR = 1.2533  # of the median of many normal values, over σ/√n
 
 Members = tuple[int, ...]
@@ -232,7 +223,9 @@ def inversions(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
 
 def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Finding:
     worst = max(cases, key=lambda case: case.gap)
-    links = both_ways(link for case in cases for reading in case.readings for link in ways(reading))
+    links = both_ways(
+        link for case in cases for reading in case.readings for link in ways(reading.work, reading.members)
+    )
     better = facts.label(min(links))
     told = Message(
         f"{better} pairs of {facts.tags(members)} reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "
@@ -245,11 +238,7 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
     """Return a label's readings by the GPUs that it joins: those below one PCIe switch, say, share its faults."""
-    islands: list[set[int]] = []
-    for reading in group:
-        touched = [island for island in islands if island & set(reading.members)]
-        islands = [island for island in islands if island not in touched]
-        islands.append(set(reading.members).union(*touched))
+    islands = chained(reading.members for reading in group)
     return {tuple(sorted(i)): [reading for reading in group if set(reading.members) <= i] for i in islands}
 
 
@@ -276,7 +265,7 @@ def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]
         return None
     limits = [[path_limit(facts, (r.members[0], r.members[1])) for r in group] for group in (better, worse)]
     known = [[limit for limit in group if limit is not None] for group in limits]
-    if all(known) and median(known[0]) < median(known[1]) and lower > math.log(_WELL * median(known[0])):
+    if all(known) and median(known[0]) < median(known[1]) and lower > math.log(DEGRADED * median(known[0])):
         return None
     return gap
 

@@ -1,9 +1,9 @@
-"""The measured rate of each cell that decides, with an error that holds for all of them at once."""
+"""The rate of each data point that decides, with an error that holds for all at once (docs/method.md 10.1)."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +12,8 @@ from statistics import NormalDist, median
 
 from collbench.analysis.diagnose.verdict import Interval, Link
 from collbench.analysis.physics import Hardware
-from collbench.analysis.stats import median_deviation, summarize, visit_noise
+from collbench.analysis.stats import log_rates, median_deviation, visit_noise
+from collbench.analysis.tiers import FEWEST_VISITS, NOISIER, VISITS_WITH_AN_OUTLIER
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Path, Run
@@ -20,13 +21,10 @@ from collbench.model.run import DataPoint, Measurement, Path, Run
 # The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
 # beyond the bounds, so a false contradiction is rarer still.
 _CHANCE_OF_ANY = 0.005
-# docs/method.md 10.1: three visits screen; fewer show no noise.
-FEWEST_VISITS = 3
 # Fewer visits than this make a poor σ̂: the wider pool then counts, too.
 _FEW_VISITS = 30
-# A cell that is this much noisier than its like is judged by its own noise.
-_NOISIER, _VISITS_FOR_OWN_NOISE = 2.5, 5
-_VISITS_WITH_A_WILD_ONE = 7
+# Of so many visits a cell that is much noisier than its like is judged by its own noise.
+_VISITS_FOR_OWN_NOISE = 5
 # Two copies on one wire get half of it each, three a third; noise alone does not make an audit's ratio this low.
 _SHARES = 0.9
 # Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5 % of
@@ -61,7 +59,7 @@ class Reading:
     @property
     def high(self) -> float:
         """Nearly all visits are below this: the highest, of seven or more the second."""
-        return self.visits[-1 - int(len(self.visits) >= _VISITS_WITH_A_WILD_ONE)]
+        return self.visits[-1 - int(len(self.visits) >= VISITS_WITH_AN_OUTLIER)]
 
     @property
     def gbs(self) -> float:
@@ -106,11 +104,6 @@ class Readings:
                 return max(there, key=lambda reading: reading.middle)
         return None
 
-    def fastest(self, link: Link, least_bytes: int = COPY_BYTES) -> Reading | None:
-        """Return the fastest copy on a link, by whatever engine: that is what its limit limits."""
-        there = [found for work in (*CE, *SM, *CPU) if (found := self.of(work, least_bytes).get(link))]
-        return max(there, key=lambda reading: reading.middle, default=None)
-
     def exceeds(self, higher: Reading, lower: Reading, by: float) -> bool:
         """Return whether one reading is above another by more than `by` (a difference of logs), noise included."""
         return higher.middle - lower.middle - self.z * math.hypot(higher.error, lower.error) > by
@@ -154,16 +147,22 @@ class Facts:
 
 def read(run: Run) -> Readings:
     """Return the readings of a run: cells with three visits or more, each at its work's deciding size."""
-    sizes = _deciding_sizes(run)
+    counts: dict[Work, Counter[int]] = defaultdict(Counter)
+    for found in run.measurements:
+        if found.samples:
+            counts[found.cell.work][found.cell.size_bytes] += 1
+    sizes = {work: max(have, key=lambda size: (have[size], size)) for work, have in counts.items()}
     cells: dict[DataPoint, Measurement] = {}
     for found in run.measurements:
         if found.samples and found.cell.size_bytes == sizes[found.cell.work]:
-            used = _isolated_if_possible(found)
+            # Isolated samples alone, where there are enough: they are the better evidence.
+            alone = [sample for sample in found.samples if not sample.concurrent]
+            used = replace(found, samples=alone) if len(alone) >= FEWEST_VISITS else found
             if len(used.samples) >= FEWEST_VISITS:
                 cells[used.cell] = used
     words = {frozenset(path.devices): path.label for path in run.paths}
     labels = {cell: _label_of(words, cell.members) for cell in cells}
-    logs = {cell: [math.log(gbs) for gbs in summarize(found).visits] for cell, found in cells.items()}
+    logs = {cell: log_rates(found) for cell, found in cells.items()}
     noise = _noise({cell: (cell.work, labels[cell]) for cell in cells}, logs)
     trusted = _trusted(run)
     own = {cell: is_nvlink(labels[cell]) or _isolated(found) for cell, found in cells.items()}
@@ -173,7 +172,8 @@ def read(run: Run) -> Readings:
             members=cell.members,
             size_bytes=cell.size_bytes,
             label=labels[cell],
-            middle=_middle(logs[cell], own=own[cell]),
+            # Beside others a copy over PCIe is only ever slower than alone, and partners change: the fastest counts.
+            middle=median(logs[cell]) if own[cell] else max(logs[cell]),
             error=noise[cell] * (median_deviation(len(logs[cell])) if own[cell] else 1.0),
             alone=_isolated(found) or (cell.work, labels[cell]) in trusted,
             isolated=_isolated(found),
@@ -182,22 +182,6 @@ def read(run: Run) -> Readings:
         for cell, found in cells.items()
     )
     return Readings(readings, NormalDist().inv_cdf(1 - _CHANCE_OF_ANY / 2 / max(1, len(readings))))
-
-
-def _deciding_sizes(run: Run) -> dict[Work, int]:
-    counts: dict[Work, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for found in run.measurements:
-        if found.samples:
-            counts[found.cell.work][found.cell.size_bytes] += 1
-    return {work: max(sizes, key=lambda size: (sizes[size], size)) for work, sizes in counts.items()}
-
-
-def _middle(logs: Sequence[float], *, own: bool) -> float:
-    """Return what a cell's visits stand for: their median where the wires were its own.
-
-    Beside others a copy over PCIe can only be slower than alone, and partners change: the fastest visit counts.
-    """
-    return median(logs) if own else max(logs)
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:
@@ -213,12 +197,6 @@ def _trusted(run: Run) -> set[tuple[Work, str]]:
 
 def _isolated(found: Measurement) -> bool:
     return not any(sample.concurrent for sample in found.samples)
-
-
-def _isolated_if_possible(found: Measurement) -> Measurement:
-    """Return the measurement with its isolated samples alone, where there are enough: they are the better evidence."""
-    alone = [sample for sample in found.samples if not sample.concurrent]
-    return replace(found, samples=alone) if len(alone) >= FEWEST_VISITS else found
 
 
 def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> str:
@@ -241,9 +219,8 @@ def _noise(
     for pool, parts in narrow.items():
         if sum(map(len, parts)) < _FEW_VISITS:
             pooled[pool] = max(pooled[pool], everywhere[pool[0].operation.is_collective])
-    return {cell: _own_noise(logs[cell], pooled[pool]) for cell, pool in pools.items()}
-
-
-def _own_noise(logs: Sequence[float], pooled: float) -> float:
-    own = visit_noise([logs]) if len(logs) >= _VISITS_FOR_OWN_NOISE else 0.0
-    return own if own > _NOISIER * pooled else pooled
+    found = {cell: pooled[pool] for cell, pool in pools.items()}
+    for cell, noise in found.items():
+        own = visit_noise([logs[cell]]) if len(logs[cell]) >= _VISITS_FOR_OWN_NOISE else 0.0
+        found[cell] = own if own > NOISIER * noise else noise
+    return found

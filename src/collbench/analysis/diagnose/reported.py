@@ -1,9 +1,9 @@
-"""What the tools say of the paths, against each other: NVML, `nvidia-smi topo -m` and `-p2p`, CUDA."""
+"""What the tools say of the paths, against each other: NVML, `nvidia-smi topo`, CUDA (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from collbench.analysis.diagnose.blame import blames
 from collbench.analysis.diagnose.limits import VIRTUAL
@@ -42,13 +42,9 @@ def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Message | None]) -> 
             gpus = {"first": facts.indices(blame.members[:1]), "all": facts.indices(blame.members)}
             what, command = f"{blame.where}: {saying.what}.", saying.command.format(**gpus)
             words = Message(what, saying.cause, command)
-            rates = Rates(facts.label(min(blame.links)), _theory(facts, blame.links))
+            limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
+            rates = Rates(facts.label(min(blame.links)), limits.pop() if len(limits) == 1 else None)
             yield found(kind, blame.members, blame.links, words, rates)
-
-
-def _theory(facts: Facts, pairs: Iterable[Link]) -> float | None:
-    limits = {facts.paths[frozenset(pair)].theory_gbs for pair in pairs}
-    return limits.pop() if len(limits) == 1 else None
 
 
 def _link_count(path: Path) -> Message | None:
@@ -67,7 +63,9 @@ def _link_count(path: Path) -> Message | None:
 
 def _peer_access(path: Path) -> Message | None:
     """Compare who allows peer access with the others, and with an NVLink label, which promises it."""
-    allowed = {_NVML: _nvml_allows(path), _TOOL: _all_allow(path.tool_peer_access), _CUDA: path.cuda_peers}
+    # As `topo -p2p r` is about reading, so is what NVML says of it.
+    nvml = None if path.peer_access is None else _all_allow(path.peer_access.statuses[:1])
+    allowed = {_NVML: nvml, _TOOL: _all_allow(path.tool_peer_access), _CUDA: path.cuda_peers}
     told = {source: answer for source, answer in allowed.items() if answer is not None}
     tool = ", ".join(dict.fromkeys(path.tool_peer_access))
     words = {_NVML: str(path.peer_access), _TOOL: tool, _CUDA: "yes" if path.cuda_peers else "no"}
@@ -83,12 +81,6 @@ def _peer_access(path: Path) -> Message | None:
         "the driver, a container or MIG mode takes peer access away, or an IOMMU or ACS setting forbids it",
         "nvidia-smi topo -p2p r; nvidia-smi -q -i {all} | grep -A2 'MIG Mode'; sudo dmesg | grep -i -e iommu -e NVRM",
     )
-
-
-def _nvml_allows(path: Path) -> bool | None:
-    """Return whether NVML allows reading a peer's memory, as `topo -p2p r` is about reading; None: it does not tell."""
-    told = path.peer_access
-    return None if told is None else _all_allow(told.statuses[:1])
 
 
 def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
@@ -120,17 +112,14 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     members = tuple(sorted({member for path in paths for member in path.devices}))
     labels = sorted({path.label for path in paths}, key=rank_key)
     ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
+    way = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
     told = Message(
         f"topo -m says {', '.join(labels)} where the PCIe tree, as topo -p reports it, says {', '.join(ancestors)}"
-        f"{_way(ancestors)}: both are right.",
+        f"{way}: both are right.",
         "topo -p reports how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
         f"nvidia-smi topo -m; nvidia-smi topo -p -i {facts.indices(paths[0].devices)}",
     )
     yield found(Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), told, Rates(labels[0]))
-
-
-def _way(ancestors: list[str]) -> str:
-    return f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
 
 
 def _flat(facts: Facts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What a verdict is: where a label and the links disagree, why, and how to check it. One cause, one verdict."""
+"""What a verdict is: where a label and the links disagree, and why; one cause, one verdict (docs/method.md 10)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from collbench.model.failures import Failure
+from collbench.model.operations import Variant, Work
 from collbench.model.run import Skipped
-
-# What a verdict is: where a label and the wires disagree, why, and how to check it (docs/method.md 10).
-
 
 Link = tuple[int, int]
 Interval = tuple[float, float, float]
@@ -144,13 +142,21 @@ def found(
     return Finding(verdict, frozenset(links), told.sure)
 
 
+def ways(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
+    """Return the directed links that a work on a pair is about, both of a collective; none for what runs on others."""
+    if len(members) != 2 or work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        return ()
+    a, b = members
+    both = work.operation.is_collective or work.variant is Variant.BOTH_WAYS
+    return ((a, b), (b, a)) if both else ((a, b),)
+
+
 def both_ways(links: Iterable[Link]) -> frozenset[Link]:
     """Return the links and their opposites."""
     return frozenset(link for a, b in links for link in ((a, b), (b, a)))
 
 
 # One root cause, one verdict: what a stronger one explains is named inside it and not told again.
-
 
 _SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
 _RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)

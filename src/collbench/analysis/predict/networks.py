@@ -1,4 +1,4 @@
-"""Networks as communication sees them: their tensors in the order of forward, grouped into the units FSDP gathers."""
+"""Networks as communication sees them: tensors in forward's order, in the units FSDP gathers (docs/predict.md)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from difflib import get_close_matches
 from itertools import pairwise
 
 from collbench.model.errors import UsageError
-
-# What a network is to communication: its tensors in the order of forward, grouped into the units that FSDP gathers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class Network:
 
 
 # The tensors of convolutional networks, as torchvision's modules register them, for 1000 classes.
-
 
 _IMAGENET = 1000
 # A stage of an EfficientNet-B0: expansion, kernel, stride, channels in and out, blocks [Tan & Le 2019, table 1].
@@ -183,7 +180,6 @@ def _divisible(channels: float) -> int:
 
 # The tensors of transformers, family by family, as their modules register them.
 
-
 _GPT2_VOCABULARY, _GPT2_POSITIONS = 50257, 1024
 _BERT_VOCABULARY, _BERT_POSITIONS, _BERT_TYPES = 30522, 512, 2
 _T5_VOCABULARY, _T5_DISTANCES = 32128, 32
@@ -248,7 +244,6 @@ def t5(name: str, width: int, blocks: int, inner: int, heads: int, head: int, so
 
 
 # Well-known networks by name, and networks of which only the size is known.
-
 
 _PARAMETERS = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)([KMBT]?)", re.IGNORECASE | re.ASCII)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -1,4 +1,4 @@
-"""What communication costs a training step on the best and the worst set of GPUs."""
+"""What communication costs a training step on the best and the worst set of GPUs (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ from collbench.analysis.wiring import wiring
 from collbench.machine.labels import is_nvlink
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.units import fixed
+from collbench.model.units import abridged, fixed
 
 # Which sets of k devices a prediction compares: the one that `select` would take, and the worst.
-
 
 # Bounds rarely leave more sets open than this; a band of eight devices takes a millisecond.
 _MOST_JUDGED = 300
@@ -171,8 +170,7 @@ def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float6
     return turned
 
 
-# What communication costs a training step on the best and the worst set of GPUs (docs/method.md 12).
-
+# What is asked, and the answer.
 
 # Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
 _RANKED_BYTES = BUCKET_BYTES
@@ -250,7 +248,9 @@ class PredictedSet:
         """Seconds that a step loses on the worst set: of the steps where they are known, else of the raw times."""
         if self.worst is None:
             return None
-        mine, its = (self.best.step, self.worst.step) if self.best.step and self.worst.step else self._raw
+        mine, its = self.best.raw, self.worst.raw
+        if self.best.step and self.worst.step:
+            mine, its = self.best.step, self.worst.step
         low, middle, high = (b - a for a, b in zip(mine, its, strict=True))
         return min(low, middle), middle, max(middle, high)
 
@@ -258,10 +258,6 @@ class PredictedSet:
     def lost_share(self) -> float | None:
         """The same as a share of the best set's step, None without a step time."""
         return self.lost[1] / self.best.step[1] if self.lost and self.best.step else None
-
-    @property
-    def _raw(self) -> tuple[Span, Span]:
-        return self.best.raw, self.worst.raw if self.worst else self.best.raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,9 +385,7 @@ class Predictor:
 
     def _told(self) -> Iterator[str]:
         for told, where in self._assumed.items():
-            first, more = list(where.sets)[:_MOST_SETS], len(where.sets) - _MOST_SETS
-            rest = f" and {more} more" if more > 0 else ""
-            yield f"{' and '.join(where.operations)} on {'; '.join(first)}{rest}: {told}"
+            yield f"{' and '.join(where.operations)} on {abridged(list(where.sets), _MOST_SETS, '; ')}: {told}"
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:

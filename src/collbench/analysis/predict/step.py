@@ -1,4 +1,4 @@
-"""What each strategy sends in a training step, and how host, compute and communication overlap."""
+"""What each strategy sends in a training step, and how it overlaps with compute and host (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 
 # How gradients are put together into messages while backward makes them, as PyTorch's DDP does it.
-
 
 # The first bucket is small, so that communication starts early [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES].
 FIRST_BUCKET_BYTES = 2**20
@@ -63,7 +62,6 @@ def _within(unit: Unit) -> Iterator[tuple[int, float]]:
 
 
 # How long a step takes when host, compute and communication run beside each other: lanes, each in its own order.
-
 
 _HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
 
@@ -163,7 +161,6 @@ class _Lanes:
 
 # What each way of training in parallel sends in one step, when it can start and what waits for it (docs/method.md 12).
 
-
 # Backward makes two matrix products for each one of forward: for the weights, and for what came in.
 FORWARD_SHARE = 1 / 3
 
@@ -238,20 +235,17 @@ def zero2(job: Job) -> Iterator[Transfer]:
 
 def zero3(job: Job) -> Iterator[Transfer]:
     """Yield for every micro-batch and unit an all-gather before its forward and its backward, and a reduce-scatter."""
-    for number in range(job.micro_batches):
-        yield from _sharded(job, number, Group.ALL, again=True)
+    return _sharded(job, Group.ALL, again=True)
 
 
 def fsdp(job: Job) -> Iterator[Transfer]:
     """Yield the same but for the root unit, which stays gathered from forward to backward."""
-    for number in range(job.micro_batches):
-        yield from _sharded(job, number, Group.ALL, again=False)
+    return _sharded(job, Group.ALL, again=False)
 
 
 def hsdp(job: Job) -> Iterator[Transfer]:
     """Yield FSDP's among the GPUs of one copy, and behind each reduce-scatter an all-reduce among the copies."""
-    for number in range(job.micro_batches):
-        yield from _sharded(job, number, Group.SHARD, again=False)
+    return _sharded(job, Group.SHARD, again=False)
 
 
 STRATEGIES: dict[str, Callable[[Job], Iterator[Transfer]]] = {
@@ -301,40 +295,33 @@ def _bucketed(job: Job, operation: Operation, start: float) -> Iterator[Transfer
         yield Transfer(operation, bucket.size_bytes, Group.ALL, min(start + bucket.ready * long, 1.0), 1.0)
 
 
-def _sharded(job: Job, number: int, group: Group, *, again: bool) -> Iterator[Transfer]:
-    """Yield one micro-batch: gathers, each while the unit before computes, and scatters behind each unit's backward.
+def _sharded(job: Job, group: Group, *, again: bool) -> Iterator[Transfer]:
+    """Yield each micro-batch: gathers, each while the unit before computes, and scatters behind each unit's backward.
 
     `again` gathers the root for its backward once more. The order is that in which fully_shard issues them.
     """
-    starts, ends = _forward(job, number), _backward(job, number)
     blocks, root = job.network.blocks, job.network.root_parameters
-    turn = (number + FORWARD_SHARE) / job.micro_batches
-    yield from _gather(job, root, group, starts[0], starts[0])
-    for place, block in enumerate(blocks):
-        yield from _gather(job, block.parameters, group, starts[place], starts[place + 1])
-    if again:
-        yield from _gather(job, root, group, turn, turn)
-    before = [turn, *ends]  # where each unit's backward begins, the last unit's first
-    for place in range(len(blocks), -1, -1):
-        at = len(blocks) - place
-        if place:
-            yield from _gather(job, blocks[place - 1].parameters, group, before[at], before[at + 1])
-        if at:
-            yield from _scatter(job, blocks[place].parameters, group, ends[at])
-    yield from _scatter(job, root, group, ends[-1])
-
-
-def _forward(job: Job, number: int) -> list[float]:
-    """Return where in the step each unit's forward begins, the first unit's first."""
-    shares = _running([unit.work for unit in job.network.units])
-    return [(number + FORWARD_SHARE * share) / job.micro_batches for share in [0.0, *shares[:-1]]]
-
-
-def _backward(job: Job, number: int) -> list[float]:
-    """Return where in the step each unit's backward ends, the last unit's first."""
-    shares = _running([unit.work for unit in reversed(job.network.units)])
-    shift = number + FORWARD_SHARE
-    return [(shift + (1 - FORWARD_SHARE) * share) / job.micro_batches for share in shares]
+    forward = _running([unit.work for unit in job.network.units])
+    backward = _running([unit.work for unit in reversed(job.network.units)])
+    for number in range(job.micro_batches):
+        shift = number + FORWARD_SHARE
+        turn = shift / job.micro_batches
+        # Where in the step each unit's forward begins, and where its backward ends, the last unit's first.
+        starts = [(number + FORWARD_SHARE * share) / job.micro_batches for share in [0.0, *forward[:-1]]]
+        ends = [(shift + (1 - FORWARD_SHARE) * share) / job.micro_batches for share in backward]
+        yield from _gather(job, root, group, starts[0], starts[0])
+        for place, block in enumerate(blocks):
+            yield from _gather(job, block.parameters, group, starts[place], starts[place + 1])
+        if again:
+            yield from _gather(job, root, group, turn, turn)
+        before = [turn, *ends]  # where each unit's backward begins, the last unit's first
+        for place in range(len(blocks), -1, -1):
+            at = len(blocks) - place
+            if place:
+                yield from _gather(job, blocks[place - 1].parameters, group, before[at], before[at + 1])
+            if at:
+                yield from _scatter(job, blocks[place].parameters, group, ends[at])
+        yield from _scatter(job, root, group, ends[-1])
 
 
 def _running(works: list[float]) -> list[float]:
@@ -362,7 +349,6 @@ def _scatter(job: Job, parameters: int, group: Group, ready: float) -> Iterator[
 
 
 # The host's lane of a training step: how far it has launched the kernels that the GPU will run.
-
 
 # A place in the step (share of the GPU's compute), and the share of the host's time after which all before is launched.
 Knot = tuple[float, float]

@@ -1,4 +1,4 @@
-"""How long a collective takes on a set of devices: as measured there, or from what was measured nearest to it."""
+"""How long a collective takes on a set of devices: as measured there, or nearest to it (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Run
-from collbench.model.units import format_size
+from collbench.model.units import size_span
 
 # What several runs of one machine measured, put together: the run that ranks its pairs, and all curves.
-
 
 Key = tuple[Operation, Members]
 # What training sends.
@@ -52,10 +51,11 @@ def gather(runs: Sequence[tuple[str, Run]]) -> Evidence:
     name, base = max(runs, key=lambda named: (len(named[1].devices), _pairs(named[1])))
     for other, run in runs:
         _check(name, base, other, run)
+    places = {device.uuid: place for place, device in reversed([*enumerate(base.devices)])}
     points: dict[Key, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _, run in runs:
         for cell, seconds in _cells(run):
-            members = tuple(sorted(_position(base, run, member) for member in cell.members))
+            members = tuple(sorted(places[run.devices[member].uuid] for member in cell.members))
             points[cell.operation, members][cell.size_bytes].append(seconds)
     if not points:
         files = ", ".join(name for name, _ in runs)
@@ -68,11 +68,6 @@ def gather(runs: Sequence[tuple[str, Run]]) -> Evidence:
 
 def _pairs(run: Run) -> int:
     return len({frozenset(found.cell.members) for found in run.measured() if len(found.cell.members) == 2})
-
-
-def _position(base: Run, run: Run, member: int) -> int:
-    identity = run.devices[member].uuid
-    return next(place for place, device in enumerate(base.devices) if device.uuid == identity)
 
 
 def _cells(run: Run) -> Iterator[tuple[DataPoint, float]]:
@@ -88,7 +83,7 @@ def _cells(run: Run) -> Iterator[tuple[DataPoint, float]]:
 def _check(name: str, base: Run, other: str, run: Run) -> None:
     """Raise UsageError where two runs are not of one machine under the same settings."""
     if (base.backend, base.machine.fabric) != (run.backend, run.machine.fabric):
-        told = " and ".join(sorted({_kind(base), _kind(run)}))
+        told = " and ".join(sorted({f"{one.backend} {one.machine.fabric}".strip() for one in (base, run)}))
         raise UsageError(f"{name} and {other} are of different machines ({told}): give runs of one")
     known = {device.uuid for device in base.devices}
     strange = [device for device in run.devices if device.uuid not in known]
@@ -106,16 +101,11 @@ def _check(name: str, base: Run, other: str, run: Run) -> None:
         )
 
 
-def _kind(run: Run) -> str:
-    return f"{run.backend} {run.machine.fabric}".strip()
-
-
 def _settings(run: Run) -> dict[str, str]:
     return {name: value for name, value in run.settings.environment.items() if name != _SAYS_NOTHING}
 
 
-# How long a collective takes on a set of devices: as measured there, or from what was measured nearest to it.
-
+# The timing of each operation on each set.
 
 # Seconds: the least, the middle and the most that a prediction allows; all equal where it was measured.
 Span = tuple[float, float, float]
@@ -280,6 +270,4 @@ def beyond(timing: Timing, sizes: Sequence[int]) -> str:
     outside = [size for size in sizes if not timing.covers(size)]
     if not outside:
         return ""
-    first, last = (format_size(size) for size in (timing.curve.sizes[0], timing.curve.sizes[-1]))
-    measured = first if first == last else f"{first} to {last}"
-    return f"sizes beyond the measured {measured} by a line of latency and bandwidth"
+    return f"sizes beyond the measured {size_span(timing.curve.sizes)} by a line of latency and bandwidth"

@@ -14,21 +14,19 @@ from collbench.analysis.compare import Change, Comparison, Verdict, unordered
 from collbench.analysis.fits import Fit, Unfitted
 from collbench.analysis.outcome import Outcome, outcome
 from collbench.analysis.physics import Impossible, by_cell
-from collbench.analysis.stats import Summary, median_interval, summarize, trial_seconds
+from collbench.analysis.stats import median_interval, summarize, trial_seconds
 from collbench.analysis.summary import RankedWork
-from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_links
+from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Device, Measurement, Run, StopReason
 from collbench.model.units import format_size
 from collbench.output import sentences
 from collbench.output.text.comparison import group_name
-from collbench.output.text.curves import limits_of, work_order
+from collbench.output.text.curves import limits_of
 from collbench.output.text.frame import place
 
 # The data points of a run, sorted for the page: a family for each operation and kind of device set.
 
-
-Table = list[list[float | None]]
 Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95 % interval, the median, the high end
 
 NOTHING: Bounds = (None, None, None)
@@ -64,16 +62,11 @@ class Family:
         ranks = len(self.places[0])
         return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
 
-    def tables(self, bounds: Callable[[Measurement], Bounds]) -> tuple[Table, Table, Table]:
-        """Return three values of each data point, by size and device set; None where nothing was measured."""
+    def rows(self, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
+        """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
         places = self.places
-        rows = [[self._bounds(size, members, bounds) for members in places] for size in self.sizes]
-        low, value, high = ([[short(cell[end]) for cell in row] for row in rows] for end in range(3))
-        return low, value, high
-
-    def _bounds(self, size: int, members: Members, bounds: Callable[[Measurement], Bounds]) -> Bounds:
-        found = self.points.get((size, members))
-        return bounds(found) if found is not None and found.samples else NOTHING
+        rows = [[self.points.get((size, members)) for members in places] for size in self.sizes]
+        return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in rows]
 
 
 def families(run: Run) -> list[Family]:
@@ -82,18 +75,15 @@ def families(run: Run) -> list[Family]:
     for found in run.measurements:
         many = len(found.cell.members) if found.cell.work.operation.is_collective else 0
         groups[found.cell.work, many][found.cell.size_bytes, found.cell.members] = found
-    ordered = sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1]))
-    return [_family(run, work, points) for (work, _), points in ordered]
-
-
-def _family(run: Run, work: Work, points: dict[tuple[int, Members], Measurement]) -> Family:
-    members = next(iter(points))[1]
-    if work.operation.is_collective and len(members) > 2:
-        kind = "group"
-    else:
+    made = []
+    for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
+        members = next(iter(points))[1]
         kind = "device" if work.variant in (*_MANY, Variant.HOST) else kind_of(work)
-    wanted = 1 if work.variant is Variant.HOST else 2
-    return Family(run, work, kind, points, kind != "group" and len(members) == wanted and work.variant not in _MANY)
+        kind = "group" if many > 2 else kind
+        wanted = 1 if work.variant is Variant.HOST else 2
+        ranked = kind != "group" and len(members) == wanted and work.variant not in _MANY
+        made.append(Family(run, work, kind, points, ranked))
+    return made
 
 
 def short(value: float | None) -> float | None:
@@ -106,7 +96,6 @@ def short(value: float | None) -> float | None:
 
 # Each quantity with its 95 % interval and shade. All are computed here; the page's script only looks them up.
 
-
 # How bright a share of the best is: steeper at the top, where a slow link shows. It has no steps, so that figures that
 # are nearly the same look nearly the same.
 _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
@@ -117,26 +106,34 @@ _COVERS = "95 % interval"  # of the median
 def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
     """Return bandwidth, time, share of theory and launch time, as far as the work has them; `limits` in GB/s."""
     if family.work.operation is Operation.CHASE:
-        return [_bounded(family, "time", "ns an access", lambda found: _times(found, 1e9), least=True)]
+        return [_figure("time", "ns an access", family.rows(lambda found: _times(found, 1e9)), least=True)]
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
     figures = [
-        _bounded(family, quantity, "GB/s", _rates),
-        _bounded(family, "time", "µs", lambda found: _times(found, 1e6), least=True),
+        _figure(quantity, "GB/s", family.rows(_rates)),
+        _figure("time", "µs", family.rows(lambda found: _times(found, 1e6)), least=True),
     ]
     if family.work.operation.is_copy and limits:
-        figures.append(_bounded(family, "share of theory", "%", lambda found: _share(limits, found)))
+        figures.append(_figure("share of theory", "%", family.rows(lambda found: _share(limits, found))))
     if any(sample.launch_seconds is not None for found in family.points.values() for sample in found.samples):
-        figures.append(_bounded(family, "time of an ungraphed launch", "µs", _launch, least=True))
+        figures.append(_figure("time of an ungraphed launch", "µs", family.rows(_launch), least=True))
     return figures
 
 
-def _bounded(
-    family: Family, title: str, unit: str, bounds: Callable[[Measurement], Bounds], *, least: bool = False
+def _figure(  # what the page's script reads, a field each
+    title: str,
+    unit: str,
+    rows: Sequence[Sequence[Bounds]],
+    *,
+    least: bool = False,
+    by_size: bool = True,
+    covers: str = _COVERS,
+    shades: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return a figure with the ends of its interval; `least`: the smallest is the best."""
-    low, value, high = family.tables(bounds)
-    shape = {"title": title, "unit": unit, "least": least, "by_size": True, "covers": _COVERS}
-    return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(row, least=least) for row in value]}
+    low, value, high = ([[short(cell[end]) for cell in row] for row in rows] for end in range(3))
+    shape = {"title": title, "unit": unit, "least": least, "by_size": by_size, "covers": covers}
+    shades = [_shades(row, least=least) for row in value] if shades is None else shades
+    return {**shape, "value": value, "low": low, "high": high, "shades": shades}
 
 
 def _shades(row: Sequence[float | None], *, least: bool) -> str:
@@ -150,7 +147,7 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
 
 
 def _rates(found: Measurement) -> Bounds:
-    summary: Summary = summarize(found)
+    summary = summarize(found)
     low, high = summary.interval or (None, None)
     return low, summary.busbw, high
 
@@ -185,20 +182,13 @@ def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any
     betas = [fit.gbs if fit else NOTHING for fit in found]
     halves = [fit.half_bytes if fit else NOTHING for fit in found]
     return [
-        _over_sizes("α: latency, fitted over all sizes", "µs", alphas, least=True),
-        _over_sizes("β: bandwidth, fitted over all sizes", "GB/s", betas),
-        _over_sizes("n½: size that reaches half of β", "bytes", halves, least=True),
+        _figure("α: latency, fitted over all sizes", "µs", [alphas], least=True, by_size=False),
+        _figure("β: bandwidth, fitted over all sizes", "GB/s", [betas], by_size=False),
+        _figure("n½: size that reaches half of β", "bytes", [halves], least=True, by_size=False),
     ]
 
 
-def _over_sizes(title: str, unit: str, bounds: Sequence[Bounds], *, least: bool = False) -> dict[str, Any]:
-    low, value, high = ([[short(some[end]) for some in bounds]] for end in range(3))
-    shape = {"title": title, "unit": unit, "least": least, "by_size": False, "covers": _COVERS}
-    return {**shape, "value": value, "low": low, "high": high, "shades": [_shades(value[0], least=least)]}
-
-
 # A series is a table of sizes × links (or pairs, devices, sets) for each quantity, and a note for each data point.
-
 
 _DIRECTED = {
     "link": "row sends to column",
@@ -224,7 +214,9 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
     labels = labels_of(family.run, family.places) if family.kind in ("link", "pair") else {}
     limits = limits_of(family.run, family.work, family.places)
     rankings = [_ranking(family, ended, size) for size in family.sizes]
-    notes, beaten = _Words(), by_cell(family.run)
+    beaten = by_cell(family.run)
+    notes = [[_note(family, beaten, size, members) for members in family.places] for size in family.sizes]
+    words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
     return {
         "name": family.name,
         "kind": family.kind,
@@ -240,12 +232,14 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
         "figures": [*figures(family, limits), *fitted(family, fits)],
         "tiers": [_tiers(family, ranking) for ranking in rankings],
         "verdicts": ["" if ranking is None else ranking.verdict for ranking in rankings],
-        "notes": [
-            [notes.place(_note(family, beaten, size, members)) for members in family.places] for size in family.sizes
-        ],
-        "words": notes.words,
+        "notes": [[words.index(note) for note in row] for row in notes],
+        "words": words,
         "failed": [
-            [at for at, members in enumerate(family.places) if _given_up(family, size, members)]
+            [
+                at
+                for at, members in enumerate(family.places)
+                if (found := family.points.get((size, members))) and found.failure and not found.samples
+            ]
             for size in family.sizes
         ],
         "chosen": [_chosen(family, size) for size in family.sizes],
@@ -276,19 +270,6 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
     return [[one.tier, one.relation.value[0]] if one else [] for one in found]
 
 
-class _Words:
-    """Texts that many data points share, each kept once; the first is ""."""
-
-    def __init__(self) -> None:
-        self.words = [""]
-
-    def place(self, text: str) -> int:
-        """Return the text's place in `words`."""
-        if text not in self.words:
-            self.words.append(text)
-        return self.words.index(text)
-
-
 def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
     """Return what a reader should know of one data point besides its numbers; `beaten` are the impossible ones."""
     found = family.points.get((size, members))
@@ -297,11 +278,6 @@ def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, mem
     one = beaten.get(found.cell)
     told = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
     return "; ".join(dict.fromkeys([told] * bool(told) + list(_remarks(found, family.run.devices))))
-
-
-def _given_up(family: Family, size: int, members: Members) -> bool:
-    found = family.points.get((size, members))
-    return found is not None and bool(found.failure) and not found.samples
 
 
 def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
@@ -326,7 +302,6 @@ def _chosen(family: Family, size: int) -> str:
 
 
 # One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
-
 
 # A shade begins at a ratio that is this far from 1, either way.
 _STEPS = (0.02, 0.05, 0.10, 0.25)
@@ -370,7 +345,16 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
         **{each: [base[each][column] for column in columns] for each in ("places", "names", "labels")},
         "theory": [None] * len(columns),
         "ways": "",
-        "figures": [_figure(base["figures"][0]["title"], changes)],
+        # Speed over speed. The intervals hold for all data points at once, so they are wide.
+        "figures": [
+            _figure(
+                f"{base['figures'][0]['title']}: ratio",
+                "×",
+                [[_bounds(change) for change in row] for row in changes],
+                covers="99 % interval of all at once",
+                shades=["".join(map(_letter, row)) for row in changes],
+            )
+        ],
         "tiers": [[] for _ in rows],
         "verdicts": ["" for _ in rows],
         "notes": [[0 if change is None else _PLACES.index(change.verdict) for change in row] for row in changes],
@@ -380,49 +364,37 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
     }
 
 
-def _figure(title: str, changes: Sequence[Sequence[Change | None]]) -> dict[str, Any]:
-    """Return speed over speed. Its intervals hold for all data points at once, so they are wide."""
-
-    def table(end: int) -> Table:
-        return [[None if change is None else short(_bounds(change)[end]) for change in row] for row in changes]
-
-    shape = {
-        "title": f"{title}: ratio",
-        "unit": "×",
-        "least": False,
-        "by_size": True,
-        "covers": "99 % interval of all at once",
-    }
-    shades = ["".join("-" if change is None else _LETTERS[_step(change)] for change in row) for row in changes]
-    return {**shape, "value": table(1), "low": table(0), "high": table(2), "shades": shades}
-
-
-def _bounds(change: Change) -> tuple[float | None, float, float | None]:
+def _bounds(change: Change | None) -> Bounds:
+    if change is None:
+        return NOTHING
     low, high = change.interval or (None, None)
     return low, change.ratio, high
 
 
-def _step(change: Change) -> int:
-    """Return the shade: 0 where nothing is significant, else −4 … 4 by how far the ratio is from 1."""
+def _letter(change: Change | None) -> str:
+    """Return the shade: the middle one where nothing is significant, else by how far the ratio is from 1."""
+    if change is None:
+        return "-"
     far = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
-    return _SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))
+    return _LETTERS[_SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))]
 
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each series at its largest size the median and the ends of its ratios, and the counts of verdicts."""
-    return [_row(found) for found in series]
-
-
-def _row(found: Mapping[str, Any]) -> dict[str, Any]:
-    known = [value for value in found["figures"][0]["value"][-1] if value is not None]
-    counts = Counter(_PLACES[place] for row in found["notes"] for place in row if place)
-    return {
-        "name": found["name"],
-        "size": found["size_names"][-1],
-        "middle": f"{median(known):.3f}" if known else "–",
-        "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
-        "counts": [counts[verdict] for verdict in Verdict],
-    }
+    made = []
+    for found in series:
+        known = [value for value in found["figures"][0]["value"][-1] if value is not None]
+        counts = Counter(_PLACES[place] for row in found["notes"] for place in row if place)
+        made.append(
+            {
+                "name": found["name"],
+                "size": found["size_names"][-1],
+                "middle": f"{median(known):.3f}" if known else "–",
+                "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
+                "counts": [counts[verdict] for verdict in Verdict],
+            }
+        )
+    return made
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:

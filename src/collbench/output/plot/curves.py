@@ -18,9 +18,10 @@ from collbench.output.plot.figure import (
     Named,
     Picture,
     clean,
+    figure_of,
+    lines_frame,
     origins,
     quantity,
-    small_print,
     subject,
 )
 from collbench.output.text.curves import Curves, curves_of, limits_of, lines_of, place_name
@@ -50,15 +51,13 @@ Shown = tuple[Named, Work]
 
 def draw(shown: Sequence[Shown]) -> Picture:
     """Return the picture of one or several works of one or several runs, overlaid."""
-    from matplotlib.figure import Figure
-
     found = [(named, work, curves_of(named.run, work)) for named, work in shown]
     single = sum(len(curves) for _, _, curves in found) <= _MOST_LINES
     strokes = list(_strokes(found, single=single))
     works, runs = [work for _, work in shown], list(dict.fromkeys(named.name for named, _ in shown))
     names = [next(named for named, _ in shown if named.name == name) for name in runs]
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    axes = figure.add_subplot()
+    title = f"{subject(works, names)} over message size"
+    figure, axes = figure_of((_WIDTH, _HEIGHT), title, names)
     for number, stroke in enumerate(strokes):
         _stroke(axes, stroke, number)
     limits = _limits(found)
@@ -72,10 +71,7 @@ def draw(shown: Sequence[Shown]) -> Picture:
     top = max([*limits, *ends, *(rate for stroke in strokes for rate in stroke.rates.values())])
     _frame(axes, sorted({size for stroke in strokes for size in stroke.rates}), top, quantity(works))
     axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'slowest to fastest'})")
-    title = f"{subject(works, names)} over message size"
     theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
-    figure.suptitle(title)
-    figure.supxlabel(small_print(names, _WIDTH), fontsize=6.5, x=0.01, ha="left")
     return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(names)]))
 
 
@@ -143,19 +139,12 @@ def _limits(found: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
 
 
 def _frame(axes: Axes, sizes: Sequence[int], top: float, label: str) -> None:
-    from matplotlib.ticker import NullLocator
-
     axes.set_xscale("log", base=2)
     low, high = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
     step = max(1, math.ceil((high - low) / _MOST_TICKS))
     powers = range(low, high + 1, step)
     axes.set_xticks([2**power for power in powers], [format_size(2**power) for power in powers])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(0, _HEADROOM * top)  # matplotlib's own margin would be nothing where all sizes are equally fast
-    axes.set_ylabel(label)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=7.5, loc="best")
+    lines_frame(axes, _HEADROOM * top, label)
 
 
 def _about(stroke: Stroke) -> str:

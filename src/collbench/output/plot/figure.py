@@ -7,7 +7,6 @@ import io
 import re
 import textwrap
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,14 +17,14 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Work
 from collbench.model.run import Run
+from collbench.model.units import counted
 from collbench.output.text.frame import nvls
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 # The words around a picture: what is shown, on which machine, when and by which versions; `sim` where simulated.
-
 
 _LONGEST = 100  # characters of a text that came from a machine
 _MOST_ORIGINS = 4
@@ -75,26 +74,19 @@ def small_print(runs: Sequence[Named], inches: float) -> str:
 
 
 def _origin(run: Run) -> str:
-    kinds = Counter(device.name for device in run.devices)
-    devices = ", ".join(f"{count} × {clean(name, 40)}" for name, count in kinds.items())
-    machine = run.machine
+    devices = counted(clean(device.name, 40) for device in run.devices)
+    machine, beaten = run.machine, impossible(run)
+    made = f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{'' if run.complete else ', interrupted'}"
+    made += f"; IMPOSSIBLE rates in {len(beaten)} data points" if beaten else ""
     if capabilities(run.backend).simulated:
-        return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {_made(run)}"
+        return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {made}"
     backend = ", CPU cores (host backend)" if capabilities(run.backend).cores else ""
     versions = [f"driver {machine.driver}"] * bool(machine.driver) + [f"NCCL {machine.nccl}"] * bool(machine.nccl)
     parts = [f"{clean(machine.hostname, 40)}, {devices}{backend}", *versions, *([nvls(run)] if nvls(run) else [])]
-    return f"{clean('; '.join(parts), 200)}; {_made(run)}"
-
-
-def _made(run: Run) -> str:
-    unfinished = "" if run.complete else ", interrupted"
-    beaten = impossible(run)
-    unfinished += f"; IMPOSSIBLE rates in {len(beaten)} data points" if beaten else ""
-    return f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{unfinished}"
+    return f"{clean('; '.join(parts), 200)}; {made}"
 
 
 # A matplotlib figure that is the same bytes everywhere: settings, colours, the three file formats, accessible SVG.
-
 
 SUFFIXES = ("svg", "png", "pdf")
 # Okabe and Ito's colours, told apart by the colour-blind; without their yellow, which white paper swallows.
@@ -119,6 +111,29 @@ _UNDATED: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
+
+
+def figure_of(inches: tuple[float, float], title: str, runs: Sequence[Named]) -> tuple[Figure, Axes]:
+    """Return an empty figure with its title, and where the runs are from in small print; its axes are to be filled."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, layout="constrained")
+    figure.suptitle(title)
+    figure.supxlabel(small_print(runs, inches[0]), fontsize=6.5, x=0.01, ha="left")
+    return figure, figure.add_subplot()
+
+
+def lines_frame(axes: Axes, top: float, label: str) -> None:
+    """Set the axes of lines over powers of two: from 0 to `top`, with a grid and a legend."""
+    from matplotlib.ticker import NullLocator
+
+    axes.xaxis.set_minor_locator(NullLocator())
+    # matplotlib's own margin is a share of the points' range, which is nothing where all sizes are equally fast.
+    axes.set_ylim(0, top)
+    axes.set_ylabel(label)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=7.5, loc="best")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collbench.analysis.tiers import RankedLink, Ranking
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import figure as printed
-from collbench.model.units import format_size
-from collbench.output.plot.figure import Named, Picture, clean, origins, small_print, subject
+from collbench.model.units import format_size, sentence
+from collbench.output.plot.figure import Named, Picture, clean, figure_of, origins, subject
 from collbench.output.text.matrix import DEVICES_WITH_DECIMALS, unit_of, value
 from collbench.output.text.ranking import name
 
@@ -34,7 +34,6 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
 
     run, count = named.run, len(named.run.devices)
     unit = unit_of(run, ranking.work, ranking.size_bytes)
@@ -42,8 +41,9 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     # Long names (of hosts) need room of their own, or the layout takes it from the squares.
     longer = max(0, max(map(len, names)) - _SHORT) * _LETTER
     inches = max(_SQUARE * count, 2.0) + 2.6 + longer
-    figure = Figure(figsize=(inches, _SQUARE * count + 1.9 + longer), layout="constrained")
-    axes = figure.add_subplot()
+    quantity = "busbw, GB/s" if unit == "GB/s" and ranking.operation.is_collective else unit
+    title = f"{subject([ranking.work], [named])} at {format_size(ranking.size_bytes)}, {quantity}"
+    figure, axes = figure_of((inches, _SQUARE * count + 1.9 + longer), title, [named])
     colours = colormaps["viridis" if unit == "GB/s" else "viridis_r"]
     ranked, failed = _by_pair(ranking), _failed(run, ranking)
     top = max(value(link.seconds, link.gbs, unit) for link in ranked.values())
@@ -64,11 +64,7 @@ def draw(named: Named, ranking: Ranking) -> Picture:
         axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=size, bbox=box)
     _frame(axes, names, directed=ranking.kind == "link")
     # From 0, so that links that tie look alike.
-    quantity = "busbw, GB/s" if unit == "GB/s" and ranking.operation.is_collective else unit
     figure.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label=quantity, shrink=0.8)
-    title = f"{subject([ranking.work], [named])} at {format_size(ranking.size_bytes)}, {quantity}"
-    figure.suptitle(title)
-    figure.supxlabel(small_print([named], inches), fontsize=6.5, x=0.01, ha="left")
     tips = {f"square-{row}-{column}": _tip(run, ranking, link, unit) for (row, column), link in ranked.items()}
     return Picture(figure, title, f"{_about(ranking, unit)} {origins([named])}", tips)
 
@@ -143,4 +139,4 @@ def _about(ranking: Ranking, unit: str) -> str:
     numbers = [value(link.seconds, link.gbs, unit) for link in ranking.standings]
     how = "Row sends to column" if ranking.kind == "link" else "One number for each pair"
     many = f"{len(numbers)} {ranking.kind}s, {printed(min(numbers))} to {printed(max(numbers))} {unit}"
-    return f"{how}: {many}. {ranking.verdict[0].upper()}{ranking.verdict[1:]}."
+    return f"{how}: {many}. {sentence(ranking.verdict)}"

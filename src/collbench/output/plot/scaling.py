@@ -19,9 +19,10 @@ from collbench.output.plot.figure import (
     Named,
     Picture,
     clean,
+    figure_of,
+    lines_frame,
     origins,
     quantity,
-    small_print,
     subject,
 )
 from collbench.output.text.curves import curves_of
@@ -49,8 +50,6 @@ def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
 
     Raises UsageError where there are fewer than two numbers of GPUs, or no size that all have.
     """
-    from matplotlib.figure import Figure
-
     size = _common_size(shown) if size_bytes is None else size_bytes
     lines = _lines(shown, size)
     if max((len(line.points) for line in lines), default=0) < 2:
@@ -62,15 +61,17 @@ def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
         )
     works = [work for _, work in shown]
     runs = list({named.name: named for named, _ in shown}.values())
-    drawn = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    axes = drawn.add_subplot()
+    title = f"{subject(works, runs)} at {format_size(size)} over the number of GPUs"
+    drawn, axes = figure_of((_WIDTH, _HEIGHT), title, runs)
     for number, line in enumerate(lines):
         _draw(axes, line, number)
     top = max(high for line in lines for _, _, high in line.points.values())
-    _frame(axes, sorted({count for line in lines for count in line.points}), top, quantity(works))
-    title = f"{subject(works, runs)} at {format_size(size)} over the number of GPUs"
-    drawn.suptitle(title)
-    drawn.supxlabel(small_print(runs, _WIDTH), fontsize=6.5, x=0.01, ha="left")
+    counts = sorted({count for line in lines for count in line.points})
+    axes.set_xscale("log", base=2)  # 2, 4, 8, … at even distances
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.margins(x=0.08)
+    axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95 % interval of a single set)")
+    lines_frame(axes, _HEADROOM * top, quantity(works))
     return Picture(drawn, title, " ".join([*map(_about, lines), origins(runs)]))
 
 
@@ -130,23 +131,6 @@ def _draw(axes: Axes, line: _Line, number: int) -> None:
         axes.annotate(
             figure(rate), (count, highest), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7.5
         )
-
-
-def _frame(axes: Axes, counts: Sequence[int], top: float, label: str) -> None:
-    from matplotlib.ticker import NullLocator
-
-    axes.set_xscale("log", base=2)  # 2, 4, 8, … at even distances
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.margins(x=0.08)
-    # From 0, and a share of the height above the highest bar: matplotlib's own margin is a share of the points' range,
-    # which is nothing where all sizes are equally fast.
-    axes.set_ylim(0, _HEADROOM * top)
-    axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95 % interval of a single set)")
-    axes.set_ylabel(label)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=7.5, loc="best")
 
 
 def _about(line: _Line) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -13,13 +12,12 @@ from rich.text import Text
 from collbench.analysis.stats import DELTA
 from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, format_range, format_seconds
 from collbench.model.capabilities import capabilities
-from collbench.model.units import figure, fixed, format_size
+from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size
 from collbench.output.text.frame import settings
+from collbench.output.text.layout import table
 
 # What "a run's value" is the time of, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
-# Below 1 MiB an all-reduce's time is latency, and its GB/s say nothing (docs/method.md 6.4).
-_TELLING_BYTES = 2**20
 
 
 def page(ablation: Ablation) -> Iterator[RenderableType]:
@@ -40,7 +38,8 @@ def verdict(ablation: Ablation) -> str:
     if ratio.low <= 1 <= ratio.high:
         return _tied(ratio, ablation.arms[1].name, what)
     base, change = (arm.name for arm in ablation.arms)
-    share = _share(ratio)
+    low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
+    share = f"{_percent(abs(ratio.middle - 1))} % (95 %: {_percent(low)}–{_percent(high)} %)"
     without = ablation.arms[1].without
     if not without:
         than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
@@ -63,22 +62,16 @@ def _tied(ratio: Ratio, change: str, what: str) -> str:
     )
 
 
-def _share(ratio: Ratio) -> str:
-    low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
-    return f"{_percent(abs(ratio.middle - 1))} % (95 %: {_percent(low)}–{_percent(high)} %)"
-
-
 def _percent(share: float) -> str:
     percent = 100 * share
     return f"{percent:.{0 if abs(percent) >= 100 else 1 if abs(percent) >= 1 else 2}f}"
 
 
 def _header(ablation: Ablation) -> str:
-    kinds = ", ".join(f"{count} × {name}" for name, count in Counter(ablation.gpus).items())
     cores = ": gloo on CPU cores, which heeds no NCCL variable" if capabilities(ablation.backend).cores else ""
     lines = [
         f"backend   {ablation.backend}{cores}",
-        f"machine   {ablation.hostname}: {kinds}",
+        f"machine   {ablation.hostname}: {counted(ablation.gpus)}",
         f"script    {shlex.join(ablation.command)}",
     ]
     told = settings(ablation.environment)
@@ -109,26 +102,19 @@ def _value(ablation: Ablation) -> str:
 
 
 def _table(ablation: Ablation) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
     sizes = sorted({one.size_bytes for arm in ablation.arms for one in arm.allreduce})
-    table.add_column("arm")
-    for head in ("runs", _WHAT[ablation.measure], "95 %", *(f"all-reduce {format_size(size)}" for size in sizes)):
-        table.add_column(head, justify="right")
+    heads = (f"all-reduce {format_size(size)}" for size in sizes)
+    made = table("arm", "runs", _WHAT[ablation.measure], "95 %", *heads)
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
     for arm, result in zip(ablation.arms, results, strict=True):
-        table.add_row(arm.name, *_cells(arm, result), *(_allreduce(arm, size) for size in sizes))
-    return table
-
-
-def _cells(arm: Arm, result: ArmResult | None) -> tuple[str, str, str]:
-    runs = str(sum(run.status == 0 for run in arm.runs))
-    if result is None:
-        return runs, "-", "-"
-    return runs, format_seconds(result.seconds), format_range(*result.interval)
+        good = sum(run.status == 0 for run in arm.runs)
+        took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
+        made.add_row(arm.name, str(good), *took, *(_allreduce(arm, size) for size in sizes))
+    return made
 
 
 def _allreduce(arm: Arm, size: int) -> str:
     found = next((one for one in arm.allreduce if one.size_bytes == size), None)
     if found is None:
         return "-"
-    return format_seconds(found.seconds) if size < _TELLING_BYTES else figure(found.busbw_gbs)
+    return format_seconds(found.seconds) if size < TELLING_BYTES else figure(found.busbw_gbs)

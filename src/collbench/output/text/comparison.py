@@ -8,20 +8,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from collbench.analysis.compare import Change, Comparison, Group, Key, Kind, Verdict
+from collbench.analysis.compare import Change, Comparison, Group, Kind, Verdict
 from collbench.analysis.outcome import named, outcome
 from collbench.analysis.physics import Nvls
 from collbench.analysis.references import Answer, Answers, ReferenceVerdict, Unknown
 from collbench.analysis.trend import Line, Trend
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
 from collbench.model.run import Run
-from collbench.model.units import figure, fixed, format_size
-from collbench.output.text.frame import alarm, header, not_judged, origin
-from collbench.output.text.layout import Block, Lines, both, filled, short, whole
+from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
+from collbench.output.text.frame import alarm, header, not_judged, origin, sim
+from collbench.output.text.layout import Block, Lines, both, filled, short, table, whole
 from collbench.runfile.codec import plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last by the first.
@@ -29,47 +27,35 @@ from collbench.runfile.codec import plain
 
 def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks; `names` are the files', by date as the runs are."""
+    mark = sim(trend.runs[0], "sim: ")
     yield from alarms(trend.last)
-    simulated = "sim: SIMULATED machines, nothing here was measured on a GPU" if _sim(trend) else ""
-    yield from short(_verdict(trend.last, _simulated(trend.last)))
-    yield from both("header", Text(f"backend   {simulated or trend.runs[0].backend}"))
-    yield from whole("header", Text("\n".join(_runs(trend, names))))
-    dates = [f"run {n:<5} {run.started} {name}" for n, (run, name) in enumerate(zip(trend.runs, names, strict=True), 1)]
+    yield from short(_verdict(trend.last, mark))
+    yield from both("header", Text(_backend(trend.runs[0])))
+    dates, lines = list[str](), list[str]()
+    for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
+        dates.append(f"run {number:<5} {run.started} {name}")
+        # What differs from the run before it.
+        lines += [dates[-1], *(f"          {one.what}: {one.base or 'none'} → {one.new or 'none'}" for one in steps)]
+    yield from whole("header", Text("\n".join(lines)))
     yield from short(Text("\n".join(dates[-_FEW_RUNS:])))
-    for index, line in enumerate(_strongest(trend)):
-        table = (Text(f"\n{'sim: ' if simulated else ''}{_title(line)}"), _trend_table(trend, line))
-        yield from both("tables", *table) if index == 0 else whole("tables", *table)
+    # The work that lost most to its first run comes first.
+    for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
+        several = "" if line.places == 1 else f", {line.places} sets of devices"
+        title = f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
+        blocks = (Text(f"\n{mark}{title}"), _trend_table(trend, line))
+        yield from both("tables", *blocks) if index == 0 else whole("tables", *blocks)
     yield from both("tables", Text(f"\nrun {len(trend.runs)} against run 1, each data point"))
     yield from body(trend.last, (names[0], names[-1]), _FEWEST)
 
 
-def _strongest(trend: Trend) -> list[Line]:
-    """Return the lines, the one that lost most to its first run before the others."""
-    return sorted(trend.lines, key=lambda line: line.points[-1].change)
+def _backend(run: Run) -> str:
+    simulated = sim(run, "sim: SIMULATED machines, nothing here was measured on a GPU")
+    return f"backend   {simulated or run.backend}"
 
 
-def _sim(trend: Trend) -> bool:
-    return capabilities(trend.runs[0].backend).simulated
-
-
-def _runs(trend: Trend, names: tuple[str, ...]) -> Iterator[str]:
-    """Yield a line for each run, and one for each thing that differs from the run before it."""
-    for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
-        yield f"run {number:<5} {run.started} {name}"
-        yield from (f"          {one.what}: {one.base or 'none'} → {one.new or 'none'}" for one in steps)
-
-
-def _title(line: Line) -> str:
-    several = "" if line.places == 1 else f", {line.places} sets of devices"
-    return f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
-
-
-def _trend_table(trend: Trend, line: Line) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for title, justify in (("run", "left"), ("date", "left"), ("median", "right"), ("change", "right")):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
-    for title, justify in (("worst", "right"), ("where", "left"), ("worse than run 1", "left")):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+def _trend_table(trend: Trend, line: Line) -> RenderableType:
+    words = ("run", "date", "where", "worse than run 1")
+    rows = table("run", "date", "median", "change", "worst", *words[2:], words=words)
     devices = trend.runs[0].devices
     for point in line.points:
         where = "-".join(devices[member].tag for member in point.worst if member >= 0)
@@ -77,12 +63,11 @@ def _trend_table(trend: Trend, line: Line) -> Table:
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
         worst = figure(point.worst_gbs)
-        table.add_row(str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse)
-    return table
+        rows.add_row(str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse)
+    return rows
 
 
 # The page of `collbench compare --reference`: normal, below or above, by which band, and who says so of what.
-
 
 _STANDING_STYLES = {
     ReferenceVerdict.BELOW: "bold red",
@@ -150,31 +135,24 @@ def normality(answers: Answers) -> str:
 
 
 def _kind(answers: Answers) -> str:
-    names = Counter(device.name for device in answers.run.devices)
     labels = sorted({path.label for path in answers.run.paths})
-    devices = ", ".join(f"{count} × {name}" for name, count in names.items())
-    return f"{devices}{', ' if labels else ''}{', '.join(labels)}"
+    return ", ".join([counted(device.name for device in answers.run.devices), *labels])
 
 
 def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, Text]:
     source = answer.figure
     work = Work(source.operation, source.variant)
-    simulated = "sim: " if capabilities(answers.run.backend).simulated else ""
-    what = f"{simulated}{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}: "
-    first = (
-        Lines(what)
-        .append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
-        .append(f"{_failed(answers, answer)}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
-    )
+    what = f"{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}"
+    failed = answer.standing is ReferenceVerdict.FAILED
+    where = f" on {named(answers.run, answer.failed)}" if failed else ""
+    first = Lines(f"{sim(answers.run, 'sim: ')}{what}: ")
+    first.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
+    first.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
     condition = f"; {answer.mismatch}" if answer.mismatch else ""
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
     nccl = f", NCCL {source.nccl}" if source.nccl else ""
     origins = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
     return first, Text(filled(origins, width, "  ", "  "))
-
-
-def _failed(answers: Answers, answer: Answer) -> str:
-    return f" on {named(answers.run, answer.failed)}" if answer.standing is ReferenceVerdict.FAILED else ""
 
 
 def _beaten(answers: Answers, answer: Answer) -> str:
@@ -192,8 +170,7 @@ def _beaten(answers: Answers, answer: Answer) -> str:
 def _on(work: Work, ranks: int, answer: Answer) -> str:
     if work.operation.is_collective:
         return f" on {ranks} GPUs"
-    kind = "device" if work.variant is Variant.HOST else "link"
-    return f" on {len(answer.places)} {kind}{'s' if len(answer.places) > 1 else ''}"
+    return f" on {amount(len(answer.places), 'device' if work.variant is Variant.HOST else 'link')}"
 
 
 def _measured(answers: Answers, answer: Answer) -> str:
@@ -222,9 +199,8 @@ def _unknown(answers: Answers, width: int) -> Iterator[str]:
         yield filled(f"there is no reference figure for {names} on {_kind(answers)}", width)
     for one in answers.unknown:
         if one.others:
-            sizes = sorted({size for figure_ in one.others for size in figure_.sizes})
-            span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
-            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, but for {span}"
+            sizes = size_span([size for figure_ in one.others for size in figure_.sizes])
+            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, but for {sizes}"
     if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
         yield "it is unknown whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
 
@@ -236,9 +212,12 @@ def _name(one: Unknown) -> str:
 
 # What `collbench compare --json` prints (docs/exchange.md): comparisons, trends, answers of the reference figures.
 
-
 _VERSION = 1
 _Json = dict[str, Any]
+_OF_A_CHANGE = (
+    *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
+    *("interval", "verdict", "visits"),
+)
 
 
 def of_comparison(comparison: Comparison, status: int) -> str:
@@ -248,12 +227,8 @@ def of_comparison(comparison: Comparison, status: int) -> str:
 
 def of_trend(trend: Trend, status: int) -> str:
     """Return a trend as JSON text: its lines, and the last run against the first."""
-    lines = [plain(line) for line in trend.lines]
-    runs = [
-        _run(run) | {"differences": [plain(one) for one in steps]}
-        for run, steps in zip(trend.runs, trend.steps, strict=True)
-    ]
-    body = {"runs": runs, "lines": lines, "last": _comparison(trend.last)}
+    runs = [_run(run) | {"differences": plain(steps)} for run, steps in zip(trend.runs, trend.steps, strict=True)]
+    body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
     return _dumps("collbench-trend", status, body)
 
 
@@ -282,13 +257,16 @@ def _comparison(comparison: Comparison) -> _Json:
         "base": _run(comparison.base),
         "new": _run(comparison.new),
         "devices": comparison.match.told,
-        "differences": [plain(difference) for difference in comparison.differences],
+        "differences": plain(comparison.differences),
         "fail_below": comparison.fail_below,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
-        "groups": [_group(group) for group in comparison.groups],
-        "cells": [_change(change) for change in comparison.changes],
-        "only_base": [_key(key) for key in comparison.only_base],
-        "only_new": [_key(key) for key in comparison.only_new],
+        "groups": plain(comparison.groups),
+        "cells": [
+            plain(change.key) | {name: plain(getattr(change, name)) for name in _OF_A_CHANGE}
+            for change in comparison.changes
+        ],
+        "only_base": plain(comparison.only_base),
+        "only_new": plain(comparison.only_new),
     }
 
 
@@ -305,23 +283,6 @@ def _run(run: Run) -> _Json:
     }
 
 
-def _key(key: Key) -> _Json:
-    return {"work": key.work, "members": list(key.members), "root": key.root, "size_bytes": key.size_bytes}
-
-
-def _change(change: Change) -> _Json:
-    numbers = ("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed")
-    found = {name: getattr(change, name) for name in numbers}
-    interval = None if change.interval is None else list(change.interval)
-    visits = {"visits": list(change.visits)}
-    return _key(change.key) | found | {"interval": interval, "verdict": change.verdict.value} | visits
-
-
-def _group(group: Group) -> _Json:
-    found: _Json = plain(group)
-    return found
-
-
 def _answer_json(answer: Answer) -> _Json:
     figure = answer.figure
     low, high = figure.band
@@ -332,9 +293,9 @@ def _answer_json(answer: Answer) -> _Json:
         "size_bytes": answer.size_bytes,
         "standing": answer.standing.value,
         "band_gbs": [low, high],
-        "places": [plain(place) for place in answer.places],
+        "places": plain(answer.places),
         "mismatch": answer.mismatch,
-        "impossible": _impossible(answer),
+        "impossible": _impossible_json(answer),
         "machine": figure.machine,
         "nvls": figure.nvls,
         "nccl": figure.nccl,
@@ -343,7 +304,7 @@ def _answer_json(answer: Answer) -> _Json:
     }
 
 
-def _impossible(answer: Answer) -> _Json | None:
+def _impossible_json(answer: Answer) -> _Json | None:
     """Return the cell of the run that beats its limit, for which an answer is not judged."""
     beaten = answer.impossible
     if beaten is None:
@@ -355,8 +316,6 @@ def _impossible(answer: Answer) -> _Json | None:
 
 # The page of `collbench compare`: what differs beside the figures, what became worse or better, counts, a verdict.
 
-
-_MIB = 2**20
 _MOST_ROWS = 20  # of a verdict; more say the same thing again, and the JSON has them all
 _FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
 _FEW_RUNS = 8  # lines about runs on the short page
@@ -371,7 +330,7 @@ itself), significant; same: within δ by 90 %; undecided: neither"""
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks; `names` are the two files'."""
     yield from alarms(comparison)
-    yield from short(_verdict(comparison, _simulated(comparison)))
+    yield from short(_verdict(comparison, sim(comparison.base, "sim: ")))
     yield from body(comparison, names)
 
 
@@ -409,10 +368,7 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     """Yield the lines that say which runs these are, and what differs between them: the candidate causes."""
     base, new = comparison.base, comparison.new
-    if capabilities(base.backend).simulated:
-        yield "backend   sim: SIMULATED machines, nothing here was measured on a GPU"
-    else:
-        yield f"backend   {base.backend}"
+    yield _backend(base)
     for word, run, name in (("base", base, names[0]), ("new", new, names[1])):
         where = run.machine.fabric or run.machine.hostname
         yield f"{word:<9} {name}: {where}, {run.started}"
@@ -428,7 +384,7 @@ def conclusion(comparison: Comparison) -> str:
         return "The runs have no data point in common: nothing was compared."
     if comparison.regressions:
         return f"Regression: significantly slower by more than {limit} (--fail-below)."
-    if _any(comparison, Verdict.WORSE):
+    if Verdict.WORSE in {one.verdict for one in comparison.groups} or comparison.count(Verdict.WORSE):
         return f"Something is significantly slower, but nothing significantly by more than {limit} (--fail-below)."
     if not comparison.judged:
         return "Nothing is significant: no data point has three trials in both runs, which the noise needs."
@@ -437,19 +393,15 @@ def conclusion(comparison: Comparison) -> str:
     return "Nothing is significantly slower."
 
 
-def _any(comparison: Comparison, verdict: Verdict) -> bool:
-    return any(one.verdict is verdict for one in comparison.groups) or comparison.count(verdict) > 0
-
-
 def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
     found = [group for group in comparison.groups if group.verdict is verdict]
     if not found:
         return
-    yield Text(f"\n{_simulated(comparison)}{verdict.value} as a whole", style=_STYLES[verdict])
-    table = _table("what", "points", "new/base", "interval")
+    yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
+    rows = table("what", "points", "new/base", "interval")
     for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:most]:
-        table.add_row(group_name(comparison, group), str(group.cells), *_ratio(group.ratio, group.interval))
-    yield table
+        rows.add_row(group_name(comparison, group), str(group.cells), *_ratio(group.ratio, group.interval))
+    yield rows
     yield from _more(len(found) - most)
 
 
@@ -464,15 +416,19 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     found = [change for change in comparison.changes if change.verdict is verdict]
     if not found:
         return
-    rows = _rows(comparison, found)
-    yield Text(f"\n{_simulated(comparison)}{verdict.value}", style=_STYLES[verdict])
-    table = _table("where", "points", "size", "base", "new", "new/base", "interval")
-    for name, ours in rows[:most]:
+    groups = _rows(comparison, found)
+    yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
+    rows = table("where", "points", "size", "base", "new", "new/base", "interval")
+    for name, ours in groups[:most]:
         shown = max(ours, key=lambda change: change.key.size_bytes)
-        ratio = _ratio(shown.ratio, shown.interval)
-        table.add_row(name, str(len(ours)), format_size(shown.key.size_bytes), *_both(shown), *ratio)
-    yield table
-    yield from _more(len(rows) - most)
+        if shown.key.size_bytes < TELLING_BYTES:  # of small messages the time
+            figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
+        else:
+            figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
+        size = format_size(shown.key.size_bytes)
+        rows.add_row(name, str(len(ours)), size, *figures, *_ratio(shown.ratio, shown.interval))
+    yield rows
+    yield from _more(len(groups) - most)
 
 
 def _rows(comparison: Comparison, found: Sequence[Change]) -> list[tuple[str, list[Change]]]:
@@ -499,13 +455,6 @@ def _place(run: Run, members: Sequence[int], work: str = "") -> str:
     return ("→" if "-write" in work or "-read" in work else "-").join(tags)
 
 
-def _both(change: Change) -> tuple[str, str]:
-    """Return the figure in both runs: GB/s, of small messages the time."""
-    if change.key.size_bytes < _MIB:
-        return f"{figure(change.base_seconds * 1e6)} µs", f"{figure(change.new_seconds * 1e6)} µs"
-    return f"{figure(change.base_gbs)} GB/s", f"{figure(change.new_gbs)} GB/s"
-
-
 def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
     bounds = "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
     return f"{ratio:.3f}", bounds
@@ -522,24 +471,11 @@ def _counts(comparison: Comparison) -> Iterator[str]:
         ("new", comparison.new, comparison.only_new),
     ):
         if keys:
-            works = sorted({key.work for key in keys})
-            sizes = sorted({key.size_bytes for key in keys})
-            span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
-            name = f"{word} run ({run.started})"
-            yield f"missing   {len(keys)} data points only in the {name}: {', '.join(works)}; {span}"
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="left" if index == 0 else "right")
-    return table
+            works = ", ".join(sorted({key.work for key in keys}))
+            sizes = size_span([key.size_bytes for key in keys])
+            yield f"missing   {len(keys)} data points only in the {word} run ({run.started}): {works}; {sizes}"
 
 
 def _more(count: int) -> Iterator[RenderableType]:
     if count > 0:
         yield Text(f"and {count} more: --json has them all")
-
-
-def _simulated(comparison: Comparison) -> str:
-    return "sim: " if capabilities(comparison.base.backend).simulated else ""

@@ -13,7 +13,7 @@ from rich.text import Text
 from collbench.analysis.diagnose.limits import path_limit
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.stats import Summary, summarize
-from collbench.analysis.tiers import Members, kind_of, rank_links
+from collbench.analysis.tiers import Members, kind_of, rank_links, work_order
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
@@ -21,8 +21,7 @@ from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.output.text.frame import place
 
-# Lines over message size, drawn in characters by plotille: 80 columns at most, legible without colour.
-
+# The drawing, in characters by plotille: 80 columns at most, legible without colour.
 
 # plotille sets a tick every ten columns; six of them, its scale and its arrow are 80 columns.
 _TICK, _MOST_TICKS = 10, 6
@@ -123,7 +122,6 @@ def _scale(sizes: Sequence[int], top: float) -> _Scale:
 
 # Bandwidth over message size, as figures: what every place of a work reached, and few lines that stand for many.
 
-
 # A reader tells so many lines apart in a terminal without colour; the other tiers are in the table of tiers.
 _MOST_LINES = 4
 _MOST_NAMES = 6  # of a communicator; more break 80 columns
@@ -159,12 +157,6 @@ def works_of(run: Run) -> list[Work]:
     return sorted(works, key=work_order)
 
 
-def work_order(work: Work) -> tuple[int, int, int]:
-    """Return the place of a work in the model's order: plain ones first, then by operation and NUMA node."""
-    node = -1 if work.numa_node is None else work.numa_node
-    return list(Variant).index(work.variant), list(Operation).index(work.operation), node
-
-
 def curves_of(run: Run, work: Work) -> Curves:
     """Return each place's figures by size in bytes, both ascending. A place is the members of a cell."""
     found: Curves = defaultdict(dict)
@@ -198,17 +190,15 @@ def limits_of(run: Run, work: Work, places: Iterable[Members]) -> dict[Members, 
     """
     if work.operation is Operation.CHASE or work.variant in (*_MANY, Variant.STAGED):
         return {}
-    facts = Facts(run)
+    facts, found = Facts(run), dict[Members, float | None]()
+    for members in places:
+        if len(members) == 1 and not capabilities(run.backend).cores:
+            theory = slot(run.devices[members[0]])
+            found[members] = None if theory is None else theory.gbs
+        elif len(members) == 2:
+            found[members] = path_limit(facts, (members[0], members[1]))
     ways = 2 if work.variant is Variant.BOTH_WAYS else 1
-    found = {members: _limit(facts, members) for members in places}
     return {members: ways * limit for members, limit in found.items() if limit is not None}
-
-
-def _limit(facts: Facts, members: Members) -> float | None:
-    if len(members) == 1:
-        told = slot(facts.run.devices[members[0]])
-        return told.gbs if told is not None and not capabilities(facts.run.backend).cores else None
-    return path_limit(facts, (members[0], members[1])) if len(members) == 2 else None
 
 
 def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
@@ -217,12 +207,11 @@ def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
     for curve in curves:
         for size, summary in curve.items():
             by_size[size].append(summary)
-    return {size: _spread(by_size[size]) for size in sorted(by_size)}
-
-
-def _spread(found: Sequence[Summary]) -> Spread:
-    rates = [summary.busbw for summary in found]
-    return Spread(median(summary.seconds for summary in found), min(rates), median(rates), max(rates))
+    found = {}
+    for size, summaries in sorted(by_size.items()):
+        rates = [summary.busbw for summary in summaries]
+        found[size] = Spread(median(one.seconds for one in summaries), min(rates), median(rates), max(rates))
+    return found
 
 
 def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:

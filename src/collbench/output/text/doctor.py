@@ -25,8 +25,7 @@ def page(findings: Sequence[Finding], width: int) -> Iterator[Text]:
         lines = list(members)
         column = max((len(finding.name) for finding in lines if len(finding.name) <= _WIDEST_NAME), default=0)
         yield Text(f"{group}", style="bold")
-        for finding in lines:
-            yield _line(finding, column, width)
+        yield from (_line(finding, column, width) for finding in lines)
         yield Text("")
     yield Text(summary(findings))
 
@@ -56,11 +55,10 @@ def _line(finding: Finding, column: int, width: int) -> Text:
     """Return "level  name  what was found", wrapped below itself, and the fix in a line of its own."""
     indent = " " * (2 + _LEVEL_WIDTH + 2 + column + 2)
     told = filled(printable(finding.told), width, indent, indent)
-    fix = filled(printable(f"fix: {finding.fix}"), width, indent, indent) if finding.fix else ""
     line = Text("  ")
     line.append(f"{finding.level:<{_LEVEL_WIDTH}}", style=_STYLES[finding.level])
     line.append(f"  {printable(finding.name):<{column}}  ")
     line.append(told.lstrip(" ") if len(finding.name) <= column else f"\n{told}")
-    if fix:
-        line.append(f"\n{fix}")
+    if finding.fix:
+        line.append(f"\n{filled(printable(f'fix: {finding.fix}'), width, indent, indent)}")
     return line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from rich.text import Text
@@ -11,6 +11,7 @@ from rich.text import Text
 from collbench.analysis import physics
 from collbench.analysis.outcome import Trouble, TroubleKind, named, outcome
 from collbench.analysis.physics import NVLS_VARIABLE, Nvls
+from collbench.analysis.problem import at_the_ends, new_errors
 from collbench.machine.labels import is_pcie
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.model.capabilities import capabilities
@@ -21,16 +22,21 @@ from collbench.model.run import (
     Device,
     Flag,
     FlagKind,
-    Health,
     Measurement,
     Run,
     SkipKind,
     Skipped,
     StopReason,
 )
-from collbench.model.units import format_size
+from collbench.model.units import amount, counted, format_size, size_span, span
 from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
+
+
+def sim(run: Run, word: str = "sim ") -> str:
+    """Return the word that no simulated figure goes without; "" for a run that was measured."""
+    return word if capabilities(run.backend).simulated else ""
+
 
 # Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
 
@@ -63,73 +69,61 @@ def _nvls(run: Run) -> str:
 
 
 def header(run: Run) -> str:
-    """Return the run's origin: backend first, then machine, devices, versions, and what was measured when."""
-    return _lines(origin_fields(run))
-
-
-def origin_fields(run: Run) -> dict[str, str]:
-    """Return the header's lines by their names."""
-    machine = run.machine
-    if capabilities(run.backend).simulated:
-        return _simulated(run)
-    kinds = Counter(device.name for device in run.devices)
-    devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
-    virtual, done = machine.virtualization, "" if run.complete else " (interrupted)"
-    image = machine.kernel_image or "none"
-    fields = {
-        "backend": f"{run.backend}{_backend_note(run.backend)}",
-        "machine": f"{machine.hostname}: {devices}; {machine.system}",
-        "virtual": f"GPU {virtual} to a virtual machine" if virtual not in ("", "none") else "",
-        "driver": f"{machine.driver}, CUDA {machine.cuda}, kernels from {image}" if machine.driver else "",
-        "NCCL": f"{machine.nccl}, {machine.nccl_path}" if machine.nccl else "",
-        "NVLS": _nvls(run),
-        "processes": _processes(run) if run.settings.processes > 1 else "",
-        "settings": settings(run.settings.environment),
-        "measured": f"{run.started} in {run.seconds:.1f} s{_sizes(run)}{done}",
-    }
-    return {name: text for name, text in fields.items() if text}
+    """Return the run's origin, a line for each name and text."""
+    return _lines(provenance(run))
 
 
 def origin(run: Run) -> str:
     """Return where a short page's figures come from: machine, what was set in the environment, when."""
-    fields = origin_fields(run)
-    if capabilities(run.backend).simulated:
-        return _lines(fields)
-    kept = {"machine", "NVLS", "settings", "measured"} | ({"backend"} if capabilities(run.backend).cores else set())
-    return _lines({name: text for name, text in fields.items() if name in kept})
+    kind, kept = capabilities(run.backend), ["machine", "NVLS", "settings", "measured"]
+    kept += ["backend"] * kind.cores
+    return _lines((name, text) for name, text in provenance(run) if kind.simulated or name in kept)
 
 
-def _lines(fields: Mapping[str, str]) -> str:
-    return "\n".join(f"{name:<9} {text}" for name, text in fields.items())
+def _lines(named: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<9} {text}" for name, text in named)
 
 
-def _simulated(run: Run) -> dict[str, str]:
-    """Return the lines of a simulated machine. No figure of its may pass for a measured one."""
-    kinds = Counter(device.name for device in run.devices)
-    devices = ", ".join(f"{count} × {name}" for name, count in kinds.items())
-    virtual, changed = run.machine.virtualization, settings(run.settings.environment)
-    done = "" if run.complete else " (interrupted)"
-    fields = {
-        "backend": f"sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU",
-        "machine": f"{devices}, all simulated",
-        "virtual": f"GPU {virtual} to a virtual machine (simulated)" if virtual not in ("", "none") else "",
-        "settings": f"{changed} (simulated)" if changed else "",
-        "simulated": f"{run.started}, {run.seconds:.1f} s of the machine's time{_sizes(run)}{done}",
-    }
-    return {name: text for name, text in fields.items() if text}
+def provenance(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield (name, text): backend first, then machine, devices, versions, and what was measured when.
+
+    No figure of a simulated machine may pass for a measured one: each of its lines says so.
+    """
+    machine, kind = run.machine, capabilities(run.backend)
+    devices, mark = counted(device.name for device in run.devices), sim(run, " (simulated)")
+    if kind.simulated:
+        yield "backend", f"sim: SIMULATED machine '{machine.fabric}', nothing here was measured on a GPU"
+        yield "machine", f"{devices}, all simulated"
+    else:
+        note = ": copies by the driver API, collectives by NCCL" if kind.nccl else ""
+        note = ": memory copies between CPU cores and gloo collectives, no GPU" if kind.cores else note
+        yield "backend", f"{run.backend}{note}"
+        yield "machine", f"{machine.hostname}: {devices}; {machine.system}"
+    if machine.virtualization not in ("", "none"):
+        yield "virtual", f"GPU {machine.virtualization} to a virtual machine{mark}"
+    if not kind.simulated:
+        yield from _software(run)
+    if changed := settings(run.settings.environment):
+        yield "settings", f"{changed}{mark}"
+    sizes = f", {size_span(run.settings.sizes)}, seed {run.settings.seed}" if run.settings.sizes else ""
+    took = f", {run.seconds:.1f} s of the machine's time" if kind.simulated else f" in {run.seconds:.1f} s"
+    ended = "" if run.complete else " (interrupted)"
+    yield "simulated" if kind.simulated else "measured", f"{run.started}{took}{sizes}{ended}"
 
 
-def _processes(run: Run) -> str:
-    """Name how many processes measured, what started them, and on which hosts where there are several."""
-    hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
-    started = f"{run.settings.processes} ({run.settings.launcher}), one for each device"
-    return f"{started}; hosts {hosts}" if hosts else started
-
-
-def _backend_note(backend: str) -> str:
-    if capabilities(backend).cores:
-        return ": memory copies between CPU cores and gloo collectives, no GPU"
-    return ": copies by the driver API, collectives by NCCL" if capabilities(backend).nccl else ""
+def _software(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield what timed a run: driver, NCCL, whether it may reduce in the switch, processes."""
+    machine = run.machine
+    if machine.driver:
+        yield "driver", f"{machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}"
+    if machine.nccl:
+        yield "NCCL", f"{machine.nccl}, {machine.nccl_path}"
+    if reductions := _nvls(run):
+        yield "NVLS", reductions
+    if run.settings.processes > 1:
+        hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
+        where = f"; hosts {hosts}" if hosts else ""
+        yield "processes", f"{run.settings.processes} ({run.settings.launcher}), one for each device{where}"
 
 
 def settings(environment: Mapping[str, str]) -> str:
@@ -140,16 +134,7 @@ def settings(environment: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
 
 
-def _sizes(run: Run) -> str:
-    sizes = run.settings.sizes
-    if not sizes:
-        return ""
-    span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
-    return f", {span}, seed {run.settings.seed}"
-
-
 # What was wrong with the devices while they were measured, in a few lines; one line when nothing was.
-
 
 _COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
 _REPLAYS = ("NVLink replays", "nvlink_replays")
@@ -159,46 +144,32 @@ def health_lines(run: Run) -> list[str]:
     """Return temperatures in °C, then a line for everything that was wrong; empty for CPU cores."""
     if not run.health_before:
         return []
-    flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
-    throttled = list(_throttled(run, flagged))
-    grown = [line for name, field in _COUNTERS for line in _growth(run, f"{name} errors", field)]
-    good = [
-        _temperatures(run),
-        "" if throttled or any(flag.kind is FlagKind.THROTTLED for flag in flagged) else _no_throttling(run),
-        "" if grown else _no_new_errors(run),
-    ]
-    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *_shared(run, flagged)]
+    states = (*run.health_before, *run.health_after)
+    flags = {flag.kind for found in run.measurements for sample in found.samples for flag in sample.flags}
+    throttled, grown = list(_at_the_ends(run, FlagKind.THROTTLED)), list(_grown(run))
+    good = []
+    if seen := [state.temperature for state in states if state.temperature is not None]:
+        rule = f" ({TEMPERATURE_RULE})" if max(seen) >= GOOD_C else ""
+        good.append(f"{span(str(min(seen)), str(max(seen)), '–')} °C{rule}")
+    # Devices that report no clock report no throttling either.
+    clocked = any(state.sm_clock is not None for state in run.health_before)
+    if clocked and not throttled and FlagKind.THROTTLED not in flags:
+        good.append("no throttling")
+    # The counters that this machine has and that stood still; without both readings nothing is known.
+    known = [name for name, field in _COUNTERS if any(getattr(state, field) is not None for state in states)]
+    if known and run.health_after and not grown:
+        good.append(f"no new {' or '.join(known)} errors")
+    shared = _at_the_ends(run, FlagKind.SHARED)
+    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *shared]
     if not run.health_after:
         lines.append("unknown after the run: NVML did not answer, or the run was interrupted")
-    first = ", ".join(part for part in good if part)
-    return [first, *lines] if first else lines or ["NVML reports no health on this machine"]
+    return [", ".join(good), *lines] if good else lines or ["NVML reports no health on this machine"]
 
 
 def unhealthy_lines(run: Run) -> list[str]:
     """Return the lines of what was wrong with devices: flagged, throttled, shared, or with new errors."""
-    flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
-    grown = (line for name, field in _COUNTERS for line in _growth(run, f"{name} errors", field))
-    return [*_flagged(run), *_throttled(run, flagged), *grown, *_shared(run, flagged)]
-
-
-def _temperatures(run: Run) -> str:
-    seen = [h.temperature for h in (*run.health_before, *run.health_after) if h.temperature is not None]
-    if not seen:
-        return ""
-    span = f"{min(seen)} °C" if min(seen) == max(seen) else f"{min(seen)}–{max(seen)} °C"
-    return span if max(seen) < GOOD_C else f"{span} ({TEMPERATURE_RULE})"
-
-
-def _no_throttling(run: Run) -> str:
-    """Return "no throttling"; "" for devices that report no clock, as those report no throttling either."""
-    return "no throttling" if any(state.sm_clock is not None for state in run.health_before) else ""
-
-
-def _no_new_errors(run: Run) -> str:
-    """Name the counters that this machine has and that stood still; without both readings nothing is known."""
-    states = (*run.health_before, *run.health_after)
-    known = [name for name, field in _COUNTERS if any(getattr(state, field) is not None for state in states)]
-    return f"no new {' or '.join(known)} errors" if known and run.health_after else ""
+    ends = _at_the_ends(run, FlagKind.THROTTLED), _at_the_ends(run, FlagKind.SHARED)
+    return [*_flagged(run), *ends[0], *_grown(run), *ends[1]]
 
 
 def _flagged(run: Run) -> Iterator[str]:
@@ -212,40 +183,30 @@ def _flagged(run: Run) -> Iterator[str]:
     yield from sorted(f"{sentences.flag(flag, run.devices)} in {count} of {trials} trials" for flag, count in worst)
 
 
-def _throttled(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
-    """Yield the reasons at the run's ends that no trial was flagged with."""
-    for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for index, state in enumerate(states[: len(run.devices)]):
-            for reason in filter(holds_back, state.throttle):
-                flag = Flag(FlagKind.THROTTLED, (index,), reason=reason)
-                if flag not in flagged:
-                    yield f"{sentences.flag(flag, run.devices)} {when} measuring"
+def _at_the_ends(run: Run, kind: FlagKind) -> Iterator[str]:
+    """Yield what throttled devices or shared them at the run's ends, where no trial was flagged with it."""
+    flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
+    shared = {index for flag in flagged if flag.kind is FlagKind.SHARED for index in flag.devices}
+    for when, index, state in at_the_ends(run):
+        if kind is FlagKind.THROTTLED:
+            flags = [Flag(kind, (index,), reason=reason) for reason in filter(holds_back, state.throttle)]
+        else:
+            flags = [Flag(kind, (index,), state.processes)] if state.processes and index not in shared else []
+        yield from (f"{sentences.flag(flag, run.devices)} {when} measuring" for flag in flags if flag not in flagged)
+
+
+def _grown(run: Run) -> Iterator[str]:
+    for name, field in _COUNTERS:
+        yield from _growth(run, f"{name} errors", field)
 
 
 def _growth(run: Run, name: str, field: str) -> Iterator[str]:
-    pairs = zip(_by_tag(run, run.health_before), run.health_after, strict=False)
-    for (tag, before), after in pairs:
-        first, last = getattr(before, field), getattr(after, field)
-        if first is not None and last is not None and last > first:
-            yield f"{last - first} new {name} on {tag} ({first} → {last} since the driver was loaded)"
-
-
-def _shared(run: Run, flagged: AbstractSet[Flag]) -> Iterator[str]:
-    """Yield the GPUs that other processes held at the run's ends, where no trial was flagged with it."""
-    known = {index for flag in flagged if flag.kind is FlagKind.SHARED for index in flag.devices}
-    for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for index, state in enumerate(states[: len(run.devices)]):
-            if state.processes and index not in known:
-                flag = Flag(FlagKind.SHARED, (index,), state.processes)
-                yield f"{sentences.flag(flag, run.devices)} {when} measuring"
-
-
-def _by_tag(run: Run, states: tuple[Health, ...]) -> Iterator[tuple[str, Health]]:
-    yield from zip((device.tag for device in run.devices), states, strict=False)
+    for index, (first, last) in new_errors(run, field).items():
+        tag = run.devices[index].tag
+        yield f"{last - first} new {name} on {tag} ({first} → {last} since the driver was loaded)"
 
 
 # The lines below every page's figures: how far they were measured, what is missing, and what to distrust.
-
 
 _STOPS = {
     StopReason.PRECISION: "converged",
@@ -269,10 +230,10 @@ _MOST_NAMES = 4
 def notes(run: Run, *, health: bool = True) -> list[str]:
     """Return the lines, each said once, those about the devices' health only where that is asked for."""
     lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
-    lines += (
-        ["chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO"] if run.chosen else []
-    )
-    lines += [f"health    {line}" for line in (health_lines(run) if health else ())]
+    if run.chosen:
+        lines.append("chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO")
+    if health:
+        lines += [f"health    {line}" for line in health_lines(run)]
     return list(dict.fromkeys([*lines, *_skipped(run)]))
 
 
@@ -319,13 +280,13 @@ def _stopped(run: Run) -> Iterator[str]:
 
 def _time(run: Run) -> Iterator[str]:
     if "timed" in run.phases:
-        inside = {name: seconds for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)}
-        around = (
-            f" ({', '.join(f'{_PHASES.get(name, name)} {seconds:.1f} s' for name, seconds in inside.items())})"
-            if inside
-            else ""
-        )
+        inside = [
+            f"{_PHASES.get(name, name)} {seconds:.1f} s"
+            for name, seconds in run.phases.items()
+            if name not in ("timed", NCCL_START)
+        ]
         start = run.phases.get(NCCL_START, 0.0)
+        around = f" ({', '.join(inside)})" if inside else ""
         around += f", after {start:.1f} s for NCCL to start" if start >= _REPORTED_S else ""
         yield f"time      {run.phases['timed']:.1f} s of {run.seconds:.1f} s in timed regions{around}"
 
@@ -395,33 +356,26 @@ def _interference(run: Run) -> Iterator[str]:
     if trusted:
         yield (
             f"checked   interference: pairs timed concurrently and isolated agree within {max(trusted):.1%} "
-            f"({len(trusted)} comparison{'s' if len(trusted) > 1 else ''})"
+            f"({amount(len(trusted), 'comparison')})"
         )
     apart: dict[tuple[str, Work], list[Audit]] = defaultdict(list)
     for found in run.audits:
         if not found.trusted:
             apart[found.label, Work(found.operation, found.variant)].append(found)
     for (label, work), audits in apart.items():
-        yield f"isolated  {work} on {label} pairs{_at(audits)}: {_speed(audits)}"
+        sizes = sorted({found.size_bytes for found in audits if found.size_bytes is not None})
+        at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
+        ratios = [found.ratio for found in audits]
+        share = span(f"{min(ratios):.2f}", f"{max(ratios):.2f}")
+        allowed = f"±{max(found.delta for found in audits):.1%} was allowed"
+        yield (
+            f"isolated  {work} on {label} pairs{at}: concurrently they reach {share} of their isolated rate ({allowed})"
+        )
     if any(is_pcie(label) for label, _ in apart):
         yield "isolated  all pairs on PCIe: their paths share links"
 
 
-def _at(audits: Sequence[Audit]) -> str:
-    sizes = sorted({found.size_bytes for found in audits if found.size_bytes is not None})
-    return f" at {', '.join(map(format_size, sizes))}" if sizes else ""
-
-
-def _speed(audits: Sequence[Audit]) -> str:
-    """Say how fast pairs were concurrently, and what was allowed: as spans where several pairs were compared."""
-    ratios, deltas = [found.ratio for found in audits], [found.delta for found in audits]
-    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
-    share = low if low == high else f"{low} to {high}"
-    return f"concurrently they reach {share} of their isolated rate (±{max(deltas):.1%} was allowed)"
-
-
 # The first line of a page: what failed and where, or that nothing was judged.
-
 
 _MOST_PLACES = 3  # worst first; the notes and the run file have the others
 _ALARM = "bold red"

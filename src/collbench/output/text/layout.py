@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
@@ -15,7 +15,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 # A page in two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
-
 
 SECTIONS = ("header", "health", "labels", "matrices", "tables", "tiers", "fits", "verdicts", "notes")
 
@@ -78,8 +77,7 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
     return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
 
 
-# Sentences in lines of so many columns.
-
+# Sentences in lines of so many columns, and tables.
 
 WIDE = 100  # columns, where no terminal says fewer
 NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair carries …"
@@ -97,8 +95,16 @@ def named(line: str, width: int) -> str:
     return filled(line[NAME_WIDE:], width, line[:NAME_WIDE], " " * NAME_WIDE)
 
 
-# Pages on narrow terminals: sentences in several lines; of a table the columns that do not fit in a further one.
+def table(*heads: str, words: Collection[str] | None = None) -> Table:
+    """Return an empty table: columns of `words` (None: the first one) are aligned left, those of figures right."""
+    made = Table(box=None, pad_edge=False, header_style="")
+    for index, head in enumerate(heads):
+        left = index == 0 if words is None else head in words
+        made.add_column(head, justify="left" if left else "right")
+    return made
 
+
+# Pages on narrow terminals: sentences in several lines; of a table the columns that do not fit in a further one.
 
 _GAP = 2  # blanks between two columns, as rich sets them
 # Up to so many rows a second table is easier to read than to look for.
@@ -192,7 +198,6 @@ class Summary(Table):
 
 
 # The one scale of colours of all matrices: a figure's shade is its share of the best, in steps, and what they are.
-
 
 # Viridis from its dark end to its bright one, in 256-colour numbers, which every terminal with colours has; safe for
 # the colour-blind, as lightness rises with the value. Each step begins at a share of the best.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 
 import numpy as np
@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from collbench.analysis.stats import summarize
-from collbench.analysis.tiers import RankedLink, Ranking
+from collbench.analysis.tiers import Members, Ranking
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import figure, format_size
+from collbench.model.units import TELLING_BYTES, figure, format_size
 from collbench.output.text.layout import styles
 
 # The measured matrix: a figure by source and destination, coloured by how it compares with the best.
-
 
 Matrix = NDArray[np.float64]
 
@@ -36,15 +35,20 @@ def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measure
 
     What is symmetric, a collective on a pair or a copy both ways, fills both halves.
     """
-    n = len(run.devices)
-    matrix = np.full((n, n), np.nan)
-    for measurement in run.measured(work.variant):
-        cell = measurement.cell
-        if cell.work == work and cell.size_bytes == size_bytes and len(cell.members) == 2:
-            src, dst = cell.members
-            matrix[src, dst] = figure(measurement)
-            if work.operation.is_collective or work.variant is Variant.BOTH_WAYS:
-                matrix[dst, src] = matrix[src, dst]
+    found: dict[Members, float] = {
+        one.cell.members: figure(one)
+        for one in run.measured(work.variant)
+        if one.cell.work == work and one.cell.size_bytes == size_bytes and len(one.cell.members) == 2
+    }
+    return _filled(run, found, symmetric=work.operation.is_collective or work.variant is Variant.BOTH_WAYS)
+
+
+def _filled(run: Run, figures: Mapping[Members, float], *, symmetric: bool) -> Matrix:
+    matrix = np.full((len(run.devices),) * 2, np.nan)
+    for (src, dst), found in figures.items():
+        matrix[src, dst] = found
+        if symmetric:
+            matrix[dst, src] = found
     return matrix
 
 
@@ -107,8 +111,6 @@ def _blocks(room: int, widths: Sequence[int]) -> list[range]:
 
 # A ranking as a heat map: row and column are devices, the shade is the share of the best. Readable without colour.
 
-
-_MIB = 2**20
 _PER_SECOND = {"µs": 1e6, "ns": 1e9}
 
 
@@ -119,7 +121,7 @@ def unit_of(run: Run, work: Work, size_bytes: int) -> str:
     """
     if work.operation is Operation.CHASE and len(run.devices) <= DEVICES_WITH_DECIMALS:
         return "ns"
-    return "GB/s" if size_bytes >= _MIB else "µs"
+    return "GB/s" if size_bytes >= TELLING_BYTES else "µs"
 
 
 def value(seconds: float, gbs: float, unit: str) -> float:
@@ -129,21 +131,13 @@ def value(seconds: float, gbs: float, unit: str) -> float:
 
 def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
     """Return a ranking of links or pairs as a matrix in a unit of `unit_of`, at most 80 columns for 16 devices."""
-    matrix = _matrix(run, ranking, lambda standing: value(standing.seconds, standing.gbs, unit))
+    figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}
+    matrix = _filled(run, figures, symmetric=ranking.kind == "pair")
     return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND)
 
 
 def tier_map(run: Run, ranking: Ranking) -> Text:
     """Return the tier of each link or pair as a matrix, 1 is best: what the shades say, without colour."""
-    matrix = _matrix(run, ranking, lambda standing: float(standing.tier))
+    tiers: dict[Members, float] = {one.members: float(one.tier) for one in ranking.standings}
+    matrix = _filled(run, tiers, symmetric=ranking.kind == "pair")
     return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")
-
-
-def _matrix(run: Run, ranking: Ranking, figure: Callable[[RankedLink], float]) -> Matrix:
-    matrix = np.full((len(run.devices),) * 2, np.nan)
-    for standing in ranking.standings:
-        src, dst = standing.pair
-        matrix[src, dst] = figure(standing)
-        if ranking.kind == "pair":
-            matrix[dst, src] = matrix[src, dst]
-    return matrix

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import ceil
 
 import numpy as np
@@ -10,23 +10,53 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collbench.analysis.physics import by_cell
+from collbench.analysis.physics import Impossible, by_cell
 from collbench.analysis.problem import left_out
-from collbench.analysis.select import choose, evidence
+from collbench.analysis.select import choose_each, evidence
 from collbench.analysis.stats import half_width, summarize, trial_seconds
 from collbench.analysis.tiers import Ranking, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Chosen, CommandKind, Measurement, Run
-from collbench.model.units import figure, format_size
-from collbench.output.text.frame import alarm, ending, header
-from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, whole
-from collbench.output.text.matrix import Matrix, pair_matrix, render_bandwidths, render_matrix
+from collbench.model.run import CommandKind, DataPoint, Measurement, Run
+from collbench.model.units import figure, format_size, sentence
+from collbench.output.text.frame import alarm, ending, header, sim
+from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, table, whole
+from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix
 from collbench.output.text.topology import render_labels, render_topology
 
-# The page of `collbench copies`: for each pattern and kind of copy, the rates of every link or device.
+# What the pages share.
 
+
+def _normal(run: Run) -> Iterator[RenderableType]:
+    """Yield a line that says whether the rates are normal for such a machine, as far as reference figures know."""
+    from collbench.analysis.references import judge, load  # late: few pages need them
+    from collbench.output.text.comparison import normality
+
+    yield Lines(f"rates     {normality(judge(run, load()))}{sim(run, ' (sim)')}")
+
+
+def _operations(found: Collection[Measurement]) -> list[Operation]:
+    """Return the operations present, in the order of the model."""
+    present = {measurement.cell.operation for measurement in found}
+    return [operation for operation in Operation if operation in present]
+
+
+def _at_largest(found: Sequence[Measurement], operation: Operation) -> list[Measurement]:
+    these = [measurement for measurement in found if measurement.cell.operation is operation]
+    largest = max(measurement.cell.size_bytes for measurement in these)
+    return [measurement for measurement in these if measurement.cell.size_bytes == largest]
+
+
+def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:
+    return [f"{figure(value)}{unit}" for value in (min(values), float(np.median(values)), max(values))]
+
+
+def _rate(measurement: Measurement) -> str:
+    return figure(summarize(measurement).busbw)
+
+
+# The page of `collbench copies`: for each pattern and kind of copy, the rates of every link or device.
 
 _MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
 _TABLES = {
@@ -58,77 +88,43 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _copies_summary(run: Run) -> Iterator[Block]:
     """Yield the short page's table, the range of each pattern and kind of copy, and the matrix of the first kind."""
-    table = _named_table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s")
+    rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s")
     for variant in (*_MATRICES, *_TABLES):
-        found = [m for m in run.measured(variant) if m.cell.operation.is_copy and m.samples]
+        found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
         for operation in _operations(found):
             largest = _at_largest(found, operation)
-            rates = [summarize(one).busbw for one in largest]
-            name = str(Work(operation, variant))
-            size = format_size(largest[0].cell.size_bytes)
-            table.add_row(name, size, *map(figure, (min(rates), float(np.median(rates)), max(rates))))
-    if table.row_count:
-        yield from short(*_normal(run), Text(f"{_sim(run)}copies, least to most of all links or devices"), table)
+            rates = _least_to_most([summarize(one).busbw for one in largest])
+            rows.add_row(str(Work(operation, variant)), format_size(largest[0].cell.size_bytes), *rates)
+    if rows.row_count:
+        yield from short(*_normal(run), Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
     plain = [m for m in run.measured() if m.cell.operation.is_copy and len(m.cell.members) == 2]
     for operation in _operations(plain)[:1]:
         size_bytes = _at_largest(plain, operation)[0].cell.size_bytes
         yield from short(Text(), render_bandwidths(run, operation, size_bytes), legend())
 
 
-def _sim(run: Run) -> str:
-    """Return the word that no simulated figure goes without."""
-    return "sim " if capabilities(run.backend).simulated else ""
-
-
-def _normal(run: Run) -> Iterator[RenderableType]:
-    """Yield a line that says whether the rates are normal for such a machine, as far as reference figures know."""
-    from collbench.analysis.references import judge, load  # late: few pages need them
-    from collbench.output.text.comparison import normality
-
-    yield Lines(f"rates     {normality(judge(run, load()))}{' (sim)' if capabilities(run.backend).simulated else ''}")
-
-
-def _named_table(*heads: str) -> Table:
-    """Return a table whose first column names its rows."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left")
-    return table
-
-
 def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    """Yield each kind of copy on links or pairs, below it the range in GB/s and the widest interval."""
     for operation in _operations(found):
         largest = _at_largest(found, operation)
+        low, middle, high = _least_to_most([summarize(one).busbw for one in largest])
+        half = max(half_width(trial_seconds(one)) for one in largest)
+        within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
         yield Text()
         yield render_bandwidths(run, operation, largest[0].cell.size_bytes, variant)
-        yield Text(_spread(largest))
-    if found:
-        yield legend()
-
-
-def _spread(largest: Sequence[Measurement]) -> str:
-    """Return the range of the figures above in GB/s, and the widest interval."""
-    rates = [summarize(found).busbw for found in largest]
-    span = f"{figure(min(rates))} to {figure(max(rates))}, median {figure(float(np.median(rates)))}"
-    return f"{span}; {_within(max(half_width(trial_seconds(found)) for found in largest))}"
-
-
-def _within(half: float) -> str:
-    return f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
+        yield Text(f"{low} to {high}, median {middle}; {within}")
+    yield legend()
 
 
 def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
     size = format_size(max(measurement.cell.size_bytes for measurement in found))
     yield Text(f"\n{variant} at {size}, GB/s ({_TABLES[variant]})")
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("device")
-    columns = {}
-    for operation in _operations(found):
-        table.add_column(operation.value, justify="right")
-        columns[operation] = {m.cell.members[0]: _figure(m) for m in _at_largest(found, operation)}
+    operations = _operations(found)
+    columns = [{m.cell.members[0]: _with_interval(m) for m in _at_largest(found, one)} for one in operations]
+    rows = table("device", *operations)
     for position, device in enumerate(run.devices):
-        table.add_row(device.tag, *(values.get(position, "-") for values in columns.values()))
-    yield table
+        rows.add_row(device.tag, *(values.get(position, "-") for values in columns))
+    yield rows
 
 
 def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -136,45 +132,23 @@ def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator
     size = format_size(max(measurement.cell.size_bytes for measurement in found))
     yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)")
     nodes = sorted({measurement.cell.numa_node for measurement in found}, key=lambda node: -1 if node is None else node)
-    table = Table(box=None, pad_edge=False, header_style="")
-    for head in ("device", "copy"):
-        table.add_column(head)
-    for node in nodes:
-        table.add_column("anywhere" if node is None else f"node {node}", justify="right")
-    printed = _figure if len(nodes) <= _NODES_WITH_INTERVALS else _rate
-    figures = {
-        (m.cell.members[0], m.cell.work): printed(m) for op in _operations(found) for m in _at_largest(found, op)
-    }
+    heads = ("anywhere" if node is None else f"node {node}" for node in nodes)
+    rows, operations = table("device", "copy", *heads, words=("device", "copy")), _operations(found)
+    printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _rate
+    figures = {(m.cell.members[0], m.cell.work): printed(m) for op in operations for m in _at_largest(found, op)}
     for position, device in enumerate(run.devices):
-        for operation in _operations(found):
+        for operation in operations:
             works = (Work(operation, variant, node) for node in nodes)
-            table.add_row(device.tag, operation.value, *(figures.get((position, work), "-") for work in works))
-    yield table
+            rows.add_row(device.tag, operation.value, *(figures.get((position, work), "-") for work in works))
+    yield rows
 
 
-def _figure(measurement: Measurement) -> str:
+def _with_interval(measurement: Measurement) -> str:
     half = half_width(trial_seconds(measurement))
     return f"{_rate(measurement)} ±{half:.1%}" if np.isfinite(half) else _rate(measurement)
 
 
-def _rate(measurement: Measurement) -> str:
-    return figure(summarize(measurement).busbw)
-
-
-def _operations(found: Sequence[Measurement]) -> list[Operation]:
-    """Return the operations present, in the order of the model."""
-    present = {measurement.cell.operation for measurement in found}
-    return [operation for operation in Operation if operation in present]
-
-
-def _at_largest(found: Sequence[Measurement], operation: Operation) -> list[Measurement]:
-    these = [measurement for measurement in found if measurement.cell.operation is operation]
-    largest = max(measurement.cell.size_bytes for measurement in these)
-    return [measurement for measurement in these if measurement.cell.size_bytes == largest]
-
-
 # The page of `collbench latency`: one access, one small copy, one small all-reduce.
-
 
 _CHASE = "pointer chase, ns an access (row reads column's memory; host: pinned memory)"
 _TIME_LEGEND = "time: one all-reduce on the device, the slowest rank, median"
@@ -196,14 +170,11 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: two kinds of matrices and a table of pairs; on the short page a row for each."""
     yield from whole("header", Lines(header(run)))
     yield from short(*_latency_summary(run))
-    chase, copies = list(_chase(run)), list(_copies(run))
-    first = (chase or copies)[:1]
-    yield from both("matrices", *first)
-    if first:
+    matrices = [*_chase(run), *_copies(run)]
+    if matrices:
+        yield from both("matrices", matrices[0])
         yield from short(legend())
-    yield from whole("matrices", *(chase + copies)[1:])
-    if first:
-        yield from whole("matrices", legend())
+        yield from whole("matrices", *matrices[1:], legend())
     yield from whole("tables", *_allreduce(run))
     more = ["not here  pointer chase: cores have none; their small copies run back to back, so overlap"]
     yield from ending(run, *more * capabilities(run.backend).cores)
@@ -212,38 +183,31 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
 def _latency_summary(run: Run) -> Iterator[RenderableType]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
     medians: dict[str, str] = {}
-    table = _named_table(f"{_sim(run)}latency", "size", "lowest", "median", "highest")
+    rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest")
     works = dict.fromkeys(found.cell.work for found in run.measurements if found.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
-        found = [m for m in run.measured(work.variant) if m.cell.work == work and m.samples]
+        found = [m for m in run.measured(work.variant) if m.cell.work == work]
         smallest = min(m.cell.size_bytes for m in found)
-        times = [summarize(m).seconds for m in found if m.cell.size_bytes == smallest]
-        scale, unit = (1e9, "ns") if work.operation is Operation.CHASE else (1e6, "µs")
-        figures = [f"{figure(time * scale)} {unit}" for time in (min(times), float(np.median(times)), max(times))]
-        table.add_row(str(work), format_size(smallest), *figures)
+        scale, unit = (1e9, " ns") if work.operation is Operation.CHASE else (1e6, " µs")
+        times = [summarize(m).seconds * scale for m in found if m.cell.size_bytes == smallest]
+        figures = _least_to_most(times, unit)
+        rows.add_row(str(work), format_size(smallest), *figures)
         medians[str(work)] = figures[1]
-    if table.row_count:
+    if rows.row_count:
         answer = ", ".join(f"{name} {medians[work]}" for work, name in _LATENCIES.items() if work in medians)
-        yield Lines(f"latency   {answer or next(iter(medians.values()))} (medians{', sim' * bool(_sim(run))})\n")
-        yield table
+        yield Lines(f"latency   {answer or next(iter(medians.values()))} (medians{sim(run, ', sim')})\n")
+        yield rows
 
 
 def _chase(run: Run) -> Iterator[RenderableType]:
-    chase = Work(Operation.CHASE)
-    matrix = pair_matrix(run, chase, 8, lambda found: summarize(found).seconds * 1e9)
-    host = _host_memory(run)
-    if np.isfinite(matrix).any() or np.isfinite(host).any():
-        both = np.hstack((matrix, host))
-        yield Text(f"\n{_CHASE}\n").append_text(render_matrix(run, both, extra=("host",), best_is_least=True))
-
-
-def _host_memory(run: Run) -> Matrix:
-    """Return each device's ns an access of host memory, shape (devices, 1)."""
-    column = np.full((len(run.devices), 1), np.nan)
+    matrix = pair_matrix(run, Work(Operation.CHASE), 8, lambda found: summarize(found).seconds * 1e9)
+    host = np.full((len(run.devices), 1), np.nan)
     for found in run.measured(Variant.HOST):
         if found.cell.operation is Operation.CHASE:
-            column[found.cell.members[0], 0] = summarize(found).seconds * 1e9
-    return column
+            host[found.cell.members[0], 0] = summarize(found).seconds * 1e9
+    every = np.hstack((matrix, host))
+    if np.isfinite(every).any():
+        yield Text(f"\n{_CHASE}\n").append_text(render_matrix(run, every, extra=("host",), best_is_least=True))
 
 
 def _copies(run: Run) -> Iterator[RenderableType]:
@@ -260,22 +224,17 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
     if not found:
         return
     yield Text(f"\nallreduce of {format_size(found[0].cell.size_bytes)} on each pair")
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("pair")
     launches = any(summarize(measurement).launch_seconds for measurement in found)
-    for head in ("time µs", *(["launch µs"] if launches else [])):
-        table.add_column(head, justify="right")
+    heads = ("time µs", "launch µs") if launches else ("time µs",)
+    rows = table("pair", *heads)
     for measurement in sorted(found, key=lambda m: m.cell.members):
-        summary = summarize(measurement)
-        launch = f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-"
         name = "-".join(run.devices[member].tag for member in measurement.cell.members)
-        table.add_row(name, f"{summary.seconds * 1e6:.2f}", *([launch] if launches else []))
-    yield table
+        rows.add_row(name, *map(_figures(measurement).__getitem__, heads))
+    yield rows
     yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")
 
 
 # The tables of the collective commands: time, bandwidths, the interval of busbw, and what NCCL chose.
-
 
 # A short page has so many rows of a table, and not these columns: its lines fit a terminal of 80.
 _FEW_ROWS = 28
@@ -286,7 +245,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, one table for each communicator; of many the short page compares the largest size."""
     yield from whole("header", Lines(header(run)))
     groups = sorted(dict.fromkeys((m.cell.operation, m.cell.members) for m in run.measurements))
-    few = len(groups) <= 1
+    few, beaten = len(groups) <= 1, by_cell(run)
     if any(measurement.samples for measurement in run.measurements):
         yield from short(*_normal(run))
     if not few:
@@ -294,19 +253,16 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     for operation, members in groups:
         found = [m for m in run.measurements if (m.cell.operation, m.cell.members) == (operation, members)]
         head = Lines(f"\n{_title(run, operation, members, found)}")
-        yield from whole("tables", head, _table(run, found))
+        yield from whole("tables", head, _table(run, found, beaten))
         if few:
-            yield from short(head, _table(run, _spaced(found), without=_ONLY_WHOLE))
+            # The largest size, and below it as many as fit at even steps.
+            sizes = sorted({measurement.cell.size_bytes for measurement in found}, reverse=True)
+            kept = sizes[:: ceil(len(found) / _FEW_ROWS)]
+            spaced = [measurement for measurement in found if measurement.cell.size_bytes in kept]
+            yield from short(head, _table(run, spaced, beaten, without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
     yield from ending(run)
-
-
-def _spaced(found: Sequence[Measurement]) -> list[Measurement]:
-    """Return what fits on a short page: the largest size, and below it as many as fit at even steps."""
-    sizes = sorted({measurement.cell.size_bytes for measurement in found}, reverse=True)
-    kept = sizes[:: ceil(len(found) / _FEW_ROWS)]
-    return [measurement for measurement in found if measurement.cell.size_bytes in kept]
 
 
 def _communicators(run: Run) -> Iterator[RenderableType]:
@@ -324,13 +280,13 @@ def _communicators(run: Run) -> Iterator[RenderableType]:
 
 def _sets(run: Run, operation: Operation, found: Sequence[Measurement]) -> Iterator[RenderableType]:
     largest = _at_largest(found, operation)
-    yield Text(f"\n{_sim(run)}{operation} at {format_size(largest[0].cell.size_bytes)}")
-    table = _named_table("devices", "time µs", "busbw GB/s", "95 % interval")
+    yield Text(f"\n{sim(run)}{operation} at {format_size(largest[0].cell.size_bytes)}")
+    rows = table("devices", "time µs", "busbw GB/s", "95 % interval")
     for measurement in largest[:_FEW_ROWS]:
         figures = _figures(measurement)
         name = ", ".join(run.devices[member].tag for member in measurement.cell.members)
-        table.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
-    yield table
+        rows.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
+    yield rows
     if len(largest) > _FEW_ROWS:
         yield Text(f"and {len(largest) - _FEW_ROWS} more")
 
@@ -350,10 +306,7 @@ def _legend(run: Run, operation: Operation) -> str:
     launches = any(s.launch_seconds is not None for m in run.measurements for s in m.samples)
     lines = ["time: one collective on the device, the slowest rank, median;"]
     if launches:
-        lines = [
-            "time: one collective on the device, the slowest rank, median; launch: one call",
-            "of an ungraphed loop, as a training step makes it;",
-        ]
+        lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as a training step makes it;"]
     if operation.shares:
         lines.append("size: all ranks' blocks together, count: elements of one block;")
     lines.append(f"busbw = algbw × {operation.collective.busbw.formula}; interval: 95 % of busbw, GB/s;")
@@ -361,41 +314,40 @@ def _legend(run: Run, operation: Operation) -> str:
     return "\n".join(lines)
 
 
-def _table(run: Run, measurements: Sequence[Measurement], without: Sequence[str] = ()) -> Table:
-    columns = _columns(run, sorted(measurements, key=_row_order))
-    columns = {head: values for head, values in columns.items() if head not in without}
-    table = Table(box=None, pad_edge=False, header_style="")
-    for head, values in columns.items():
-        if head in ("size", "wrong") or any(value not in ("", "-") for value in values):
-            table.add_column(head, justify="left" if head in ("in place", "flags") else "right")
-    kept = [columns[str(column.header)] for column in table.columns]
-    for row in zip(*kept, strict=True):
-        table.add_row(*row)
-    return table
+def _table(
+    run: Run,
+    measurements: Sequence[Measurement],
+    beaten: Mapping[DataPoint, Impossible],
+    without: Sequence[str] = (),
+) -> Table:
+    """Return the table of one communicator, but for columns without a single figure."""
+    ordered = sorted(measurements, key=lambda m: (m.cell.size_bytes, m.cell.variant is Variant.IN_PLACE))
+    rows = [_columns(run, found, impossible=found.cell in beaten) for found in ordered]
+    filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
+    heads = [head for head in rows[0] if head in filled and head not in without]
+    made = table(*heads, words=("in place", "flags"))
+    for row in rows:
+        made.add_row(*(row[head] for head in heads))
+    return made
 
 
-def _row_order(measurement: Measurement) -> tuple[int, bool]:
-    return measurement.cell.size_bytes, measurement.cell.variant is Variant.IN_PLACE
-
-
-def _columns(run: Run, points: Sequence[Measurement]) -> dict[str, list[str]]:
-    """Return the texts of each column; those without a single figure are left out of the table."""
-    beaten = by_cell(run)
-    flags = (_flags(found, impossible=found.cell in beaten) for found in points)
-    rows = [
-        {**_identity(run, found), **_figures(found), **_choice(run, found), "flags": flagged}
-        for found, flagged in zip(points, flags, strict=True)
-    ]
-    return {head: [row[head] for row in rows] for head in rows[0]}
-
-
-def _identity(run: Run, measurement: Measurement) -> dict[str, str]:
+def _columns(run: Run, measurement: Measurement, *, impossible: bool) -> dict[str, str]:
+    """Return a data point's text in each column; its flags are a word each, of which the page's notes say more."""
     cell = measurement.cell
     blocks = len(cell.members) if cell.operation.shares else 1
+    wanted = (cell.operation, len(cell.members), cell.size_bytes)
+    chosen = next((one for one in run.chosen if (one.operation, one.ranks, one.size_bytes) == wanted), None)
+    flags = ["failed"] * bool(measurement.failure) + ["impossible"] * impossible
+    flags += [flag.kind.value for sample in measurement.samples for flag in sample.flags]
     return {
         "size": format_size(cell.size_bytes),
         "in place": "yes" if cell.variant is Variant.IN_PLACE else "",
         "count": str(cell.size_bytes // DTYPE_BYTES[run.settings.dtype] // blocks),
+        **_figures(measurement),
+        "algo": chosen.algorithm if chosen else "-",
+        "proto": chosen.protocol if chosen else "-",
+        "ch": str(chosen.channels) if chosen else "-",
+        "flags": ", ".join(dict.fromkeys(flags)),
     }
 
 
@@ -414,48 +366,26 @@ def _figures(measurement: Measurement) -> dict[str, str]:
     }
 
 
-def _choice(run: Run, measurement: Measurement) -> dict[str, str]:
-    """Return what NCCL reported that it chose for this message."""
-    cell = measurement.cell
-    wanted = (cell.operation, len(cell.members), cell.size_bytes)
-    found = (one for one in run.chosen if (one.operation, one.ranks, one.size_bytes) == wanted)
-    chosen: Chosen | None = next(found, None)
-    if chosen is None:
-        return dict.fromkeys(("algo", "proto", "ch"), "-")
-    return {"algo": chosen.algorithm, "proto": chosen.protocol, "ch": str(chosen.channels)}
-
-
-def _flags(measurement: Measurement, *, impossible: bool) -> str:
-    """Return what was wrong in a word each: "failed", "throttled, shared"; the page's notes say more."""
-    kinds = ["impossible"] * impossible + [flag.kind.value for sample in measurement.samples for flag in sample.flags]
-    return ", ".join(dict.fromkeys((["failed"] if measurement.failure else []) + kinds))
-
-
 # The page of `collbench pairs` and `collbench show`: header, labels, bandwidths, ranking, recommendation.
 
-
-# Of more pairs than this the table shows the best and the worst.
-_MOST_ROWS = 28
-_HEAD_ROWS, _TAIL_ROWS = 16, 8
-# The same on the short page.
-_SHORT_ROWS = 8
-_SHORT_HEAD, _SHORT_TAIL = 5, 2
+# Of more pairs than the first number the table shows the best and the worst; on the whole page and on the short one.
+_ROWS, _SHORT_ROWS = (28, 16, 8), (8, 5, 2)
 
 
 def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from whole("header", Lines(header(run)))
-    labels = f"\nlabels ({_label_source(run)})\n{render_labels(run.devices, run.paths)}"
-    yield from whole("labels", Text(labels))
+    source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
+    yield from whole("labels", Text(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
     for operation in _shown(run):
         yield from whole("matrices", Text(), render_bandwidths(run, operation, _largest(run, operation)))
-    if _measured(run):
+    if _on_pairs(run):
         yield from whole("matrices", legend())
     ranking = evidence(run)
     if ranking is not None:
         recommended = "\n".join(_recommendations(run))
         yield from short(Lines(recommended), *_normal(run), *_ranked_pairs(run, ranking))
-        yield from whole("tiers", Text(), *_pairs(run, ranking, None), Lines(f"\n{recommended}"))
+        yield from whole("tiers", Text(), *_pairs(run, ranking, _ROWS), Lines(f"\n{recommended}"))
     else:
         for operation in _shown(run)[:1]:
             yield from short(render_bandwidths(run, operation, _largest(run, operation)), legend())
@@ -472,19 +402,14 @@ def _ranked_pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
         yield legend()
 
 
-def _label_source(run: Run) -> str:
-    return "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
-
-
-def _measured(run: Run) -> list[Operation]:
-    """Return the operations measured on pairs, in the order of the model."""
-    present = {m.cell.operation for m in run.measured() if len(m.cell.members) == 2}
-    return [operation for operation in Operation if operation in present]
+def _on_pairs(run: Run) -> list[Operation]:
+    """Return the operations measured on pairs."""
+    return _operations([found for found in run.measured() if len(found.cell.members) == 2])
 
 
 def _shown(run: Run) -> list[Operation]:
     """Return the operations whose matrices are printed: the first copy and the first collective."""
-    measured = _measured(run)
+    measured = _on_pairs(run)
     copies = [operation for operation in measured if operation.is_copy]
     collectives = [operation for operation in measured if operation.is_collective]
     return copies[:1] + collectives[:1]
@@ -494,65 +419,46 @@ def _largest(run: Run, operation: Operation) -> int:
     return max(m.cell.size_bytes for m in run.measured() if m.cell.operation is operation)
 
 
-def _pairs(run: Run, ranking: Ranking, few: int | None) -> Iterator[RenderableType]:
-    """Yield the table of pairs, best first; of more than `few` the ends."""
+def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[RenderableType]:
+    """Yield the table of pairs, best first; of more than the first of `rows` that many of the best and of the worst."""
     size = format_size(ranking.size_bytes)
     title = f"{ranking.operation} at {size}, GB/s (95 % interval; ties within {ranking.delta:.1%})"
-    yield Text(f"{_sim(run)}pairs by {title}")
-    columns = _measured(run)
-    spare = [operation.value for operation in reversed(columns) if operation not in _shown(run)]
-    table = Summary(spare, "collbench show RUN.JSON --operation OP, or a wider terminal, has them")
-    for title in ("tier", "pair", "label"):
-        table.add_column(title)
-    for operation in columns:
-        table.add_column(operation.value, justify="right")
-    table.add_column("interval", justify="right")
-    table.add_column("vs best")
-    others = {operation: _by_pair(run, operation) for operation in columns}
-    for index in _indices(len(ranking.standings), few):
-        table.add_row(*(("…", "more") if index is None else _row(run, ranking, index, others)))
-    yield table
-    yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
-
-
-def _indices(count: int, few: int | None) -> list[int | None]:
-    """Return the indices of the pairs to print; None stands for those left out."""
-    most, head, tail = (few, _SHORT_HEAD, _SHORT_TAIL) if few else (_MOST_ROWS, _HEAD_ROWS, _TAIL_ROWS)
-    if count <= most:
-        return list(range(count))
-    return [*range(head), None, *range(count - tail, count)]
-
-
-def _by_pair(run: Run, operation: Operation) -> dict[tuple[int, int], float]:
-    ranking = rank_pairs(run, operation, _largest(run, operation))
-    return {standing.pair: standing.gbs for standing in ranking.standings} if ranking else {}
-
-
-def _row(
-    run: Run, ranking: Ranking, index: int, others: dict[Operation, dict[tuple[int, int], float]]
-) -> tuple[str, ...]:
-    standing = ranking.standings[index]
-    low, high = standing.pair
-    rates = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in others.values()]
-    interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
-    names = f"{run.devices[low].tag}-{run.devices[high].tag}"
-    return str(standing.tier), names, standing.label, *rates, interval, standing.relation.value
+    yield Text(f"{sim(run)}pairs by {title}")
+    operations = _on_pairs(run)
+    spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]
+    made = Summary(spare, "collbench show RUN.JSON --operation OP, or a wider terminal, has them")
+    for head in ("tier", "pair", "label"):
+        made.add_column(head)
+    for head in (*operations, "interval"):
+        made.add_column(head, justify="right")
+    made.add_column("vs best")
+    rankings = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations)
+    rates = [{one.pair: one.gbs for one in found.standings} if found else {} for found in rankings]
+    most, best, worst = rows
+    gap = len(ranking.standings) > most
+    for index, standing in enumerate(ranking.standings):
+        if gap and index == best:
+            made.add_row("…", "more")
+        if gap and best <= index < len(ranking.standings) - worst:
+            continue
+        names = "-".join(run.devices[member].tag for member in standing.pair)
+        figures = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates]
+        interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
+        made.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
+    yield made
+    yield Text(sentence(ranking.verdict))
 
 
 def _recommendations(run: Run) -> Iterator[str]:
     """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
-    out, sim = left_out(run), " (sim)" if capabilities(run.backend).simulated else ""
-    count = 2
-    while count <= len(run.devices) - len(out):
-        chosen = choose(run, count)
-        yield f"best {count:<3} {', '.join(run.devices[m].tag for m in chosen.members)}: {chosen.reason}{sim}"
-        count *= 2
-    for left in out:
+    for chosen in choose_each(run):
+        tags = ", ".join(run.devices[member].tag for member in chosen.members)
+        yield f"best {len(chosen.members):<3} {tags}: {chosen.reason}{sim(run, ' (sim)')}"
+    for left in left_out(run):
         yield f"left out {run.devices[left.member].tag}: {left.reason}"
 
 
 # The page that belongs to a run: the one that the command which measured it printed.
-
 
 _PAGES = {
     CommandKind.PAIRS: pairs_page,

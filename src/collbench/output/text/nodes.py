@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.nodes import Judgement, NodeChoice, State, Uplink, described
 from collbench.analysis.stats import DELTA
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
-from collbench.model.units import fixed, format_size
+from collbench.model.units import fixed, format_size, span
 from collbench.output import sentences
-from collbench.output.text.layout import WIDE, named
+from collbench.output.text.layout import WIDE, named, table
 from collbench.runfile.codec import plain
 
 # What a survey of nodes will take, as a table: an estimate.
@@ -31,13 +30,11 @@ def plan_page(
     Sentences take `width` columns.
     """
     yield Text(f"plan      {nodes:,} nodes × {gpus} GPUs = {nodes * gpus:,} GPUs; an estimate: nothing is measured")
-    table = Table(box=None, pad_edge=False, header_style="")
-    for title in ("phase", "times", "seconds each", "seconds"):
-        table.add_column(title, justify="left" if title == "phase" else "right")
+    rows = table("phase", "times", "seconds each", "seconds")
     for what, times, seconds in phases:
-        table.add_row(what, f"{times}", f"{seconds:.2f}", f"{times * seconds:.1f}")
-    table.add_row("total", "", "", f"{sum(times * seconds for _, times, seconds in phases):.1f}")
-    yield table
+        rows.add_row(what, f"{times}", f"{seconds:.2f}", f"{times * seconds:.1f}")
+    rows.add_row("total", "", "", f"{sum(times * seconds for _, times, seconds in phases):.1f}")
+    yield rows
     rounds = sum(times for _, times, _ in phases[1:])
     each = phases[-1][2]
     every = nodes - 1 + nodes % 2
@@ -52,7 +49,6 @@ def plan_page(
 
 
 # The page of `collbench nodes`: what the rounds showed of nodes and uplinks, which nodes to take, and the plan.
-
 
 _MORE = "a longer --budget measures more; two nodes alone can never be distinguished"
 _FEW_FINDINGS = 12  # lines on the short page
@@ -145,27 +141,16 @@ def compressed(names: Sequence[str]) -> str:
     parts = [_NUMBERED.fullmatch(name) for name in names]
     split = [(part[1], int(part[2])) if part else (name, -1) for name, part in zip(names, parts, strict=True)]
     spelled: list[str] = []
-    for prefix, group in groupby(split, key=lambda name: (name[0], name[1] < 0)):
+    for (prefix, whole), group in groupby(split, key=lambda name: (name[0], name[1] < 0)):
         numbers = [number for _, number in group]
-        if prefix[1]:
-            spelled += [prefix[0]] * len(numbers)
+        if whole:
+            spelled += [prefix] * len(numbers)
             continue
-        spans = list(_spans(numbers))
-        plain_one = len(spans) == 1 and spans[0][0] == spans[0][1]
-        inside = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
-        spelled.append(f"{prefix[0]}{inside}" if plain_one else f"{prefix[0]}[{inside}]")
+        # Numbers that follow each other are as far from their places in the list.
+        runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])]
+        inside = ",".join(span(str(run[0]), str(run[-1]), "-") for run in runs)
+        spelled.append(f"{prefix}{inside}" if len(numbers) == 1 else f"{prefix}[{inside}]")
     return ",".join(spelled)
-
-
-def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield runs of numbers that follow each other."""
-    low = high = numbers[0]
-    for number in numbers[1:]:
-        if number != high + 1:
-            yield low, high
-            low = number
-        high = number
-    yield low, high
 
 
 def lost(run: Run) -> tuple[str, ...]:
@@ -216,8 +201,11 @@ def _uplink(one: Uplink, names: Sequence[str]) -> str:
 def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
     names = compressed([origin.names[member] for member in choice.members])
     yield f"chosen    {names}{origin.mark}"
-    if origin.gpus:
-        yield from _gpus(origin, choice)
+    sets = dict.fromkeys(origin.gpus)
+    for some in sets:  # a line for all nodes where they take the same GPUs, else one for each set
+        nodes = [origin.names[node] for node, own in zip(choice.members, origin.gpus, strict=True) if own == some]
+        where = "each node" if len(sets) == 1 else compressed(nodes)
+        yield f"gpus      {', '.join(map(str, some))} on {where}{origin.mark}"
     yield f"why       {choice.reason}{origin.mark}"
     if choice.band is not None:
         low, high = choice.band
@@ -227,12 +215,3 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
     for reason in dict.fromkeys(reason for _, reason in choice.left_out):
         names = compressed([origin.names[node] for node, why in choice.left_out if why == reason])
         yield f"left out  {names}: {reason}{origin.mark}"
-
-
-def _gpus(origin: Origin, choice: NodeChoice) -> Iterator[str]:
-    """Yield a line for all nodes where they take the same GPUs, else one for each set."""
-    sets = dict.fromkeys(origin.gpus)
-    for some in sets:
-        nodes = [origin.names[node] for node, own in zip(choice.members, origin.gpus, strict=True) if own == some]
-        where = "each node" if len(sets) == 1 else compressed(nodes)
-        yield f"gpus      {', '.join(map(str, some))} on {where}{origin.mark}"

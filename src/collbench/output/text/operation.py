@@ -12,15 +12,14 @@ from rich.text import Text
 
 from collbench.analysis.stats import summarize
 from collbench.analysis.tiers import Members, Ranking, labels_of, rank_links
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Run
 from collbench.model.units import figure, format_size
 from collbench.output import sentences
 from collbench.output.text import curves as text_curves
 from collbench.output.text.curves import Curves, Line, curves_of, limits_of, lines_of, place_name, sizes_of, spreads
-from collbench.output.text.frame import alarm, header, origin, place
-from collbench.output.text.layout import Block, Lines, both, legend, short, whole
+from collbench.output.text.frame import alarm, header, origin, place, sim
+from collbench.output.text.layout import Block, Lines, both, legend, short, table, whole
 from collbench.output.text.matrix import tier_map, unit_of, value
 from collbench.output.text.ranking import section
 
@@ -44,36 +43,27 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
             first = number == 0 and size in (size_bytes, full[-1])
             ranking = rank_links(run, work, size)
             if ranking is not None:
-                yield from whole("tiers", *_ranked(run, ranking))
-                mapped = mapped or ranking.kind != "device"
+                map_it = ranking.kind != "device"
+                mapped = mapped or map_it
+                yield from whole("tiers", *section(run, ranking, mapped=map_it))
+                if map_it and ranking.tiers > 1:  # what the shades say, without colour
+                    yield from whole("tiers", Text("tier of each, 1 is the best"), tier_map(run, ranking))
                 if first:
-                    yield from short(*section(run, ranking, mapped=ranking.kind != "device", most_tiers=_FEW_TIERS))
-                    yield from short(*[legend()] * (ranking.kind != "device"))
+                    yield from short(*section(run, ranking, mapped=map_it, most_tiers=_FEW_TIERS))
+                    yield from short(*[legend()] * map_it)
             parts = [*_unmapped(run, work, size, ranking), *_failures(run, work, size)]
             yield from both("tables", *parts) if first else whole("tables", *parts)
         if size_bytes is None and len({size for curve in curves.values() for size in curve}) > 1:
             yield from whole("tables", *_over_sizes(run, work, curves))
             if number == 0:
-                yield from short(Text(), _table(*_shortened(run, work, curves)))
+                # So many sizes as a short page has room for, the largest among them.
+                sizes = sorted({size for curve in curves.values() for size in curve}, reverse=True)
+                kept = sizes[:: ceil(len(sizes) / _FEW_SIZES)]
+                few = {some: {size: at[size] for size in at if size in kept} for some, at in curves.items()}
+                yield from short(Text(), _table(lines_of(run, work, curves), few, limits_of(run, work, curves)))
     if mapped:
         yield from whole("tiers", legend("\n"))
     yield from short(Lines(f"\n{origin(run)}"))
-
-
-def _shortened(run: Run, work: Work, curves: Curves) -> tuple[Sequence[Line], Curves, dict[Members, float]]:
-    """Return lines, curves and limits at so few sizes as a short page has room for, the largest among them."""
-    sizes = sorted({size for curve in curves.values() for size in curve}, reverse=True)
-    kept = set(sizes[:: ceil(len(sizes) / _FEW_SIZES)])
-    few = {members: {size: curve[size] for size in curve if size in kept} for members, curve in curves.items()}
-    return lines_of(run, work, curves), few, limits_of(run, work, curves)
-
-
-def _ranked(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
-    """Yield tiers and heat map; and the tiers as a map, which needs no colour, where there are several."""
-    yield from section(run, ranking, mapped=ranking.kind != "device")
-    if ranking.kind != "device" and ranking.tiers > 1:
-        yield Text("tier of each, 1 is the best")
-        yield tier_map(run, ranking)
 
 
 def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:
@@ -83,28 +73,18 @@ def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Itera
     left = [measurement for measurement in found if measurement.cell.members not in mapped]
     if not left:
         return
-    title = f"{_sim(run)}{work} at {format_size(size)}"
+    title = f"{sim(run)}{work} at {format_size(size)}"
     yield Text("" if ranking else f"\n{title}{', busbw' if work.operation.is_collective else ''}")
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("devices")
     unit = unit_of(run, work, size)
-    for head in ("ns",) if unit == "ns" else ("µs", "GB/s", "95 % interval"):
-        table.add_column(head, justify="right")
+    rows = table("devices", *(("ns",) if unit == "ns" else ("µs", "GB/s", "95 % interval")))
     for measurement in sorted(left, key=lambda m: (len(m.cell.members), m.cell.members)):
-        table.add_row(place_name(run, work, measurement.cell.members), *_figures(measurement, unit))
-    yield table
-
-
-def _sim(run: Run) -> str:
-    return "sim " if capabilities(run.backend).simulated else ""
-
-
-def _figures(measurement: Measurement, unit: str) -> list[str]:
-    summary = summarize(measurement)
-    if unit == "ns":
-        return [figure(value(summary.seconds, summary.busbw, unit))]
-    interval = "-" if summary.interval is None else " to ".join(figure(end) for end in summary.interval)
-    return [figure(summary.seconds * 1e6), figure(summary.busbw), interval]
+        summary = summarize(measurement)
+        figures = [figure(summary.seconds * 1e6), figure(summary.busbw)]
+        figures.append("-" if summary.interval is None else " to ".join(map(figure, summary.interval)))
+        if unit == "ns":
+            figures = [figure(value(summary.seconds, summary.busbw, unit))]
+        rows.add_row(place_name(run, work, measurement.cell.members), *figures)
+    yield rows
 
 
 def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
@@ -121,35 +101,29 @@ def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType
     """Yield the curves, what their marks mean, and their figures, which a reader without the picture needs."""
     what = "busbw" if work.operation.is_collective else "bandwidth"
     lines, limits = lines_of(run, work, curves), limits_of(run, work, curves)
-    yield Text(f"\n{_sim(run)}{work}: {what} over message size")
+    highest = sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
+    yield Text(f"\n{sim(run)}{work}: {what} over message size")
     try:
-        drawn = text_curves.draw(lines, sorted(set(limits.values()))[-_MOST_LIMITS:])
+        drawn = text_curves.draw(lines, highest[::-1])
     except ImportError:
         drawn = Text("no curves drawn: the package plotille is missing; pip install plotille")
     if drawn is not None:
         yield drawn
-    yield Text(text_curves.legend(lines, _named(run, limits)))
-    yield _table(lines, curves, limits)
-
-
-def _named(run: Run, limits: dict[Members, float]) -> dict[str, float]:
-    """Return the highest limits by the labels that have them, highest first."""
     labels = labels_of(run, limits)
-    highest = sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
-    return {"/".join(sorted({labels[some] for some in limits if limits[some] == gbs})): gbs for gbs in highest}
+    named = {"/".join(sorted({labels[some] for some in limits if limits[some] == gbs})): gbs for gbs in highest}
+    yield Text(text_curves.legend(lines, named))
+    yield _table(lines, curves, limits)
 
 
 def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) -> Table:
     together = spreads(curves.values())
-    table = Table(box=None, pad_edge=False, header_style="")
     heads = ["size", "µs", *(line.name for line in lines), "lowest", "highest", *["of theory"] * bool(limits)]
-    for head in heads:
-        table.add_column(head, justify="right")
+    rows = table(*heads, words=())
     for size, all_of_them in together.items():
         row = [format_size(size), figure(all_of_them.seconds * 1e6)]
         row += [figure(line.points[size].middle) if size in line.points else "-" for line in lines]
         row += [figure(all_of_them.low), figure(all_of_them.high)]
         shares = [curves[some][size].busbw / limit for some, limit in limits.items() if size in curves[some]]
         row += [f"{median(shares):.1%}" if shares else "-"] * bool(limits)
-        table.add_row(*row)
-    return table
+        rows.add_row(*row)
+    return rows

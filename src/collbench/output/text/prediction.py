@@ -13,11 +13,10 @@ from collbench.analysis.predict.networks import PARAMS
 from collbench.analysis.predict.predict import Cost, PredictedSet, Prediction
 from collbench.analysis.predict.timing import Span
 from collbench.analysis.stats import DELTA
-from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import fixed
-from collbench.output.text.frame import header, origin
-from collbench.output.text.layout import Block, filled, named, short, whole
+from collbench.output.text.frame import header, origin, sim
+from collbench.output.text.layout import Block, filled, named, short, table, whole
 
 FORMAT, VERSION = "collbench-prediction", 1
 _WIDTH, _INDENT = 80, " " * 10
@@ -61,25 +60,20 @@ def _printed(seconds: float) -> str:
     return f"{scale.figure(seconds)} {scale.unit}"
 
 
-def _scale(prediction: Prediction) -> _Scale:
-    costs = [cost for case in prediction.cases for cost in (case.best, case.worst) if cost]
-    longest = max(max(*cost.raw, *(cost.step or ())) for cost in costs)
-    return _S if longest >= _MANY_SECONDS else _MS
-
-
 def page(run: Run, prediction: Prediction) -> Iterator[Block]:
     """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and what follows."""
-    sim = " (sim)" if capabilities(run.backend).simulated else ""
+    mark = sim(run, " (sim)")
     timed = prediction.question.step_seconds is not None
-    scale = _scale(prediction)
-    concluded = "\n".join(filled(sentence, _WIDTH) for sentence in conclusions(prediction, sim))
+    costs = [cost for case in prediction.cases for cost in (case.best, case.worst) if cost]
+    scale = _S if max(max(*cost.raw, *(cost.step or ())) for cost in costs) >= _MANY_SECONDS else _MS
+    concluded = "\n".join(filled(sentence, _WIDTH) for sentence in conclusions(prediction, mark))
     yield from short(Text(concluded))
     yield from whole("header", Text(f"{header(run)}\n{_question(prediction)}"))
-    titles = [filled(_title(run, prediction, gpus) + sim, _WIDTH, rest=_INDENT) for gpus in prediction.question.gpus]
+    titles = [filled(_title(run, prediction, gpus) + mark, _WIDTH, rest=_INDENT) for gpus in prediction.question.gpus]
     yield from short(Text("\n" + "\n".join(titles)), _overview(prediction.cases, scale, timed=timed))
     for gpus, title in zip(prediction.question.gpus, titles, strict=True):
-        table = _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
-        yield from whole("tables", Text(f"\n{title}"), table)
+        rows = _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
+        yield from whole("tables", Text(f"\n{title}"), rows)
     yield from whole("tables", Text(f"\n{_LEGEND if timed else _RAW_LEGEND}"))
     lines = [f"left out  {run.devices[left.member].tag}: {left.reason}" for left in prediction.left_out]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
@@ -90,17 +84,15 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
 
 def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Table:
     """Return the short page's table: a row for each number of GPUs and strategy, on the best and the worst set."""
-    table = Table(box=None, pad_edge=False, header_style="")
     what = "exposed" if timed else "raw"
     heads = ["GPUs", "strategy", f"{what} on best, {scale.unit}", f"on worst, {scale.unit}"]
-    for head in [*heads, *["lost of a step"] * timed]:
-        table.add_column(head, justify="left" if head == "strategy" else "right")
+    rows = table(*heads, *["lost of a step"] * timed, words=("strategy",))
     for case in cases:
         costs = [case.best, *([case.worst] if case.worst else [])]
         spans = [(cost.exposed if timed else cost.raw) or cost.raw for cost in costs]
         figures = [*(scale.figure(span[1]) for span in spans), *["-"] * (2 - len(spans))]
-        table.add_row(str(case.gpus), case.strategy, *figures, *[_percent(case.lost_share)] * timed)
-    return table
+        rows.add_row(str(case.gpus), case.strategy, *figures, *[_percent(case.lost_share)] * timed)
+    return rows
 
 
 def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
@@ -167,12 +159,13 @@ def _span_json(span: Span | None) -> dict[str, float] | None:
 
 def _question(prediction: Prediction) -> str:
     question, network = prediction.question, prediction.question.network
-    batches = "micro-batch" if question.micro_batches == 1 else "micro-batches"
-    size = "" if network.source == PARAMS else f" {_million(network.parameters)} parameters,"
+    count = network.parameters
+    many = f"{fixed(count / 1e9)}B" if count >= 10**9 else f"{fixed(count / 1e6)}M"
+    size = "" if network.source == PARAMS else f" {many} parameters,"
     lines = [
         named(f"model     {network.name}:{size} {len(network.blocks)} blocks ({network.source})", _WIDTH),
         f"bytes     {question.parameter_bytes} a parameter, {question.gradient_bytes} a gradient; "
-        f"{question.micro_batches} {batches} a step",
+        f"{question.micro_batches} micro-batch{'' if question.micro_batches == 1 else 'es'} a step",
     ]
     if question.step_seconds is None:
         lines.append("step      not given: it is unknown how much of the communication compute hides")
@@ -194,18 +187,16 @@ def _title(run: Run, prediction: Prediction, gpus: int) -> str:
 
 
 def _table(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
     unit, size = ("GB", 1e9) if max(case.bus_bytes for case in cases) >= _MANY_BYTES else ("MB", 1e6)
     heads = ["strategy", "set", f"{unit} sent", f"raw {scale.unit}"]
     heads += ["share", f"exposed {scale.unit}", "band", "share", f"step {scale.unit}"] if timed else []
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("strategy", "set") else "right")
+    rows = table(*heads, words=("strategy", "set"))
     for case in cases:
-        table.add_row(case.strategy, "best", f"{case.bus_bytes / size:,.0f}", *_figures(case.best, scale))
+        rows.add_row(case.strategy, "best", f"{case.bus_bytes / size:,.0f}", *_figures(case.best, scale))
         if case.worst:
-            table.add_row("", "worst", "", *_figures(case.worst, scale))
-            table.add_row("", "lost", "", *_losses(case, case.worst, scale))
-    return table
+            rows.add_row("", "worst", "", *_figures(case.worst, scale))
+            rows.add_row("", "lost", "", *_losses(case, case.worst, scale))
+    return rows
 
 
 def _figures(cost: Cost, scale: _Scale) -> list[str]:
@@ -273,7 +264,3 @@ def _listed(words: Sequence[str]) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
-
-
-def _million(count: int) -> str:
-    return f"{fixed(count / 1e9)}B" if count >= 10**9 else f"{fixed(count / 1e6)}M"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,13 +14,12 @@ from rich.text import Text
 from collbench.analysis.fits import Bounded, Fit, Unfitted
 from collbench.analysis.summary import Missing, RankedWork, RankSummary
 from collbench.analysis.tiers import FEWEST_VISITS, RankedLink, Ranking, Relation, kind_of
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Run
-from collbench.model.units import figure, format_approximate_size, format_size
+from collbench.model.units import amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.output import sentences
-from collbench.output.text.frame import alarm, failures, header, headline, not_judged, origin, troubled
-from collbench.output.text.layout import Block, Lines, legend, short, whole
+from collbench.output.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
+from collbench.output.text.layout import Block, Lines, legend, short, table, whole
 from collbench.output.text.matrix import heat_map, unit_of, value
 from collbench.runfile.codec import plain
 
@@ -30,6 +29,7 @@ _MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
 _MOST_FITS = 28
 # On the short page.
 _MOST_RANKINGS, _MOST_TIERS = 14, 4
+_FIGURES = ("size_bytes", "delta", "noise", "spread", "visits", "tiers", "one_tier", "all_tied", "verdict")  # in JSON
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
 _RELATIONS_LEGEND = """\
 tied, different: against the best, by the 90 % and the simultaneous 95 %
@@ -50,14 +50,17 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
         few = f"no operation has {FEWEST_VISITS} trials on all its devices, which the noise needs"
         yield not_judged(f"{few}: measure it again, or finish the run with --resume")
     yield from whole("header", Lines(header(run)))
-    yield from short(*_overview(run, summary))
+    rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
+    if rankings:
+        yield from short(*_overview(run, rankings))
     for ranked in summary.works:
         for ranking in ranked.rankings:
             mapped = ranking.kind != "device" and len(run.devices) > 2
             yield from whole("tiers", *section(run, ranking, mapped=mapped))
     for ranked in summary.works:
         yield from whole("fits", *_fits(run, ranked))
-    yield from whole("tiers", legend("\n"), Text(f"\n{_RELATIONS_LEGEND}"))
+    if rankings:
+        yield from whole("tiers", legend("\n"), Text(f"\n{_RELATIONS_LEGEND}"))
     if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
         yield from whole("fits", Text(_FITS_LEGEND))
     lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary), *failures(run)]
@@ -66,28 +69,18 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
     yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
 
 
-def _overview(run: Run, summary: RankSummary) -> Iterator[RenderableType]:
+def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
     """Yield a row for each ranking, then tiers and heat map of the first collective's, else of the first."""
-    rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
-    table = Table(box=None, pad_edge=False, header_style="")
-    heads = (
-        f"{'sim ' if capabilities(run.backend).simulated else ''}operation",
-        "size",
-        "best",
-        "worst",
-        "tiers",
-        "does it matter",
-    )
-    for head in heads:
-        table.add_column(head, justify="right" if head in ("size", "best", "worst", "tiers") else "left")
+    what, answer = f"{sim(run)}operation", "does it matter"
+    rows = table(what, "size", "best", "worst", "tiers", answer, words=(what, answer))
     for ranking in rankings[:_MOST_RANKINGS]:
         unit = unit_of(run, ranking.work, ranking.size_bytes)
         figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
-        best, worst = sorted((min(figures), max(figures)), reverse=unit == "GB/s")
-        ends = (f"{figure(end)} {unit}" for end in (best, worst))
+        ends = sorted((min(figures), max(figures)), reverse=unit == "GB/s")
+        best, worst = (f"{figure(end)} {unit}" for end in ends)
         size = format_size(ranking.size_bytes)
-        table.add_row(str(ranking.work), size, *ends, str(ranking.tiers), _matters(ranking))
-    yield table
+        rows.add_row(str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking))
+    yield rows
     if len(rankings) > _MOST_RANKINGS:
         yield Text(f"and {len(rankings) - _MOST_RANKINGS} more")
     shown = next((one for one in rankings if one.operation.is_collective), rankings[0])
@@ -113,7 +106,10 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
             "variant": ranked.work.variant.value,
             "numa_node": ranked.work.numa_node,
             "kind": kind_of(ranked.work),
-            "rankings": [_ranking_json(ranking) for ranking in ranked.rankings],
+            "rankings": [
+                {name: getattr(ranking, name) for name in _FIGURES} | {"standings": plain(ranking.standings)}
+                for ranking in ranked.rankings
+            ],
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
             "unfitted": [plain(fit) for fit in ranked.fits if isinstance(fit, Unfitted)],
             "missing": [
@@ -132,12 +128,6 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
     return origin | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
 
 
-def _ranking_json(ranking: Ranking) -> dict[str, Any]:
-    numbers = {name: getattr(ranking, name) for name in ("size_bytes", "delta", "noise", "spread", "visits", "tiers")}
-    words = {"one_tier": ranking.one_tier, "all_tied": ranking.all_tied, "verdict": ranking.verdict}
-    return numbers | words | {"standings": [plain(standing) for standing in ranking.standings]}
-
-
 def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:
     """Yield the page's part on one work at one size: tiers, verdict, resolution, and if `mapped` the heat map.
 
@@ -146,9 +136,14 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers)
-    yield Text(f"{ranking.verdict[0].upper()}{ranking.verdict[1:]}.")
+    yield Text(sentence(ranking.verdict))
+    visits = ranking.visits  # the fewest that any got
+    shown = f"Differences above {ranking.delta + ranking.noise:.1%} show"
+    shown += f" on {ranking.kind}s no noisier than most ({visits} trials or more)."
+    if visits < FEWEST_VISITS:
+        shown = f"Nothing is significant: some have {visits} of the {FEWEST_VISITS} trials that the noise needs."
     if len(ranking.standings) > 1:
-        yield Text(_resolution(ranking))
+        yield Text(shown)
     if mapped:
         yield heat_map(run, ranking, unit=unit)
 
@@ -156,43 +151,39 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
 def title(run: Run, work: Work) -> str:
     """Name a work and what it ran on; a simulated one never without saying so."""
     kind = {"device": "by device", "pair": "by pair", "link": "row sends to column"}[kind_of(work)]
-    return f"{'sim ' if capabilities(run.backend).simulated else ''}{work} ({kind})"
-
-
-def _resolution(ranking: Ranking) -> str:
-    """Say what difference shows, by the fewest visits that any got."""
-    if ranking.visits < FEWEST_VISITS:
-        return f"Nothing is significant: some have {ranking.visits} of the {FEWEST_VISITS} trials that the noise needs."
-    shows = f"Differences above {ranking.delta + ranking.noise:.1%} show"
-    return f"{shows} on {ranking.kind}s no noisier than most ({ranking.visits} trials or more)."
+    return f"{sim(run)}{work} ({kind})"
 
 
 def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for head, justify in (("tier", "left"), (unit, "right"), (f"{ranking.kind}s", "left"), ("vs best", "left")):
-        table.add_column(head, justify=justify)  # type: ignore[arg-type]
-    tiers: dict[int, list[RankedLink]] = defaultdict(list)
-    for standing in ranking.standings:
-        tiers[standing.tier].append(standing)
+    names, relation = f"{ranking.kind}s", "vs best"
+    rows, tiers = table("tier", unit, names, relation, words=("tier", names, relation)), by_tier(ranking)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
-                table.add_row("…", "", f"{len(tiers) - most} more tiers", "")
+                rows.add_row("…", "", f"{len(tiers) - most} more tiers", "")
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
-        names = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
-        table.add_row(str(tier), _range(figures), names[0], _relations(standings))
-        for more in names[1:]:
-            table.add_row("", "", more, "")
-    return table
+        first, *more = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
+        rows.add_row(str(tier), figures_span(figures), first, relations(standings))
+        for line in more:
+            rows.add_row("", "", line, "")
+    return rows
 
 
-def _range(figures: Sequence[float]) -> str:
-    low, high = figure(min(figures)), figure(max(figures))
-    return low if low == high else f"{low} to {high}"
+def by_tier(ranking: Ranking) -> dict[int, list[RankedLink]]:
+    """Return the standings of each tier, the best first."""
+    tiers: dict[int, list[RankedLink]] = defaultdict(list)
+    for standing in ranking.standings:
+        tiers[standing.tier].append(standing)
+    return tiers
 
 
-def _relations(standings: Sequence[RankedLink]) -> str:
+def figures_span(figures: Collection[float], between: str = " to ") -> str:
+    """Return the lowest and the highest of some figures: "357.2 to 388.0"."""
+    return span(figure(min(figures)), figure(max(figures)), between)
+
+
+def relations(standings: Sequence[RankedLink]) -> str:
     """Count the relations of a tier to the best; one word where all have the same."""
     counts = Counter(standing.relation for standing in standings)
     if len(counts) == 1:
@@ -218,29 +209,21 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
     fits = [fit for fit in ranked.fits if isinstance(fit, Fit)]
     if not fits:
         return
-    yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {_sizes(fits)} sizes")
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(kind_of(ranked.work))
-    table.add_column("label")
-    for head in ("latency µs", "bandwidth GB/s", "n½", "misfit"):
-        table.add_column(head, justify="right")
+    sizes = span(str(min(fit.sizes for fit in fits)), str(max(fit.sizes for fit in fits)))
+    yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
+    kind = kind_of(ranked.work)
+    rows = table(kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit", words=(kind, "label"))
     for fit in fits[:_MOST_FITS]:
-        table.add_row(
-            name(run, ranked.work, fit.members),
-            fit.label,
-            _bounded(fit.latency_us),
-            _bounded(fit.gbs),
-            format_approximate_size(round(fit.half_bytes[1])),
-            f"{fit.misfit:.0%}",
-        )
-    yield table
+        rows.add_row(name(run, ranked.work, fit.members), fit.label, *fitted(fit))
+    yield rows
     if len(fits) > _MOST_FITS:
         yield Text(f"and {len(fits) - _MOST_FITS} more: --json has them all")
 
 
-def _sizes(fits: Sequence[Fit]) -> str:
-    low, high = min(fit.sizes for fit in fits), max(fit.sizes for fit in fits)
-    return str(low) if low == high else f"{low} to {high}"
+def fitted(fit: Fit) -> tuple[str, str, str, str]:
+    """Return a fit's latency in µs and bandwidth in GB/s with their intervals, its n½ and its misfit."""
+    half = format_approximate_size(round(fit.half_bytes[1]))
+    return _bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}"
 
 
 def _bounded(values: Bounded) -> str:
@@ -277,4 +260,4 @@ def _no_fits(summary: RankSummary) -> Iterator[str]:
 
 
 def _some(work: Work, count: int) -> str:
-    return f"{count} {kind_of(work)}{'s' if count > 1 else ''}"
+    return amount(count, kind_of(work))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from collbench.model.errors import ExitStatus
 from collbench.model.printable import one_line
+from collbench.model.units import columns
 from collbench.runfile.saved_runs import SavedRun
 
 _OUTCOMES = {
@@ -19,9 +20,7 @@ _HEAD = ("started (UTC)", "backend", "machine", "devices", "command", "outcome",
 
 def lines(runs: Sequence[SavedRun]) -> list[str]:
     """Return the table's lines, in the order given."""
-    rows = [_HEAD, *map(_row, runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns([_HEAD, *map(_row, runs)])
 
 
 def _row(run: SavedRun) -> tuple[str, ...]:

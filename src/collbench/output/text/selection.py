@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from collbench.analysis.numa_binding import Binding, bindings
 from collbench.analysis.select import Finalist, Selection
-from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
-from collbench.model.units import fixed, format_size
+from collbench.model.units import columns, fixed, format_size, span
+from collbench.output.text.frame import sim
 from collbench.output.text.layout import named
 
 # Where the processes of chosen GPUs belong: one line for the page of `collbench select`.
@@ -17,18 +17,21 @@ from collbench.output.text.layout import named
 
 def line(run: Run, members: Sequence[int]) -> str:
     """Return on which NUMA nodes these positions belong, by host copies; "" where the run does not compare nodes."""
-    found = [one for one in bindings(run) if one.member in members]
+    found, mark = [one for one in bindings(run) if one.member in members], sim(run, " (sim)")
     if not found:
         return ""
-    sim = " (sim)" if capabilities(run.backend).simulated else ""
     if all(one.tied for one in found):
-        return f"NUMA nodes tie: no binding needed{sim}"
+        return f"NUMA nodes tie: no binding needed{mark}"
     wrong = [one for one in found if one.agrees is False]
     if wrong:
-        return "; ".join(f"{one.text}: {numactl(one)}" for one in wrong) + sim
+        return "; ".join(f"{one.text}: {numactl(one)}" for one in wrong) + mark
     if all(one.agrees for one in found):
-        return f"{_by_node(run, found)}, as NVML says: torchrun --numa-binding=node{sim}"
-    return "; ".join(one.text for one in found if not one.tied) + sim
+        tags: dict[int, list[str]] = defaultdict(list)
+        for one in found:
+            tags[one.best[0]].append(run.devices[one.member].tag)
+        nodes = "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
+        return f"{nodes}, as NVML says: torchrun --numa-binding=node{mark}"
+    return "; ".join(one.text for one in found if not one.tied) + mark
 
 
 def numactl(binding: Binding) -> str:
@@ -36,15 +39,7 @@ def numactl(binding: Binding) -> str:
     return f"numactl --cpunodebind={','.join(map(str, binding.best))}"
 
 
-def _by_node(run: Run, found: Sequence[Binding]) -> str:
-    tags: dict[int, list[str]] = defaultdict(list)
-    for one in found:
-        tags[one.best[0]].append(run.devices[one.member].tag)
-    return "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
-
-
 # Why these devices: the page of `collbench select`.
-
 
 # On the short page.
 _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
@@ -77,7 +72,9 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         if len(shown) < len(selection.finalists):
             yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
     if selection.gain is not None:
-        yield f"gain      {_gain(selection.gain, selection.finalists)}{_sim(selection)}"
+        low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in selection.gain)
+        over = next((", ".join(one.devices) for one in selection.finalists if one.first), "the first ones")
+        yield f"gain      {middle} % over {over} (95 %: {low} to {high} %){_sim(selection)}"
     if selection.decided_by:
         yield f"decided   by {selection.decided_by}"
     if selection.heuristic:
@@ -108,34 +105,18 @@ def _sim(selection: Selection) -> str:
 
 def _table(finalists: tuple[Finalist, ...]) -> Iterator[str]:
     rows = [("set", "predicted", "measured (95 %)", "")]
-    rows += [(", ".join(one.devices), _range(one.predicted), _measured(one), _note(one)) for one in finalists]
+    for one in finalists:
+        low, middle, high = one.measured or (0.0, 0.0, 0.0)
+        measured = f"{fixed(middle)} ({_range((low, high))})" if one.measured else "-"
+        first = f"the first {len(one.devices)}" if one.first else ""
+        rows.append((", ".join(one.devices), _range(one.predicted), measured, first))
     if not any(one.measured for one in finalists):
         rows = [(name, predicted, "", note) for name, predicted, _, note in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
-        yield f"  {'  '.join(cells)}".rstrip()
-
-
-def _measured(one: Finalist) -> str:
-    if one.measured is None:
-        return "-"
-    low, middle, high = one.measured
-    return f"{fixed(middle)} ({_range((low, high))})"
-
-
-def _note(one: Finalist) -> str:
-    return f"the first {len(one.devices)}" if one.first else ""
+    yield from (f"  {line}" for line in columns(rows))
 
 
 def _range(found: tuple[float, float]) -> str:
     low, high = map(fixed, found)
     if found[0] == 0 < found[1]:
         return f"at most {high}"
-    return low if low == high else f"{low}–{high}"
-
-
-def _gain(gain: tuple[float, float, float], finalists: tuple[Finalist, ...]) -> str:
-    low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in gain)
-    over = next((", ".join(one.devices) for one in finalists if one.first), "the first ones")
-    return f"{middle} % over {over} (95 %: {low} to {high} %)"
+    return span(low, high, "–")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from collbench.machine import labels
 from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
-from collbench.model.units import fixed
+from collbench.model.units import amount, columns, fixed
 
 _COLUMNS = 80
 _AFFINITY_HEADS = ("CPU Affinity", "NUMA Affinity")
@@ -27,38 +27,39 @@ def render_topology(devices: Sequence[Device], paths: Sequence[Path]) -> str:
 
     `paths` holds each unordered pair of positions in `devices`. The matrix reads as `nvidia-smi topo -m` does.
     """
-    blocks = [render_labels(devices, paths), _legend(paths), _theory(paths)]
+    entries = "\n".join(_entry(label, text) for label, text in labels.legend(path.label for path in paths))
+    blocks = [render_labels(devices, paths), f"Legend:\n{entries}", _theory(paths)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
     """Return the label matrix, affinities beside it where 80 columns allow, else below it."""
     names = [device.tag for device in devices]
-    cells = _cells(len(devices), paths)
-    affinities = [_affinity(device) for device in devices]
+    cells = label_matrix(len(devices), paths)
     matrix = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
-    beside = [[*_AFFINITY_HEADS], *affinities]
+    beside = [[*_AFFINITY_HEADS]]
+    for device in devices:
+        numa = labels.UNKNOWN if device.numa_node is None else str(device.numa_node)
+        beside.append([device.cpu_affinity or labels.UNKNOWN, numa])
     for gap in ("  ", " "):
-        wide = _table([row + more for row, more in zip(matrix, beside, strict=True)], gap)
-        if _width(wide) <= _COLUMNS:
-            return wide
+        wide = columns([row + more for row, more in zip(matrix, beside, strict=True)], gap)
+        if max(map(len, wide)) <= _COLUMNS:
+            return "\n".join(wide)
     below = [[name, *more] for name, more in zip(["", *names], beside, strict=True)]
-    return _table(matrix, " ") + "\n\n" + _table(below, "  ")
+    return "\n".join([*columns(matrix, " "), "", *columns(below)])
 
 
 def explain_pair(devices: Sequence[Device], path: Path) -> str:
     """Return one sentence on one path: what joins the pair, its one-way theory in GB/s, and its peer access."""
     first, second = (devices[position].tag for position in path.devices)
-    clauses = [f"{first} and {second} {_joined(path)}", *_without_nvlink(path), _peer_access(path.peer_access)]
-    return "; ".join(clause for clause in clauses if clause) + "."
+    clauses = [f"{first} and {second} {_joined(path)}"]
+    if labels.is_nvlink(path.label) and path.ancestor in _WAY:
+        clauses.append(f"without NVLink the path would run {_WAY[path.ancestor]} ({path.ancestor})")
+    return "; ".join([*clauses, _peer_access(path.peer_access)]) + "."
 
 
-def _affinity(device: Device) -> list[str]:
-    numa = labels.UNKNOWN if device.numa_node is None else str(device.numa_node)
-    return [device.cpu_affinity or labels.UNKNOWN, numa]
-
-
-def _cells(count: int, paths: Sequence[Path]) -> list[list[str]]:
+def label_matrix(count: int, paths: Sequence[Path]) -> list[list[str]]:
+    """Return the labels of `count` devices as `nvidia-smi topo -m` has them, row and column in their order."""
     cells = [[labels.SELF if i == j else labels.UNKNOWN for j in range(count)] for i in range(count)]
     for path in paths:
         i, j = path.devices
@@ -66,27 +67,15 @@ def _cells(count: int, paths: Sequence[Path]) -> list[list[str]]:
     return cells
 
 
-def _table(rows: list[list[str]], gap: str) -> str:
-    """Return rows as left-aligned columns; no trailing blanks."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _width(text: str) -> int:
-    return max(map(len, text.splitlines()))
-
-
-def _legend(paths: Sequence[Path]) -> str:
-    lines = (_entry(label, text) for label, text in labels.legend(path.label for path in paths))
-    return "Legend:\n" + "\n".join(lines)
+def known_limits(paths: Sequence[Path]) -> list[tuple[str, float, str]]:
+    """Return (label, one-way limit in GB/s, its source) of each distinct one, best label first."""
+    known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
+    return sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
 
 
 def _theory(paths: Sequence[Path]) -> str:
     """Return a line for each distinct label and limit, best label first; the unknown ones share a line."""
-    known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
-    ordered = sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
-    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in ordered]
+    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in known_limits(paths)]
     unknown = sorted({path.label for path in paths if path.theory_gbs is None}, key=labels.rank_key)
     if unknown:
         lines.append(f"  {', '.join(unknown)}: not known, a label alone does not tell the rate of its links")
@@ -94,28 +83,18 @@ def _theory(paths: Sequence[Path]) -> str:
 
 
 def _entry(label: str, text: str) -> str:
-    indent = " " * 9
-    return textwrap.fill(text, _COLUMNS, initial_indent=f"  {label:<4} = ", subsequent_indent=indent)
+    return textwrap.fill(text, _COLUMNS, initial_indent=f"  {label:<4} = ", subsequent_indent=" " * 9)
 
 
 def _joined(path: Path) -> str:
-    limit = (
-        ""
-        if path.theory_gbs is None
-        else f": {fixed(path.theory_gbs, 6)} GB/s each way in theory ({path.theory_source})"
-    )
+    limit = ""
+    if path.theory_gbs is not None:
+        limit = f": {fixed(path.theory_gbs, 6)} GB/s each way in theory ({path.theory_source})"
     if labels.is_nvlink(path.label):
-        count = labels.nvlink_count(path.label)
-        return f"are joined by {count} NVLink{'s' if count > 1 else ''} ({path.label}){limit}"
+        return f"are joined by {amount(labels.nvlink_count(path.label), 'NVLink')} ({path.label}){limit}"
     if path.label in _WAY:
         return f"have no NVLink and meet {_WAY[path.label]} ({path.label}){limit}"
     return f"are joined by a path that the driver does not name ({path.label}){limit}"
-
-
-def _without_nvlink(path: Path) -> list[str]:
-    if not labels.is_nvlink(path.label) or path.ancestor not in _WAY:
-        return []
-    return [f"without NVLink the path would run {_WAY[path.ancestor]} ({path.ancestor})"]
 
 
 def _peer_access(told: PeerReadWrite | None) -> str:

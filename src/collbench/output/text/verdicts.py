@@ -14,12 +14,11 @@ from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, cover
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.outcome import named, outcome
 from collbench.machine.labels import rank_key
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
-from collbench.model.units import figure, fixed, format_size
+from collbench.model.units import amount, figure, fixed, format_size, span
 from collbench.output import sentences
-from collbench.output.text.frame import alarm, header, headline, origin
+from collbench.output.text.frame import alarm, header, headline, origin, sim
 from collbench.output.text.frame import not_judged as not_judged_line
 from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
 from collbench.runfile.codec import plain
@@ -41,6 +40,8 @@ _NOTHING = (
     "on no pair is there a copy of 16M or more both ways, or a collective of 64M or more, with three trials: "
     "'collbench check' measures them"
 )
+# What a verdict's limit is where it is not the theory of a path (docs/check.md).
+_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MOST_NAMES = 4  # of pairs
 # On the short page: so many faults with cause and command, and so many more by name.
 _MOST_EXPLAINED, _MOST_NAMED = 3, 8
@@ -100,8 +101,13 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
 
 def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> str:
     """Return the verdicts as JSON text (docs/check.md); `left` is the status that the command ends with."""
+    return json.dumps(as_json(run, verdicts, left), ensure_ascii=False, indent=1) + "\n"
+
+
+def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> dict[str, Any]:
+    """Return the same in JSON's own types."""
     covered = coverage(run)
-    data = {
+    return {
         "format": FORMAT,
         "format_version": VERSION,
         "backend": run.backend,
@@ -115,7 +121,6 @@ def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> str
         "verdicts": [_plain(run, verdict) for verdict in verdicts],
         "not_judged": [*unjudged(run, covered), *(sentences.not_done(one, run) for one in not_judged(run))],
     }
-    return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
 
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
@@ -132,11 +137,17 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
     """Return one verdict: its kind and devices, then a field a line."""
     head = Text(filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  "))
     head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
-    fields = [("what", sentences.what(verdict, run))]
+    members, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
-        fields.append((_theory_name(verdict), f"{fixed(verdict.theory_gbs)} GB/s{_sim(run)}{_source(run, verdict)}"))
+        limit = _LIMITS.get(verdict.kind, "theory")
+        path = next((p for p in run.paths if set(p.devices) <= members and p.label == verdict.label), None)
+        source = path.theory_source if path and limit == "theory" and len(members) > 1 else ""
+        gbs = f"{fixed(verdict.theory_gbs)} GB/s{sim(run, ' sim')}"
+        fields.append((limit, f"{gbs}: {source}" if source else gbs))
     if verdict.measured is not None:
-        fields.append(("measured", _measured(run, verdict)))
+        low, middle, high = map(figure, verdict.measured)
+        confirmed = "" if verdict.confirmed else "; not confirmed isolated"
+        fields.append(("measured", f"{middle} GB/s{sim(run, ' sim')} ({low}-{high}){confirmed}"))
     fields.append(("cause", verdict.cause))
     if verdict.explains:
         fields.append(("explains", ", ".join(verdict.explains)))
@@ -150,40 +161,9 @@ def _where(run: Run, verdict: Verdict) -> str:
     return f"{tags} ({verdict.label})" if verdict.label else tags
 
 
-def _theory_name(verdict: Verdict) -> str:
-    """Return what the limit is: a collective's is the capacity of its links, contention's the isolated rate."""
-    if verdict.kind is Kind.COLLECTIVE_CONTRADICTION:
-        return "links"
-    return "isolated" if verdict.kind is Kind.CONTENTION else "theory"
-
-
-def _source(run: Run, verdict: Verdict) -> str:
-    if _theory_name(verdict) != "theory" or len(verdict.members) < 2:
-        return ""
-    path = next((p for p in run.paths if set(p.devices) <= set(verdict.members) and p.label == verdict.label), None)
-    return f": {path.theory_source}" if path and path.theory_source else ""
-
-
-def _measured(run: Run, verdict: Verdict) -> str:
-    low, middle, high = verdict.measured or (0.0, 0.0, 0.0)
-    confirmed = "" if verdict.confirmed else "; not confirmed isolated"
-    return f"{figure(middle)} GB/s{_sim(run)} ({figure(low)}-{figure(high)}){confirmed}"
-
-
-def _sim(run: Run) -> str:
-    """Return the word that no simulated figure goes without."""
-    return " sim" if capabilities(run.backend).simulated else ""
-
-
 def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return in a sentence or two what was found, and on how many pairs."""
-    hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
-    soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
-    found = [
-        f"{count} {word}{'s' if count > 1 else ''}"
-        for count, word in ((hard, "failure"), (soft, "contradiction"))
-        if count
-    ]
+    found = counts(verdicts)
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
     if found:
         some = "" if len(covered.judged) == covered.pairs else f" {share}."
@@ -193,6 +173,13 @@ def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     if covered.missed:
         return f"{share}: on these labels, tools and measurement agree."
     return "Labels, tools and measurement agree."
+
+
+def counts(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return how many failures and how many contradictions there are: ["1 failure", "2 contradictions"]."""
+    hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
+    soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
+    return [amount(count, word) for count, word in ((hard, "failure"), (soft, "contradiction")) if count]
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
@@ -223,12 +210,12 @@ def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
 
 
 def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
-    low, high = (figure(pick(reading.gbs for reading in readings)) for pick in (min, max))
-    span = low if low == high else f"{low}-{high}"
+    low, high = (pick(reading.gbs for reading in readings) for pick in (min, max))
+    reached = span(figure(low), figure(high), "-")
     limits = {path.theory_gbs for path in run.paths if path.label == label and path.theory_gbs is not None}
     of = f" of {fixed(limits.pop(), 6)}" if len(limits) == 1 else ""
     family = _FAMILY[readings[0].work.operation.is_collective]
-    return f"{label} {span}{of} GB/s{_sim(run)} ({family}, {format_size(readings[0].size_bytes)})"
+    return f"{label} {reached}{of} GB/s{sim(run, ' sim')} ({family}, {format_size(readings[0].size_bytes)})"
 
 
 def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
