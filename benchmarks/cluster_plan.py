@@ -4,7 +4,8 @@
 
 All figures are simulated. 128 nodes × 8 GPUs, 16 leaves of 8 nodes; each run draws 0 to 3 slow nodes (10 %), in half of
 the runs a leaf with slow uplinks (20 %), and 2 % noise a measurement; then 64 and 112 nodes are chosen. Where the
-switches are not told, nodes are cabled to them at random, so that rings in the nodes' order cross them all the time.
+switches are not reported, nodes are cabled to them at random, so that rings in the nodes' order cross them all the
+time.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Trial:
     first_regrets: tuple[float, ...]
 
 
-def trial(seed: int, *, told: bool) -> Trial:
-    """Survey the cluster that a seed draws; `told` says whether the switches are known."""
-    cluster = drawn(seed, told=told)
+def trial(seed: int, *, known: bool) -> Trial:
+    """Survey the cluster that a seed draws; `known` says whether the switches are known."""
+    cluster = drawn(seed, known=known)
     done = survey_cluster(cluster, BUDGET_S, SIZE_BYTES, seed, one_way=False)
     chosen = [choose_nodes(done.judgement, count, switches(cluster)).members for count in SELECTED]
     slow = {fault.node for fault in cluster.slow_nodes}
@@ -73,7 +74,7 @@ def regret(cluster: Cluster, members: Sequence[int]) -> float:
     return 1 - allreduce_busbw(cluster, members) / best_bound(cluster, len(members))
 
 
-def drawn(seed: int, *, told: bool) -> Cluster:
+def drawn(seed: int, *, known: bool) -> Cluster:
     """Return the cluster of a seed."""
     rng = random.Random(seed)
     cluster = named("tree-128")
@@ -82,8 +83,8 @@ def drawn(seed: int, *, told: bool) -> Cluster:
     cabled = tuple(rng.sample(cluster.leaf_of, cluster.nodes))
     return replace(
         cluster,
-        told=told,
-        placement=() if told else cabled,
+        known=known,
+        placement=() if known else cabled,
         slow_nodes=tuple(NodeFault(node, _SLOW_NODE, _SLOW_NODE) for node in slow),
         slow_uplinks=(UplinkFault(leaf, _SLOW_UPLINK, _SLOW_UPLINK),) if up else (),
     )
@@ -112,10 +113,10 @@ def lines(trials: Sequence[Trial]) -> list[str]:
         f"  runs with a false flag {sum(one.accused for one in trials)} of {count}",
         *(
             f"  regret, {f'{who} {size}':<15}{statistics.fmean(found):.3%} on average, {max(found):.2%} worst"
-            for place, size in enumerate(SELECTED)
+            for index, size in enumerate(SELECTED)
             for who, found in (
-                ("chosen", [one.regrets[place] for one in trials]),
-                ("first", [one.first_regrets[place] for one in trials]),
+                ("chosen", [one.regrets[index] for one in trials]),
+                ("first", [one.first_regrets[index] for one in trials]),
             )
         ),
         f"  rounds                 {rounds[count // 2]} median, {rounds[-1]} most",
@@ -130,9 +131,9 @@ def main() -> None:
     phases = [(one.what, one.times, one.seconds) for one in estimate(128, 8, SIZE_BYTES, 400.0)]
     for block in plan_page(128, 8, SIZE_BYTES, 400.0, phases):
         Console(width=140, highlight=False).print(block)
-    for told in (True, False):
-        trials = [trial(FIRST_SEED + number, told=told) for number in range(runs)]
-        print(f"\nsim: {runs} clusters, switches {'told' if told else 'not told'}, seeds {FIRST_SEED} and up")
+    for known in (True, False):
+        trials = [trial(FIRST_SEED + number, known=known) for number in range(runs)]
+        print(f"\nsim: {runs} clusters, switches {'known' if known else 'not reported'}, seeds {FIRST_SEED} and up")
         print("\n".join(lines(trials)), flush=True)
         bad = [one for one in trials if one.accused or one.found_nodes < one.slow_nodes]
         bad += [one for one in trials if one.found_uplinks < one.slow_uplinks and one not in bad]

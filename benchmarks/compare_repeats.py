@@ -43,9 +43,9 @@ class Tally:
     """What came of the comparisons of one kind of run."""
 
     couples: int = 0
-    cells: int = 0
+    points: int = 0
     same: int = 0
-    false_cells: int = 0
+    false_points: int = 0
     false_couples: int = 0
     planted: int = 0
     found: int = 0
@@ -56,9 +56,9 @@ class Tally:
         """Count a comparison of a machine with itself."""
         wrong = [*_differing(found)]
         self.couples += 1
-        self.cells += len(found.changes)
+        self.points += len(found.changes)
         self.same += found.count(Verdict.SAME)
-        self.false_cells += len(wrong)
+        self.false_points += len(wrong)
         self.false_couples += bool(wrong)
 
     def add_planted(self, found: Comparison, pair: tuple[int, int]) -> None:
@@ -119,12 +119,12 @@ def _asked(run: Run) -> Settings:
 
     What was planned of it is an older version's choice.
     """
-    return replace(run.settings, command=(), devices=(), environment={}, seed=0, operations=(), sizes=(), visits=0)
+    return replace(run.settings, command=(), devices=(), environment={}, seed=0, operations=(), sizes=(), trials=0)
 
 
 def slowed(run: Run, pair: tuple[int, int]) -> Run:
     """Return the run with everything on one pair taking 1 / 0.92 of its time."""
-    found = [_slower(one) if set(one.cell.members) == set(pair) else one for one in run.measurements]
+    found = [_slower(one) if set(one.point.members) == set(pair) else one for one in run.measurements]
     return replace(run, measurements=found)
 
 
@@ -135,23 +135,23 @@ def _slower(found: Measurement) -> Measurement:
 
 def tallies(groups: Sequence[Sequence[Run]]) -> dict[tuple[str, int], Tally]:
     """Return a tally of each command and number of GPUs."""
-    told: dict[tuple[str, int], Tally] = defaultdict(Tally)
+    counted: dict[tuple[str, int], Tally] = defaultdict(Tally)
     for group in groups:
         devices = len(group[0].devices)
         command = group[0].settings.command_name
-        tally = told[command if command in ("pairs", "copies") else "one collective", devices]
+        tally = counted[command if command in ("pairs", "copies") else "one collective", devices]
         for base, new in permutations(group, 2):
             tally.add(compare(base, new, FAIL_BELOW))
         for base, new in combinations(group, 2):
-            measured = {one.cell.members for one in new.measurements if len(one.cell.members) == 2}
+            measured = {one.point.members for one in new.measurements if len(one.point.members) == 2}
             # Where nothing else is measured there is no other link to tell it from.
             for pair in sorted({(min(pair), max(pair)) for pair in measured} if devices > 2 else ()):
                 tally.add_planted(compare(base, slowed(new, pair), FAIL_BELOW), pair)
-    return dict(sorted(told.items()))
+    return dict(sorted(counted.items()))
 
 
 def machines(groups: Sequence[Sequence[Run]]) -> tuple[int, int, int, list[str]]:
-    """Compare the last `pairs` of each machine of four GPUs with each other: couples, cells, and what differs.
+    """Compare the last `pairs` of each machine of four GPUs with each other: couples, data points, and what differs.
 
     Those of other sizes are of an older native code.
     """
@@ -159,9 +159,9 @@ def machines(groups: Sequence[Sequence[Run]]) -> tuple[int, int, int, list[str]]
     usual = max((run.settings.sizes for run in last), key=[run.settings.sizes for run in last].count)
     found = [compare(a, b, FAIL_BELOW) for a, b in combinations([r for r in last if r.settings.sizes == usual], 2)]
     changed = [c for one in found for c in one.changes if c.verdict in (Verdict.WORSE, Verdict.BETTER)]
-    told = [f"{c.key.work} on {c.key.members} at {c.key.size_bytes} B: {c.ratio:.3f}" for c in changed]
+    counted = [f"{c.key.work} on {c.key.members} at {c.key.size_bytes} B: {c.ratio:.3f}" for c in changed]
     grouped = sum(kind is not None for one in found for _, kind in _differing(one))
-    return len(found), sum(len(one.changes) for one in found), grouped, told
+    return len(found), sum(len(one.changes) for one in found), grouped, counted
 
 
 def pages(archive: Path) -> tuple[int, int, float]:
@@ -184,18 +184,20 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     folder = parser.parse_args().results
     groups = repeats(folder)
-    told = tallies(groups)
+    counted = tallies(groups)
     total = Tally()
-    titles = ["command", "GPUs", "comparisons", "cells", "same", "worse or better (false)"]
+    titles = ["command", "GPUs", "comparisons", "points", "same", "worse or better (false)"]
     titles += ["8 % planted: found", "beyond 5 %", "another link named"]
     print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
-    for (command, devices), tally in told.items():
+    for (command, devices), tally in counted.items():
         print(_row(command, str(devices), tally))
         for field in Tally.__slots__:
             setattr(total, field, getattr(total, field) + getattr(tally, field))
     print(_row("all", "", total))
-    couples, cells, grouped, changed = machines(groups)
-    print(f"\n{couples} couples of different machines: {len(changed)} of {cells:,} cells differ, {grouped} groups")
+    couples, points, grouped, changed = machines(groups)
+    print(
+        f"\n{couples} couples of different machines: {len(changed)} of {points:,} data points differ, {grouped} groups"
+    )
     print("".join(f"  {one}\n" for one in changed), end="")
     if (folder / PAGES).exists():
         many, beyond, most = pages(folder / PAGES)
@@ -207,10 +209,10 @@ def main() -> int:
 
 
 def _row(command: str, devices: str, tally: Tally) -> str:
-    same = f"{tally.same / max(tally.cells, 1):.0%}"
+    same = f"{tally.same / max(tally.points, 1):.0%}"
     planted = [f"{count:,} of {tally.planted:,}" for count in (tally.found, tally.beyond, tally.elsewhere)]
-    false = f"{tally.false_cells} cells, {tally.false_couples} comparisons"
-    words = [command, devices, f"{tally.couples:,}", f"{tally.cells:,}", same, false]
+    false = f"{tally.false_points} data points, {tally.false_couples} comparisons"
+    words = [command, devices, f"{tally.couples:,}", f"{tally.points:,}", same, false]
     return f"| {' | '.join([*words, *(planted if tally.planted else ['–'] * 3)])} |"
 
 

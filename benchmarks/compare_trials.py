@@ -4,7 +4,7 @@
     python benchmarks/compare_trials.py [--runs N] [--seed S] [--jobs J] [--csv FILE]
 
 All of it is simulation (sim); no figure here is of a real GPU. A trial measures a machine twice, by two seeds. Machines
-are those of decisions.py, with up to 2 % noise of a visit. The second run keeps a latency of its own, up to 0.1 µs more
+are those of decisions.py, with up to 2 % noise of a trial. The second run keeps a latency of its own, up to 0.1 µs more
 or less, as runs of a real machine do (docs/exchange.md). Exits 1 when a bar is missed. 1,000 trials of each part take
 about ten minutes on two busy cores.
 """
@@ -38,14 +38,14 @@ PARTS = ("healthy", "slow")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Two runs of one machine. `wrong` are worse cells that are none, `found` whether the slow pair has a worse one."""
+    """Two runs of one machine. `wrong` are worse points that are none, `found` whether the slow pair has one."""
 
     part: str
     run: int
     fabric: str
     gpus: int
     noise: float
-    cells: int
+    points: int
     wrong: int
     better: int
     found: bool
@@ -64,18 +64,18 @@ def trial(part: str, seed: int, number: int) -> Trial:
     request = survey(None) if number % ALL_SIZES == 1 else survey()
     base, new = (measured(machine, request, drawn_seed(rng)) for machine in (fabric, later))
     found = compare(base, new, FAIL_BELOW)
-    cells = [change.key.members for change in found.changes if change.verdict is Verdict.WORSE]
+    points = [change.key.members for change in found.changes if change.verdict is Verdict.WORSE]
     groups = [group for group in found.groups if group.verdict is Verdict.WORSE]
     # Where a link is slow, its works may be slower as a whole: only a place that is named is another link.
-    worse = [*cells, *(group.members for group in groups if part == "healthy" or group.kind is Kind.PLACE)]
+    worse = [*points, *(group.members for group in groups if part == "healthy" or group.kind is Kind.PLACE)]
     ours = [members for members in worse if part == "slow" and set(members) == set(pair)]
     return Trial(
         part=part,
         run=number,
         fabric=fabric.name,
         gpus=len(fabric.gpus),
-        noise=round(fabric.noise.visit, 5),
-        cells=len(found.changes),
+        noise=round(fabric.noise.trial, 5),
+        points=len(found.changes),
         wrong=len(worse) - len(ours),
         better=sum(one.verdict is Verdict.BETTER for one in (*found.changes, *found.groups)),
         found=bool(ours),

@@ -39,7 +39,7 @@ RULES: dict[str, tuple[int, float | None]] = {
     "stop ±1 %": (3, 0.01),
     "stop ±3 %": (3, 0.03),
 }
-_CELL = DataPoint(Operation.CE_WRITE, (0, 1), 2**20)
+_POINT = DataPoint(Operation.CE_WRITE, (0, 1), 2**20)
 _SEED = 20261122
 
 
@@ -83,7 +83,7 @@ def middle(draw: Draw) -> float:
 
 def measured(seconds: Sequence[Sequence[float]], fewest: int, precision: float | None) -> Measurement:
     """Return a data point of the first trials, as many as the rule wants."""
-    found = Measurement(_CELL)
+    found = Measurement(_POINT)
     for batches in seconds:
         found.samples.append(Sample(tuple(batches), 1, concurrent=False))
         enough = len(found.samples) >= fewest
@@ -115,8 +115,8 @@ def table(runs: int) -> tuple[list[str], int]:
             of = runs if draw is normal else max(1, runs // 10)
             row = [covered(draw, sigma, rule, of) for sigma in SIGMAS]
             missed += sum(not BAR[0] <= share <= BAR[1] for share, _ in row) if draw is normal else 0
-            told = (f"{share:.1f} ({made:.1f})" for share, made in row)
-            lines.append(f"{model:<16} {rule:<10}" + "".join(f"{one:>12}" for one in told))
+            columns = (f"{share:.1f} ({made:.1f})" for share, made in row)
+            lines.append(f"{model:<16} {rule:<10}" + "".join(f"{one:>12}" for one in columns))
     return lines, missed
 
 

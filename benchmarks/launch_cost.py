@@ -111,7 +111,7 @@ def measure(sitting: FinalistRequest, repeats: int) -> dict[str, list[float]]:
     arms = (TORCHRUN, SAVED, PROBED)
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for number in range(repeats + 1):
-        turned = [arms[(place + number) % len(arms)] for place in range(len(arms))]
+        turned = [arms[(index + number) % len(arms)] for index in range(len(arms))]
         for arm in turned:
             took = sitting.seconds(sitting.command(arm))
             if number > 0:

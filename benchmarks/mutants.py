@@ -109,8 +109,8 @@ def _membership(text: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
-    told = (tokenize.COMMENT, tokenize.STRING)
-    yield from (t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type in told)
+    prose = (tokenize.COMMENT, tokenize.STRING)
+    yield from (t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type in prose)
 
 
 def _nodes(tree: Any) -> Iterator[Any]:

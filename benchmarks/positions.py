@@ -43,10 +43,11 @@ def collect(runs: Sequence[dict[str, Any]]) -> dict[Key, Ratios]:
     found: dict[Key, Ratios] = defaultdict(Ratios)
     for run in runs:
         for measurement in run["measurements"]:
-            cell, trials = measurement["cell"], [sample["seconds"] for sample in measurement["samples"]]
+            point = measurement.get("point") or measurement["cell"]  # of version 1
+            trials = [sample["seconds"] for sample in measurement["samples"]]
             if not trials:
                 continue
-            ratios = found[cell["operation"], cell.get("variant", "plain"), cell["size_bytes"]]
+            ratios = found[point["operation"], point.get("variant", "plain"), point["size_bytes"]]
             ratios.batches += [batches[1] / batches[0] for batches in trials if len(batches) > 1]
             if len(trials) > 2:
                 ratios.trials.append(median(trials[0]) / median(median(batches) for batches in trials[1:]))

@@ -143,14 +143,14 @@ class Compared:
         return self.predicted_ms.low <= self.measured_ms.middle <= self.predicted_ms.high
 
     def as_json(self) -> dict[str, Any]:
-        told = {name: getattr(self.cell, name) for name in ("label", "strategy", "gpus")}
-        told |= {"base_ms": self.base_ms, "measured_ms": vars(self.measured_ms)} | self._prediction()
+        reported = {name: getattr(self.cell, name) for name in ("label", "strategy", "gpus")}
+        reported |= {"base_ms": self.base_ms, "measured_ms": vars(self.measured_ms)} | self._prediction()
         host = {name: getattr(self.cell, name) for name in _HOST}
-        return told | host | {"without_host": self.without_host and self.without_host._prediction()}
+        return reported | host | {"without_host": self.without_host and self.without_host._prediction()}
 
     def _prediction(self) -> dict[str, Any]:
-        told = {"compute_ms": self.compute_ms, "predicted_ms": vars(self.predicted_ms), "error": self.error}
-        return told | {"within_bar": self.within_bar, "in_band": self.in_band}
+        reported = {"compute_ms": self.compute_ms, "predicted_ms": vars(self.predicted_ms), "error": self.error}
+        return reported | {"within_bar": self.within_bar, "in_band": self.in_band}
 
 
 def read_arms(path: Path) -> Arms:
@@ -211,7 +211,7 @@ def _evidence(folder: Path, files: Sequence[str]) -> Evidence:
 
 
 def _members(cell: DataPoint, evidence: Evidence, indices: Sequence[int]) -> Members:
-    places = {device.index: place for place, device in enumerate(evidence.run.devices)}
+    places = {device.index: position for position, device in enumerate(evidence.run.devices)}
     missing = sorted(set(indices) - places.keys())
     if missing or len(indices) != cell.gpus:
         wrong = f"GPU{missing[0]} is in none of its runs" if missing else f"the ablation ran on {len(indices)} GPUs"
@@ -240,10 +240,10 @@ def _sources(cells: Sequence[DataPoint]) -> list[str]:
     """Return what was known of each cell's GPU and host, and whence, a line each."""
     lines = []
     for cell in cells:
-        told = f"GPU's own {cell.gpu_time_ms:.2f} ms"
-        told += f", the host's phases {cell.host_phases}" if cell.host_phases is not None else ""
-        told += f", the head's share {cell.head_share:.0%}" if cell.head_share is not None else ""
-        lines.append(f"{cell.label}: {told}: {cell.gpu_time_source or 'no source'}")
+        reported = f"GPU's own {cell.gpu_time_ms:.2f} ms"
+        reported += f", the host's phases {cell.host_phases}" if cell.host_phases is not None else ""
+        reported += f", the head's share {cell.head_share:.0%}" if cell.head_share is not None else ""
+        lines.append(f"{cell.label}: {reported}: {cell.gpu_time_source or 'no source'}")
     return ["", *lines] if lines else []
 
 
@@ -287,8 +287,8 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"predicted: {cell.label}: {error}", file=sys.stderr)
     print("\n".join(table(found)))
     if given.json is not None:
-        told = {"bar": BAR, "cells": [one.as_json() for one in found]}
-        given.json.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        reported = {"bar": BAR, "cells": [one.as_json() for one in found]}
+        given.json.write_text(json.dumps(reported, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0 if len(found) == len(cells) else 1
 
 

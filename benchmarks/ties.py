@@ -1,7 +1,7 @@
 """How often the tier rule splits what is equal, and finds a pair that is 8 % slow: `python benchmarks/ties.py`.
 
-Draws visits, not machines: whole pipelines on simulated machines are decisions.py's. Seeds are fixed; `--runs` draws
-more. "owed" visits are what a sweep makes: seven, and more where their noise asks for it (bench/sweep.py).
+Draws trials, not machines: whole pipelines on simulated machines are decisions.py's. Seeds are fixed; `--runs` draws
+more. "owed" trials are what a sweep makes: seven, and more where their noise asks for it (bench/sweep.py).
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.tiers import estimates_of, tiers_of
-from collbench.bench.sweep import visits_wanted
+from collbench.bench.sweep import trials_wanted
 
-Visits = NDArray[np.float64]  # log bandwidth, shape (links, visits)
+Trials = NDArray[np.float64]  # log bandwidth, shape (links, trials)
 MOST = 15
 DELTA = 0.02
 SLOW = math.log(0.92)
 
 
-def equal(noise: float, rng: np.random.Generator, links: int) -> Visits:
+def equal(noise: float, rng: np.random.Generator, links: int) -> Trials:
     return noise * rng.standard_normal((links, MOST))
 
 
-def noisier_links(noise: float, rng: np.random.Generator, links: int) -> Visits:
+def noisier_links(noise: float, rng: np.random.Generator, links: int) -> Trials:
     """Each link has a σ of its own, from a twentieth of the noise to all of it."""
     return equal(noise, rng, links) * np.exp(rng.uniform(math.log(0.05), 0, (links, 1)))
 
 
-def one_noisy_link(noise: float, rng: np.random.Generator, links: int) -> Visits:
+def one_noisy_link(noise: float, rng: np.random.Generator, links: int) -> Trials:
     """One link is ten times as noisy as the others."""
     return equal(noise, rng, links) * np.where(np.arange(links) == 0, 1.0, 0.1)[:, None]
 
 
-def heavy_tails(noise: float, rng: np.random.Generator, links: int) -> Visits:
+def heavy_tails(noise: float, rng: np.random.Generator, links: int) -> Trials:
     """Student's t with three degrees of freedom, of the same standard deviation."""
     return noise * rng.standard_t(3, (links, MOST)) / math.sqrt(3)
 
 
-def hiccups(noise: float, rng: np.random.Generator, links: int) -> Visits:
-    """A quarter of the noise, and every twentieth visit slow by 10 % on average."""
+def hiccups(noise: float, rng: np.random.Generator, links: int) -> Trials:
+    """A quarter of the noise, and every twentieth trial slow by 10 % on average."""
     wild = rng.random((links, MOST)) < 0.05
     return equal(noise / 4, rng, links) - wild * rng.exponential(0.1, (links, MOST))
 
 
-def spread_by_delta(noise: float, rng: np.random.Generator, links: int) -> Visits:
+def spread_by_delta(noise: float, rng: np.random.Generator, links: int) -> Trials:
     """Links truly differ, by 2 % at most."""
     return equal(noise, rng, links) + rng.uniform(-DELTA / 2, DELTA / 2, (links, 1))
 
 
-def one_slow(noise: float, rng: np.random.Generator, links: int) -> Visits:
+def one_slow(noise: float, rng: np.random.Generator, links: int) -> Trials:
     drawn = equal(noise, rng, links)
     drawn[0] += SLOW
     return drawn
@@ -61,14 +61,14 @@ def one_slow(noise: float, rng: np.random.Generator, links: int) -> Visits:
 TIES = (equal, noisier_links, one_noisy_link, heavy_tails, hiccups, spread_by_delta)
 
 
-def tiers(drawn: Visits, visits: int | None) -> list[int]:
-    """Return each link's tier, by so many visits, or by those that a sweep makes."""
-    if visits is None:
-        visits = 7
-        while visits < min(MOST, visits_wanted(drawn[:, :visits].tolist())):
-            visits += 1
+def tiers(drawn: Trials, trials: int | None) -> list[int]:
+    """Return each link's tier, by so many trials, or by those that a sweep makes."""
+    if trials is None:
+        trials = 7
+        while trials < min(MOST, trials_wanted(drawn[:, :trials].tolist())):
+            trials += 1
     logs: dict[tuple[int, ...], list[float]] = {
-        (link, link + 1): row.tolist() for link, row in enumerate(drawn[:, :visits])
+        (link, link + 1): row.tolist() for link, row in enumerate(drawn[:, :trials])
     }
     found = estimates_of(logs, dict.fromkeys(logs, "NV18"))
     order = sorted(found.values(), key=lambda estimate: (-estimate.middle, estimate.members))
@@ -76,16 +76,16 @@ def tiers(drawn: Visits, visits: int | None) -> list[int]:
     return [by_link[link] for link in range(len(drawn))]
 
 
-def split_rate(draw: Callable[..., Visits], noise: float, links: int, visits: int | None, runs: int) -> float:
-    rng = np.random.default_rng([links, visits or 0, round(noise * 1e4)])
-    return sum(max(tiers(draw(noise, rng, links), visits)) > 1 for _ in range(runs)) / runs
+def split_rate(draw: Callable[..., Trials], noise: float, links: int, trials: int | None, runs: int) -> float:
+    rng = np.random.default_rng([links, trials or 0, round(noise * 1e4)])
+    return sum(max(tiers(draw(noise, rng, links), trials)) > 1 for _ in range(runs)) / runs
 
 
-def found_rate(noise: float, links: int, visits: int | None, runs: int) -> float:
+def found_rate(noise: float, links: int, trials: int | None, runs: int) -> float:
     """Return how often the slow link, and it alone, is below the first tier."""
-    rng = np.random.default_rng([links, visits or 0, round(noise * 1e4), 1])
+    rng = np.random.default_rng([links, trials or 0, round(noise * 1e4), 1])
     wanted = [2, *[1] * (links - 1)]
-    return sum(tiers(one_slow(noise, rng, links), visits) == wanted for _ in range(runs)) / runs
+    return sum(tiers(one_slow(noise, rng, links), trials) == wanted for _ in range(runs)) / runs
 
 
 def main() -> None:
@@ -94,13 +94,13 @@ def main() -> None:
     runs = parser.parse_args().runs
     print(f"runs with any false split, %, of {runs}: the bar is 1")
     names = " ".join(f"{draw.__name__:>15}" for draw in TIES)
-    print(f"{'links':>5} {'visits':>6} {'noise':>6} {names}  8 % slow found")
+    print(f"{'links':>5} {'trials':>6} {'noise':>6} {names}  8 % slow found")
     for links in (1, 2, 3, 6, 28, 120):
-        for visits in (3, 5, 7, None):
+        for trials in (3, 5, 7, None):
             for noise in (0.001, 0.01, 0.02):
-                row = " ".join(f"{split_rate(draw, noise, links, visits, runs):>15.2%}" for draw in TIES)
-                found = f"{found_rate(noise, links, visits, runs):.2%}" if links > 1 else "-"
-                print(f"{links:>5} {visits or 'owed':>6} {noise:>6.1%} {row} {found:>15}", flush=True)
+                row = " ".join(f"{split_rate(draw, noise, links, trials, runs):>15.2%}" for draw in TIES)
+                found = f"{found_rate(noise, links, trials, runs):.2%}" if links > 1 else "-"
+                print(f"{links:>5} {trials or 'owed':>6} {noise:>6.1%} {row} {found:>15}", flush=True)
 
 
 if __name__ == "__main__":

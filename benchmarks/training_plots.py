@@ -58,8 +58,8 @@ def ablation(folder: Path) -> Picture | None:
     for number, name in enumerate(("with P2P", "without")):
         _arm(axes, found, number, name)
     highest = [1e3 * max(arm.interval[1] for arm in one.result.arms) for one in found]
-    for place, (one, top) in enumerate(zip(found, highest, strict=True)):
-        axes.annotate(f"{one.result.ratio.middle:.2f}×", (place, top), (0, 4), textcoords="offset points", ha="center")
+    for index, (one, top) in enumerate(zip(found, highest, strict=True)):
+        axes.annotate(f"{one.result.ratio.middle:.2f}×", (index, top), (0, 4), textcoords="offset points", ha="center")
     axes.set_xticks(range(len(found)), [f"{one.job}\n{one.ranks} GPUs" for one in found])
     axes.set_ylabel("step, ms")
     axes.set_ylim(0, 1.25 * max(highest))  # room for the legend
@@ -69,11 +69,11 @@ def ablation(folder: Path) -> Picture | None:
 
 def _arm(axes: Axes, found: Sequence[Compared], number: int, name: str) -> None:
     arms = [one.result.arms[number] for one in found]
-    places = [place + (number - 0.5) * _BAR for place in range(len(found))]
+    places = [index + (number - 0.5) * _BAR for index in range(len(found))]
     steps = [1e3 * arm.seconds for arm in arms]
     below = [step - 1e3 * arm.interval[0] for step, arm in zip(steps, arms, strict=True)]
     above = [1e3 * arm.interval[1] - step for step, arm in zip(steps, arms, strict=True)]
-    hatch = "//" if number else None  # told apart in grey, too
+    hatch = "//" if number else None  # distinguished in grey, too
     axes.bar(places, steps, _BAR, color=COLOURS[number], edgecolor="white", hatch=hatch, label=name)
     axes.errorbar(places, steps, [below, above], fmt="none", ecolor="black", capsize=2, linewidth=0.8)
 

@@ -66,7 +66,7 @@ def shared(position: int, others: int = 1) -> Flag:
     return Flag(FlagKind.SHARED, (position,), others)
 
 
-def reported(words: str, kind: FailureKind | None = None) -> Failure:
+def in_words(words: str, kind: FailureKind | None = None) -> Failure:
     """Return a failure of which only words are known, as another rank or an older file tells it."""
     return Failure(kind, Cause.REPORTED, detail=words)
 
@@ -81,19 +81,19 @@ def measured(
     members: Sequence[int],
     gbs: float | Iterable[float],
     size: int = GIB,
-    visits: int = 5,
+    trials: int = 5,
     launch: float | None = None,
 ) -> Measurement:
-    """Return a cell whose algbw in GB/s is `gbs` in every visit, or that of each visit in turn; two blocks a visit."""
-    rates = [gbs] * visits if isinstance(gbs, float | int) else list(gbs)
+    """Return a point whose algbw in GB/s is `gbs` in every trial, or that of each in turn; two batches a trial."""
+    rates = [gbs] * trials if isinstance(gbs, float | int) else list(gbs)
     samples = [Sample((size / rate / 1e9,) * 2, 1, concurrent=False, launch_seconds=launch) for rate in rates]
     return Measurement(DataPoint(operation, tuple(members), size), samples, StopReason.PRECISION)
 
 
-def noisy(gbs: float, sigma: float, seed: int, visits: int = 5) -> list[float]:
-    """Return one rate a visit, log-normal around `gbs`."""
+def noisy(gbs: float, sigma: float, seed: int, trials: int = 5) -> list[float]:
+    """Return one rate a trial, log-normal around `gbs`."""
     rng = random.Random(seed)
-    return [gbs * rng.lognormvariate(0, sigma) for _ in range(visits)]
+    return [gbs * rng.lognormvariate(0, sigma) for _ in range(trials)]
 
 
 def run_of(
@@ -116,16 +116,16 @@ def run_of(
         devices=tuple(devices),
         paths=paths(len(devices)) if links is None else tuple(links),
         settings=Settings(
-            operations=tuple(dict.fromkeys(m.cell.operation for m in found)),
-            sizes=tuple(sorted({m.cell.size_bytes for m in found})),
+            operations=tuple(dict.fromkeys(m.point.operation for m in found)),
+            sizes=tuple(sorted({m.point.size_bytes for m in found})),
             dtype="float32",
             redop="sum",
-            visits=5,
+            trials=5,
             seed=7,
             command=command,
             environment={},
             kind=CommandKind.of(command[0] if command else "pairs"),
-            collectives=tuple(dict.fromkeys(m.cell.work for m in found if m.cell.operation.is_collective)),
+            collectives=tuple(dict.fromkeys(m.point.work for m in found if m.point.operation.is_collective)),
         ),
         measurements=found,
         seconds=1.5,
@@ -138,11 +138,11 @@ def pair_run(
     rate: Callable[[int, int], float | Iterable[float]],
     links: Sequence[Path] | None = None,
     operation: Operation = Operation.ALLREDUCE,
-    visits: int = 5,
+    trials: int = 5,
 ) -> Run:
     """Return a run of one operation on every pair (a, b), a < b, at the rate in GB/s that `rate` gives."""
     pairs = combinations(range(count), 2)
-    return run_of(gpus(count), [measured(operation, pair, rate(*pair), visits=visits) for pair in pairs], links)
+    return run_of(gpus(count), [measured(operation, pair, rate(*pair), trials=trials) for pair in pairs], links)
 
 
 ALL = Request(

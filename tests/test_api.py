@@ -200,13 +200,13 @@ def test_what_check_measures_is_confirmed_and_judged(state: Path, tmp_path: Path
     (tmp_path / "slow.json").write_text(fabrics.dumps(fabric), encoding="utf-8")
     run = collbench.measure("check", backend="sim", fabric=str(tmp_path / "slow.json"), seed=3)
     assert {0, 3} in [set(verdict.members) for verdict in collbench.check(run)]
-    alone = [found for found in run.measured() if set(found.cell.members) == {0, 3}]
+    alone = [found for found in run.measured() if set(found.point.members) == {0, 3}]
     assert any(not sample.concurrent for found in alone for sample in found.samples)
     (saved,) = collbench.runs()
     assert run_file.dumps(collbench.load(saved.path)) == run_file.dumps(run)
 
 
-def test_measure_saves_where_it_is_told(state: Path, tmp_path: Path) -> None:
+def test_measure_saves_where_it_is_reported(state: Path, tmp_path: Path) -> None:
     collbench.measure("latency", **SIMULATED | {"sizes": None}, save=False)
     assert not state.exists()
     collbench.measure("allreduce", **SIMULATED, devices=[0, 3], output=tmp_path / "mine.json")
@@ -269,9 +269,9 @@ def test_load_reads_what_was_saved_and_says_what_is_wrong(tmp_path: Path) -> Non
 
 
 def test_rank_takes_the_largest_size_on_links() -> None:
-    cells = [measured(Operation.ALLREDUCE, (0, 1), gbs, size) for gbs, size in ((1.0, 8), (9.0, 1024))]
-    cells += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
-    run = run_of(gpus(3), cells)
+    points = [measured(Operation.ALLREDUCE, (0, 1), gbs, size) for gbs, size in ((1.0, 8), (9.0, 1024))]
+    points += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
+    run = run_of(gpus(3), points)
     ranking = collbench.rank(run)
     assert ranking is not None
     assert ranking.size_bytes == 1024
@@ -298,10 +298,10 @@ def test_rank_takes_the_largest_size_on_links() -> None:
     ],
 )
 def test_a_size_that_cannot_be_ranked_is_an_error_and_not_nothing(size: object, says: str) -> None:
-    cells = [measured(Operation.ALLREDUCE, (0, 1), gbs, size) for gbs, size in ((1.0, 8), (9.0, 1024))]
-    cells += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
+    points = [measured(Operation.ALLREDUCE, (0, 1), gbs, size) for gbs, size in ((1.0, 8), (9.0, 1024))]
+    points += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
     with pytest.raises(collbench.Error, match=says):
-        collbench.rank(run_of(gpus(3), cells), size=size)  # type: ignore[arg-type]
+        collbench.rank(run_of(gpus(3), points), size=size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("judge_it", [collbench.rank, collbench.check])
@@ -329,8 +329,8 @@ def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
     run = collbench.measure("pairs", **SIMULATED | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
     found = collbench.predict(run, model="gpt2", strategy=["ddp", "fsdp"], gpus=[2, 4], step_time=0.022)
     words = ("--model", "gpt2", "--strategy", "ddp,fsdp", "--gpus", "2,4", "--step-time", "22ms", "--json")
-    told = printed("predict", str(tmp_path / "run.json"), *words)
-    assert prediction.as_json(run, found) == told
+    reported = printed("predict", str(tmp_path / "run.json"), *words)
+    assert prediction.as_json(run, found) == reported
     assert collbench.predict([run], model="gpt2", gpus=2).cases == collbench.predict(run, model="gpt2", gpus=2).cases
 
 
@@ -367,8 +367,8 @@ def test_nodes_is_the_command() -> None:
     found = collbench.nodes(3, gpus=2, backend="sim", fabric_cluster="thin-32", seed=1)
     assert found is not None
     words = ("--fabric-cluster", "thin-32", "--select", "3", "--gpus", "2", "--seed", "1", "--json")
-    told = printed("nodes", "--backend", "sim", *words)
-    assert as_plain(found.origin, found.judgement, found.choice, found.truth) == told
+    reported = printed("nodes", "--backend", "sim", *words)
+    assert as_plain(found.origin, found.judgement, found.choice, found.truth) == reported
     assert found.status == 0
 
 
@@ -392,12 +392,12 @@ def test_what_nodes_cannot_mean_is_one_of_our_errors(options: dict[str, Any]) ->
 
 
 def test_topo_is_the_command(tmp_path: Path) -> None:
-    found, told = (
+    found, reported = (
         collbench.topo(backend="sim", fabric="dgx-1v"),
         printed("topo", "--backend", "sim", "--fabric", "dgx-1v", "--json"),
     )
-    assert (plain(found.devices), plain(found.paths)) == (told["devices"], told["paths"])
-    assert (found.backend, found.fabric) == (told["backend"], told["fabric"]) == ("sim", "dgx-1v")
+    assert (plain(found.devices), plain(found.paths)) == (reported["devices"], reported["paths"])
+    assert (found.backend, found.fabric) == (reported["backend"], reported["fabric"]) == ("sim", "dgx-1v")
     text = Path(__file__).parent / "data" / "topologies" / "dgx-1v.txt"
     assert [path.label for path in collbench.topo(text).paths] == [path.label for path in found.paths]
 
@@ -412,8 +412,8 @@ def test_what_topo_cannot_mean_is_one_of_our_errors(options: dict[str, Any]) -> 
 
 def test_doctor_is_the_command(state: Path) -> None:
     found = collbench.doctor("host")
-    told = printed("doctor", "--backend", "host", "--json")
-    assert [(one["level"], one["group"]) for one in told["findings"]] == [(one.level, one.group) for one in found]
+    reported = printed("doctor", "--backend", "host", "--json")
+    assert [(one["level"], one["group"]) for one in reported["findings"]] == [(one.level, one.group) for one in found]
     with pytest.raises(collbench.Error):
         collbench.doctor("sim")
 

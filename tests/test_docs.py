@@ -41,7 +41,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 def definite(words: list[str]) -> list[str]:
     """Return the words before the first placeholder, without the option whose value it is."""
-    end = next((place for place, word in enumerate(words) if _PLACEHOLDER.search(word)), len(words))
+    end = next((index for index, word in enumerate(words) if _PLACEHOLDER.search(word)), len(words))
     return words[: end - 1] if end < len(words) and words[end - 1].startswith("-") else words[:end]
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.output.html import conftest as browsers
 
 ROOT = Path(__file__).parent.parent
-TOLD = "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"
+REPORTED = "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"
 INSTALLING = "installing Debian's chromium, for the tests of the report's page"
 # Writes what it was asked, and installs what the test put beside it.
 APT_GET = """#!/bin/sh
@@ -69,19 +69,19 @@ def test_root_on_debian_gets_one(tools: Path) -> None:
 
 def test_an_installation_that_fails_stops_nothing_and_is_tried_once(tools: Path) -> None:
     executable(tools / "apt-get", APT_GET)
-    assert make_browser(tools, user=0).splitlines() == [INSTALLING, TOLD]
+    assert make_browser(tools, user=0).splitlines() == [INSTALLING, REPORTED]
     assert "up to date" in make_browser(tools, user=0)
     assert len(asked(tools)) == 2
 
 
-def test_a_user_is_told_and_nothing_is_installed(tools: Path) -> None:
+def test_a_user_reads_it_and_nothing_is_installed(tools: Path) -> None:
     executable(tools / "apt-get", APT_GET)
-    assert make_browser(tools, user=1000) == TOLD
+    assert make_browser(tools, user=1000) == REPORTED
     assert asked(tools) == []
 
 
-def test_root_elsewhere_is_told(tools: Path) -> None:
-    assert make_browser(tools, user=0) == TOLD
+def test_root_elsewhere_is_reported(tools: Path) -> None:
+    assert make_browser(tools, user=0) == REPORTED
 
 
 @pytest.mark.parametrize("name", ["chromium", "google-chrome-stable", "named"])

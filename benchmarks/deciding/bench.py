@@ -92,8 +92,8 @@ def random_healthy(rng: np.random.Generator) -> Fabric:
 
 
 def noisy(fabric: Fabric, rng: np.random.Generator, most: float = MOST_NOISE) -> Fabric:
-    """Return the machine with visit noise drawn up to `most` and some of the blocks' own."""
-    noise = Noise(visit=float(rng.uniform(0, most)), block=float(rng.uniform(0, 0.003)))
+    """Return the machine with trial noise drawn up to `most` and some of the batches' own."""
+    noise = Noise(trial=float(rng.uniform(0, most)), batch=float(rng.uniform(0, 0.003)))
     return replace(fabric, noise=noise)
 
 
@@ -143,7 +143,7 @@ def measured(fabric: Fabric, request: Request, seed: int) -> Run:
         sweep(opened.backend, plan, run, request.effort(), random.Random(seed), watcher)
     except DataCorruption as error:
         run.skipped.append(wrong_data(error))
-    except CollbenchError as error:  # nothing works any more: the cells say why
+    except CollbenchError as error:  # nothing works any more: the data points say why
         run.skipped.append(Skipped("the rest", str(error)))
     run.health_after = opened.health()
     return run

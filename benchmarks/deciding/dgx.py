@@ -77,7 +77,7 @@ def trials(seed: int, number: int) -> list[Trial]:
         equal = field.sets[field.lo >= field.lo.max() * (1 - case.delta)].tolist()
         held = Counter(_rings(case.wired.of(members)) for members in equal)
         chosen = choose(one, k).members
-        most, noise = max(held), round(fabric.noise.visit, 5)
+        most, noise = max(held), round(fabric.noise.trial, 5)
         found.append(Trial(number, noise, k, most, held[most], _words(chosen), rings[chosen]))
     return found
 

@@ -73,7 +73,7 @@ def trials(seed: int, machine: int) -> list[Trial]:
                 run=number,
                 fabric=fabric.name,
                 gpus=len(fabric.gpus),
-                noise=round(fabric.noise.visit, 5),
+                noise=round(fabric.noise.trial, 5),
                 sizes=len(one.settings.sizes),
                 false_splits="; ".join(false_splits(one, true)),
                 false_kinds=" ".join(sorted({str(v.kind) for v in wrong})),

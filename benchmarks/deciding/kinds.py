@@ -39,7 +39,7 @@ class Trial:
     placed: bool
     caused: bool
     false_kinds: str
-    told: str
+    reported: str
 
 
 # What a person should read as the cause, for each mechanism that was put in.
@@ -66,7 +66,7 @@ _CAUSES = {
 def run(asked: Asked) -> Part:
     """Return for each kind the share of injections that were found, and what was said of unrelated places."""
     runs = asked.runs or RUNS
-    items = [(place, number) for place in range(len(faults.kinds())) for number in range(runs)]
+    items = [(index, number) for index in range(len(faults.kinds())) for number in range(runs)]
     every = spread(partial(trial, asked.seed), items, asked.jobs, chunk=4)
     rows = []
     for kind in faults.kinds():
@@ -107,13 +107,13 @@ def trial(seed: int, item: tuple[int, int]) -> Trial:
         run=item[1],
         fabric=fabric.name,
         gpus=len(fabric.gpus),
-        noise=round(fabric.noise.visit, 5),
+        noise=round(fabric.noise.trial, 5),
         place=_words(members),
         found=bool(ours),
         placed=bool(placed),
         caused=bool(caused),
         false_kinds=" ".join(sorted({str(v.kind) for v in false})),
-        told=" ".join(f"{v.kind}:{_words(v.members)}" for v in contradictions(found)),
+        reported=" ".join(f"{v.kind}:{_words(v.members)}" for v in contradictions(found)),
     )
 
 

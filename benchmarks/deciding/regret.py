@@ -96,7 +96,7 @@ def trials(seed: int, number: int) -> list[Trial]:
     for k in range(2, n):
         sets = list(combinations(range(n), k))
         true = np.array([truth.of(members) for members in sets])
-        at = {members: place for place, members in enumerate(sets)}
+        at = {members: index for index, members in enumerate(sets)}
         choice = choose(one, k)
         settled = choice
         if not choice.tied and len(choice.finalists) > 1:
@@ -105,7 +105,7 @@ def trials(seed: int, number: int) -> list[Trial]:
         picked = (settled.members, choice.members, sets[0], *by_scores(inside, sets))
         regrets = [round(1 - float(true[at[members]] / true.max()), 5) for members in picked]
         words = ["-".join(map(str, members)) for members in (settled.members, sets[int(true.argmax())])]
-        noise, best = round(fabric.noise.visit, 5), round(float(true.max()), 3)
+        noise, best = round(fabric.noise.trial, 5), round(float(true.max()), 3)
         about = (number, fabric.name, fabric.gpus[0].name, n, k, noise, best)
         found.append(Trial(*about, *regrets, *words))  # type: ignore[arg-type]  # five rates, then two sets
     return found

@@ -48,7 +48,7 @@ def trial(seed: int, number: int) -> Trial:
     fabric = random_fabrics.make(rng)
     n = len(fabric.gpus)
     one = measured(fabric, survey(), drawn_seed(rng))
-    to = tuple(int(place) for place in rng.permutation(n))
+    to = tuple(int(index) for index in rng.permutation(n))
     other = permuted(one, to, rng)
     stay = tuple(range(n))
     return Trial(
@@ -65,19 +65,21 @@ def permuted(run: Run, to: tuple[int, ...], rng: np.random.Generator) -> Run:
     """Return the run with each position p at to[p], and its measurements in another order."""
     places = sorted(range(len(to)), key=lambda old: to[old])
     measurements = []
-    for place in rng.permutation(len(run.measurements)):
-        found = run.measurements[int(place)]
-        members = tuple(to[member] for member in found.cell.members)
-        if found.cell.operation.is_collective:
+    for index in rng.permutation(len(run.measurements)):
+        found = run.measurements[int(index)]
+        members = tuple(to[member] for member in found.point.members)
+        if found.point.operation.is_collective:
             members = tuple(sorted(members))
-        measurements.append(replace(found, cell=replace(found.cell, members=members)))
+        measurements.append(replace(found, point=replace(found.point, members=members)))
     paths = [replace(path, devices=tuple(sorted(to[d] for d in path.devices))) for path in run.paths]  # type: ignore[arg-type]
     return replace(
         run,
         devices=tuple(run.devices[old] for old in places),
         paths=tuple(sorted(paths, key=lambda path: path.devices)),
         measurements=measurements,
-        audits=[replace(audit, members=tuple(to[m] for m in audit.members)) for audit in run.audits],
+        interference_checks=[
+            replace(check, members=tuple(to[m] for m in check.members)) for check in run.interference_checks
+        ],
         health_before=tuple(run.health_before[old] for old in places),
         health_after=tuple(run.health_after[old] for old in places),
     )
@@ -88,7 +90,9 @@ def _moved(members: tuple[int, ...], to: tuple[int, ...]) -> set[int]:
 
 
 def _moved_tiers(run: Run, to: tuple[int, ...]) -> set[tuple[object, ...]]:
-    works = {(found.cell.work, found.cell.size_bytes) for found in run.measurements if found.cell.size_bytes == LARGE}
+    works = {
+        (found.point.work, found.point.size_bytes) for found in run.measurements if found.point.size_bytes == LARGE
+    }
     found: set[tuple[object, ...]] = set()
     for work, size in works:
         ranking = rank_links(run, work, size)

@@ -75,7 +75,7 @@ def trial(seed: int, number: int) -> Trial:
     named = any(set(v.members) == set(pair) for v in contradictions(diagnose.judge(one)))
     words = f"{pair[0]}-{pair[1]}"
     below = any(ranking is not None and _below(ranking, pair, alike) for ranking in rankings)
-    return Trial(first, fabric.name, len(fabric.gpus), round(fabric.noise.visit, 5), words, below, named)
+    return Trial(first, fabric.name, len(fabric.gpus), round(fabric.noise.trial, 5), words, below, named)
 
 
 def _alike(fabric: Fabric) -> list[list[Pair]]:

@@ -36,7 +36,7 @@ class Trial:
 
 def run(asked: Asked) -> Part:
     """Return the slowest of three times for each kind of machine, in seconds of this process."""
-    exact = [_exact(name, rng_of(asked.seed, _PART, place)) for place, name in enumerate(MACHINES)]
+    exact = [_exact(name, rng_of(asked.seed, _PART, index)) for index, name in enumerate(MACHINES)]
     slowest = max(exact, key=lambda t: t.seconds)
     wired = wide(rng_of(asked.seed, _PART, len(exact)))
     many = Trial("128 switches of eight", _MANY, _K, seconds(lambda: search(wired, _K, 0.02)))

@@ -1,6 +1,7 @@
 """What is true of a simulated machine, from the fabric alone and without noise: what a tier or a verdict must not deny.
 
-Each cell's time is that of its only step on a silent copy of the machine; nothing of it comes from the rules judged.
+Each data point's time is that of its only step on a silent copy of the machine; nothing of it comes from the rules
+judged.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _INVERTED, _ONE_WAY, _OUTLYING = math.log(1.1), math.log(1 / 0.9), 0.02
 
 
 def times(fabric: Fabric, request: Request) -> dict[DataPoint, float]:
-    """Return each cell's true seconds, measured alone and without noise; cells that fail are left out."""
+    """Return each data point's true seconds, measured alone and without noise; data points that fail are left out."""
     backend = SimBackend(replace(fabric, noise=Noise(0.0, 0.0)), 0)
     plan, _ = make_plan(request, backend)
     found = {}
-    for cell in plan.cells():
+    for point in plan.points():
         try:
-            timing = time_step(backend, plan.step(cell.work, [cell.members], cell.size_bytes))
+            timing = time_step(backend, plan.step(point.work, [point.members], point.size_bytes))
         except CollbenchError:
             continue
-        found[cell] = timing.seconds[0][0]
+        found[point] = timing.seconds[0][0]
     return found
 
 
@@ -87,12 +88,12 @@ def holds(verdict: Verdict, run: Run, true: Times) -> bool:
 def _rates(true: Times) -> dict[Work, dict[Members, float]]:
     """Return the logs of GB/s of pairs at the largest size of each work."""
     largest: dict[Work, int] = defaultdict(int)
-    for cell in true:
-        largest[cell.work] = max(largest[cell.work], cell.size_bytes)
+    for point in true:
+        largest[point.work] = max(largest[point.work], point.size_bytes)
     found: dict[Work, dict[Members, float]] = defaultdict(dict)
-    for cell, seconds in true.items():
-        if len(cell.members) == 2 and cell.variant is Variant.PLAIN and cell.size_bytes == largest[cell.work]:
-            found[cell.work][cell.members] = -math.log(seconds)
+    for point, seconds in true.items():
+        if len(point.members) == 2 and point.variant is Variant.PLAIN and point.size_bytes == largest[point.work]:
+            found[point.work][point.members] = -math.log(seconds)
     return found
 
 

@@ -68,15 +68,15 @@ def _in_order(item: tuple[tuple[str, int, int, str], Pairs]) -> tuple[int, int, 
 def _collective(
     bench: Bench, operation: str, members: Members, repeat: int
 ) -> dict[tuple[str, int, int, str], tuple[float, float]]:
-    """Run the peer plain, collbench, the peer with graphs; return (peer, collbench) seconds by cell and kind."""
+    """Run the peer plain, collbench, the peer with graphs; return (peer, collbench) seconds by data point and kind."""
     name, program, ranks = f"{operation}-{len(members)}-ranks-{repeat}", PROGRAMS[operation], len(members)
     plain = bench.run_nccl_tests(f"nccl-tests-{name}", program, members, *_PEER_SIZES)
     run = bench.run_collbench(f"collbench-{name}", operation, members, "--sizes", "64K:1G:4")
     # -G 5 captures the 20 calls of -n in one graph and replays it 5 times [nccl-tests common.cu:707-773].
     graph = bench.run_nccl_tests(f"nccl-tests-graph-{name}", program, members, *_PEER_SIZES, "-G", "5")
     found = {}
-    for (cell, ours, size), times in (run.cells if run else {}).items():
-        if (cell, len(ours)) != (operation, ranks):
+    for (point, ours, size), times in (run.points if run else {}).items():
+        if (point, len(ours)) != (operation, ranks):
             continue
         if graph and size in graph:
             found[operation, ranks, size, "graph"] = graph[size], times.seconds
@@ -119,7 +119,7 @@ def _compare_copies(bench: Bench, table: Table, cases: dict[str, str], mebibytes
     size = mebibytes * _MEBIBYTE
     is_host = cases is HOST_CASES
     name = f"{'host' if is_host else 'link'}-copies-{mebibytes}M"
-    # The peer takes longer still; with our default budget the blocks of 48 cells would be four messages long.
+    # The peer takes longer still; with our default budget the batches of 48 data points would be four messages long.
     options = ("--patterns", "host" if is_host else "one-way", "--sizes", f"{mebibytes}M", "--budget", "10s")
     peers, ours = [], []
     for repeat in range(bench.repeats):
@@ -143,8 +143,8 @@ def _by_members(
 ) -> dict[Members, tuple[float, float]]:
     """Return GB/s of the peer and of collbench, by what both measured."""
     found = {}
-    for (cell, members, cell_size), times in run.cells.items():
-        if (cell, cell_size) == (operation, size) and members in peer:
+    for (point, members, point_size), times in run.points.items():
+        if (point, point_size) == (operation, size) and members in peer:
             found[members] = peer[members], size / times.seconds / 1e9
     return found
 

@@ -14,7 +14,7 @@ _COMPARABLE = ("plain", "host")  # the peers know no in-place, both-ways or fan 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A cell's seconds per iteration: the median visit's (graph replay, for collectives), and the launch loop's."""
+    """A point's seconds per iteration: the median trial's (graph replay, for collectives), and the launch loop's."""
 
     seconds: float
     launch_seconds: float | None
@@ -22,9 +22,9 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """One run: its cells, NCCL's version, and where its seconds went. `timed` are those inside timed regions."""
+    """One run: its data points, NCCL's version, and where its seconds went. `timed` are those inside timed regions."""
 
-    cells: dict[Key, Times]
+    points: dict[Key, Times]
     nccl: str
     seconds: float
     phases: dict[str, float]
@@ -36,7 +36,7 @@ def load(path: Path) -> RunFile:
     run = json.loads(path.read_text(encoding="utf-8"))
     phases = {name: float(seconds) for name, seconds in run.get("phases", {}).items()}
     return RunFile(
-        cells=dict(_cells(run)),
+        points=dict(_points(run)),
         nccl=run["machine"].get("nccl", ""),
         seconds=float(run["seconds"]),
         phases={name: seconds for name, seconds in phases.items() if name != "timed"},
@@ -44,18 +44,18 @@ def load(path: Path) -> RunFile:
     )
 
 
-def _cells(run: dict[str, Any]) -> list[tuple[Key, Times]]:
+def _points(run: dict[str, Any]) -> list[tuple[Key, Times]]:
     found = []
     for measurement in run["measurements"]:
-        cell, samples = measurement["cell"], measurement["samples"]
-        if not samples or cell.get("variant", "plain") not in _COMPARABLE:
+        point, samples = measurement.get("point") or measurement["cell"], measurement["samples"]  # of version 1: cell
+        if not samples or point.get("variant", "plain") not in _COMPARABLE:
             continue
         launches = [s["launch_seconds"] for s in samples if s.get("launch_seconds") is not None]
         times = Times(
             seconds=median(median(sample["seconds"]) for sample in samples),
             launch_seconds=median(launches) if launches else None,
         )
-        found.append(((cell["operation"], tuple(cell["members"]), cell["size_bytes"]), times))
+        found.append(((point["operation"], tuple(point["members"]), point["size_bytes"]), times))
     return found
 
 

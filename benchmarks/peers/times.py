@@ -26,13 +26,13 @@ def repeat(bench: Bench) -> Table:
         peers.append(bench.run_nccl_tests(f"nccl-tests-repeat-{number}", "all_reduce", (0, 1), *_SWEEP))
     table = Table(
         "Run-to-run change",
-        "|t2 / t1 - 1| of a cell's time in two successive runs (collbench: the median visit; nccl-tests: its one "
-        "figure), over all cells and all couples of successive runs. Small: up to 64K, bar 2 % on the median; large: "
+        "|t2 / t1 - 1| of a data point's time in two successive runs (collbench: the median trial; nccl-tests: its one "
+        "figure), over all points and couples of successive runs. Small: up to 64K, bar 2 % on the median; large: "
         "from 1M, 0.3 %.",
         ("what", "sizes", "changes", "median", "worst", "bar", "verdict"),
     )
     ours = [_by_operation(run) for run in runs if run]
-    _add_changes(table, "collbench, all cells", [_together(run) for run in ours], True)
+    _add_changes(table, "collbench, all data points", [_together(run) for run in ours], True)
     for operation in dict.fromkeys(name for run in ours for name in run):
         _add_changes(table, f"collbench {operation}", [run.get(operation, {}) for run in ours], False)
     _add_changes(
@@ -42,15 +42,15 @@ def repeat(bench: Bench) -> Table:
 
 
 def _together(run: Mapping[str, Mapping[tuple[int, ...], float]]) -> dict[tuple[int, ...], float]:
-    """Return seconds of every cell by (size, place of the operation, *members); device times, no launch loops."""
+    """Return seconds of every data point by (size, place of the operation, *members); device times, no launch loops."""
     names = [name for name in run if not name.endswith("launch loop")]
-    return {(key[0], place, *key[1:]): t for place, name in enumerate(names) for key, t in run[name].items()}
+    return {(key[0], index, *key[1:]): t for index, name in enumerate(names) for key, t in run[name].items()}
 
 
 def _by_operation(run: RunFile) -> dict[str, dict[tuple[int, ...], float]]:
     """Return seconds by operation and by (size, *members); the launch loop as an operation of its own."""
     found: dict[str, dict[tuple[int, ...], float]] = {}
-    for (operation, members, size), times in run.cells.items():
+    for (operation, members, size), times in run.points.items():
         found.setdefault(operation, {})[size, *members] = times.seconds
         if times.launch_seconds is not None:
             found.setdefault(f"{operation} launch loop", {})[size, *members] = times.launch_seconds
@@ -62,7 +62,7 @@ def _add_changes(table: Table, what: str, runs: Sequence[Mapping[tuple[int, ...]
         changes = [change for size, change in _changes(runs) if low <= size <= high]
         if not changes:
             continue
-        # The launch loop is one loop a cell: there is nothing to take the median of, so no bar is set on it.
+        # The launch loop is one loop a data point: there is nothing to take the median of, so no bar is set on it.
         is_judged = judged and not what.endswith("launch loop")
         table.rows.append(
             (
@@ -78,7 +78,7 @@ def _add_changes(table: Table, what: str, runs: Sequence[Mapping[tuple[int, ...]
 
 
 def _changes(runs: Sequence[Mapping[tuple[int, ...], float]]) -> Iterator[tuple[int, float]]:
-    """Yield size and relative change of every cell that two successive runs share."""
+    """Yield size and relative change of every data point that two successive runs share."""
     for first, second in pairwise(runs):
         for key in first.keys() & second.keys():
             yield key[0], abs(second[key] / first[key] - 1)

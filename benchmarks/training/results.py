@@ -112,7 +112,7 @@ def curves(folder: Path) -> list[Curve]:
         if named is None:
             continue
         measured = run_file.load(path).measured()
-        busbw = {one.cell.size_bytes: summarize(one).busbw for one in measured}
+        busbw = {one.point.size_bytes: summarize(one).busbw for one in measured}
         found.append(Curve(int(named[1]), named[2] == "p2p", named[3], busbw))
     return found
 

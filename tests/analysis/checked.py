@@ -11,9 +11,20 @@ from pathlib import Path as File
 from collbench.analysis.diagnose import Kind, Severity, Verdict, judge, not_judged
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Audit, DataPoint, Device, Flag, Health, Measurement, Path, Run, Sample, StopReason
+from collbench.model.run import (
+    DataPoint,
+    Device,
+    Flag,
+    Health,
+    InterferenceCheck,
+    Measurement,
+    Path,
+    Run,
+    Sample,
+    StopReason,
+)
 from collbench.output import sentences
-from tests.builders import GIB, gpus, measured, nvml_says, reported, run_of, smi_says
+from tests.builders import GIB, gpus, in_words, measured, nvml_says, run_of, smi_says
 
 Members = tuple[int, ...]
 Rate = Callable[[Work, Members], float]
@@ -70,16 +81,16 @@ def run_on(devices: Sequence[Device], links: Sequence[Path], rate: Rate, slot: t
     places += [(work, (gpu,)) for work in HOST for gpu in range(n)]
     places += [(Work(Operation.ALLREDUCE), pair) for pair in combinations(range(n), 2)]
     slots = [replace(device, pcie_generation=slot[0], pcie_width=slot[1]) for device in devices]
-    run = run_of(slots, [visits(work, members, rate(work, members)) for work, members in places], links)
+    run = run_of(slots, [trials(work, members, rate(work, members)) for work, members in places], links)
     return replace(
         run, health_after=tuple(Health(processes=0, pcie_generation=slot[0], pcie_width=slot[1]) for _ in slots)
     )
 
 
-def visits(work: Work, members: Members, gbs: float, size: int = GIB) -> Measurement:
-    """Return five visits that vary by a thousandth."""
+def trials(work: Work, members: Members, gbs: float, size: int = GIB) -> Measurement:
+    """Return five trials that vary by a thousandth."""
     found = measured(work.operation, members, [gbs * (1 + 0.001 * step) for step in (-1, 0.5, 0, 1, -0.5)], size)
-    return replace(found, cell=replace(found.cell, variant=work.variant))
+    return replace(found, point=replace(found.point, variant=work.variant))
 
 
 def beside_others(run: Run) -> Run:
@@ -91,12 +102,14 @@ def beside_others(run: Run) -> Run:
     return replace(run, measurements=busy)
 
 
-def audited(run: Run, operation: Operation, label: str, ratio: float, members: Members = (0, 1)) -> Run:
-    """Return the run with one more audit of a label, at this speed beside others."""
-    alone = next(f for f in run.measurements if f.cell.operation is operation and f.cell.members == members)
+def with_check(run: Run, operation: Operation, label: str, ratio: float, members: Members = (0, 1)) -> Run:
+    """Return the run with one more interference check of a label, at this speed beside others."""
+    alone = next(f for f in run.measurements if f.point.operation is operation and f.point.members == members)
     gbs = GIB / alone.samples[0].seconds[0] / 1e9
-    finding = Audit(operation, members, label, gbs, gbs * ratio, ratio, 0.02, trusted=abs(1 - ratio) <= 0.02)
-    return replace(run, audits=[*run.audits, finding])
+    finding = InterferenceCheck(
+        operation, members, label, gbs, gbs * ratio, ratio, 0.02, trusted=abs(1 - ratio) <= 0.02
+    )
+    return replace(run, interference_checks=[*run.interference_checks, finding])
 
 
 def faults(run: Run) -> list[Verdict]:
@@ -134,9 +147,9 @@ def undone(run: Run) -> list[str]:
 def failed(
     run: Run, operation: Operation, members: Members, reason: str, kind: FailureKind | None = FailureKind.HANG
 ) -> Run:
-    """Return the run with a cell that failed; `kind` None as an older version saved it."""
-    cell = DataPoint(operation, members, 2 * GIB)
-    bad = Measurement(cell, [], StopReason.FAILED, 0, reported(reason, kind))
+    """Return the run with a data point that failed; `kind` None as an older version saved it."""
+    point = DataPoint(operation, members, 2 * GIB)
+    bad = Measurement(point, [], StopReason.FAILED, 0, in_words(reason, kind))
     return replace(run, measurements=[*run.measurements, bad])
 
 

@@ -26,18 +26,18 @@ SMALL = Network("small", Unit((2**19,), 0), (Unit((2**18, 2**18, 2**19), 2**20),
 def curve(
     operation: Operation, members: Sequence[int], gbs: float, latency: float = 5e-6, sizes: Iterable[int] = SIZES
 ) -> list[Measurement]:
-    """Return cells of an operation that takes `latency` seconds and then runs at an algbw of `gbs`."""
-    return [measured(operation, members, size / (latency + size / gbs / 1e9) / 1e9, size, visits=3) for size in sizes]
+    """Return data points of an operation that takes `latency` seconds and then runs at an algbw of `gbs`."""
+    return [measured(operation, members, size / (latency + size / gbs / 1e9) / 1e9, size, trials=3) for size in sizes]
 
 
 def pairs(rates: Mapping[tuple[int, int], float], count: int, other: float = 100.0) -> Run:
     """Return a run of all-reduce curves of every pair, at `other` GB/s where `rates` says nothing."""
-    cells = [
-        cell
+    points = [
+        point
         for pair in combinations(range(count), 2)
-        for cell in curve(Operation.ALLREDUCE, pair, rates.get(pair, other))
+        for point in curve(Operation.ALLREDUCE, pair, rates.get(pair, other))
     ]
-    return run_of(gpus(count), cells)
+    return run_of(gpus(count), points)
 
 
 @cache

@@ -31,7 +31,7 @@ def copies(factor: Callable[[int, int], float] = lambda a, b: 1.0, seed: int = 0
 
 
 def change_of(base: float | Sequence[float], new: float | Sequence[float], size: int = 2**30, **more: object) -> Change:
-    """Return what became of one cell by its rates of each visit, GB/s, among four that stayed as they were."""
+    """Return what became of one data point by its rates of each trial, GB/s, among four that stayed as they were."""
     others = [measured(Operation.CE_WRITE, (a, 3), noisy(400, 0.002, a + 7, 7), size=size) for a in range(3)]
     runs = [run_of(gpus(4), [*others, measured(Operation.CE_WRITE, (0, 1), rates, size=size)]) for rates in (base, new)]
     found = compare(replace(runs[0], **more), replace(runs[1], **more), FAIL)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def _scaled(found: Measurement, factor: float) -> Measurement:
         Sample(tuple(s * factor for s in one.seconds), one.iterations, one.concurrent, one.launch_seconds)
         for one in found.samples
     ]
-    return Measurement(found.cell, samples, found.stop)
+    return Measurement(found.point, samples, found.stop)
 
 
 def recorded(name: str) -> Run:
@@ -63,10 +63,10 @@ def recorded(name: str) -> Run:
     return run_file.loads((gzip.decompress(data) if path.endswith(".gz") else data).decode(), name)
 
 
-def told(comparison: Comparison) -> set[tuple[str, str]]:
+def reported(comparison: Comparison) -> set[tuple[str, str]]:
     """Return which works became better or worse, as (work, verdict)."""
-    cells = {(change.key.work, change.verdict.value) for change in comparison.changes}
-    return {(work, verdict) for work, verdict in cells if verdict in ("better", "worse")}
+    points = {(change.key.work, change.verdict.value) for change in comparison.changes}
+    return {(work, verdict) for work, verdict in points if verdict in ("better", "worse")}
 
 
 def saved(run: Run, path: Path) -> Path:

@@ -8,7 +8,7 @@ from collbench.analysis.bands import predict
 from collbench.analysis.choice import Band
 from collbench.analysis.wiring import Wiring, wiring
 from collbench.model.operations import Operation
-from collbench.model.run import Audit, Path
+from collbench.model.run import InterferenceCheck, Path
 from tests.builders import gpus
 
 Pair = tuple[int, int]
@@ -22,22 +22,22 @@ def wired(
     *,
     name: str = "",
     slow: Mapping[Pair, float] | None = None,
-    audits: tuple[Audit, ...] = (),
+    checks: tuple[InterferenceCheck, ...] = (),
 ) -> Wiring:
     """Return n devices whose pairs have the labels given (`other` where none), at the label's rate in GB/s."""
     paths = {pair: Path(pair, labels.get(pair, other)) for pair in combinations(range(n), 2)}
     matrix = np.zeros((n, n))
     for pair, path in paths.items():
         matrix[pair] = matrix[pair[::-1]] = (slow or {}).get(pair, rates[path.label])
-    return wiring(gpus(n, name), paths, matrix, audits)
+    return wiring(gpus(n, name), paths, matrix, checks)
 
 
 V100 = {"NV1": 24.2, "NV2": 48.3, "PIX": 11.0, "SYS": 9.5}
 SQUARE = {(0, 1): "NV1", (1, 2): "NV1", (2, 3): "NV1", (0, 3): "NV1"}
 
 
-def audit(label: str, ratio: float) -> Audit:
-    return Audit(Operation.ALLREDUCE, (0, 1), label, 10.0, 10.0 * ratio, ratio, 0.02, trusted=ratio > 0.98)
+def check(label: str, ratio: float) -> InterferenceCheck:
+    return InterferenceCheck(Operation.ALLREDUCE, (0, 1), label, 10.0, 10.0 * ratio, ratio, 0.02, trusted=ratio > 0.98)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,11 @@ def test_noise_does_not_split_equal_links() -> None:
     ("title", "ratio", "lo"),
     [("nobody looked", None, 5.7), ("no loss beside others", 1.0, 9.5), ("some", 0.8, 7.6), ("a lot", 0.25, 5.7)],
 )
-def test_what_the_audit_saw_narrows_the_band_of_a_pcie_ring(title: str, ratio: float | None, lo: float) -> None:
-    found = () if ratio is None else (audit("SYS", ratio),)
-    band = predict(wired(3, {}, V100, audits=found))
+def test_what_the_interference_check_saw_narrows_the_band_of_a_pcie_ring(
+    title: str, ratio: float | None, lo: float
+) -> None:
+    found = () if ratio is None else (check("SYS", ratio),)
+    band = predict(wired(3, {}, V100, checks=found))
     assert [band.lo, band.hi] == pytest.approx([lo, 9.5])
 
 

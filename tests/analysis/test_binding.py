@@ -21,8 +21,8 @@ Rates = float | Sequence[float]
 
 
 def host(operation: Operation, member: int, node: int | None, gbs: Rates, size: int = SIZE) -> Measurement:
-    found = measured(operation, (member,), gbs, size, visits=3)
-    found.cell = replace(found.cell, variant=Variant.HOST, numa_node=node)
+    found = measured(operation, (member,), gbs, size, trials=3)
+    found.point = replace(found.point, variant=Variant.HOST, numa_node=node)
     return found
 
 
@@ -33,8 +33,8 @@ def labelled(nodes: Sequence[int | None]) -> tuple[Device, ...]:
 def run_with(
     labels: Sequence[int | None], rate: Callable[[Operation, int, int], Rates], nodes: Sequence[int] = (0, 1)
 ) -> Run:
-    cells = [host(op, m, node, rate(op, m, node)) for op in (H2D, D2H) for m in range(len(labels)) for node in nodes]
-    return run_of(labelled(labels), cells)
+    points = [host(op, m, node, rate(op, m, node)) for op in (H2D, D2H) for m in range(len(labels)) for node in nodes]
+    return run_of(labelled(labels), points)
 
 
 def by(rates: Mapping[int, float]) -> Callable[[Operation, int, int], float]:
@@ -96,12 +96,12 @@ def test_each_gpu_has_its_own_node() -> None:
 
 def test_noise_that_would_hide_the_difference_decides_nothing() -> None:
     seeds = iter(range(100))
-    (found,) = bindings(run_with([1], lambda _op, _m, node: noisy(55.0 - 3 * node, 0.05, next(seeds), visits=3)))
+    (found,) = bindings(run_with([1], lambda _op, _m, node: noisy(55.0 - 3 * node, 0.05, next(seeds), trials=3)))
     assert (len(found.best), found.agrees, found.tied) == (2, None, False)
 
 
 @pytest.mark.parametrize(
-    ("title", "cells"),
+    ("title", "points"),
     [
         ("no host copies", []),
         ("copies with memory anywhere", [host(op, 0, None, 55.0) for op in (H2D, D2H)]),
@@ -110,13 +110,13 @@ def test_noise_that_would_hide_the_difference_decides_nothing() -> None:
         ("a node without one direction", [host(H2D, 0, 0, 55.0), host(D2H, 0, 0, 55.0), host(H2D, 0, 1, 55.0)]),
     ],
 )
-def test_what_does_not_compare_nodes_says_nothing(title: str, cells: list[Measurement]) -> None:
-    assert bindings(run_of(labelled([0]), cells)) == (), title
+def test_what_does_not_compare_nodes_says_nothing(title: str, points: list[Measurement]) -> None:
+    assert bindings(run_of(labelled([0]), points)) == (), title
 
 
 def test_a_gpu_that_lacks_a_node_is_left_out_and_the_others_are_judged() -> None:
     run = run_with([0, 0], by({0: 55.0, 1: 38.0}))
-    run.measurements = [m for m in run.measurements if (m.cell.members, m.cell.numa_node) != ((1,), 1)]
+    run.measurements = [m for m in run.measurements if (m.point.members, m.point.numa_node) != ((1,), 1)]
     assert [one.member for one in bindings(run)] == [0]
 
 
@@ -137,4 +137,4 @@ def test_relabelling_the_gpus_permutes_the_answer(order: list[int]) -> None:
     labels = [0, 1, None, 0]
     plain = facts(bindings(run_with(labels, lambda _op, m, node: rates[m][node])))
     moved = facts(bindings(run_with([labels[m] for m in order], lambda _op, m, node: rates[order[m]][node])))
-    assert moved == {place: plain[m] for place, m in enumerate(order)}
+    assert moved == {index: plain[m] for index, m in enumerate(order)}

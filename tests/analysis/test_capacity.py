@@ -53,7 +53,7 @@ def test_with_nvlinks_a_pair_carries_what_they_do(title: str, names: tuple[str, 
 @pytest.mark.parametrize(("narrow", "gbs"), [(0, 15.75), (1, 15.75), (None, 63.0)])
 def test_the_narrower_slot_of_a_pair_decides(narrow: int | None, gbs: float) -> None:
     pair = [
-        replace(gpu, pcie_generation=3 if place == narrow else 5, pcie_width=16) for place, gpu in enumerate(gpus(2))
+        replace(gpu, pcie_generation=3 if index == narrow else 5, pcie_width=16) for index, gpu in enumerate(gpus(2))
     ]
     carried = pair_capacities(pair, {(0, 1): Path((0, 1), "SYS")}, np.zeros((2, 2)))
     assert carried[0, 1] == carried[1, 0] == gbs

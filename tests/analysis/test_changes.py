@@ -1,4 +1,4 @@
-"""One cell in two runs: when it is worse, better, the same, and when nobody can tell."""
+"""One data point in two runs: when it is worse, better, the same, and when nobody can tell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shifted(factor: float) -> list[float]:
     return [rate * factor for rate in STEADY]
 
 
-# title, visits in the base, visits in the new run, size, verdict, beyond 5 %
+# title, trials in the base, trials in the new run, size, verdict, beyond 5 %
 Row = tuple[str, Sequence[float], Sequence[float], int, Verdict, bool]
 TABLE: list[Row] = [
     ("the same again", STEADY, STEADY[::-1], 2**30, Verdict.SAME, False),
@@ -31,11 +31,11 @@ TABLE: list[Row] = [
     ("8 % slower", STEADY, shifted(0.92), 2**30, Verdict.WORSE, True),
     ("8 % faster", STEADY, shifted(1.08), 2**30, Verdict.BETTER, False),
     ("2.2 % slower: at the border of δ", STEADY, shifted(0.978), 2**30, Verdict.UNDECIDED, False),
-    ("two visits show no noise", STEADY[:2], shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
-    ("a new run with two visits", STEADY, shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
-    ("three visits, half as fast", STEADY[:3], shifted(0.5)[:3], 2**30, Verdict.WORSE, True),
-    ("one wild visit of seven", STEADY, [*STEADY[:6], 200.0], 2**30, Verdict.SAME, False),
-    ("wild visits drag the median", STEADY, [400, 401, 399, 250, 260, 255, 245], 2**30, Verdict.UNDECIDED, False),
+    ("two trials show no noise", STEADY[:2], shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
+    ("a new run with two trials", STEADY, shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
+    ("three trials, half as fast", STEADY[:3], shifted(0.5)[:3], 2**30, Verdict.WORSE, True),
+    ("one wild trial of seven", STEADY, [*STEADY[:6], 200.0], 2**30, Verdict.SAME, False),
+    ("wild trials drag the median", STEADY, [400, 401, 399, 250, 260, 255, 245], 2**30, Verdict.UNDECIDED, False),
     ("5 % slower below 1 MiB: a launch varies by that", STEADY, shifted(0.95), 2**19, Verdict.SAME, False),
     ("8 B, 1.7 µs instead of 1.6: a run's own", [r / 8e4 for r in STEADY], [r / 8.5e4 for r in STEADY], 8,
      Verdict.SAME, False),
@@ -44,7 +44,7 @@ TABLE: list[Row] = [
 
 
 @pytest.mark.parametrize(("title", "base", "new", "size", "verdict", "regressed"), TABLE)
-def test_what_became_of_a_cell(
+def test_what_became_of_a_point(
     title: str, base: Sequence[float], new: Sequence[float], size: int, verdict: Verdict, regressed: bool
 ) -> None:
     change = change_of(base, new, size)
@@ -64,7 +64,7 @@ def test_the_figures_are_those_of_the_runs() -> None:
     assert change.base_seconds == pytest.approx(2**30 / 400e9)
     assert change.interval is not None
     assert change.interval[0] <= 0.75 <= change.interval[1]
-    assert change.visits == (5, 5)
+    assert change.trials == (5, 5)
 
 
 @settings(deadline=None, max_examples=40)
@@ -77,7 +77,7 @@ def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:
 
 
 def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Change:
-    """Return what became of a copy of 1 GiB by the logs of its visits, ascending, whose medians have this error."""
+    """Return what became of a copy of 1 GiB by the logs of its trials, ascending, whose medians have this error."""
     found = Named(
         Key("ce-write", (0, 1), None, 2**30), Work(Operation.CE_WRITE), measured(Operation.CE_WRITE, (0, 1), 400)
     )
@@ -93,16 +93,16 @@ CALM = [0.0] * 5
     [
         ("by 3 %", [-0.03] * 5, CALM, True),
         ("by 1 %", [-0.01] * 5, CALM, False),
-        ("one visit as fast", [-0.1, -0.1, -0.1, -0.1, -0.01], CALM, False),
-        ("one visit at δ", [-0.1, -0.1, -0.1, -0.1, -0.02], CALM, False),
-        ("one visit slower than that", [-0.1, -0.1, -0.1, -0.1, -0.03], CALM, True),
-        ("one visit of the other as slow", [-0.04] * 5, [-0.03, 0.0, 0.0, 0.0, 0.0], False),
+        ("one trial as fast", [-0.1, -0.1, -0.1, -0.1, -0.01], CALM, False),
+        ("one trial at δ", [-0.1, -0.1, -0.1, -0.1, -0.02], CALM, False),
+        ("one trial slower than that", [-0.1, -0.1, -0.1, -0.1, -0.03], CALM, True),
+        ("one trial of the other as slow", [-0.04] * 5, [-0.03, 0.0, 0.0, 0.0, 0.0], False),
         ("one of the other at δ", [-0.04] * 5, [-0.02, 0.0, 0.0, 0.0, 0.0], False),
         ("all of the other faster", [-0.04] * 5, [-0.01, 0.0, 0.0, 0.0, 0.0], True),
-        ("one wild visit of seven", [*[-0.1] * 6, 0.0], [-0.2, *[0.0] * 6], True),
+        ("one wild trial of seven", [*[-0.1] * 6, 0.0], [-0.2, *[0.0] * 6], True),
     ],
 )
-def test_nearly_all_visits_have_to_agree(title: str, slow: list[float], fast: list[float], slower: bool) -> None:
+def test_nearly_all_trials_have_to_agree(title: str, slow: list[float], fast: list[float], slower: bool) -> None:
     assert (made(fast, slow).verdict is Verdict.WORSE) is slower
     assert (made(slow, fast).verdict is Verdict.BETTER) is slower
 
@@ -111,7 +111,7 @@ def test_nearly_all_visits_have_to_agree(title: str, slow: list[float], fast: li
     ("title", "now", "error", "verdict"),
     [
         ("exactly δ apart is the same", -0.02, 0.0, Verdict.SAME),
-        # The 90 % interval of a difference is 1.65 · √2 errors wide, that of all cells at once 2.6 · √2.
+        # The 90 % interval of a difference is 1.65 · √2 errors wide, that of all data points at once 2.6 · √2.
         ("near, as far as noise tells", -0.01, 0.004, Verdict.SAME),
         ("near or not", -0.01, 0.0045, Verdict.UNDECIDED),
         ("far or not", -0.05, 0.0084, Verdict.UNDECIDED),

@@ -24,8 +24,8 @@ V100 = {"NV1": 24.2, "NV2": 48.3, "SYS": 9.5}
 
 def dgx_1v() -> Run:
     devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
-    cells = [measured(Operation.ALLREDUCE, link.devices, V100[link.label]) for link in links]
-    return run_of(devices, cells, links)
+    points = [measured(Operation.ALLREDUCE, link.devices, V100[link.label]) for link in links]
+    return run_of(devices, points, links)
 
 
 def label(run: Run, a: int, b: int) -> str:
@@ -92,10 +92,10 @@ def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
     assert chosen.reason == "all pairs tie within 0.3%: the choice does not affect bandwidth"
 
 
-@pytest.mark.parametrize("visits", [1, 2])
-def test_a_difference_that_too_few_visits_show_is_no_tie(visits: int) -> None:
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_difference_that_too_few_trials_show_is_no_tie(trials: int) -> None:
     """An interrupted run: nothing is certain, so take what looks best and claim nothing."""
-    chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 100.0, visits=visits), 2)
+    chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 100.0, trials=trials), 2)
     assert chosen.members == (2, 3)
     assert "tie" not in chosen.reason
 
@@ -158,7 +158,7 @@ def test_two_of_two_are_their_pair_and_one_of_one_is_none() -> None:
 def test_ties_among_many_devices_are_broken_among_neighbours(n: int, k: int, heuristic: bool) -> None:
     """The first on node 0 are the outermost two: the last one's neighbour is the first."""
     run = pair_run(n, lambda a, b: 300.0)
-    nodes = [0 if place in (0, n - 1) else 2 + place for place in range(n)]
+    nodes = [0 if index in (0, n - 1) else 2 + index for index in range(n)]
     run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
     chosen = choose(run, k)
     assert (chosen.members, chosen.heuristic, chosen.tied) == ((0, n - 1)[:k], heuristic, True)
@@ -229,11 +229,11 @@ def test_what_all_gpus_have_against_them_is_counted_where_busy_ones_are_allowed(
 
 
 def test_small_messages_break_a_tie_of_large_ones() -> None:
-    cells = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
-    cells += [
+    points = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
+    points += [
         measured(Operation.ALLREDUCE, pair, 0.002 if pair == (1, 3) else 0.001, 8) for pair in combinations(range(4), 2)
     ]
-    chosen = choose(run_of(gpus(4), cells), 2)
+    chosen = choose(run_of(gpus(4), points), 2)
     assert (chosen.members, chosen.decided_by) == ((1, 3), "the lower latency of small messages")
 
 
@@ -247,7 +247,7 @@ def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
     """Hops meet in a host bridge, which no pair alone shows: sets of one and of two bridges are worth measuring."""
     labels = {pair: "PHB" for pair in combinations(range(8), 2) if pair[0] // 4 == pair[1] // 4}
     run = pair_run(8, lambda a, b: 10.9, paths(8, "SYS", labels))
-    run.devices = tuple(replace(one, numa_node=place // 4) for place, one in enumerate(run.devices))
+    run.devices = tuple(replace(one, numa_node=index // 4) for index, one in enumerate(run.devices))
     chosen = choose(run, 4)
     assert (chosen.members, chosen.tied) == ((0, 1, 2, 3), False)
     assert chosen.decided_by == "the fewest NUMA nodes, then PCI bus id"
@@ -354,18 +354,18 @@ def test_of_too_many_devices_to_try_all_sets_none_is_called_the_best_remainder()
 
 def test_evidence_is_what_training_runs_at_the_largest_size() -> None:
     pairs = list(combinations(range(3), 2))
-    cells = [measured(Operation.CE_WRITE, pair, 390.0) for pair in pairs]
-    copies = run_of(gpus(3), [*cells, *(measured(Operation.CE_WRITE, (b, a), 390.0) for a, b in pairs)])
+    points = [measured(Operation.CE_WRITE, pair, 390.0) for pair in pairs]
+    copies = run_of(gpus(3), [*points, *(measured(Operation.CE_WRITE, (b, a), 390.0) for a, b in pairs)])
     assert (found := evidence(copies)) is not None
     assert found.operation is Operation.CE_WRITE
-    both = run_of(gpus(3), [*cells, *(measured(Operation.ALLREDUCE, p, 300.0, s) for p in pairs for s in (8, MIB))])
+    both = run_of(gpus(3), [*points, *(measured(Operation.ALLREDUCE, p, 300.0, s) for p in pairs for s in (8, MIB))])
     assert (found := evidence(both)) is not None
     assert (found.operation, found.size_bytes) == (Operation.ALLREDUCE, MIB)
 
 
 def test_the_evidence_of_an_interrupted_run_is_the_largest_size_that_has_most_pairs() -> None:
-    cells = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in combinations(range(3), 2)]
-    run = run_of(gpus(3), [*cells, measured(Operation.ALLREDUCE, (0, 1), 300.0, GIB)])
+    points = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in combinations(range(3), 2)]
+    run = run_of(gpus(3), [*points, measured(Operation.ALLREDUCE, (0, 1), 300.0, GIB)])
     assert (found := evidence(run)) is not None
     assert (found.size_bytes, len(found.standings)) == (MIB, 3)
 
@@ -379,12 +379,12 @@ def machines(draw: st.DrawFn) -> Run:
     """Six GPUs with any labels, rates near those of the labels, health, and NUMA nodes."""
     links = [Path(pair, draw(st.sampled_from(LABELS))) for pair in combinations(range(6), 2)]
     noise = draw(st.sampled_from([0.0, 0.005, 0.2]))
-    cells = [
+    points = [
         measured(Operation.ALLREDUCE, link.devices, RATES[link.label] * (1 + noise * draw(st.floats(-1, 1))))
         for link in links
     ]
     devices = [replace(one, numa_node=draw(st.integers(0, 1))) for one in gpus(6)]
-    run = run_of(devices, cells, links)
+    run = run_of(devices, points, links)
     run.health_before = tuple(draw(st.sampled_from([IDLE] * 8 + [Health(processes=1)])) for _ in range(6))
     return run
 
@@ -396,13 +396,13 @@ def renamed(run: Run, names: Sequence[int]) -> Run:
         return tuple(sorted(names[member] for member in members))
 
     places = sorted(range(len(names)), key=names.__getitem__)
-    cells = [replace(m, cell=replace(m.cell, members=moved(m.cell.members))) for m in run.measurements]
+    points = [replace(m, point=replace(m.point, members=moved(m.point.members))) for m in run.measurements]
     return replace(
         run,
         devices=tuple(run.devices[place] for place in places),
         health_before=tuple(run.health_before[place] for place in places) if run.health_before else (),
         paths=tuple(replace(path, devices=(a, b)) for path in reversed(run.paths) for a, b in [moved(path.devices)]),
-        measurements=cells[::-1],
+        measurements=points[::-1],
     )
 
 
@@ -426,9 +426,9 @@ def test_renaming_the_devices_renames_the_answer_always(run: Run, names: list[in
 def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k: int, seed: int) -> None:
     rates = np.random.default_rng(seed).choice([10.0, 20.0, 40.0], (20, 20))
     rates = np.triu(rates, 1) + np.triu(rates, 1).T
-    devices, places = gpus(20), [names.index(place) for place in range(20)]
+    devices, places = gpus(20), [names.index(index) for index in range(20)]
     here = choose_by_rates(devices, rates, k)
-    there = choose_by_rates([devices[place] for place in places], rates[np.ix_(places, places)], k)
+    there = choose_by_rates([devices[index] for index in places], rates[np.ix_(places, places)], k)
     assert here.heuristic
     assert set(here.members) == {places[member] for member in there.members}
 
@@ -438,6 +438,6 @@ def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k:
 def test_renaming_the_lines_of_a_topology_renames_the_estimate(names: list[int], k: int) -> None:
     devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
     moved = [replace(link, devices=(names[link.devices[0]], names[link.devices[1]])) for link in links]
-    there: list[Device] = [devices[names.index(place)] for place in range(8)]
+    there: list[Device] = [devices[names.index(index)] for index in range(8)]
     estimate = choose_by_labels(there, moved, k)
     assert {names.index(member) for member in estimate.members} == set(choose_by_labels(devices, links, k).members)

@@ -1,4 +1,4 @@
-"""Whole runs: which devices and cells belong together, groups, what only one has, what was recorded."""
+"""Whole runs: which devices and data points belong together, groups, what only one has, what was recorded."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import combinations, permutations
 import pytest
 from scipy.stats import t
 
-from collbench.analysis.compare import Kind, Verdict, cells, compare
-from collbench.analysis.stats import median_deviation, visit_noise
+from collbench.analysis.compare import Kind, Verdict, compare, points_by_key
+from collbench.analysis.stats import median_deviation, trial_noise
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
-from tests.analysis.runs import FAIL, copies, recorded, scaled, told
-from tests.builders import gpus, measured, noisy, paths, reported, run_of, throttled
+from tests.analysis.runs import FAIL, copies, recorded, reported, scaled
+from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
 
 
 def relabelled(run: Run, order: tuple[int, ...]) -> Run:
     """Return the same run with its devices in another order: device order[i] of the old list is i of the new."""
     place = {old: new for new, old in enumerate(order)}
     found = [
-        Measurement(replace(one.cell, members=tuple(place[m] for m in one.cell.members)), one.samples, one.stop)
+        Measurement(replace(one.point, members=tuple(place[m] for m in one.point.members)), one.samples, one.stop)
         for one in run.measurements
     ]
     links = [replace(path, devices=(place[path.devices[0]], place[path.devices[1]])) for path in run.paths]
@@ -37,7 +37,7 @@ SLOW = copies(lambda a, b: 0.92 if {a, b} == {0, 2} else 1.0, seed=1)
 @pytest.mark.parametrize("order", [*permutations(range(4))][1::5])
 def test_another_order_of_the_same_gpus_changes_nothing(order: tuple[int, ...]) -> None:
     plain, other = compare(copies(), SLOW, FAIL), compare(copies(), relabelled(SLOW, order), FAIL)
-    assert other.match.told == "matched by UUID"
+    assert other.match.how == "matched by UUID"
     assert [(c.key, c.ratio, c.verdict) for c in other.changes] == [(c.key, c.ratio, c.verdict) for c in plain.changes]
     assert other.groups == plain.groups
 
@@ -53,7 +53,7 @@ def test_a_slow_pair_is_named_both_ways_and_nothing_else() -> None:
 def test_other_gpus_are_matched_by_their_order() -> None:
     others = replace(copies(), devices=tuple(replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in gpus(4)))
     found = compare(copies(), others, FAIL)
-    assert (found.match.by_uuid, found.match.told) == (0, "other devices, matched by their order")
+    assert (found.match.by_uuid, found.match.how) == (0, "other devices, matched by their order")
     assert found.count(Verdict.SAME) == 36
 
 
@@ -62,19 +62,19 @@ def test_a_replaced_gpu_takes_the_place_that_is_left() -> None:
     devices[1] = replace(devices[1], uuid="GPU-new")
     found = compare(copies(), replace(copies(), devices=tuple(devices)), FAIL)
     assert found.match.positions == {0: 3, 1: 2, 2: 1, 3: 0}
-    assert found.match.told == "3 matched by UUID, the others by their order: GPU2 = GPU1"
+    assert found.match.how == "3 matched by UUID, the others by their order: GPU2 = GPU1"
 
 
 def test_what_was_matched_by_order_is_named_where_it_tells_something() -> None:
     one = [replace(gpu, uuid="GPU-new") if gpu.index == 1 else gpu for gpu in gpus(4)]
     found = compare(copies(), replace(copies(), devices=tuple(one)), FAIL)
-    assert found.match.told == "3 matched by UUID, the others by their order: GPU1 = GPU1"
+    assert found.match.how == "3 matched by UUID, the others by their order: GPU1 = GPU1"
     others = [replace(gpu, uuid=f"GPU-other-{gpu.index}", index=gpu.index + 4) for gpu in gpus(4)]
     found = compare(copies(), replace(copies(), devices=tuple(others)), FAIL)
-    assert found.match.told.startswith("other devices, matched by their order: GPU0 = GPU4, GPU1 = GPU5, ")
+    assert found.match.how.startswith("other devices, matched by their order: GPU0 = GPU4, GPU1 = GPU5, ")
 
 
-def test_cells_that_one_run_has_are_said() -> None:
+def test_points_that_one_run_has_are_said() -> None:
     base, new = copies(), copies(seed=3)
     new.measurements = [*new.measurements[1:], measured(Operation.SM_READ, (1, 3), 300.0)]
     found = compare(base, new, FAIL)
@@ -83,11 +83,11 @@ def test_cells_that_one_run_has_are_said() -> None:
     assert len(found.changes) == 35
 
 
-def test_a_device_more_has_cells_of_its_own() -> None:
+def test_a_device_more_has_points_of_its_own() -> None:
     base = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)])
     three = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(3), 2)]
     found = compare(base, run_of(gpus(3), three), FAIL)
-    assert found.match.told == "matched by UUID; only in the new run: GPU2"
+    assert found.match.how == "matched by UUID; only in the new run: GPU2"
     assert [key.members for key in found.only_new] == [(0, 2), (1, 2)]
 
 
@@ -103,7 +103,7 @@ def test_a_device_more_has_cells_of_its_own() -> None:
         ("the same root", Operation.BROADCAST, Variant.PLAIN, (0, 1, 2), (0, 2, 1), True),
     ],
 )
-def test_when_two_cells_are_one(
+def test_when_two_points_are_one(
     title: str, operation: Operation, variant: Variant, there: tuple[int, ...], here: tuple[int, ...], one: bool
 ) -> None:
     samples = measured(operation, there, 300.0).samples
@@ -117,18 +117,21 @@ def test_when_two_cells_are_one(
 
 def test_a_key_has_each_device_once() -> None:
     lanes = measured(Operation.CE_WRITE, (1, 2, 0), 300.0)
-    lanes.cell = replace(lanes.cell, variant=Variant.ONE_TO_ALL)
+    lanes.point = replace(lanes.point, variant=Variant.ONE_TO_ALL)
     run = run_of(gpus(3), [lanes, measured(Operation.BROADCAST, (2, 1, 0), 300.0)])
     run.settings = replace(run.settings, root=3)
-    assert [key.root for key in cells(run)] == [None, None]  # a root that is not among them
+    assert [key.root for key in points_by_key(run)] == [None, None]  # a root that is not among them
     run.settings = replace(run.settings, root=1)
-    assert [(key.members, key.root) for key in cells(run)] == [((1, 0, 2), None), ((0, 1, 2), 1)]
-    assert [(key.members, key.root) for key in cells(run, {0: 2, 1: 0, 2: 1})] == [((0, 1, 2), None), ((0, 1, 2), 0)]
+    assert [(key.members, key.root) for key in points_by_key(run)] == [((1, 0, 2), None), ((0, 1, 2), 1)]
+    assert [(key.members, key.root) for key in points_by_key(run, {0: 2, 1: 0, 2: 1})] == [
+        ((0, 1, 2), None),
+        ((0, 1, 2), 0),
+    ]
 
 
 def test_a_device_of_the_new_run_alone_is_taken_for_none_of_the_base() -> None:
     """It is listed first, so its position is another device's in the base."""
-    base = run_of(gpus(2), [measured(Operation.H2D_CE, (place,), 50.0) for place in range(2)])
+    base = run_of(gpus(2), [measured(Operation.H2D_CE, (index,), 50.0) for index in range(2)])
     devices = (replace(gpus(1)[0], uuid="GPU-new"), *gpus(2))
     rates = (30.0, 50.0, 50.0)
     found = compare(
@@ -138,15 +141,15 @@ def test_a_device_of_the_new_run_alone_is_taken_for_none_of_the_base() -> None:
     assert ([key.members for key in found.only_new], found.only_base) == ([(0,)], ())
 
 
-def pairs_run(rates: dict[tuple[int, int], float], n: int = 3, visits: int = 5, size: int = 2**30) -> Run:
+def pairs_run(rates: dict[tuple[int, int], float], n: int = 3, trials: int = 5, size: int = 2**30) -> Run:
     """Return copies over some links at these rates, without noise."""
-    found = [measured(Operation.CE_WRITE, link, rate, size, visits) for link, rate in rates.items()]
+    found = [measured(Operation.CE_WRITE, link, rate, size, trials) for link, rate in rates.items()]
     return run_of(gpus(n), found)
 
 
 LINKS = {(0, 1): 400.0, (1, 2): 400.0, (2, 0): 400.0}
 FEWER = {(0, 1): 400.0, (1, 2): 400.0}
-BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure=reported("no answer", FailureKind.HANG))
+BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure=in_words("no answer", FailureKind.HANG))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure=reported("n
         ("4 % slower", pairs_run(LINKS | {(0, 1): 384.0}), 3, [], ExitStatus.DONE),
         ("10 % slower", pairs_run(LINKS | {(0, 1): 360.0}), 3, [], ExitStatus.CONTRADICTION),
         ("10 % faster", pairs_run(LINKS | {(0, 1): 440.0}), 3, [], ExitStatus.DONE),
-        ("two visits judge nothing", pairs_run(LINKS, visits=2), 0, [], ExitStatus.FAILED),
+        ("two trials judge nothing", pairs_run(LINKS, trials=2), 0, [], ExitStatus.FAILED),
         ("a link is lost", pairs_run(FEWER), 2, [(2, 0)], ExitStatus.FAILED),
         (
             "a link is lost and another slower",
@@ -189,32 +192,32 @@ def test_all_devices_together_can_be_lost_too() -> None:
     assert [key.members for key in found.lost] == [(0, 1, 2)]
 
 
-VISITS = [0.99, 0.995, 1.0, 1.002, 1.003, 1.006, 1.012]
+TRIALS = [0.99, 0.995, 1.0, 1.002, 1.003, 1.006, 1.012]
 
 
 @pytest.mark.parametrize(
-    ("title", "cells_", "answers", "pooled"),
+    ("title", "points_", "answers", "pooled"),
     [
-        ("one cell", [(Operation.CE_WRITE, (0, 1))], 1, 1),
+        ("one data point", [(Operation.CE_WRITE, (0, 1))], 1, 1),
         ("two without anything in common", [(Operation.CE_WRITE, (0, 1)), (Operation.SM_READ, (1, 2))], 2, 1),
         ("two of a work are a group, too", [(Operation.CE_WRITE, (0, 1)), (Operation.CE_WRITE, (1, 2))], 3, 2),
         ("two of a place as well", [(Operation.CE_WRITE, (0, 1)), (Operation.SM_READ, (1, 0))], 3, 1),
     ],
 )
 def test_the_more_is_asked_the_wider_is_each_interval(
-    title: str, cells_: list[tuple[Operation, tuple[int, int]]], answers: int, pooled: int
+    title: str, points_: list[tuple[Operation, tuple[int, int]]], answers: int, pooled: int
 ) -> None:
     """All answers together err in one of a hundred; the quantile is Student's, of both runs' degrees of freedom."""
-    run = run_of(gpus(3), [measured(work, link, [400 * visit for visit in VISITS]) for work, link in cells_])
+    run = run_of(gpus(3), [measured(work, link, [400 * trial for trial in TRIALS]) for work, link in points_])
     found = compare(run, scaled(run, 1 / 0.9), FAIL)
-    error = visit_noise([[math.log(visit) for visit in VISITS]]) * median_deviation(len(VISITS))
+    error = trial_noise([[math.log(trial) for trial in TRIALS]]) * median_deviation(len(TRIALS))
     far = float(t.ppf(1 - 0.01 / answers / 2, 2 * 0.5 * 6 * pooled)) * math.sqrt(2) * error
     for change in found.changes:
         assert change.interval == pytest.approx((0.9 * math.exp(-far), 0.9 * math.exp(far)))
 
 
 def noisy_copies(factor: float, seed: int) -> Run:
-    """Return three visits of each link by four kinds of copies, with 2 % noise; a factor on the pair 1-3."""
+    """Return three trials of each link by four kinds of copies, with 2 % noise; a factor on the pair 1-3."""
     works = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
     found = []
     for number, work in enumerate(works):
@@ -224,21 +227,21 @@ def noisy_copies(factor: float, seed: int) -> Run:
     return run_of(gpus(4), found)
 
 
-def test_noise_hides_each_cell_of_a_slow_link_but_not_all_of_them() -> None:
+def test_noise_hides_each_point_of_a_slow_link_but_not_all_of_them() -> None:
     found = compare(noisy_copies(1, 0), noisy_copies(0.92, 5000), FAIL)
     assert found.count(Verdict.WORSE) < 8
     assert [group.members for group in found.groups if group.verdict is Verdict.WORSE] == [(1, 3)]
 
 
-def test_what_is_slower_everywhere_is_told_of_the_work() -> None:
+def test_what_is_slower_everywhere_is_reported_of_the_work() -> None:
     found = compare(copies(), scaled(copies(seed=9), 1 / 0.9), FAIL)
     (group,) = (group for group in found.groups if group.kind is Kind.WORK)
-    assert (group.work, group.cells, group.verdict, group.regressed) == ("ce-write", 12, Verdict.WORSE, True)
+    assert (group.work, group.points, group.verdict, group.regressed) == ("ce-write", 12, Verdict.WORSE, True)
     assert group.ratio == pytest.approx(0.9, rel=0.01)
 
 
 def world(factor: float, seed: int) -> Run:
-    """Return an all-reduce over eight GPUs at eleven sizes, three visits each, as `collbench allreduce` makes them."""
+    """Return an all-reduce over eight GPUs at eleven sizes, three trials each, as `collbench allreduce` makes them."""
     found = []
     for size in (2**exponent for exponent in range(20, 31)):
         rates = noisy(300 * factor, 0.004, size // 2**20 + seed, 3)
@@ -247,12 +250,12 @@ def world(factor: float, seed: int) -> Run:
 
 
 def test_one_communicator_at_many_sizes_is_judged_by_like_sizes() -> None:
-    """Three visits of a size alone tell hardly anything of their noise."""
+    """Three trials of a size alone tell hardly anything of their noise."""
     assert compare(world(1, 0), world(1, 1), FAIL).count(Verdict.WORSE) == 0
     assert compare(world(1, 0), world(0.9, 1), FAIL).count(Verdict.WORSE) == 11
 
 
-def test_wild_cells_with_hardly_a_visit_are_undecided_and_break_nothing() -> None:
+def test_wild_points_with_hardly_a_trial_are_undecided_and_break_nothing() -> None:
     works = [operation for operation in Operation if operation.is_copy]
     runs = [
         run_of(gpus(2), [measured(work, (0, 1), noisy(300, 1.5, 9 * i + seed, 3)) for i, work in enumerate(works)])
@@ -269,7 +272,7 @@ UNEVEN = "2026-11-21-notes/note4-uneven-pairs-r{}.json.gz"
 def test_two_recorded_runs_on_one_machine_have_nothing_better_or_worse() -> None:
     found = compare(recorded(UNEVEN.format(1)), recorded(UNEVEN.format(3)), FAIL)
     assert (found.match.by_uuid, len(found.changes)) == (4, 1680)
-    assert told(found) == set()
+    assert reported(found) == set()
     assert {group.verdict for group in found.groups} <= {Verdict.SAME, Verdict.UNDECIDED}
     assert found.count(Verdict.SAME) > 1300
     assert [difference.what for difference in found.differences] == ["started"]
@@ -278,7 +281,7 @@ def test_two_recorded_runs_on_one_machine_have_nothing_better_or_worse() -> None
 def test_p2p_disabled_slows_nccl_and_no_copy_and_is_named_as_what_differs() -> None:
     base = recorded("2026-11-21-4xh200-judging/pairs.json")
     found = compare(base, recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), FAIL)
-    assert told(found) == {("allreduce", "worse"), ("broadcast", "worse")}
+    assert reported(found) == {("allreduce", "worse"), ("broadcast", "worse")}
     assert ("NCCL_P2P_DISABLE", "not set", "1") in [(d.what, d.base, d.new) for d in found.differences]
     # tests/data/h200x4: 27.9 GB/s with P2P disabled against 327.
     largest = [c for c in found.changes if c.key.work == "allreduce" and c.key.size_bytes == 2**30]
@@ -291,8 +294,8 @@ def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
     new.paths = paths(4, but={(0, 1): "SYS"})
     new.settings.environment["NCCL_ALGO"] = "Ring"
     new.measurements[0].samples[0] = replace(new.measurements[0].samples[0], flags=(throttled(1, "hot"),))
-    told_ = {d.what: (d.base, d.new) for d in compare(base, new, FAIL).differences}
-    assert told_ == {
+    reported_ = {d.what: (d.base, d.new) for d in compare(base, new, FAIL).differences}
+    assert reported_ == {
         "driver": ("580.159.04", "590.1"),
         "NCCL": ("2.28.9", "2.30.1"),
         "NCCL_ALGO": ("not set", "Ring"),

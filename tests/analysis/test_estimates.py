@@ -12,12 +12,12 @@ from scipy.stats import studentized_range, t
 from collbench.analysis.tiers import (
     Estimate,
     Members,
-    cells_of,
     differs,
     estimates,
     estimates_of,
     labels_of,
     margin,
+    points_of,
     ties,
     tolerance,
 )
@@ -29,15 +29,15 @@ MIB = 2**20
 
 
 def link(
-    visits: Sequence[float], error: float = 0.01, freedom: float = 8.0, label: str = "NV18", wary: float | None = None
+    trials: Sequence[float], error: float = 0.01, freedom: float = 8.0, label: str = "NV18", wary: float | None = None
 ) -> Estimate:
-    """Return a link's estimate from the logs of its visits, ascending."""
-    middle = visits[len(visits) // 2]
-    return Estimate((0, 1), label, tuple(visits), middle, error, error if wary is None else wary, freedom)
+    """Return a link's estimate from the logs of its trials, ascending."""
+    middle = trials[len(trials) // 2]
+    return Estimate((0, 1), label, tuple(trials), middle, error, error if wary is None else wary, freedom)
 
 
 def around(middle: float, count: int = 5) -> list[float]:
-    """Return odd visits that hardly vary."""
+    """Return odd trials that hardly vary."""
     return [middle + 1e-6 * (step - count // 2) for step in range(count)]
 
 
@@ -47,18 +47,18 @@ def test_what_changes_nobodys_decision(size: int, delta: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visits", "bounds"),
+    ("trials", "bounds"),
     [([1.0], (1, 1)), ([1.0, 2, 3, 4, 5, 6], (1, 6)), ([1.0, 2, 3, 4, 5, 6, 7], (2, 6)), ([*range(9)], (1, 7))],
 )
-def test_from_seven_visits_on_one_wild_one_on_either_side_is_passed_over(
-    visits: list[float], bounds: tuple[float, float]
+def test_from_seven_trials_on_one_wild_one_on_either_side_is_passed_over(
+    trials: list[float], bounds: tuple[float, float]
 ) -> None:
-    assert link(visits).bounds == bounds
+    assert link(trials).bounds == bounds
 
 
-def test_cells_are_those_of_the_work_at_the_size_on_two_devices_or_of_the_host_on_one() -> None:
+def test_points_are_those_of_the_work_at_the_size_on_two_devices_or_of_the_host_on_one() -> None:
     host = measured(Operation.H2D_CE, (1,), 50.0)
-    host.cell = replace(host.cell, variant=Variant.HOST)
+    host.point = replace(host.point, variant=Variant.HOST)
     wanted = measured(Operation.ALLREDUCE, (0, 1), 300.0)
     others = [
         measured(Operation.ALLREDUCE, (0, 1, 2), 300.0),
@@ -67,8 +67,8 @@ def test_cells_are_those_of_the_work_at_the_size_on_two_devices_or_of_the_host_o
         measured(Operation.ALLREDUCE, (0, 2), [], GIB),
     ]
     run = run_of(gpus(3), [wanted, host, *others])
-    assert cells_of(run, Work(Operation.ALLREDUCE), GIB) == {(0, 1): wanted}
-    assert cells_of(run, Work(Operation.H2D_CE, Variant.HOST), GIB) == {(1,): host}
+    assert points_of(run, Work(Operation.ALLREDUCE), GIB) == {(0, 1): wanted}
+    assert points_of(run, Work(Operation.H2D_CE, Variant.HOST), GIB) == {(1,): host}
 
 
 def test_a_link_has_its_paths_label_either_way() -> None:
@@ -93,7 +93,7 @@ def test_an_estimate_is_the_median_with_the_noise_of_all_links_of_its_label() ->
     differences = sorted([0.01] * 4 + [0.02] * 3 + [0.03] * 2 + [0.04] + [0.02] * 4 + [0.04] * 3 + [0.06] * 2 + [0.08])
     noise = (differences[9] + differences[10]) / 2 / TWO_OF
     first, second, other = (found[members] for members in logs)
-    assert (first.visits, first.middle, second.middle) == ((5.0, 5.01, 5.02, 5.03, 5.04), 5.02, 4.04)
+    assert (first.trials, first.middle, second.middle) == ((5.0, 5.01, 5.02, 5.03, 5.04), 5.02, 4.04)
     assert [first.error, second.error] == pytest.approx([noise * MEDIANS[5]] * 2, rel=1e-3)
     assert [first.wary, second.wary] == [first.error, second.error]
     assert other.error == pytest.approx(0.5 / TWO_OF * MEDIANS[3], rel=1e-3)
@@ -104,16 +104,16 @@ def test_an_estimate_is_the_median_with_the_noise_of_all_links_of_its_label() ->
 @pytest.mark.parametrize(("factor", "own"), [(2.4, False), (2.5, False), (2.6, True)])
 def test_a_link_much_noisier_than_its_kind_is_held_to_its_own_noise(factor: float, own: bool) -> None:
     calm = [1.0, 1.25, 1.5]  # multiples of powers of two, so that 2.5 times is exactly that
-    logs: dict[Members, list[float]] = {(0, place): calm for place in range(1, 10)}
-    logs[1, 2] = [1 + factor * (visit - 1) for visit in calm]
+    logs: dict[Members, list[float]] = {(0, index): calm for index in range(1, 10)}
+    logs[1, 2] = [1 + factor * (trial - 1) for trial in calm]
     found = estimates_of(logs, dict.fromkeys(logs, "NV18"))
     assert found[0, 1].wary == found[0, 1].error == found[1, 2].error
     assert found[1, 2].wary == pytest.approx(found[1, 2].error * (factor if own else 1))
 
 
 def test_estimates_are_of_busbw() -> None:
-    cells: dict[Members, Measurement] = {(0, 1): measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0)}
-    assert estimates(cells, {(0, 1): "?"})[0, 1].middle == pytest.approx(math.log(300))  # 2 · 3 / 4 of algbw
+    points: dict[Members, Measurement] = {(0, 1): measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0)}
+    assert estimates(points, {(0, 1): "?"})[0, 1].middle == pytest.approx(math.log(300))  # 2 · 3 / 4 of algbw
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_estimates_are_of_busbw() -> None:
     [
         ("of one label", link(around(1), 0.01, 8), link(around(1), 0.02, 8), 2, 8, 0.95),
         ("of many links", link(around(1), 0.01, 8), link(around(1), 0.02, 8), 6, 8, 0.95),
-        ("few visits have to be surer", link(around(1), 0.01, 8), link(around(1, 3), 0.02, 8), 2, 8, 0.99),
+        ("few trials have to be surer", link(around(1), 0.01, 8), link(around(1, 3), 0.02, 8), 2, 8, 0.99),
         ("four are few", link(around(1), 0.01, 8), link([1.0] * 4, 0.02, 8), 2, 8, 0.99),
         ("whichever has few", link(around(1, 3), 0.01, 8), link(around(1), 0.02, 8), 6, 8, 0.99),
         # Welch and Satterthwaite: (1e-4 + 4e-4)² / (1e-8 / 8 + 16e-8 / 4) = 6.06; of 23.7, 23.
@@ -160,18 +160,18 @@ WILD = [-0.5, -0.4, -0.3, -0.1, 0.0, 0.0, 0.001]
         ("just beyond both", link(around(0), *SURE), link(around(-0.0229), *SURE), True),
         ("within δ", link(around(0), 0.0, 100.0), link(around(-0.0199), 0.0, 100.0), False),
         ("the faster one is not", link(around(-0.03), *SURE), link(around(0), *SURE), False),
-        ("three visits screen", link(around(0, 3), *SURE), link(around(-0.03, 3), *SURE), True),
+        ("three trials screen", link(around(0, 3), *SURE), link(around(-0.03, 3), *SURE), True),
         ("two show no noise", link(around(0, 3), *SURE), link(around(-0.3, 2), *SURE), False),
         ("nor do two of the faster", link(around(0, 2), *SURE), link(around(-0.3, 3), *SURE), False),
         ("its own noise", link(around(0), *SURE), link(around(-0.03), 0.001, 100.0, wary=0.02), False),
         ("not that of the faster", link(around(0), 0.001, 100.0, wary=0.02), link(around(-0.03), *SURE), True),
-        ("a visit as fast", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.01], *SURE), False),
-        ("all visits slower", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.03], *SURE), True),
-        ("a visit of the faster as slow", link([-0.09, 0, 0, 0, 0], *SURE), link(around(-0.1), *SURE), False),
+        ("a trial as fast", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.01], *SURE), False),
+        ("all trials slower", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.03], *SURE), True),
+        ("a trial of the faster as slow", link([-0.09, 0, 0, 0, 0], *SURE), link(around(-0.1), *SURE), False),
         ("none of the faster as slow", link([-0.07, 0, 0, 0, 0], *SURE), link(around(-0.1), *SURE), True),
-        ("a visit at δ", link([0.0] * 5, 0.0, 100.0), link([-0.1, -0.1, -0.1, -0.1, -0.02], 0.0, 100.0), False),
+        ("a trial at δ", link([0.0] * 5, 0.0, 100.0), link([-0.1, -0.1, -0.1, -0.1, -0.02], 0.0, 100.0), False),
         ("of the faster at δ", link([-0.02, 0, 0, 0, 0], 0.0, 100.0), link([-0.04] * 5, 0.0, 100.0), False),
-        ("two wild visits of seven", link(around(0, 7), *SURE), link(WILD, *SURE), False),
+        ("two wild trials of seven", link(around(0, 7), *SURE), link(WILD, *SURE), False),
     ],
 )
 def test_when_a_link_is_slower_for_certain(title: str, top: Estimate, other: Estimate, is_slower: bool) -> None:
@@ -194,8 +194,8 @@ def test_of_many_links_two_have_to_be_further_apart() -> None:
         ("equal but noisy", link(around(0), 0.01, 20), link(around(0), 0.01, 20), False),
         ("exactly δ apart", link([0.0] * 5, 0.0, 20), link([-0.02] * 5, 0.0, 20), True),
         ("whatever their rate", link(around(5), 0.0, 20), link(around(5.01), 0.0, 20), True),
-        ("two visits", link(around(0), 0.0, 20), link(around(0, 2), 0.0, 20), False),
-        ("two visits of the first", link(around(0, 2), 0.0, 20), link(around(0), 0.0, 20), False),
+        ("two trials", link(around(0), 0.0, 20), link(around(0, 2), 0.0, 20), False),
+        ("two trials of the first", link(around(0, 2), 0.0, 20), link(around(0), 0.0, 20), False),
         ("three", link(around(0, 3), 0.0, 20), link(around(0, 3), 0.0, 20), True),
     ],
 )

@@ -1,4 +1,4 @@
-"""A cell's error: whose noise it shares, and how far the truth may lie; quantiles are scipy's."""
+"""A data point's error: whose noise it shares, and how far the truth may lie; quantiles are scipy's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from scipy.stats import t
 
-from collbench.analysis.compare import Part, cells, estimates, reach
+from collbench.analysis.compare import Part, estimates, points_by_key, reach
 from collbench.analysis.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import GIB, gpus, measured, paths, run_of
@@ -43,29 +43,29 @@ def test_without_variance_there_is_no_doubt_and_with_too_much_a_factor_of_a_mill
 def found(
     *given: tuple[tuple[int, ...], int, int], label_of: dict[tuple[int, int], str] | None = None
 ) -> list[Estimate]:
-    """Return the estimates of copies on these members, of this size, with so many visits that vary."""
+    """Return the estimates of copies on these members, of this size, with so many trials that vary."""
     measurements = [
-        measured(Operation.CE_WRITE, members, [400 * (1 + 0.001 * (visit % 3)) for visit in range(visits)], size)
-        for members, size, visits in given
+        measured(Operation.CE_WRITE, members, [400 * (1 + 0.001 * (trial % 3)) for trial in range(trials)], size)
+        for members, size, trials in given
     ]
     run = run_of(gpus(4), measurements, paths(4, but=label_of))
-    return [*estimates(cells(run), run.paths).values()]
+    return [*estimates(points_by_key(run), run.paths).values()]
 
 
 def pooled(*given: tuple[tuple[int, ...], int, int], label_of: dict[tuple[int, int], str] | None = None) -> bool:
-    """Return whether two cells share their noise."""
+    """Return whether two data points share their noise."""
     one, other = found(*given, label_of=label_of)
-    assert (one.freedom == other.freedom == 0.5 * sum(visits - 1 for _, _, visits in given)) is (
+    assert (one.freedom == other.freedom == 0.5 * sum(trials - 1 for _, _, trials in given)) is (
         one.label == other.label
     )
     return one.label == other.label
 
 
 @pytest.mark.parametrize(
-    ("title", "sizes", "visits", "together"),
+    ("title", "sizes", "trials", "together"),
     [
         ("links of a label at a size", (GIB, GIB), 3, True),
-        ("with few visits like sizes too", (GIB, 2**24), 12, True),
+        ("with few trials like sizes too", (GIB, 2**24), 12, True),
         ("not with enough", (GIB, 2**24), 13, False),
         ("from 16 MiB on", (GIB, 2**24 - 4), 3, False),
         ("from 1 MiB to that", (MIB, 2**24 - 4), 3, True),
@@ -75,8 +75,8 @@ def pooled(*given: tuple[tuple[int, ...], int, int], label_of: dict[tuple[int, i
         ("down to a word", (8, 2**16 - 4), 3, True),
     ],
 )
-def test_who_shares_noise(title: str, sizes: tuple[int, int], visits: int, together: bool) -> None:
-    assert pooled(((0, 1), sizes[0], visits), ((2, 3), sizes[1], visits)) is together
+def test_who_shares_noise(title: str, sizes: tuple[int, int], trials: int, together: bool) -> None:
+    assert pooled(((0, 1), sizes[0], trials), ((2, 3), sizes[1], trials)) is together
 
 
 def test_other_labels_works_and_numbers_of_devices_share_none() -> None:
@@ -89,10 +89,10 @@ def test_other_labels_works_and_numbers_of_devices_share_none() -> None:
             for members in ((0, 1), (0, 1, 2), (0, 1, 2, 3))
         ],
     )
-    assert len({one.label for one in estimates(cells(run), run.paths).values()}) == 6
+    assert len({one.label for one in estimates(points_by_key(run), run.paths).values()}) == 6
 
 
 def test_an_estimate_is_of_busbw() -> None:
     run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0)])
-    (only,) = estimates(cells(run), run.paths).values()
+    (only,) = estimates(points_by_key(run), run.paths).values()
     assert only.middle == pytest.approx(math.log(300))

@@ -9,7 +9,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from tests.analysis.made import MIB, curve, pairs
-from tests.builders import gpus, measured, reported, run_of
+from tests.builders import gpus, in_words, measured, run_of
 
 AR, AG = Operation.ALLREDUCE, Operation.ALLGATHER
 
@@ -37,16 +37,16 @@ def test_a_size_measured_twice_is_their_median() -> None:
 
 def test_in_place_counts_only_where_out_of_place_is_missing() -> None:
     plain, small = measured(AR, (0, 1), 100.0, MIB), measured(AR, (0, 1), 1.0, 1024)
-    twice, alone = (replace(cell.cell, variant=Variant.IN_PLACE) for cell in (plain, small))
-    slower = replace(measured(AR, (0, 1), 10.0, MIB), cell=twice)
-    found = gather([("a", run_of(gpus(2), [plain, slower, replace(small, cell=alone)]))])
+    twice, alone = (replace(point.point, variant=Variant.IN_PLACE) for point in (plain, small))
+    slower = replace(measured(AR, (0, 1), 10.0, MIB), point=twice)
+    found = gather([("a", run_of(gpus(2), [plain, slower, replace(small, point=alone)]))])
     line = found.curves[AR, (0, 1)]
     assert [line(1024), line(MIB)] == pytest.approx([1024e-9, MIB / 100e9])
 
 
-def test_wrong_and_failed_cells_say_nothing() -> None:
+def test_wrong_and_failed_points_say_nothing() -> None:
     wrong = replace(measured(AR, (0, 1), 1.0), wrong=3)
-    failed = replace(measured(AR, (0, 2), 1.0), failure=reported("hang"))
+    failed = replace(measured(AR, (0, 2), 1.0), failure=in_words("hang"))
     found = gather([("a", run_of(gpus(3), [wrong, failed, measured(AR, (1, 2), 1.0)]))])
     assert found.sets == ((1, 2),)
 

@@ -8,7 +8,7 @@ from collbench.analysis.problem import broken_pairs, left_out, marks
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
-from tests.builders import gpus, hot, measured, pair_run, reported, run_of, shared, throttled
+from tests.builders import gpus, hot, in_words, measured, pair_run, run_of, shared, throttled
 
 GIB = 2**30
 MIB = 2**20
@@ -77,18 +77,18 @@ def test_what_does_not(title: str, before: Health, after: Health) -> None:
     assert left_out(four(before, after)) == ()
 
 
-def flagged(flag: Flag, visits: int) -> Run:
-    """Return four GPUs whose pairs with GPU0 have five visits each; a flag marks some of those of GPU0 and GPU1."""
+def flagged(flag: Flag, trials: int) -> Run:
+    """Return four GPUs whose pairs with GPU0 have five trials each; a flag marks some of those of GPU0 and GPU1."""
     run = four(IDLE)
     pair = run.measurements[0]
-    pair.samples = [replace(s, flags=(flag,) if i < visits else ()) for i, s in enumerate(pair.samples)]
+    pair.samples = [replace(s, flags=(flag,) if i < trials else ()) for i, s in enumerate(pair.samples)]
     return run
 
 
 @pytest.mark.parametrize(
-    ("title", "flag", "visits", "out", "suspect"),
+    ("title", "flag", "trials", "out", "suspect"),
     [
-        ("one visit of fifteen is a spike", throttled(0), 1, "", True),
+        ("one trial of fifteen is a spike", throttled(0), 1, "", True),
         (
             "two are a state",
             throttled(0),
@@ -107,8 +107,8 @@ def flagged(flag: Flag, visits: int) -> Run:
         ("a flag about a GPU that is not there", throttled(9), 5, "", False),
     ],
 )
-def test_flags_of_visits(title: str, flag: Flag, visits: int, out: str, suspect: bool) -> None:
-    run = flagged(flag, visits)
+def test_flags_of_trials(title: str, flag: Flag, trials: int, out: str, suspect: bool) -> None:
+    run = flagged(flag, trials)
     assert [(left.member, left.reason) for left in left_out(run)] == ([(0, out)] if out else [])
     assert marks(run, range(4))[1] == [suspect, False, False, False]
 
@@ -146,7 +146,7 @@ def test_every_reason_has_its_words_and_is_of_one_sort_at_most(kind: Unfit) -> N
 
 
 def failed(members: tuple[int, int]) -> Measurement:
-    return replace(measured(Operation.ALLREDUCE, members, 1.0), samples=[], failure=reported("no answer in 5 s"))
+    return replace(measured(Operation.ALLREDUCE, members, 1.0), samples=[], failure=in_words("no answer in 5 s"))
 
 
 def corrupt(members: tuple[int, int]) -> Measurement:
@@ -181,6 +181,6 @@ def test_who_is_blamed_for_pairs_that_fail(
 
 
 def test_a_pair_that_failed_in_any_operation_is_broken_and_one_that_was_not_tried_is_not() -> None:
-    untried = replace(failed((1, 2)), failure=reported("not tried", FailureKind.UNTRIED))
+    untried = replace(failed((1, 2)), failure=in_words("not tried", FailureKind.UNTRIED))
     run = run_of(gpus(3), [failed((0, 1)), untried, measured(Operation.CE_WRITE, (0, 1), 390.0)])
     assert broken_pairs(run) == {frozenset({0, 1})}

@@ -20,32 +20,32 @@ def curve(
     sizes: Sequence[int] = SIZES,
     work: Work = COPY,
     members: tuple[int, ...] = (0, 1),
-    visits: int = 5,
+    trials: int = 5,
 ) -> list[Measurement]:
-    """Return a cell of each size, whose visits take `seconds(size, visit)`."""
+    """Return a data point of each size, whose trials take `seconds(size, trial)`."""
     return [
         Measurement(
             DataPoint(work.operation, members, size, work.variant),
-            [Sample((seconds(size, visit),) * 2, 1, concurrent=False) for visit in range(visits)],
+            [Sample((seconds(size, trial),) * 2, 1, concurrent=False) for trial in range(trials)],
         )
         for size in sizes
     ]
 
 
-def only(cells: Sequence[Measurement], work: Work = COPY) -> Fit | Unfitted:
-    (found,) = fit_links(run_of(gpus(4), cells), work)
+def only(points: Sequence[Measurement], work: Work = COPY) -> Fit | Unfitted:
+    (found,) = fit_links(run_of(gpus(4), points), work)
     return found
 
 
-def fitted(cells: Sequence[Measurement], work: Work = COPY) -> Fit:
-    found = only(cells, work)
+def fitted(points: Sequence[Measurement], work: Work = COPY) -> Fit:
+    found = only(points, work)
     assert isinstance(found, Fit)
     return found
 
 
 @given(st.floats(0.5, 50), st.floats(5, 500))
 def test_a_line_gives_back_what_made_it(latency_us: float, gbs: float) -> None:
-    fit = fitted(curve(lambda size, _visit: latency_us * 1e-6 + size / gbs / 1e9))
+    fit = fitted(curve(lambda size, _trial: latency_us * 1e-6 + size / gbs / 1e9))
     assert fit.latency_us == pytest.approx((latency_us,) * 3, rel=1e-4)
     assert fit.gbs == pytest.approx((gbs,) * 3, rel=1e-4)
     assert fit.half_bytes[1] == pytest.approx(latency_us * gbs * 1000, rel=1e-3)  # 1 µs at 1 GB/s are 1000 bytes
@@ -54,35 +54,35 @@ def test_a_line_gives_back_what_made_it(latency_us: float, gbs: float) -> None:
 
 def test_half_the_bandwidth_is_reached_at_the_half_size() -> None:
     """With 2 µs and 100 GB/s, 200,000 bytes take 2 + 2 µs: 50 GB/s."""
-    fit = fitted(curve(lambda size, _visit: 2e-6 + size / 100e9))
+    fit = fitted(curve(lambda size, _trial: 2e-6 + size / 100e9))
     assert fit.half_bytes[1] == pytest.approx(200_000, rel=1e-3)
 
 
 def test_the_intervals_hold_the_truth_under_noise() -> None:
     rng = np.random.default_rng(4)
-    noise = {(size, visit): rng.lognormal(0, 0.01) for size in SIZES for visit in range(9)}
-    fit = fitted(curve(lambda size, visit: (3e-6 + size / 250e9) * noise[size, visit], visits=9))
+    noise = {(size, trial): rng.lognormal(0, 0.01) for size in SIZES for trial in range(9)}
+    fit = fitted(curve(lambda size, trial: (3e-6 + size / 250e9) * noise[size, trial], trials=9))
     for low, middle, high, truth in ((*fit.latency_us, 3.0), (*fit.gbs, 250.0), (*fit.half_bytes, 750_000)):
         assert low < middle < high
         assert low < truth < high
         assert (high - low) / truth < 0.05
 
 
-def test_one_size_that_stands_out_moves_little_and_is_told() -> None:
+def test_one_size_that_stands_out_moves_little_and_is_reported() -> None:
     """A step between two protocols: at 64 KiB twice the time."""
-    fit = fitted(curve(lambda size, _visit: (2e-6 + size / 100e9) * (2 if size == 4**8 else 1)))
+    fit = fitted(curve(lambda size, _trial: (2e-6 + size / 100e9) * (2 if size == 4**8 else 1)))
     assert fit.latency_us[1] == pytest.approx(2.0, rel=0.05)
     assert fit.gbs[1] == pytest.approx(100.0, rel=0.05)
     assert fit.misfit == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_wild_visit_moves_nothing() -> None:
-    fit = fitted(curve(lambda size, visit: (2e-6 + size / 100e9) * (30 if visit == 2 else 1)))
+def test_a_wild_trial_moves_nothing() -> None:
+    fit = fitted(curve(lambda size, trial: (2e-6 + size / 100e9) * (30 if trial == 2 else 1)))
     assert fit.gbs[1] == pytest.approx(100.0, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("title", "cells", "reason"),
+    ("title", "points", "reason"),
     [
         ("three sizes", curve(lambda s, _v: s * 1e-9, SIZES[:3]), "3 of the 4 sizes that a fit needs"),
         (
@@ -90,7 +90,7 @@ def test_a_wild_visit_moves_nothing() -> None:
             curve(lambda s, _v: s * 1e-9, (1024, 2048, 4096, 8192)),
             "sizes span a factor of 8, and a fit needs 16",
         ),
-        ("one visit", curve(lambda s, _v: s * 1e-9, visits=1), "a size has one trial, and intervals need two"),
+        ("one trial", curve(lambda s, _v: s * 1e-9, trials=1), "a size has one trial, and intervals need two"),
         (
             "large messages that are faster",
             curve(lambda s, _v: 1 / s),
@@ -98,8 +98,8 @@ def test_a_wild_visit_moves_nothing() -> None:
         ),
     ],
 )
-def test_what_shows_no_line_is_refused_with_the_reason(title: str, cells: list[Measurement], reason: str) -> None:
-    assert only(cells) == Unfitted((0, 1), "NV18", reason)
+def test_what_shows_no_line_is_refused_with_the_reason(title: str, points: list[Measurement], reason: str) -> None:
+    assert only(points) == Unfitted((0, 1), "NV18", reason)
 
 
 def test_bandwidth_is_busbw_of_a_pair_and_all_that_both_ways_carry() -> None:
@@ -111,20 +111,20 @@ def test_bandwidth_is_busbw_of_a_pair_and_all_that_both_ways_carry() -> None:
 
 def mesh(name: Callable[[int], int]) -> Run:
     """Return pairs of four devices whose latency and bandwidth follow from who they are."""
-    cells: list[Measurement] = []
+    points: list[Measurement] = []
     for a, b in combinations(range(4), 2):
         low, high = sorted((name(a), name(b)))
         rng = np.random.default_rng([low, high])
-        noise = {(size, visit): rng.lognormal(0, 0.01) for size in SIZES for visit in range(5)}
+        noise = {(size, trial): rng.lognormal(0, 0.01) for size in SIZES for trial in range(5)}
 
-        cells += curve(
-            lambda size, visit, low=low, high=high, noise=noise: (
-                ((1 + low) * 1e-6 + size / (high * 1e10)) * noise[size, visit]
+        points += curve(
+            lambda size, trial, low=low, high=high, noise=noise: (
+                ((1 + low) * 1e-6 + size / (high * 1e10)) * noise[size, trial]
             ),  # type: ignore[misc]
             work=Work(Operation.ALLREDUCE),
             members=(a, b),
         )
-    return run_of(gpus(4), cells)
+    return run_of(gpus(4), points)
 
 
 @given(st.permutations(range(4)))

@@ -1,4 +1,4 @@
-"""Cells that are judged together: which belong together, and what becomes of them, on estimates made by hand."""
+"""Data points that are judged together: which belong together, and what becomes of them, on estimates made by hand."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tests.builders import measured
 GIB, MIB = 2**30, 2**20
 
 
-def cell(
+def point(
     difference: float = 0.0,
     error: float = 0.0,
     work: Operation = Operation.CE_WRITE,
     members: tuple[int, ...] = (0, 1),
     size: int = GIB,
-    visits: int = 5,
+    trials: int = 5,
 ) -> Found:
-    """Return a cell whose log bandwidth changed by so much, with this error in either run and 8 degrees of freedom."""
+    """Return a point whose log bandwidth changed by so much, with this error in either run and 8 degrees of freedom."""
     named = Named(Key(str(work), members, None, size), Work(work), measured(work, members, 400, size))
-    old, now = (Estimate((0,), "", (end,) * visits, end, error, error, 8.0) for end in (0.0, difference))
+    old, now = (Estimate((0,), "", (end,) * trials, end, error, error, 8.0) for end in (0.0, difference))
     return Found(named, named, old, now)
 
 
 def judged(*found: Found, alpha: float = 0.01) -> Group:
-    cells = [compare.judge_change(one, alpha, 0.05, on_cores=False) for one in found]
-    return judge_group(Bunch(Kind.WORK, "ce-write", (), found), cells, alpha, 0.05)
+    points = [compare.judge_change(one, alpha, 0.05, on_cores=False) for one in found]
+    return judge_group(Bunch(Kind.WORK, "ce-write", (), found), points, alpha, 0.05)
 
 
 READ = Operation.SM_READ
@@ -42,19 +42,19 @@ READ = Operation.SM_READ
 @pytest.mark.parametrize(
     ("title", "found", "groups"),
     [
-        ("a cell alone", [cell()], []),
-        ("a link and its way back", [cell(), cell(members=(1, 0))], [("", (0, 1), 2), ("ce-write", (), 2)]),
-        ("two works of a link", [cell(), cell(work=READ)], [("", (0, 1), 2)]),
-        ("a work on two links", [cell(), cell(members=(2, 1))], [("ce-write", (), 2)]),
-        ("of 1 MiB", [cell(size=MIB), cell(size=MIB, members=(0, 2))], [("ce-write", (), 2)]),
-        ("of less", [cell(size=MIB // 2), cell(size=MIB // 2, members=(0, 2))], []),
-        ("of a work's smaller size", [cell(), cell(size=GIB // 2, members=(0, 2))], []),
-        ("each work at its own largest size", [cell(size=GIB // 2), cell(work=READ)], [("", (0, 1), 2)]),
-        ("of two visits", [cell(), cell(members=(0, 2), visits=2)], []),
-        ("of three visits", [cell(visits=3), cell(members=(0, 2), visits=3)], [("ce-write", (), 2)]),
+        ("a data point alone", [point()], []),
+        ("a link and its way back", [point(), point(members=(1, 0))], [("", (0, 1), 2), ("ce-write", (), 2)]),
+        ("two works of a link", [point(), point(work=READ)], [("", (0, 1), 2)]),
+        ("a work on two links", [point(), point(members=(2, 1))], [("ce-write", (), 2)]),
+        ("of 1 MiB", [point(size=MIB), point(size=MIB, members=(0, 2))], [("ce-write", (), 2)]),
+        ("of less", [point(size=MIB // 2), point(size=MIB // 2, members=(0, 2))], []),
+        ("of a work's smaller size", [point(), point(size=GIB // 2, members=(0, 2))], []),
+        ("each work at its own largest size", [point(size=GIB // 2), point(work=READ)], [("", (0, 1), 2)]),
+        ("of two trials", [point(), point(members=(0, 2), trials=2)], []),
+        ("of three trials", [point(trials=3), point(members=(0, 2), trials=3)], [("ce-write", (), 2)]),
         (
             "of as many members",
-            [cell(work=Operation.ALLREDUCE, members=some) for some in ((0, 1), (0, 1, 2), (0, 2))],
+            [point(work=Operation.ALLREDUCE, members=some) for some in ((0, 1), (0, 1, 2), (0, 2))],
             [("allreduce", (), 2)],
         ),
     ],
@@ -93,25 +93,26 @@ def test_what_belongs_together(title: str, found: list[Found], groups: list[tupl
         ("5.1 % slower", (math.log(0.949),) * 2, Verdict.WORSE, True),
     ],
 )
-def test_most_cells_have_to_agree_with_the_mean(
+def test_most_points_have_to_agree_with_the_mean(
     title: str, differences: Sequence[float], verdict: Verdict, regressed: bool
 ) -> None:
-    found = judged(*map(cell, differences))
-    assert (found.verdict, found.regressed, found.cells) == (verdict, regressed, len(differences))
+    found = judged(*map(point, differences))
+    assert (found.verdict, found.regressed, found.points) == (verdict, regressed, len(differences))
     assert math.log(found.ratio) == pytest.approx(sum(differences) / len(differences))
 
 
-def test_a_cell_counts_by_what_is_known_of_it() -> None:
+def test_a_point_counts_by_what_is_known_of_it() -> None:
     """Twice the error is a quarter of the weight; without any error all count alike."""
-    found = judged(cell(-0.1, 0.01), cell(0.0, 0.02))
+    found = judged(point(-0.1, 0.01), point(0.0, 0.02))
     assert math.log(found.ratio) == pytest.approx(-0.08)
     variance = 2 * ((0.8 * 0.01) ** 2 + (0.2 * 0.02) ** 2)
     far = float(t.ppf(0.995, 16)) * math.sqrt(variance)  # 8 degrees of freedom in each run
     assert [math.log(end) for end in found.interval] == pytest.approx([-0.08 - far, -0.08 + far])
-    assert math.log(judged(cell(-0.1, 0.01), cell(0.0, 0.0)).ratio) == pytest.approx(-0.05)
+    assert math.log(judged(point(-0.1, 0.01), point(0.0, 0.0)).ratio) == pytest.approx(-0.05)
 
 
-# Two cells alike: one error wide in either run; Student's t for 16 degrees of freedom is 1.746 (90 %), 2.921 (99 %).
+# Two data points alike: one error wide in either run; Student's t for 16 degrees of freedom is 1.746 (90 %), 2.921 (99
+# %).
 @pytest.mark.parametrize(
     ("title", "difference", "error", "verdict", "regressed"),
     [
@@ -128,12 +129,12 @@ def test_a_cell_counts_by_what_is_known_of_it() -> None:
 def test_noise_decides_what_is_certain(
     title: str, difference: float, error: float, verdict: Verdict, regressed: bool
 ) -> None:
-    found = judged(cell(difference, error), cell(difference, error))
+    found = judged(point(difference, error), point(difference, error))
     assert (found.verdict, found.regressed) == (verdict, regressed)
 
 
-def test_the_widest_tolerance_of_its_cells_is_a_groups() -> None:
-    small, large = cell(-0.05, size=MIB // 2), cell(-0.05)
+def test_the_widest_tolerance_of_its_points_is_a_groups() -> None:
+    small, large = point(-0.05, size=MIB // 2), point(-0.05)
     found = judged(small, large)
     assert found.delta == pytest.approx(0.15e-6 * 400e9 / (MIB // 2))  # of 1.3 µs a run keeps 0.15 to itself
     assert (found.verdict, found.size_bytes) == (Verdict.SAME, GIB)

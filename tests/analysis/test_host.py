@@ -74,8 +74,8 @@ Schedule = tuple[list[Transfer], list[float], float]
 @given(schedules(), paces())
 def test_a_host_that_keeps_up_changes_nothing(schedule: Schedule, knots: tuple[Knot, ...]) -> None:
     transfers, seconds, compute = schedule
-    told = step_seconds(transfers, seconds, compute, Host(compute, knots))
-    assert told == pytest.approx(step_seconds(transfers, seconds, compute), abs=1e-9)
+    reported = step_seconds(transfers, seconds, compute, Host(compute, knots))
+    assert reported == pytest.approx(step_seconds(transfers, seconds, compute), abs=1e-9)
 
 
 @given(gpus, st.floats(0, 20), paces())

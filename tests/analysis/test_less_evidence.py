@@ -1,4 +1,4 @@
-"""Less evidence never gives more: what is predicted and chosen as cells, visits and devices go, on random machines."""
+"""Less evidence never gives more: what is predicted and chosen as points, trials and devices go, on random machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Path, Run
 from collbench.sim import fabrics, random_fabrics
 from collbench.sim.fabrics import Fabric
-from tests.builders import ALL, gpus, measured, paths, reported, run_of
+from tests.builders import ALL, gpus, in_words, measured, paths, run_of
 from tests.sim.made import simulate
 
 PAIRS = replace(ALL, backend="sim", sizes=(2**26,), copies=(), collectives=(Work(Operation.ALLREDUCE),), quick=True)
@@ -78,21 +78,21 @@ def band(run: Run, members: Members, fit: Collection[int] | None = None) -> Band
 
 def without(run: Run, gone: Collection[int]) -> Run:
     """Return the run without the measurements at these places."""
-    return replace(run, measurements=[m for place, m in enumerate(run.measurements) if place not in gone])
+    return replace(run, measurements=[m for index, m in enumerate(run.measurements) if index not in gone])
 
 
 def hung(run: Run, places: Collection[int]) -> Run:
-    """Return the run in which the cells at these places hung before a sample was done."""
-    cells = [
-        Measurement(m.cell, [], None, 0, reported("hangs")) if place in places else m
-        for place, m in enumerate(run.measurements)
+    """Return the run in which the data points at these places hung before a sample was done."""
+    points = [
+        Measurement(m.point, [], None, 0, in_words("hangs")) if index in places else m
+        for index, m in enumerate(run.measurements)
     ]
-    return replace(run, measurements=cells)
+    return replace(run, measurements=points)
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A machine, what was measured of all its pairs, and what is left of that: cells that are gone, or hung."""
+    """A machine, what was measured of all its pairs, and what is left of that: data points that are gone, or hung."""
 
     machine: Which
     copies: bool
@@ -119,9 +119,9 @@ class Damage:
 @st.composite
 def damaged(draw: st.DrawFn) -> Damage:
     machine, copies = draw(st.sampled_from(MACHINES)), draw(st.booleans())
-    cells = len(full_run(machine, COPIES if copies else PAIRS).measurements)
-    places = st.integers(0, cells - 1)
-    gone = draw(st.frozensets(places, max_size=draw(st.sampled_from([1, 3, cells // 2]))))
+    points = len(full_run(machine, COPIES if copies else PAIRS).measurements)
+    places = st.integers(0, points - 1)
+    gone = draw(st.frozensets(places, max_size=draw(st.sampled_from([1, 3, points // 2]))))
     return Damage(machine, copies, gone, draw(st.frozensets(places, max_size=2)), draw(st.integers(0, 99)))
 
 
@@ -150,8 +150,8 @@ def test_what_is_not_measured_guarantees_nothing_and_changes_no_kind_of_machine(
         assert after.lo <= before.lo * (1 + NOISE)
         if "a pair of it is broken" not in (before.how, after.how):
             assert (after.how == "NVSwitch") == (before.how == "NVSwitch")
-        lacking = {frozenset(m.cell.members) for m in full.measured()} - {
-            frozenset(m.cell.members) for m in left.measured()
+        lacking = {frozenset(m.point.members) for m in full.measured()} - {
+            frozenset(m.point.members) for m in left.measured()
         }
         inside = {pair for pair in lacking if pair <= set(members)}
         if after.how == "NVSwitch" and inside:
@@ -172,7 +172,7 @@ def test_leaving_devices_out_raises_no_prediction(machine: Which, data: st.DataO
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(MACHINES), st.data())
-def test_no_choice_among_fewer_cells_is_a_tie_that_was_none(machine: Which, data: st.DataObject) -> None:
+def test_no_choice_among_fewer_points_is_a_tie_that_was_none(machine: Which, data: st.DataObject) -> None:
     full = full_run(machine)
     k = data.draw(st.integers(2, max(2, min(4, len(full.devices) - 1))), label="k")
     gone = data.draw(st.sets(st.integers(0, len(full.measurements) - 1), min_size=1), label="gone")
@@ -207,16 +207,16 @@ def relabelled(run: Run, names: Sequence[int]) -> Run:
         low, high = sorted(moved(one.devices))
         return replace(one, devices=(low, high))
 
-    def cell(one: Measurement) -> Measurement:
-        members = moved(one.cell.members)
-        ordered = tuple(sorted(members)) if one.cell.operation.is_collective else members
-        return replace(one, cell=replace(one.cell, members=ordered))
+    def point(one: Measurement) -> Measurement:
+        members = moved(one.point.members)
+        ordered = tuple(sorted(members)) if one.point.operation.is_collective else members
+        return replace(one, point=replace(one.point, members=ordered))
 
     return replace(
         run,
         devices=tuple(run.devices[place] for place in order),
         paths=tuple(map(path, run.paths)),
-        measurements=list(map(cell, run.measurements)),
+        measurements=list(map(point, run.measurements)),
         health_before=(),
         health_after=(),
     )
@@ -225,8 +225,8 @@ def relabelled(run: Run, names: Sequence[int]) -> Run:
 def h200(gone: Collection[Members], count: int = 8) -> Run:
     """Return an HGX of H200s whose pairs carry 360 GB/s, without some of them."""
     links = tuple(Path(pair, "NV18", "NODE", 18, 450.0) for pair in combinations(range(count), 2))
-    cells = [measured(Operation.ALLREDUCE, path.devices, 360.0) for path in links if path.devices not in gone]
-    return run_of(gpus(count), cells, links)
+    points = [measured(Operation.ALLREDUCE, path.devices, 360.0) for path in links if path.devices not in gone]
+    return run_of(gpus(count), points, links)
 
 
 @pytest.mark.parametrize("k", [3, 4, 8])
@@ -242,8 +242,8 @@ def test_one_missing_pair_leaves_the_nvswitch_what_it_is(k: int) -> None:
 
 def test_a_pair_that_hung_leaves_it_too() -> None:
     run = h200([])
-    run.measurements[13] = Measurement(run.measurements[13].cell, [], None, 0, reported("hangs"))
-    pair = run.measurements[13].cell.members
+    run.measurements[13] = Measurement(run.measurements[13].point, [], None, 0, in_words("hangs"))
+    pair = run.measurements[13].point.members
     chosen = choose(run, 4)
     assert chosen.band is not None
     assert (chosen.band.lo, chosen.band.hi) == pytest.approx((360, 360))
@@ -252,7 +252,7 @@ def test_a_pair_that_hung_leaves_it_too() -> None:
 
 def test_a_missing_pair_is_no_faster_than_the_slowest_like_it() -> None:
     run = h200([(0, 1), (2, 3)], count=4)
-    run.measurements[0] = measured(Operation.ALLREDUCE, run.measurements[0].cell.members, 200.0)
+    run.measurements[0] = measured(Operation.ALLREDUCE, run.measurements[0].point.members, 200.0)
     found = band(run, (0, 1))
     assert found is not None
     assert (found.lo, found.hi) == pytest.approx((0, 200))
@@ -283,7 +283,7 @@ def test_a_switch_that_labels_hide_stays_one_though_one_pair_is_slow_or_gone() -
 
 def test_one_way_of_a_copy_alone_is_not_the_pair() -> None:
     both = [measured(Operation.CE_WRITE, pair, 380.0) for pair in permutations(range(3), 2)]
-    run = run_of(gpus(3), [found for found in both if found.cell.members != (1, 0)], paths(3))
+    run = run_of(gpus(3), [found for found in both if found.point.members != (1, 0)], paths(3))
     found = band(run, (0, 1))
     assert found is not None
     assert (found.lo, found.unmeasured) == (0, 1)
@@ -305,6 +305,6 @@ def test_a_largest_size_that_a_few_pairs_lack_still_decides() -> None:
 
 def test_a_tie_at_a_size_that_is_not_the_largest_is_none() -> None:
     """Of an interrupted run 1 GiB has one pair of six: that the others tie at 1 MiB says nothing of large messages."""
-    cells = [measured(Operation.ALLREDUCE, pair, 100.0, 2**20) for pair in combinations(range(4), 2)]
-    chosen = choose(run_of(gpus(4), [*cells, measured(Operation.ALLREDUCE, (0, 1), 150.0)]), 2)
+    points = [measured(Operation.ALLREDUCE, pair, 100.0, 2**20) for pair in combinations(range(4), 2)]
+    chosen = choose(run_of(gpus(4), [*points, measured(Operation.ALLREDUCE, (0, 1), 150.0)]), 2)
     assert not chosen.tied

@@ -70,9 +70,9 @@ def test_ddps_buckets_hide_less_behind_a_backward_that_begins_with_a_long_head(
     gpus: int, step: float, longer: float
 ) -> None:
     """Nothing of a step without P2P is known to the prediction; both measurements of the GPU and host were with it."""
-    told, two_lanes = (extra_ms("ddp", gpus, step, host=host) for host in (True, False))
-    assert abs(told / longer - 1) <= BAR
-    assert abs(told / longer - 1) < abs(two_lanes / longer - 1)
+    reported, two_lanes = (extra_ms("ddp", gpus, step, host=host) for host in (True, False))
+    assert abs(reported / longer - 1) <= BAR
+    assert abs(reported / longer - 1) < abs(two_lanes / longer - 1)
 
 
 def test_at_a_batch_that_keeps_the_gpu_busy_ddp_needs_no_host() -> None:

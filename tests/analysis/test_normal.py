@@ -51,7 +51,7 @@ def test_the_medians_deviation_approaches_its_limit() -> None:
 
 @pytest.mark.parametrize(("pairs", "simulated"), [(28, 5.07), (120, 5.98)])
 def test_the_least_significant_difference_is_the_methods(pairs: int, simulated: float) -> None:
-    """These are q for five visits with se = 1.2533 σ / √5; docs/method.md 8.2 splits the product in another way."""
+    """These are q for five trials with se = 1.2533 σ / √5; docs/method.md 8.2 splits the product in another way."""
     assert range_quantile(pairs) * median_deviation(5) == pytest.approx(simulated * 1.2533 / math.sqrt(5), rel=0.02)
 
 
@@ -66,7 +66,7 @@ def test_the_least_significant_difference_is_the_methods(pairs: int, simulated: 
         (20, 60, 0.95, 5.24),
     ],
 )
-def test_fewer_visits_widen_the_range(n: int, freedom: float, probability: float, quantile: float) -> None:
+def test_fewer_trials_widen_the_range(n: int, freedom: float, probability: float, quantile: float) -> None:
     assert range_quantile(n, probability, freedom) == pytest.approx(quantile, abs=0.006)
 
 

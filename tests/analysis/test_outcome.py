@@ -32,7 +32,7 @@ from collbench.output.text.frame import headline
 from collbench.output.text.measured import pairs_page
 from collbench.sim import random_fabrics
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.builders import ALL, gpus, measured, reported, run_of
+from tests.builders import ALL, gpus, in_words, measured, run_of
 from tests.sim.made import simulate
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ Pair = tuple[int, int]
 def bad(kind: FailureKind | None, members: tuple[int, ...] = (0, 1), wrong: int = 0) -> Measurement:
     """Return a data point that failed; `kind` None as an older version saved it."""
     return Measurement(
-        DataPoint(Operation.CE_WRITE, members, MIB), [], StopReason.FAILED, wrong, reported("words", kind)
+        DataPoint(Operation.CE_WRITE, members, MIB), [], StopReason.FAILED, wrong, in_words("words", kind)
     )
 
 
@@ -97,8 +97,8 @@ def test_what_failed_decides_the_status_and_comes_first(
 
 
 def test_the_table_of_statuses_is_the_readmes() -> None:
-    told = " ".join(README.split())
-    assert [f"{one.value} {one.sentence}" for one in ExitStatus if f"{one.value} {one.sentence}" not in told] == []
+    reported = " ".join(README.split())
+    assert [f"{one.value} {one.sentence}" for one in ExitStatus if f"{one.value} {one.sentence}" not in reported] == []
     assert sorted(ExitStatus) == [0, 1, 2, 3, 4, 129, 130, 131, 143]
 
 
@@ -125,7 +125,7 @@ def broken(run: Run, places: list[int], kind: FailureKind | None) -> Run:
     for number in places:
         one = found[number % len(found)]
         kept = one.samples[: number % 2]
-        found[number % len(found)] = replace(one, samples=kept, stop=StopReason.FAILED, failure=reported("words", kind))
+        found[number % len(found)] = replace(one, samples=kept, stop=StopReason.FAILED, failure=in_words("words", kind))
     return replace(run, measurements=found)
 
 

@@ -73,10 +73,10 @@ def by_trying_all(links: Capacities) -> int:
 
     def most(left: list[float], start: int) -> int:
         best = 0
-        for place in range(start, len(rings)):
-            if all(left[arc] >= 1 for arc in rings[place]):
-                after = [links - (arc in rings[place]) for arc, links in enumerate(left)]
-                best = max(best, 1 + most(after, place))
+        for index in range(start, len(rings)):
+            if all(left[arc] >= 1 for arc in rings[index]):
+                after = [links - (arc in rings[index]) for arc, links in enumerate(left)]
+                best = max(best, 1 + most(after, index))
         return best
 
     return most(links.ravel().tolist(), 0)

@@ -141,16 +141,16 @@ def test_copies_that_do_not_come_out_even_are_refused(changes: dict[str, int], l
 
 
 def test_what_was_assumed_is_said_once() -> None:
-    told = answer(question(SMALL, "fsdp", 4, step_seconds=1e-3), NVLINK_PAIR).assumed
-    assert len(told) == len(set(told))
-    ring = next(line for line in told if "a ring at" in line)
+    reported = answer(question(SMALL, "fsdp", 4, step_seconds=1e-3), NVLINK_PAIR).assumed
+    assert len(reported) == len(set(reported))
+    ring = next(line for line in reported if "a ring at" in line)
     assert ring.startswith("all-gather and reduce-scatter on GPU0, GPU1, GPU2, GPU3: a ring at ")
 
 
 def test_measured_collectives_of_all_gpus_leave_nothing_to_assume_of_them() -> None:
-    cells = [cell for operation in (AG, RS) for cell in curve(operation, range(4), 60.0)]
-    told = answer(question(SMALL, "fsdp", 4), NVLINK_PAIR, run_of(gpus(4), cells)).assumed
-    assert [line for line in told if line.startswith("all-")] == []
+    points = [point for operation in (AG, RS) for point in curve(operation, range(4), 60.0)]
+    reported = answer(question(SMALL, "fsdp", 4), NVLINK_PAIR, run_of(gpus(4), points)).assumed
+    assert [line for line in reported if line.startswith("all-")] == []
 
 
 # --- properties ---

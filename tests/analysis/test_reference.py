@@ -13,14 +13,14 @@ from scipy.stats import t
 
 from collbench.analysis.physics import Nvls, impossible, nvls
 from collbench.analysis.references import Answers, Figure, ReferenceVerdict, judge, load
-from collbench.analysis.stats import median_deviation, summarize, visit_noise
+from collbench.analysis.stats import median_deviation, summarize, trial_noise
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Measurement, Run
 from tests.analysis.checked import h200
 from tests.analysis.runs import recorded
-from tests.builders import GIB, gpus, measured, paths, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, paths, run_of
 
 FIGURES = load()
 
@@ -49,12 +49,12 @@ def standings(answers: Answers) -> list[tuple[str, ReferenceVerdict]]:
         ("a ring's rate", [365.0] * 5, ReferenceVerdict.BELOW, ReferenceVerdict.BELOW),
         ("more than anybody has seen", [560.0] * 5, ReferenceVerdict.ABOVE, ReferenceVerdict.NORMAL),
         (
-            "just below, by noisy visits",
+            "just below, by noisy trials",
             [380.0, 430.0, 460.0, 420.0, 455.0],
             ReferenceVerdict.UNDECIDED,
             ReferenceVerdict.UNDECIDED,
         ),
-        ("two visits", [300.0] * 2, ReferenceVerdict.UNDECIDED, ReferenceVerdict.UNDECIDED),
+        ("two trials", [300.0] * 2, ReferenceVerdict.UNDECIDED, ReferenceVerdict.UNDECIDED),
     ],
 )
 def test_eight_h200_at_1g(
@@ -126,7 +126,7 @@ def test_host_memory_counts_on_its_best_node() -> None:
     figure = Figure("H200", "kind", "", Operation.H2D_CE, 1, (1, GIB), "so", "there", Variant.HOST, measured=(55.0,))
     far, near = measured(Operation.H2D_CE, (0,), 20.0), measured(Operation.H2D_CE, (0,), 55.0)
     for node, found in enumerate((far, near)):
-        found.cell = replace(found.cell, variant=Variant.HOST, numa_node=node)
+        found.point = replace(found.point, variant=Variant.HOST, numa_node=node)
     (answer,) = judge(run_of(gpus(1), [far, near]), [figure]).answers
     assert answer.standing is ReferenceVerdict.NORMAL
     assert [place.gbs for place in answer.places] == pytest.approx([55.0])
@@ -157,7 +157,7 @@ def copied(rates: dict[Variant, float], size: int = 2**26) -> list[Measurement]:
     plain = [measured(Operation.CE_WRITE, pair, [395.0] * 3, size=2**29) for pair in permutations(range(4), 2)]
     others = [measured(Operation.CE_WRITE, (0, 1, 2, 3), [rate] * 3, size=size) for rate in rates.values()]
     for found, variant in zip(others, rates, strict=True):
-        found.cell = replace(found.cell, variant=variant)
+        found.point = replace(found.point, variant=variant)
     return [*plain, *others]
 
 
@@ -180,7 +180,7 @@ def test_only_the_same_operation_and_size_is_not_judged(
 def test_what_is_below_remains_so_over_an_impossible_figure() -> None:
     run = run_of(gpus(4), copied({Variant.ONE_TO_ALL: 395.6}, 2**29), h200().paths)
     slow = measured(Operation.CE_WRITE, (2, 3), [200.0] * 3, size=2**29)
-    run.measurements = [slow if found.cell == slow.cell else found for found in run.measurements]
+    run.measurements = [slow if found.point == slow.point else found for found in run.measurements]
     (answer,) = judge(run, FIGURES).answers
     assert answer.standing is ReferenceVerdict.BELOW
     assert Counter(place.standing for place in answer.places) == {
@@ -209,12 +209,12 @@ def copies(rates: Sequence[float], size: int = GIB, links: int = 1) -> Run:
 @pytest.mark.parametrize(
     ("title", "rates", "standing"),
     [
-        ("three visits below", [300.0] * 3, ReferenceVerdict.BELOW),
+        ("three trials below", [300.0] * 3, ReferenceVerdict.BELOW),
         ("two", [300.0] * 2, ReferenceVerdict.UNDECIDED),
         ("two that are normal", [500.0] * 2, ReferenceVerdict.NORMAL),
     ],
 )
-def test_three_visits_are_needed_to_be_below(title: str, rates: list[float], standing: ReferenceVerdict) -> None:
+def test_three_trials_are_needed_to_be_below(title: str, rates: list[float], standing: ReferenceVerdict) -> None:
     (answer,) = judge(copies(rates), [COPY]).answers
     assert answer.standing is standing
 
@@ -238,7 +238,7 @@ def test_only_a_whole_interval_outside_the_band_is_certain(links: int, side: int
     """All places together err in one of a hundred runs; noise is pooled over the links."""
     run = copies([400 * rate for rate in NOISY], links=links)
     gbs = summarize(run.measurements[0]).busbw
-    error = visit_noise([[math.log(rate) for rate in NOISY]]) * median_deviation(5)
+    error = trial_noise([[math.log(rate) for rate in NOISY]]) * median_deviation(5)
     far = float(t.ppf(1 - 0.01 / links / 2, 0.5 * 4 * links)) * error
     for nearer, expected in ((1.001, standing), (0.999, ReferenceVerdict.UNDECIDED)):
         end = gbs * math.exp(-side * far * nearer)
@@ -275,7 +275,7 @@ def test_a_place_of_its_kind_that_failed_is_named_and_nothing_normal(
     title: str, members: tuple[int, ...], labels: dict[tuple[int, int], str], named: bool
 ) -> None:
     bad = measured(Operation.ALLREDUCE, members, 300.0)
-    bad = replace(bad, failure=reported("no answer", FailureKind.ERROR), samples=[])
+    bad = replace(bad, failure=in_words("no answer", FailureKind.ERROR), samples=[])
     run = copies([400.5] * 3)
     run = replace(run, measurements=[*run.measurements, bad], paths=paths(3, but=labels))
     found = judge(run, [COPY])
@@ -294,8 +294,8 @@ def test_a_place_of_its_kind_that_failed_is_named_and_nothing_normal(
     ],
 )
 def test_a_figure_speaks_for_its_sizes(title: str, sizes: tuple[int, ...], judged: int | None) -> None:
-    cells = [measured(Operation.CE_WRITE, (0, 1), 400.5, size) for size in sizes]
-    found = judge(run_of(gpus(2), cells), [COPY])
+    points = [measured(Operation.CE_WRITE, (0, 1), 400.5, size) for size in sizes]
+    found = judge(run_of(gpus(2), points), [COPY])
     assert [answer.size_bytes for answer in found.answers] == ([judged] if judged else [])
     assert [one.others for one in found.unknown] == ([] if judged else [(COPY,)])
 

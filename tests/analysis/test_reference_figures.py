@@ -118,7 +118,7 @@ def figure(**changes: Any) -> Figure:
 
 
 @pytest.mark.parametrize(
-    ("title", "changes", "told"),
+    ("title", "changes", "reported"),
     [
         ("neither measured nor asked for", {"measured": ()}, "either"),
         ("both", {"at_least": 90.0}, "either"),
@@ -127,8 +127,8 @@ def figure(**changes: Any) -> Figure:
         ("a word for NVLS", {"nvls": "maybe"}, "on, off or null"),
     ],
 )
-def test_a_wrong_figure_is_refused(title: str, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_wrong_figure_is_refused(title: str, changes: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ValueError, match=reported):
         check(figure(**changes))
 
 

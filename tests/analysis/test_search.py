@@ -31,15 +31,15 @@ def test_all_sets_together_are_judged_as_each_alone(machine: Wiring, k: int) -> 
     found = search(machine, k, 0.02)
     bands = [predict(machine.of(members)) for members in combinations(range(6), k)]
     top = max(band.lo for band in bands)
-    for place, band in enumerate(bands):
+    for index, band in enumerate(bands):
         if band.lo >= top * 0.98:  # others need only be seen to lie below
-            assert (found.lo[place], found.hops[place]) == (pytest.approx(band.lo), band.hops)
-            assert found.hi[place] == pytest.approx(band.hi)
+            assert (found.lo[index], found.hops[index]) == (pytest.approx(band.lo), band.hops)
+            assert found.hi[index] == pytest.approx(band.hi)
         else:
-            assert found.lo[place] < top * 0.98
+            assert found.lo[index] < top * 0.98
     places = best(found, 0.02).tolist()
     assert places
-    assert all(bands[place].lo >= top * 0.98 for place in places)
+    assert all(bands[index].lo >= top * 0.98 for index in places)
 
 
 def test_seventeen_devices_are_searched_by_a_heuristic_which_finds_an_island() -> None:

@@ -77,7 +77,7 @@ def test_faulty_devices_are_left_out_and_named() -> None:
     """Every pair of GPU2 moved wrong data."""
     run = pairs({}, 4)
     for found in run.measurements:
-        if 2 in found.cell.members:
+        if 2 in found.point.members:
             found.wrong = 1
     made = machine(run)
     assert [left.member for left in made.left_out] == [2]

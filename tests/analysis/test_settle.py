@@ -10,7 +10,7 @@ from collbench.analysis.select import settle
 from collbench.analysis.tiers import estimates
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
-from tests.builders import gpus, measured, reported, run_of
+from tests.builders import gpus, in_words, measured, run_of
 
 BUS = 2 * 3 / 4  # busbw over algbw of an all-reduce among four [nccl-tests doc/PERFORMANCE.md]
 FIRST, OTHER, THIRD = (0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7)
@@ -24,13 +24,13 @@ def predicted(*sets: tuple[int, ...]) -> Choice:
 
 
 def verification(rates: Mapping[tuple[int, ...], Iterable[float]]) -> Run:
-    """Return a run with one visit for each busbw in GB/s, after which nothing is left to the imagination."""
-    cells = [measured(Operation.ALLREDUCE, some, [gbs / BUS for gbs in visits]) for some, visits in rates.items()]
-    return run_of(gpus(8), cells)
+    """Return a run with one trial for each busbw in GB/s, after which nothing is left to the imagination."""
+    points = [measured(Operation.ALLREDUCE, some, [gbs / BUS for gbs in trials]) for some, trials in rates.items()]
+    return run_of(gpus(8), points)
 
 
 def near(gbs: float) -> list[float]:
-    """Return six visits within 0.4 % of a rate."""
+    """Return six trials within 0.4 % of a rate."""
     return [gbs * (1 + share / 1000) for share in (-4, -2, -1, 1, 2, 4)]
 
 
@@ -55,7 +55,7 @@ def test_those_that_tie_with_the_fastest_go_back_to_the_prediction() -> None:
     assert (choice.members, choice.decided_by, choice.tied) == (OTHER, "PCI bus id", False)
 
 
-def test_a_winner_that_was_not_chosen_is_told_from_its_equals_by_the_prediction() -> None:
+def test_a_winner_that_was_not_chosen_is_distinguished_from_its_equals_by_the_prediction() -> None:
     choice = settle(
         predicted(OTHER, THIRD, FIRST), verification({OTHER: near(300), THIRD: near(400), FIRST: near(401)})
     )
@@ -69,14 +69,14 @@ def test_all_that_tie_are_said_to() -> None:
 
 
 def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
-    """Within ±2 % for certain is a tie; six visits that spread over 20 % make nothing certain."""
+    """Within ±2 % for certain is a tie; six trials that spread over 20 % make nothing certain."""
     wild = [360.0, 380, 400, 404, 420, 440]
     choice = settle(predicted(OTHER, THIRD), verification({OTHER: wild, THIRD: [gbs * 1.01 for gbs in wild]}))
     assert choice.members == THIRD
 
 
-def broken(cell: Measurement, how: str) -> Measurement:
-    return replace(cell, failure=reported("no answer")) if how == "failed" else replace(cell, wrong=1)
+def broken(point: Measurement, how: str) -> Measurement:
+    return replace(point, failure=in_words("no answer")) if how == "failed" else replace(point, wrong=1)
 
 
 @pytest.mark.parametrize("how", ["failed", "wrong"])
@@ -103,8 +103,8 @@ def test_a_run_without_the_finalists_settles_nothing() -> None:
 
 
 def test_the_size_that_most_finalists_have_decides() -> None:
-    cells = [measured(Operation.ALLREDUCE, some, near(gbs / BUS), 2**20) for some, gbs in ((OTHER, 400), (FIRST, 300))]
-    run = run_of(gpus(8), [*cells, measured(Operation.ALLREDUCE, FIRST, near(900 / BUS), 2**30)])
+    points = [measured(Operation.ALLREDUCE, some, near(gbs / BUS), 2**20) for some, gbs in ((OTHER, 400), (FIRST, 300))]
+    run = run_of(gpus(8), [*points, measured(Operation.ALLREDUCE, FIRST, near(900 / BUS), 2**30)])
     assert settle(predicted(FIRST, OTHER), run).members == OTHER
 
 
@@ -117,7 +117,7 @@ def test_the_gain_has_the_interval_of_a_single_comparison() -> None:
     """Two medians are compared, so the 95 % interval is Student's, whoever else was measured."""
     run = verification({OTHER: near(400), FIRST: near(300)})
     choice = settle(predicted(OTHER, FIRST), run)
-    found = estimates({m.cell.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
+    found = estimates({m.point.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
     wide = t.ppf(0.975, found[OTHER].freedom) * math.hypot(found[OTHER].error, found[FIRST].error)
     assert choice.gain is not None
     assert choice.gain == pytest.approx([400 / 300 * math.exp(side * wide) for side in (-1, 0, 1)], rel=1e-3)

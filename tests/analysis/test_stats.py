@@ -12,8 +12,8 @@ from collbench.analysis.stats import (
     sigma,
     summarize,
     tie_threshold,
+    trial_noise,
     trial_seconds,
-    visit_noise,
 )
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Sample
@@ -108,11 +108,11 @@ def test_half_width_is_a_ratio_of_the_median() -> None:
 
 
 def collective(
-    size: int, *visits: tuple[float, ...], ranks: int = 4, launches: tuple[float | None, ...] = ()
+    size: int, *trials: tuple[float, ...], ranks: int = 4, launches: tuple[float | None, ...] = ()
 ) -> Measurement:
     samples = [
         Sample(seconds, 10, concurrent=False, launch_seconds=launches[i] if launches else None)
-        for i, seconds in enumerate(visits)
+        for i, seconds in enumerate(trials)
     ]
     return Measurement(DataPoint(Operation.ALLREDUCE, tuple(range(ranks)), size), samples)
 
@@ -126,7 +126,7 @@ def test_a_collective_in_a_persons_units() -> None:
     assert found.busbw == pytest.approx(309.41, abs=0.005)
     assert found.launch_seconds == pytest.approx(410e-6)
     assert found.interval == pytest.approx((309.41, 309.41), abs=0.005)
-    assert found.visits == pytest.approx((309.41,) * 3, abs=0.005)
+    assert found.trials == pytest.approx((309.41,) * 3, abs=0.005)
 
 
 def test_the_slowest_time_is_the_lowest_bandwidth() -> None:
@@ -141,9 +141,9 @@ def test_a_copys_bus_bandwidth_is_its_algorithm_bandwidth() -> None:
     assert found.busbw == found.algbw == pytest.approx(395.2)
 
 
-def test_each_visit_counts_by_its_own_median_however_many_blocks_it_has() -> None:
+def test_each_trial_counts_by_its_own_median_however_many_batches_it_has() -> None:
     found = summarize(collective(10**9, (1.0, 2.0, 4.0), (5.0,) * 9, (4.0, 4.0), ranks=2))
-    assert found.visits == (0.5, 0.2, 0.25)
+    assert found.trials == (0.5, 0.2, 0.25)
     assert found.seconds == 4.0
     assert found.algbw == 0.25
     assert trial_seconds(collective(1, (1.0, 2.0, 4.0), (3.0,))) == [2.0, 3.0]
@@ -165,7 +165,7 @@ def test_batches_of_one_trial_are_one_observation(trials: list[float]) -> None:
 @pytest.mark.parametrize(
     ("flags", "concurrent"), [((False, False), False), ((False, True), True), ((True, True), True)]
 )
-def test_a_cell_is_concurrent_when_any_visit_was(flags: tuple[bool, ...], concurrent: bool) -> None:
+def test_a_point_is_concurrent_when_any_trial_was(flags: tuple[bool, ...], concurrent: bool) -> None:
     samples = [Sample((1.0,), 1, concurrent=flag) for flag in flags]
     assert summarize(Measurement(DataPoint(Operation.CE_READ, (0, 1), 8), samples)).concurrent is concurrent
 
@@ -178,29 +178,29 @@ def test_the_interval_holds_the_median(values: list[float]) -> None:
     assert found.busbw <= found.interval[1] * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("visits", [2, 3, 5, 7, 10])
-def test_the_noise_of_visits_is_right_however_few_they_are(visits: int) -> None:
-    """Drawn with σ = 2 % from a fixed seed; the estimate's own error over 2,000 cells is a tenth of the allowance."""
-    drawn = np.random.default_rng(visits).normal(5.0, 0.02, (2000, visits))
-    assert visit_noise(drawn.tolist()) == pytest.approx(0.02, rel=0.05)
+@pytest.mark.parametrize("trials", [2, 3, 5, 7, 10])
+def test_the_noise_of_trials_is_right_however_few_they_are(trials: int) -> None:
+    """Drawn with σ = 2 % from a fixed seed; the estimate's own error over 2,000 points is a tenth of the allowance."""
+    drawn = np.random.default_rng(trials).normal(5.0, 0.02, (2000, trials))
+    assert trial_noise(drawn.tolist()) == pytest.approx(0.02, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("title", "cells", "noise"),
+    ("title", "points", "noise"),
     [
-        ("no visits", [], 0.0),
-        ("one visit each", [[1.0], [2.0]], 0.0),
-        ("cells that differ are no noise", [[1.0, 1.0], [9.0, 9.0]], 0.0),
-        ("one wild visit of seven", [[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.1]], 0.0),
-        ("two visits a σ-difference apart", [[1.0, 1.9539]], 1.0),
+        ("no trials", [], 0.0),
+        ("one trial each", [[1.0], [2.0]], 0.0),
+        ("data points that differ are no noise", [[1.0, 1.0], [9.0, 9.0]], 0.0),
+        ("one wild trial of seven", [[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.1]], 0.0),
+        ("two trials a σ-difference apart", [[1.0, 1.9539]], 1.0),
     ],
 )
-def test_the_noise_of_visits(title: str, cells: list[list[float]], noise: float) -> None:
-    assert visit_noise(cells) == pytest.approx(noise)
+def test_the_noise_of_trials(title: str, points: list[list[float]], noise: float) -> None:
+    assert trial_noise(points) == pytest.approx(noise)
 
 
 def test_deviations_are_from_the_median_and_widened_for_few() -> None:
-    """√(3/2) for three visits, √(2/1) for two."""
+    """√(3/2) for three trials, √(2/1) for two."""
     assert deviations([0.0, 1.0, 5.0]) == pytest.approx([math.sqrt(1.5) * far for far in (1.0, 0.0, 4.0)])
     assert deviations([1.0, 3.0]) == pytest.approx([math.sqrt(2.0)] * 2)
 

@@ -115,4 +115,4 @@ def test_an_unknown_strategy_is_refused(text: str, line: str) -> None:
 
 def test_each_strategy_says_what_is_assumed() -> None:
     assert set(ASSUMED) == set(STRATEGIES)
-    assert all(told.startswith(f"{name}: ") for name, told in ASSUMED.items())
+    assert all(reported.startswith(f"{name}: ") for name, reported in ASSUMED.items())

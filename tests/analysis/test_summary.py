@@ -7,7 +7,7 @@ from collbench.analysis.summary import RankedWork, rank_summary
 from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.output import sentences
-from tests.builders import GIB, gpus, measured, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, run_of
 
 MIB = 2**20
 SUM = Operation.ALLREDUCE
@@ -46,11 +46,11 @@ def test_which_sizes_are_ranked(
 
 
 def test_what_lacks_is_named_with_its_reason() -> None:
-    cells = sums({GIB: 4})
-    cells.append(
-        Measurement(DataPoint(SUM, (1, 3), GIB), stop=StopReason.FAILED, failure=reported("hang: no answer within 5 s"))
+    points = sums({GIB: 4})
+    points.append(
+        Measurement(DataPoint(SUM, (1, 3), GIB), stop=StopReason.FAILED, failure=in_words("hang: no answer within 5 s"))
     )
-    run = run_of(gpus(4), cells)
+    run = run_of(gpus(4), points)
     assert [(lack.members, sentences.absence(lack.absence, run)) for lack in only(run).missing] == [
         ((1, 3), "hang: no answer within 5 s"),
         ((2, 3), "not measured"),
@@ -67,9 +67,9 @@ def test_a_link_lacks_in_its_own_direction() -> None:
 
 
 def test_all_works_come_in_the_models_order_and_sets_of_more_are_left_out() -> None:
-    cells = [*sums({GIB: 6}), measured(SUM, (0, 1, 2, 3), 300.0)]
-    cells += [measured(Operation.CE_READ, (0, 1), 390.0), measured(Operation.CE_WRITE, (0, 1), 390.0)]
-    found = rank_summary(run_of(gpus(4), cells))
+    points = [*sums({GIB: 6}), measured(SUM, (0, 1, 2, 3), 300.0)]
+    points += [measured(Operation.CE_READ, (0, 1), 390.0), measured(Operation.CE_WRITE, (0, 1), 390.0)]
+    found = rank_summary(run_of(gpus(4), points))
     assert [ranked.work for ranked in found.works] == [
         Work(Operation.CE_WRITE),
         Work(Operation.CE_READ),

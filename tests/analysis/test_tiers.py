@@ -11,12 +11,12 @@ from collbench.analysis.tiers import (
     RankedLink,
     Ranking,
     Relation,
-    cells_of,
     estimates,
     kind_of,
     labels_of,
     margin,
     places_of,
+    points_of,
     rank_links,
     rank_pairs,
     tiers_of,
@@ -24,22 +24,22 @@ from collbench.analysis.tiers import (
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
-from tests.builders import GIB, gpus, measured, noisy, nvml_says, pair_run, paths, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, noisy, nvml_says, pair_run, paths, run_of
 
 Pair = tuple[int, int]
 MIB = 2**20
 Rates = Callable[[int, int], float | Iterable[float]]
 
 
-def ranked(count: int, rate: Rates, visits: int = 5) -> Ranking:
-    found = rank_pairs(pair_run(count, rate, visits=visits), Operation.ALLREDUCE, GIB)
+def ranked(count: int, rate: Rates, trials: int = 5) -> Ranking:
+    found = rank_pairs(pair_run(count, rate, trials=trials), Operation.ALLREDUCE, GIB)
     assert found is not None
     return found
 
 
-def shaken(rate: Callable[[int, int], float], sigma: float, visits: int = 5) -> Rates:
-    """Return rates with noise between the visits, from fixed seeds."""
-    return lambda a, b: noisy(rate(a, b), sigma, seed=100 * a + b, visits=visits)
+def shaken(rate: Callable[[int, int], float], sigma: float, trials: int = 5) -> Rates:
+    """Return rates with noise between the trials, from fixed seeds."""
+    return lambda a, b: noisy(rate(a, b), sigma, seed=100 * a + b, trials=trials)
 
 
 def ramp(step: float) -> Callable[[int, int], float]:
@@ -62,7 +62,7 @@ SYS_ACROSS = {(0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
 
 
 @pytest.mark.parametrize(
-    ("title", "count", "rate", "visits", "sizes"),
+    ("title", "count", "rate", "trials", "sizes"),
     [
         ("two devices are one tier", 2, one_slow((0, 1), 1.0), 5, [1]),
         ("all equal", 8, one_slow((0, 1), 1.0), 5, [28]),
@@ -75,25 +75,25 @@ SYS_ACROSS = {(0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
         ("a ramp of 1 % steps breaks against the top", 4, ramp(1.0), 5, [2, 2, 2]),
         ("a ramp of 0.3 % steps does not", 4, ramp(0.3), 5, [6]),
         ("a label near the limit stays together", 4, across(0.98), 5, [2, 4]),
-        ("two visits never split", 4, one_slow((0, 1), 0.3), 2, [6]),
-        ("three visits do", 4, one_slow((0, 1), 0.3), 3, [5, 1]),
+        ("two trials never split", 4, one_slow((0, 1), 0.3), 2, [6]),
+        ("three trials do", 4, one_slow((0, 1), 0.3), 3, [5, 1]),
     ],
 )
-def test_tiers(title: str, count: int, rate: Rates, visits: int, sizes: list[int]) -> None:
-    standings = ranked(count, rate, visits).standings
+def test_tiers(title: str, count: int, rate: Rates, trials: int, sizes: list[int]) -> None:
+    standings = ranked(count, rate, trials).standings
     tiers = [standing.tier for standing in standings]
     assert tiers == sorted(tiers)
     assert [tiers.count(tier) for tier in sorted(set(tiers))] == sizes
 
 
-def test_of_equals_the_best_is_the_one_with_most_visits_whatever_its_number() -> None:
+def test_of_equals_the_best_is_the_one_with_most_trials_whatever_its_number() -> None:
     run = pair_run(3, lambda a, b: [300.0, 301.0, 299.0, 300.5, 299.5])
     for first in run.measurements:
         few = [replace(m, samples=m.samples[:1]) if m is first else m for m in run.measurements]
         found = rank_pairs(replace(run, measurements=few), Operation.ALLREDUCE, GIB)
         assert found is not None
         relations = {standing.members: standing.relation for standing in found.standings}
-        assert relations.pop(first.cell.members) is Relation.UNDECIDED
+        assert relations.pop(first.point.members) is Relation.UNDECIDED
         assert set(relations.values()) == {Relation.TIED}
 
 
@@ -112,7 +112,7 @@ def test_equal_pairs_under_noise_do_not_split() -> None:
 
 
 def test_a_pair_that_is_8_percent_slow_is_found_under_2_percent_of_noise() -> None:
-    """The bar is 99 of 100; with the ten visits that such noise gets, of these 60 machines every one."""
+    """The bar is 99 of 100; with the ten trials that such noise gets, of these 60 machines every one."""
     for machine in range(60):
         slow = one_slow((1, 2), 0.92)
         found = ranked(4, lambda a, b, m=machine, s=slow: noisy(s(a, b), 0.02, 1000 * m + 10 * a + b, 10))  # type: ignore[misc]
@@ -120,16 +120,16 @@ def test_a_pair_that_is_8_percent_slow_is_found_under_2_percent_of_noise() -> No
 
 
 @pytest.mark.parametrize(
-    ("title", "rate", "visits", "relation", "all_tied"),
+    ("title", "rate", "trials", "relation", "all_tied"),
     [
         ("equal", one_slow((0, 1), 1.0), 5, Relation.TIED, True),
         ("within 2 %", one_slow((0, 1), 0.99), 5, Relation.TIED, True),
-        ("far below, from one visit", one_slow((0, 1), 0.3), 1, Relation.UNDECIDED, False),
-        ("far below, from two visits", one_slow((0, 1), 0.3), 2, Relation.UNDECIDED, False),
+        ("far below, from one trial", one_slow((0, 1), 0.3), 1, Relation.UNDECIDED, False),
+        ("far below, from two trials", one_slow((0, 1), 0.3), 2, Relation.UNDECIDED, False),
     ],
 )
-def test_the_word_for_the_last_pair(title: str, rate: Rates, visits: int, relation: Relation, all_tied: bool) -> None:
-    found = ranked(4, rate, visits)
+def test_the_word_for_the_last_pair(title: str, rate: Rates, trials: int, relation: Relation, all_tied: bool) -> None:
+    found = ranked(4, rate, trials)
     assert found.standings[-1].relation is relation
     assert found.one_tier
     assert found.all_tied is all_tied
@@ -139,18 +139,18 @@ SWINGING = [285.0, 300.0, 315.0, 290.0, 310.0]
 
 
 @pytest.mark.parametrize(
-    ("title", "visits", "all_tied"),
+    ("title", "trials", "all_tied"),
     [
         ("calm", [300.0] * 5, True),
         ("noise explains 4 % and would not hide 8 %", [*[299.0, 300.0, 301.0] * 3], True),
         ("noise that would hide a slow pair proves nothing", SWINGING, False),
-        ("two visits prove nothing", [300.0] * 2, False),
+        ("two trials prove nothing", [300.0] * 2, False),
     ],
 )
 def test_equals_are_called_so_only_where_noise_could_not_hide_a_slow_pair(
-    title: str, visits: list[float], all_tied: bool
+    title: str, trials: list[float], all_tied: bool
 ) -> None:
-    found = ranked(4, lambda a, b: visits)
+    found = ranked(4, lambda a, b: trials)
     assert found.one_tier
     assert found.all_tied is all_tied
     assert ("tie within" in found.verdict) is all_tied
@@ -164,23 +164,23 @@ def test_a_spread_beyond_2_percent_that_noise_explains_is_a_tie_and_says_why() -
 
 
 def test_small_messages_tie_within_6_percent_and_speak_of_latency() -> None:
-    cells = [measured(Operation.ALLREDUCE, pair, 1.0 - 0.01 * pair[1], size=8) for pair in combinations(range(4), 2)]
-    found = rank_pairs(run_of(gpus(4), cells), Operation.ALLREDUCE, 8)
+    points = [measured(Operation.ALLREDUCE, pair, 1.0 - 0.01 * pair[1], size=8) for pair in combinations(range(4), 2)]
+    found = rank_pairs(run_of(gpus(4), points), Operation.ALLREDUCE, 8)
     assert found is not None
     assert found.delta == 0.06
     assert found.verdict == "all pairs tie within 2.0%: the choice does not affect latency"
 
 
 @pytest.mark.parametrize(
-    ("title", "visits"),
+    ("title", "trials"),
     [
-        ("two wild visits of five", [300.0, 300.0, 300.0, 150.0, 160.0]),
-        ("three wild visits of five: its median is one of them", [301.0, 299.0, 150.0, 160.0, 170.0]),
+        ("two wild trials of five", [300.0, 300.0, 300.0, 150.0, 160.0]),
+        ("three wild trials of five: its median is one of them", [301.0, 299.0, 150.0, 160.0, 170.0]),
         ("a link ten times as noisy as the others", [240.0, 260.0, 280.0, 300.0, 310.0]),
     ],
 )
-def test_a_link_that_was_disturbed_is_not_called_slow(title: str, visits: list[float]) -> None:
-    found = ranked(8, lambda a, b: visits if (a, b) == (2, 5) else noisy(300.0, 0.002, 100 * a + b))
+def test_a_link_that_was_disturbed_is_not_called_slow(title: str, trials: list[float]) -> None:
+    found = ranked(8, lambda a, b: trials if (a, b) == (2, 5) else noisy(300.0, 0.002, 100 * a + b))
     assert found.one_tier
 
 
@@ -235,11 +235,11 @@ def test_renaming_the_devices_renames_the_ranking(names: list[int], values: list
     ],
 )
 def test_links_rank_by_what_was_measured(title: str, work: Work, members: list[Pair], kind: str) -> None:
-    cells = [
+    points = [
         Measurement(DataPoint(work.operation, some, GIB, work.variant), [Sample((0.001 * (n + 1),) * 2, 1, False)] * 5)
         for n, some in enumerate(members)
     ]
-    found = rank_links(run_of(gpus(3), cells), work, GIB)
+    found = rank_links(run_of(gpus(3), points), work, GIB)
     assert found is not None
     assert [standing.members for standing in found.standings] == members  # the first was made the fastest
     assert (found.kind, found.work, found.tiers) == (kind, work, len(members))
@@ -248,7 +248,7 @@ def test_links_rank_by_what_was_measured(title: str, work: Work, members: list[P
 
 def test_a_pair_with_a_direction_that_was_not_tried_lacks_its_figure() -> None:
     found = [measured(Operation.CE_WRITE, link, [300.0] * 3) for link in permutations(range(3), 2)]
-    found[0] = replace(found[0], samples=[], stop=StopReason.FAILED, failure=reported("not tried", FailureKind.UNTRIED))
+    found[0] = replace(found[0], samples=[], stop=StopReason.FAILED, failure=in_words("not tried", FailureKind.UNTRIED))
     ranking = rank_pairs(run_of(gpus(3), found), Operation.CE_WRITE, GIB)
     assert ranking is not None
     assert [standing.members for standing in ranking.standings] == [(0, 2), (1, 2)]
@@ -257,8 +257,8 @@ def test_a_pair_with_a_direction_that_was_not_tried_lacks_its_figure() -> None:
 
 def test_one_slow_direction_is_its_links_alone() -> None:
     rate = {(2, 0): 200.0}
-    cells = [measured(Operation.CE_WRITE, link, rate.get(link, 390.0)) for link in permutations(range(3), 2)]
-    found = rank_links(run_of(gpus(3), cells), Work(Operation.CE_WRITE), GIB)
+    points = [measured(Operation.CE_WRITE, link, rate.get(link, 390.0)) for link in permutations(range(3), 2)]
+    found = rank_links(run_of(gpus(3), points), Work(Operation.CE_WRITE), GIB)
     assert found is not None
     assert [standing.members for standing in found.standings if standing.tier == 2] == [(2, 0)]
 
@@ -272,7 +272,7 @@ def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
         RankedLink(pair, "NV18", 300.0, None, 1.0, tier, Relation.TIED)
         for pair, tier in zip(PAIRS, tiers, strict=False)
     )
-    plain = Ranking(Work(Operation.ALLREDUCE), GIB, "pair", standings, delta=0.02, noise=0.0, spread=0.0, visits=3)
+    plain = Ranking(Work(Operation.ALLREDUCE), GIB, "pair", standings, delta=0.02, noise=0.0, spread=0.0, trials=3)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
@@ -280,7 +280,7 @@ def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
     ("title", "found", "all_tied"),
     [
         ("calm and equal", ranking(), True),
-        ("two visits", ranking(visits=2), False),
+        ("two trials", ranking(trials=2), False),
         ("a spread of δ", ranking(spread=0.02), True),
         ("a spread beyond it", ranking(spread=0.021), False),
         ("a spread that noise makes", ranking(spread=0.05, noise=0.05), True),
@@ -324,7 +324,7 @@ def test_the_verdict_begins_with_what_it_lacks(found: Ranking, words: str) -> No
 
 def steady(*middles: float) -> list[Estimate]:
     """Return links of these log rates without noise, the best first."""
-    return [Estimate((0, place), "", (middle,) * 5, middle, 0.0, 0.0, 100.0) for place, middle in enumerate(middles)]
+    return [Estimate((0, index), "", (middle,) * 5, middle, 0.0, 0.0, 100.0) for index, middle in enumerate(middles)]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_the_relation_is_to_the_best() -> None:
     assert [one.relation for one in found.standings] == [Relation.TIED, Relation.TIED, Relation.DIFFERENT]
     assert [one.members for one in found.standings] == [(0, 1), (0, 2), (1, 2)]
     assert found.spread == pytest.approx(1 / 3)
-    assert (found.visits, found.noise) == (5, 0.0)
+    assert (found.trials, found.noise) == (5, 0.0)
 
 
 def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
@@ -362,24 +362,24 @@ def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     assert (found.failed, found.lacking, found.places) == (((0, 2),), (), 3)
 
 
-def test_noise_is_how_far_apart_equals_may_look_and_visits_the_fewest() -> None:
-    visits = {(0, 1): 7, (0, 2): 4, (1, 2): 5}
-    found = ranked(3, lambda a, b: noisy(300.0, 0.01, seed=a + 10 * b, visits=visits[a, b]))
-    assert found.visits == 4
+def test_noise_is_how_far_apart_equals_may_look_and_trials_the_fewest() -> None:
+    trials = {(0, 1): 7, (0, 2): 4, (1, 2): 5}
+    found = ranked(3, lambda a, b: noisy(300.0, 0.01, seed=a + 10 * b, trials=trials[a, b]))
+    assert found.trials == 4
     assert 0.01 < found.noise < 0.1
 
 
 def test_noise_is_between_the_best_and_another() -> None:
     """The best is noisy and another calm, so two such as the best might be further apart."""
-    visits = {(0, 1): [290.0, 295.0, 300.0, 305.0, 310.0], (0, 2): [100.0, 100.1, 100.2, 99.9, 99.8]}
-    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, rates) for pair, rates in visits.items()])
+    trials = {(0, 1): [290.0, 295.0, 300.0, 305.0, 310.0], (0, 2): [100.0, 100.1, 100.2, 99.9, 99.8]}
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, rates) for pair, rates in trials.items()])
     run = replace(run, paths=paths(3, but={(0, 2): "SYS"}))
-    cells = cells_of(run, Work(Operation.ALLREDUCE), GIB)
-    best, other = estimates(cells, labels_of(run, cells)).values()
+    points = points_of(run, Work(Operation.ALLREDUCE), GIB)
+    best, other = estimates(points, labels_of(run, points)).values()
     found = rank_pairs(run, Operation.ALLREDUCE, GIB)
     assert found is not None
     assert found.noise == margin(best, other, 2)
-    assert ranked(2, lambda a, b: visits[0, 1]).noise == 0.0
+    assert ranked(2, lambda a, b: trials[0, 1]).noise == 0.0
 
 
 def test_a_ranking_among_some_lacks_only_their_pairs() -> None:
@@ -398,7 +398,7 @@ def test_a_link_that_was_not_measured_is_lacking_one_without_peer_access_is_excu
     assert found is not None
     assert (found.lacking, found.excused) == (((2, 0),), 0)
     refused = tuple(replace(path, cuda_peers=path.devices != (0, 2), peer_access=nvml_says("OK")) for path in paths(3))
-    some = [found for found in links if set(found.cell.members) != {0, 2}]
+    some = [found for found in links if set(found.point.members) != {0, 2}]
     found = rank_links(replace(run_of(gpus(3), some), paths=refused), Work(Operation.SM_WRITE), GIB)
     assert found is not None
     assert (found.lacking, found.excused, found.places) == ((), 2, 6)

@@ -28,11 +28,11 @@ def timings(*runs: Run) -> Timings:
 def test_what_was_measured_is_taken_as_it_is() -> None:
     timing = timings(run_of(gpus(2), curve(AR, (0, 1), 100.0))).of(AR, (1, 0))
     assert timing.seconds(MIB) == pytest.approx((5e-6 + MIB / 100e9,) * 3)
-    assert timing.told == ""
+    assert timing.assumed == ""
 
 
 @pytest.mark.parametrize(
-    ("measured", "asked", "ratio", "told"),
+    ("measured", "asked", "ratio", "assumed"),
     [
         (AR, AG, 0.5, "as long as the measured all-reduce of half the bytes"),
         (AR, RS, 0.5, "as long as the measured all-reduce of half the bytes"),
@@ -41,22 +41,22 @@ def test_what_was_measured_is_taken_as_it_is() -> None:
     ],
 )
 def test_another_operation_stands_in_by_its_bus_bytes(
-    measured: Operation, asked: Operation, ratio: float, told: str
+    measured: Operation, asked: Operation, ratio: float, assumed: str
 ) -> None:
     timing = timings(run_of(gpus(3), curve(measured, (0, 1, 2), 100.0))).of(asked, (0, 1, 2))
     assert timing.seconds(16 * MIB)[1] == pytest.approx(5e-6 + ratio * 16 * MIB / 100e9, rel=0.02)
-    assert timing.told == told
+    assert timing.assumed == assumed
 
 
 def test_the_nearest_operation_stands_in_first() -> None:
-    cells = [*curve(AR, (0, 1), 1.0), *curve(AG, (0, 1), 100.0)]
-    assert timings(run_of(gpus(2), cells)).of(RS, (0, 1)).seconds(MIB)[1] == pytest.approx(5e-6 + MIB / 100e9)
+    points = [*curve(AR, (0, 1), 1.0), *curve(AG, (0, 1), 100.0)]
+    assert timings(run_of(gpus(2), points)).of(RS, (0, 1)).seconds(MIB)[1] == pytest.approx(5e-6 + MIB / 100e9)
 
 
 def test_a_set_that_is_predicted_alike_lends_its_curve() -> None:
     """All pairs carry the same; three GPUs were measured together."""
     timing = timings(pairs({}, 4), run_of(gpus(4), curve(AR, (0, 1, 2), 60.0))).of(AR, (1, 2, 3))
-    assert timing.told == "as on GPU0, GPU1, GPU2, which are predicted alike"
+    assert timing.assumed == "as on GPU0, GPU1, GPU2, which are predicted alike"
     assert timing.seconds(MIB)[1] == pytest.approx(5e-6 + MIB / 60e9)
 
 
@@ -66,17 +66,17 @@ def test_a_ring_by_pairs_brackets_what_the_simulated_machine_takes_together(fabr
     """Pairs' all-reduces alone, against the operation on all four GPUs: inside the band, of large messages."""
     together = simulated(fabric, operation, together=True)
     timing = timings(simulated(fabric)).of(operation, (0, 1, 2, 3))
-    assert timing.told.startswith("a ring at ")
+    assert timing.assumed.startswith("a ring at ")
     for found in together.measurements:
-        if found.cell.size_bytes >= 16 * MIB:
-            low, _, high = timing.seconds(found.cell.size_bytes)
+        if found.point.size_bytes >= 16 * MIB:
+            low, _, high = timing.seconds(found.point.size_bytes)
             assert low * 0.93 <= summarize(found).seconds <= high * 1.07
 
 
 def test_a_ring_of_four_by_the_pairs_of_recorded_h200s() -> None:
     """Four H200 in one communicator were recorded beside their pairs: large messages within a tenth."""
     recorded = run_file.load(H200 / "allreduce.json")
-    four = {m.cell.size_bytes: summarize(m).seconds for m in recorded.measured() if len(m.cell.members) == 4}
+    four = {m.point.size_bytes: summarize(m).seconds for m in recorded.measured() if len(m.point.members) == 4}
     timing = timings(run_file.load(H200 / "pairs.json")).of(AR, (0, 1, 2, 3))
     large = [size for size in four if size >= 16 * MIB]
     assert large
@@ -95,10 +95,10 @@ def test_what_is_beyond_the_measured_sizes_is_said() -> None:
     assert beyond(timing, [MIB, 2**31]) == "sizes beyond the measured 8 B to 1G by a line of latency and bandwidth"
 
 
-def through_a_switch(cells: list[Measurement], count: int = 4) -> Run:
+def through_a_switch(points: list[Measurement], count: int = 4) -> Run:
     """Return a run of H200s, whose ports carry 450 GB/s one way."""
     links = [Path(pair, "NV18", "NODE", 18, 450.0) for pair in combinations(range(count), 2)]
-    return run_of(gpus(count), cells, links)
+    return run_of(gpus(count), points, links)
 
 
 @pytest.mark.parametrize("operation", [AR, AG, RS])
@@ -108,9 +108,9 @@ def through_a_switch(cells: list[Measurement], count: int = 4) -> Run:
 def test_no_time_beats_the_port(title: str, members: tuple[int, ...] | None, operation: Operation) -> None:
     """Small messages that grow by 1 µs a MiB make a line of 1049 GB/s, which no port carries."""
     sets = list(combinations(range(4), 2)) if members is None else [members]
-    cells = [cell for some in sets for cell in curve(AR, some, 1049.0, sizes=(2**16, 2**18, MIB))]
+    points = [point for some in sets for point in curve(AR, some, 1049.0, sizes=(2**16, 2**18, MIB))]
     asked = members or (0, 1, 2, 3)
-    found = timings(through_a_switch(cells)).of(operation, asked).seconds(2**30)
+    found = timings(through_a_switch(points)).of(operation, asked).seconds(2**30)
     # A switch may reduce on the way: then each sends an all-reduce's message once, and never less.
     sent = min(1.0, operation.busbw_factor(len(asked)))
     assert min(found) >= sent * 2**30 / 450e9 * (1 - 1e-9)
@@ -124,8 +124,8 @@ def test_what_was_measured_stands_though_it_beats_the_port_of_a_ring() -> None:
 
 
 def test_a_set_with_a_pair_that_nobody_measured_is_not_known() -> None:
-    cells = [cell for pair in combinations(range(4), 2) if pair != (2, 3) for cell in curve(AR, pair, 300.0)]
-    known = timings(through_a_switch(cells))
+    points = [point for pair in combinations(range(4), 2) if pair != (2, 3) for point in curve(AR, pair, 300.0)]
+    known = timings(through_a_switch(points))
     assert known.of(AR, (0, 1, 2)).seconds(2**30)[0] >= 4 / 3 * 2**30 / 450e9
     with pytest.raises(UsageError, match="cannot predict all-reduce on GPU0, GPU1, GPU2, GPU3"):
         known.of(AR, (0, 1, 2, 3))

@@ -53,7 +53,7 @@ def test_runs_are_sorted_by_date() -> None:
 
 
 def test_what_else_changed_is_said_of_the_run_in_which_it_changed() -> None:
-    runs = [replace(copies(seed=place), started=day) for place, day in enumerate(DAYS)]
+    runs = [replace(copies(seed=index), started=day) for index, day in enumerate(DAYS)]
     for run in runs[1:]:
         run.machine = replace(run.machine, nccl="2.30.1")
     runs[2].machine = replace(runs[2].machine, driver="590.1", hostname="other")

@@ -14,7 +14,7 @@ from tests.builders import ALL
 from tests.sim.made import simulate
 
 REQUEST = replace(ALL, backend="sim", sizes=(8, 2**26))
-NOISE = Noise(visit=0.015, block=0.002)
+NOISE = Noise(trial=0.015, batch=0.002)
 
 
 def compared(name: str, seed: int, factor: float | None) -> Comparison:

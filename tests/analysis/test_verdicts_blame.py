@@ -216,8 +216,8 @@ def test_a_kind_has_its_severity_unless_another_is_given() -> None:
 def watched(
     flags: tuple[Flag, ...] = (), before: tuple[Health, ...] = (), after: tuple[Health, ...] = ()
 ) -> UnhealthyDevices:
-    """Return what was seen in a run of two cells of two visits, the first with these flags."""
-    run: Run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 400.0, visits=2) for link in ((0, 1), (1, 2))])
+    """Return what was seen in a run of two data points of two trials, the first with these flags."""
+    run: Run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 400.0, trials=2) for link in ((0, 1), (1, 2))])
     samples = run.measurements[0].samples
     samples[0] = replace(samples[0], flags=flags)
     return ailing(Facts(replace(run, health_before=before, health_after=after)))
@@ -232,7 +232,7 @@ NONE = UnhealthyDevices({}, {}, {})
         ("nothing", watched(), NONE),
         ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 trials"}, {})),
         (
-            "told twice of one visit",
+            "reported twice of one trial",
             watched((shared(1), shared(1))),
             UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 trials"}, {}),
         ),
@@ -244,7 +244,7 @@ NONE = UnhealthyDevices({}, {}, {})
         ("clocks that somebody set", watched((throttled(2, "applications clocks setting"),)), NONE),
         ("hot", watched((hot(2, 95),)), NONE),
         (
-            "what visits told goes before health",
+            "what trials reported goes before health",
             watched((shared(0),), before=(Health(processes=1),)),
             UnhealthyDevices({}, {0: "on GPU0 in 1 of 4 trials"}, {}),
         ),

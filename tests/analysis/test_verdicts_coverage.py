@@ -15,7 +15,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Measurement, Run, SkipKind, Skipped
 from collbench.output import sentences
 from tests.analysis.checked import h200, pcie, undone
-from tests.builders import GIB, gpus, measured, paths, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, paths, run_of
 
 MIB = 2**20
 WRITE, ALLREDUCE = Operation.CE_WRITE, Operation.ALLREDUCE
@@ -28,11 +28,11 @@ def two(*found: Measurement, operations: Iterable[Operation] = ()) -> Run:
 
 
 def variant(found: Measurement, variant: Variant) -> Measurement:
-    return replace(found, cell=replace(found.cell, variant=variant))
+    return replace(found, point=replace(found.point, variant=variant))
 
 
-def both(size: int = GIB, visits: int = 3) -> list[Measurement]:
-    return [measured(WRITE, link, 400.0, size, visits) for link in ((0, 1), (1, 0))]
+def both(size: int = GIB, trials: int = 3) -> list[Measurement]:
+    return [measured(WRITE, link, 400.0, size, trials) for link in ((0, 1), (1, 0))]
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def both(size: int = GIB, visits: int = 3) -> list[Measurement]:
     [
         ("copies both ways", two(*both())),
         ("of 16 MiB", two(*both(16 * MIB))),
-        ("a collective", two(measured(ALLREDUCE, (0, 1), 300.0, visits=3))),
-        ("of 64 MiB, whatever its order", two(measured(ALLREDUCE, (1, 0), 300.0, 64 * MIB, visits=3))),
+        ("a collective", two(measured(ALLREDUCE, (0, 1), 300.0, trials=3))),
+        ("of 64 MiB, whatever its order", two(measured(ALLREDUCE, (1, 0), 300.0, 64 * MIB, trials=3))),
         ("different copies each way", two(both()[0], measured(Operation.SM_READ, (1, 0), 400.0))),
     ],
 )
@@ -58,8 +58,8 @@ STAGED = [variant(one, Variant.STAGED) for one in both()]
     [
         ("one way", two(both()[0]), AbsenceKind.ONE_WAY, "measured one way only"),
         ("the other way", two(both()[1]), AbsenceKind.ONE_WAY, "measured one way only"),
-        ("two visits", two(*both(visits=2)), AbsenceKind.FEW_VISITS, "2 of the 3 trials that the noise needs"),
-        ("two of 16 MiB", two(*both(16 * MIB, 2)), AbsenceKind.FEW_VISITS, "2 of the 3 trials that the noise needs"),
+        ("two trials", two(*both(trials=2)), AbsenceKind.FEW_TRIALS, "2 of the 3 trials that the noise needs"),
+        ("two of 16 MiB", two(*both(16 * MIB, 2)), AbsenceKind.FEW_TRIALS, "2 of the 3 trials that the noise needs"),
         ("small copies", two(*both(16 * MIB - 1)), AbsenceKind.SMALL, "small messages only"),
         (
             "a small collective",
@@ -81,7 +81,7 @@ def test_what_does_not_and_why(title: str, run: Run, kind: AbsenceKind, reason: 
 
 
 def given_up(found: Measurement, kind: FailureKind) -> Measurement:
-    return replace(found, failure=reported("no answer", kind), samples=[])
+    return replace(found, failure=in_words("no answer", kind), samples=[])
 
 
 def test_a_pair_on_which_something_failed_is_not_judged_whatever_else_was_measured() -> None:
@@ -120,18 +120,18 @@ def test_no_peer_access_excuses_a_pair_where_it_is_all_that_is_lacking(
 
 
 def test_pairs_are_judged_one_by_one() -> None:
-    cells = [measured(WRITE, link, 400.0) for link in permutations(range(4), 2) if link != (3, 1)]
-    found = coverage(run_of(gpus(4), cells))
+    points = [measured(WRITE, link, 400.0) for link in permutations(range(4), 2) if link != (3, 1)]
+    found = coverage(run_of(gpus(4), points))
     assert found.judged == tuple(pair for pair in combinations(range(4), 2) if pair != (1, 3))
     assert ([one.pair for one in found.missed], found.pairs) == ([(1, 3)], 6)
 
 
 def less(run: Run, *left_out: tuple[Work, tuple[int, ...]]) -> Run:
-    return replace(run, measurements=[m for m in run.measurements if (m.cell.work, m.cell.members) not in left_out])
+    return replace(run, measurements=[m for m in run.measurements if (m.point.work, m.point.members) not in left_out])
 
 
 def only(run: Run, *works: Work) -> Run:
-    return replace(run, measurements=[found for found in run.measurements if found.cell.work in works])
+    return replace(run, measurements=[found for found in run.measurements if found.point.work in works])
 
 
 CE = Work(WRITE)
@@ -162,7 +162,7 @@ ALL = [(CE, link) for link in permutations(range(4), 2)]
             replace(
                 h200(),
                 measurements=[
-                    *(m for m in h200().measurements if m.cell.operation is not ALLREDUCE),
+                    *(m for m in h200().measurements if m.point.operation is not ALLREDUCE),
                     measured(ALLREDUCE, (0, 1, 2, 3), 236.3),
                     measured(Operation.BROADCAST, (0, 1), 326.0),
                 ],
@@ -187,20 +187,20 @@ def test_what_a_run_leaves_open(title: str, run: Run, lines: list[str]) -> None:
     assert undone(run) == lines
 
 
-def test_links_whose_limit_nobody_told_are_named_once_a_label() -> None:
+def test_links_whose_limit_nobody_reported_are_named_once_a_label() -> None:
     devices = gpus(3)
     run = run_of(devices, [measured(WRITE, link, 22.0) for link in permutations(range(3), 2)], paths(3, "PHB"))
     lines = undone(run)
     assert "PHB links against a limit: their slots or NVLinks are unknown" in lines
     assert "NCCL against the links: no collective of 64M or more was measured" in lines
-    told = replace(run, paths=tuple(replace(path, theory_gbs=31.5) for path in run.paths))
-    assert not any("against a limit" in line for line in undone(told))
+    reported = replace(run, paths=tuple(replace(path, theory_gbs=31.5) for path in run.paths))
+    assert not any("against a limit" in line for line in undone(reported))
 
 
 def test_the_smallest_messages_that_are_judged() -> None:
     def run(copy: int, collective: int) -> Run:
-        cells = [measured(WRITE, link, 400.0, copy) for link in ((0, 1), (1, 0))]
-        return run_of(gpus(2), [*cells, measured(ALLREDUCE, (0, 1), 300.0, collective)])
+        points = [measured(WRITE, link, 400.0, copy) for link in ((0, 1), (1, 0))]
+        return run_of(gpus(2), [*points, measured(ALLREDUCE, (0, 1), 300.0, collective)])
 
     assert not any("no copy" in line or "no collective" in line for line in undone(run(16 * MIB, 64 * MIB)))
     lines = undone(run(16 * MIB - 4, 64 * MIB - 4))

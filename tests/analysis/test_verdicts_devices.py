@@ -9,7 +9,7 @@ from collbench.analysis.diagnose import Kind, judge
 from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
-from tests.analysis.checked import HOST, STAGED, audited, faults, flagged, h200, pcie, slow, the, visits
+from tests.analysis.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, with_check
 from tests.builders import nvml_says, shared, smi_says
 
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
@@ -52,7 +52,7 @@ def test_nobody_else_is_no_contention() -> None:
 
 
 def test_nvlinks_that_slow_each_other_down() -> None:
-    verdict = the(audited(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+    verdict = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
     assert "concurrently they reach 0.60 of their isolated rate (ce-write)" in verdict.what
     assert (verdict.label, verdict.members) == ("NV18", (0, 1, 2, 3))
 
@@ -62,17 +62,17 @@ def test_nvlinks_that_slow_each_other_down() -> None:
     [
         ("PHB pairs share the host bridge, as the label says", "PHB", 0.5, False),
         ("pairs below one bridge share nothing", "PIX", 0.5, True),
-        ("the audit's own tolerance", "PIX", 0.99, False),
+        ("the interference check's own tolerance", "PIX", 0.99, False),
     ],
 )
 def test_pcie_paths_share_what_their_labels_name(case: str, label: str, ratio: float, found: bool) -> None:
     run = pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, _m: 22.0)
-    run = audited(run, Operation.CE_WRITE, label, ratio)
+    run = with_check(run, Operation.CE_WRITE, label, ratio)
     assert ([v.kind for v in faults(run)] == [Kind.CONTENTION]) is found, case
 
 
-def test_a_noisy_audit_is_no_contention() -> None:
-    """Visits that vary by 3 %: an audit of three visits may lie 5 % off by chance."""
+def test_a_noisy_interference_check_is_no_contention() -> None:
+    """Trials that vary by 3 %: an interference check of three trials may lie 5 % off by chance."""
     run = h200()
     noisy = [
         replace(
@@ -80,7 +80,7 @@ def test_a_noisy_audit_is_no_contention() -> None:
         )
         for m in run.measurements
     ]
-    assert faults(audited(replace(run, measurements=noisy), Operation.CE_WRITE, "NV18", 0.95)) == []
+    assert faults(with_check(replace(run, measurements=noisy), Operation.CE_WRITE, "NV18", 0.95)) == []
 
 
 SPREAD = (0.97, 1.03, 1.0, 0.98, 1.02)
@@ -96,7 +96,7 @@ def test_a_slot_with_half_of_its_lanes() -> None:
     run = slot(pcie({}, lambda _w, m: 11.0 if 2 in m else 22.0), 4, 8)
     host = [
         replace(m, samples=[replace(s, seconds=(s.seconds[0] * 2,) * 2) for s in m.samples])
-        if m.cell.variant is Variant.HOST and m.cell.members == (2,)
+        if m.point.variant is Variant.HOST and m.point.members == (2,)
         else m
         for m in run.measurements
     ]
@@ -113,7 +113,8 @@ def test_a_slot_with_half_of_its_lanes() -> None:
 def test_copies_with_any_numa_nodes_memory_show_what_a_slot_carries() -> None:
     run = slot(pcie({}, lambda _w, _m: 22.0), 3, 16)
     on_node = [
-        replace(m, cell=replace(m.cell, numa_node=1)) if m.cell.variant is Variant.HOST else m for m in run.measurements
+        replace(m, point=replace(m.point, numa_node=1)) if m.point.variant is Variant.HOST else m
+        for m in run.measurements
     ]
     assert faults(replace(run, measurements=on_node)) == []
 
@@ -123,7 +124,7 @@ def test_copies_with_any_numa_nodes_memory_show_what_a_slot_carries() -> None:
     [
         ("gen 3, but 24 GB/s were copied: it had gone to rest when it was read", 3, 16),
         ("the best that it can do", 4, 16),
-        ("not told", None, None),
+        ("not reported", None, None),
     ],
 )
 def test_slots_that_are_well(case: str, generation: int | None, width: int | None) -> None:
@@ -132,7 +133,7 @@ def test_slots_that_are_well(case: str, generation: int | None, width: int | Non
 
 def test_a_slow_slot_does_not_explain_nvlinks() -> None:
     run = slot(h200(slow(ROW, 0.85)), 5, 1, gpu=3)
-    host = [m for m in run.measurements if m.cell.variant is not Variant.HOST]
+    host = [m for m in run.measurements if m.point.variant is not Variant.HOST]
     kinds = [v.kind for v in faults(replace(run, measurements=host))]
     assert kinds == [Kind.PCIE_DEGRADED, Kind.INTRA_LABEL_OUTLIER]
 
@@ -145,7 +146,7 @@ def via_host(gbs: float, staged: float) -> Run:
         run,
         measurements=[
             replace(m, samples=[replace(s, seconds=(s.seconds[0] * scale,) * 2) for s in m.samples])
-            if m.cell.variant is Variant.STAGED
+            if m.point.variant is Variant.STAGED
             else m
             for m in run.measurements
         ],
@@ -172,8 +173,8 @@ def test_more_than_a_third_faster_through_host_memory_is_a_contradiction() -> No
 
 def test_without_peer_access_both_are_staged() -> None:
     run = via_host(9.9, 21.0)
-    told = {"cuda_peers": False, "peer_access": nvml_says("GNS"), "tool_peer_access": smi_says("GNS")}
-    refused = tuple(replace(path, **told) for path in run.paths)  # type: ignore[arg-type]  # a table of fields
+    reported = {"cuda_peers": False, "peer_access": nvml_says("GNS"), "tool_peer_access": smi_says("GNS")}
+    refused = tuple(replace(path, **reported) for path in run.paths)  # type: ignore[arg-type]  # a table of fields
     kinds = [v.kind for v in judge(replace(run, paths=refused))]
     assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
 
@@ -182,7 +183,7 @@ def test_copies_beside_others_are_not_compared_with_staged_ones() -> None:
     run = via_host(9.9, 21.0)
     plain = Work(Operation.CE_WRITE)
     busy = [
-        replace(m, samples=[replace(s, concurrent=True) for s in m.samples]) if m.cell.work == plain else m
+        replace(m, samples=[replace(s, concurrent=True) for s in m.samples]) if m.point.work == plain else m
         for m in run.measurements
     ]
     kinds = [v.kind for v in judge(replace(run, measurements=busy))]
@@ -206,23 +207,25 @@ def test_two_pairs_on_numa_nodes_of_their_own_share_nothing(
 ) -> None:
     run = pcie({}, lambda _w, _m: 22.0)
     run = replace(run, devices=tuple(replace(gpu, numa_node=n) for gpu, n in zip(run.devices, nodes, strict=True)))
-    slowed = audited(run, Operation.CE_WRITE, "PHB", 0.5)
+    slowed = with_check(run, Operation.CE_WRITE, "PHB", 0.5)
     assert ([v.kind for v in faults(slowed)] == [Kind.CONTENTION]) is found
     refused = tuple(replace(path, cuda_peers=False) for path in run.paths)
     assert Kind.CONTENTION not in [v.kind for v in judge(replace(slowed, paths=refused))]
 
 
 @pytest.mark.parametrize(("beyond", "found"), [(0.999, False), (1.001, True)])
-def test_an_audit_contradicts_beyond_its_tolerance_and_the_noise_of_two_medians(beyond: float, found: bool) -> None:
+def test_an_interference_check_contradicts_beyond_its_tolerance_and_the_noise_of_two_medians(
+    beyond: float, found: bool
+) -> None:
     run = h200()
     readings = Facts(run).readings
     error = max(one.error for one in readings.of(Work(Operation.CE_WRITE)).values())
     ratio = math.exp(-beyond * (0.02 + readings.z * math.hypot(error, error)))
-    assert bool(faults(audited(run, Operation.CE_WRITE, "NV18", ratio))) is found
+    assert bool(faults(with_check(run, Operation.CE_WRITE, "NV18", ratio))) is found
 
 
-def test_what_an_audit_shows_has_the_interval_of_its_noise() -> None:
-    verdict = the(audited(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+def test_what_an_interference_check_shows_has_the_interval_of_its_noise() -> None:
+    verdict = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
     assert verdict.measured is not None
     low, middle, high = verdict.measured
     assert verdict.theory_gbs is not None
@@ -233,10 +236,10 @@ def test_what_an_audit_shows_has_the_interval_of_its_noise() -> None:
 
 @pytest.mark.parametrize(("host", "found"), [(15.5, True), (15.75, True), (15.8, False), (24.0, False)])
 def test_a_slot_that_carried_more_than_it_shows_had_gone_to_rest(host: float, found: bool) -> None:
-    """Gen 3 ×16 carries 15.75 GB/s; the host copies' visits vary by a thousandth."""
+    """Gen 3 ×16 carries 15.75 GB/s; the host copies' trials vary by a thousandth."""
     run = slot(pcie({}, lambda _w, _m: 22.0), 3, 16)
-    kept = [m for m in run.measurements if m.cell.variant is not Variant.HOST]
-    copies = [visits(work, (gpu,), host if gpu == 2 else 24.0) for work in HOST for gpu in range(4)]
+    kept = [m for m in run.measurements if m.point.variant is not Variant.HOST]
+    copies = [trials(work, (gpu,), host if gpu == 2 else 24.0) for work in HOST for gpu in range(4)]
     assert (Kind.PCIE_DEGRADED in [v.kind for v in judge(replace(run, measurements=[*kept, *copies]))]) is found
 
 
@@ -245,44 +248,44 @@ def test_copies_of_another_size_are_not_compared_with_staged_ones() -> None:
     run = via_host(9.0, 14.0)
     assert Kind.P2P_SLOWER_THAN_STAGED in [v.kind for v in judge(run)]
     other = [
-        replace(m, cell=replace(m.cell, size_bytes=m.cell.size_bytes * 2)) if m.cell.work == STAGED else m
+        replace(m, point=replace(m.point, size_bytes=m.point.size_bytes * 2)) if m.point.work == STAGED else m
         for m in run.measurements
     ]
     assert Kind.P2P_SLOWER_THAN_STAGED not in [v.kind for v in judge(replace(run, measurements=other))]
 
 
 def test_what_disturbs_nvlinks_is_no_bridge() -> None:
-    over_nvlink = the(audited(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+    over_nvlink = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
     assert ("NVLinks" in over_nvlink.cause, "bridge" in over_nvlink.cause) == (True, False)
-    run = audited(pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, _m: 22.0), Operation.CE_WRITE, "PIX", 0.5)
+    run = with_check(pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, _m: 22.0), Operation.CE_WRITE, "PIX", 0.5)
     assert "below one bridge" in the(run, Kind.CONTENTION).cause
 
 
 def test_nvlinks_that_run_over_pcie_share_its_wires() -> None:
     run = h200(slow([(a, b) for a in range(4) for b in range(4) if a != b], 38.4 / 393.8))
     assert Kind.NV_NOT_USED in [v.kind for v in judge(run)]
-    assert Kind.CONTENTION not in [v.kind for v in judge(audited(run, Operation.CE_WRITE, "NV18", 0.6))]
+    assert Kind.CONTENTION not in [v.kind for v in judge(with_check(run, Operation.CE_WRITE, "NV18", 0.6))]
 
 
-def test_an_audit_is_held_to_the_noise_of_its_own_work() -> None:
+def test_an_interference_check_is_held_to_the_noise_of_its_own_work() -> None:
     run = h200()
     wild = [
         replace(
             m, samples=[replace(s, seconds=(s.seconds[0] * f,) * 2) for s, f in zip(m.samples, SPREAD, strict=True)]
         )
-        if m.cell.operation is Operation.SM_WRITE
+        if m.point.operation is Operation.SM_WRITE
         else m
         for m in run.measurements
     ]
     run = replace(run, measurements=wild)
-    assert Kind.CONTENTION in [v.kind for v in judge(audited(run, Operation.CE_WRITE, "NV18", 0.95))]
-    assert Kind.CONTENTION not in [v.kind for v in judge(audited(run, Operation.SM_WRITE, "NV18", 0.95))]
+    assert Kind.CONTENTION in [v.kind for v in judge(with_check(run, Operation.CE_WRITE, "NV18", 0.95))]
+    assert Kind.CONTENTION not in [v.kind for v in judge(with_check(run, Operation.SM_WRITE, "NV18", 0.95))]
 
 
 @pytest.mark.parametrize(("generation", "width", "cause"), [(4, 8, "fewer lanes"), (3, 16, "a lower generation")])
 def test_lanes_and_generations_go_down_for_other_reasons(generation: int, width: int, cause: str) -> None:
     run = slot(pcie({}, lambda _w, _m: 22.0), generation, width)
-    kept = [m for m in run.measurements if m.cell.variant is not Variant.HOST]
+    kept = [m for m in run.measurements if m.point.variant is not Variant.HOST]
     (verdict,) = (v for v in judge(replace(run, measurements=kept)) if v.kind is Kind.PCIE_DEGRADED)
     assert cause in verdict.cause
 

@@ -10,7 +10,7 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
 from collbench.output import sentences
 from tests.analysis.checked import failed, faults, h200, pcie, the
-from tests.builders import reported
+from tests.builders import in_words
 
 HUNG = "hang: no answer within 5.13 s, so the worker process was killed"
 WRONG = (
@@ -51,7 +51,7 @@ def test_over_pcie_the_usual_cause_is_the_iommu() -> None:
 def test_a_count_of_wrong_elements() -> None:
     run = h200()
     run.measurements[0].wrong = 3
-    assert the(run, Kind.DATA_CORRUPT).members == run.measurements[0].cell.members
+    assert the(run, Kind.DATA_CORRUPT).members == run.measurements[0].point.members
 
 
 def test_cores_of_the_host_backend() -> None:
@@ -99,7 +99,7 @@ def test_all_devices_in_one_collective() -> None:
 @pytest.mark.parametrize(
     ("case", "kind", "kinds"),
     [
-        ("an error that CUDA told", FailureKind.ERROR, [Kind.FAILED]),
+        ("an error that CUDA reported", FailureKind.ERROR, [Kind.FAILED]),
         ("a worker that died", FailureKind.CRASH, [Kind.FAILED]),
         ("an older version's, which saved no kind", None, [Kind.FAILED]),
         ("not tried", FailureKind.UNTRIED, []),
@@ -130,7 +130,7 @@ def test_wrong_elements_without_words_are_counted() -> None:
     run = h200()
     run.measurements[0].wrong = 3
     assert "3 elements of ce-write were wrong" in the(run, Kind.DATA_CORRUPT).what
-    run.measurements[0].failure = reported("wrong data: the link lies")
+    run.measurements[0].failure = in_words("wrong data: the link lies")
     assert sentences.what(the(run, Kind.DATA_CORRUPT), run) == "Wrong data arrived. wrong data: the link lies."
 
 
@@ -147,11 +147,11 @@ def test_a_failure_is_of_the_ways_that_its_work_uses(
 ) -> None:
     run = failed(h200(), operation, (1, 0), HUNG)
     bad = run.measurements[-1]
-    bad.cell = replace(bad.cell, variant=variant)
+    bad.point = replace(bad.point, variant=variant)
     assert the(run, Kind.HANG).what.startswith(where)
 
 
-def test_sets_that_failed_are_told_apart_with_the_first_words_of_each() -> None:
+def test_sets_that_failed_are_distinguished_with_the_first_words_of_each() -> None:
     run = h200()
     for operation, members, reason in (
         (Operation.ALLREDUCE, (0, 1, 2), "one"),

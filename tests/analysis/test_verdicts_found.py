@@ -22,7 +22,7 @@ INSPECTION = replace(
     copies=(Variant.PLAIN, Variant.STAGED, Variant.HOST),
     collectives=(Work(Operation.ALLREDUCE), Work(Operation.BROADCAST)),
 )
-NOISE = Noise(visit=0.005, block=0.002)
+NOISE = Noise(trial=0.005, batch=0.002)
 MACHINES = ("nvlink-pairs-2x2", "pcie-4-two-bridges", "dgx-1v", "hgx-h200")
 
 

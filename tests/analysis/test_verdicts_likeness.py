@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from collbench.analysis.diagnose import Kind, judge
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Path, Run
-from tests.analysis.checked import Members, Rate, audited, beside_others, faults, flagged, h200, kinds, pcie, slow, the
+from tests.analysis.checked import (
+    Members,
+    Rate,
+    beside_others,
+    faults,
+    flagged,
+    h200,
+    kinds,
+    pcie,
+    slow,
+    the,
+    with_check,
+)
 from tests.builders import gpus, noisy, nvml_says, pair_run, paths, smi_says, throttled
 
 BOTH = [(1, 3), (3, 1)]
@@ -83,13 +95,13 @@ def test_a_slow_all_reduce_of_one_pair_blames_nccls_path() -> None:
     assert "NCCL's path" in verdict.cause
 
 
-def test_one_wild_visit_is_no_outlier() -> None:
+def test_one_wild_trial_is_no_outlier() -> None:
     rates = {(0, 1): [326, 326, 120, 326, 326]}
     assert faults(pair_run(4, lambda a, b: rates.get((a, b), [326.0, 325, 326, 327, 326]))) == []
 
 
 def test_two_classes_of_one_label_do_not_shower() -> None:
-    """All pairs across two hidden halves of one label are slower: their GPUs are told once each, at most."""
+    """All pairs across two hidden halves of one label are slower: their GPUs are reported once each, at most."""
     run = pcie({}, lambda _w, m: 22.0 if max(m) < 4 or min(m) > 3 else 11.0, count=8)
     assert len(faults(run)) <= 2
 
@@ -139,19 +151,19 @@ def test_what_ran_beside_others_is_marked_and_over_pcie_not_compared() -> None:
     assert kinds(beside_others(run)) == []
 
 
-def test_an_audit_that_trusts_a_label_confirms_it() -> None:
+def test_an_interference_check_that_trusts_a_label_confirms_it() -> None:
     run = beside_others(h200(slow(BOTH, 0.92)))
-    run = audited(audited(run, Operation.CE_WRITE, "NV18", 1.0), Operation.CE_READ, "NV18", 1.0)
+    run = with_check(with_check(run, Operation.CE_WRITE, "NV18", 1.0), Operation.CE_READ, "NV18", 1.0)
     assert the(run, Kind.INTRA_LABEL_OUTLIER).confirmed
 
 
 def test_isolated_samples_are_believed_before_those_beside_others() -> None:
     """A link that is slow beside others only, and was measured alone once more."""
     run = beside_others(h200(slow(BOTH, 0.92)))
-    alone = {found.cell: found.samples for found in h200().measurements}
+    alone = {found.point: found.samples for found in h200().measurements}
     for found in run.measurements:
-        if set(found.cell.members) == {1, 3}:
-            found.samples.extend(alone[found.cell])
+        if set(found.point.members) == {1, 3}:
+            found.samples.extend(alone[found.point])
     assert faults(run) == []
 
 
@@ -161,7 +173,7 @@ SIGMA = 0.02
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_of_two_percent_makes_no_verdict(seed: int) -> None:
     rng = random.Random(seed)
-    run = pair_run(8, lambda _a, _b: noisy(326.0, SIGMA, rng.randrange(10**9), visits=7))
+    run = pair_run(8, lambda _a, _b: noisy(326.0, SIGMA, rng.randrange(10**9), trials=7))
     assert kinds(run) == []
 
 
@@ -169,7 +181,7 @@ def test_noise_of_two_percent_makes_no_verdict(seed: int) -> None:
 def test_a_pair_that_is_twelve_percent_slow_is_found_in_that_noise(seed: int) -> None:
     rng = random.Random(seed)
     run = pair_run(
-        8, lambda a, b: noisy(326.0 * (0.88 if (a, b) == (2, 5) else 1.0), SIGMA, rng.randrange(10**9), visits=7)
+        8, lambda a, b: noisy(326.0 * (0.88 if (a, b) == (2, 5) else 1.0), SIGMA, rng.randrange(10**9), trials=7)
     )
     assert the(run, Kind.INTRA_LABEL_OUTLIER).members == (2, 5)
 

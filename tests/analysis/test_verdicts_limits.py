@@ -10,7 +10,7 @@ from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Message, Rates, found
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
-from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, undone, visits
+from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, trials, undone
 from tests.builders import GIB, gpus, nvml_says, run_of, smi_says, throttled
 
 BOTH = [(0, 1), (1, 0)]
@@ -30,7 +30,7 @@ def test_the_reference_machine_agrees_and_topo_p_is_explained() -> None:
     assert undone(h200()) == []
 
 
-def test_a_degraded_link_is_told_in_links_worth_and_explains_the_rest() -> None:
+def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> None:
     """7 of 18 links carry 7/18 of what the recorded machine's copy engines write, 396.1 GB/s."""
     verdict = the(h200(slow(BOTH, 7 / 18)), Kind.NV_DEGRADED)
     assert verdict.members == (0, 1)
@@ -120,8 +120,8 @@ def test_reads_that_a_cache_served_are_impossible_though_the_copy_engines_are_no
 
 
 def test_all_that_a_device_sends_at_once_is_limited_by_its_port() -> None:
-    """1185 GB/s over a port of 450: three lanes timed one after another [4 × H200]. Two visits are enough."""
-    lanes = visits(Work(Operation.CE_WRITE, Variant.ONE_TO_ALL), (2, 0, 1, 3), 1185.0 / 3)
+    """1185 GB/s over a port of 450: three lanes timed one after another [4 × H200]. Two trials are enough."""
+    lanes = trials(Work(Operation.CE_WRITE, Variant.ONE_TO_ALL), (2, 0, 1, 3), 1185.0 / 3)
     run = h200()
     verdict = the(
         replace(run, measurements=[*run.measurements, replace(lanes, samples=lanes.samples[:2])]), Kind.IMPOSSIBLE
@@ -131,8 +131,8 @@ def test_all_that_a_device_sends_at_once_is_limited_by_its_port() -> None:
 
 
 def test_a_small_message_that_beats_its_link_is_impossible_though_too_small_to_be_slow() -> None:
-    small = replace(visits(Work(Operation.CE_READ), (0, 1), 700.0, 2**14), samples=[])
-    fast = visits(Work(Operation.CE_READ), (0, 1), 700.0, 2**14).samples[:1]
+    small = replace(trials(Work(Operation.CE_READ), (0, 1), 700.0, 2**14), samples=[])
+    fast = trials(Work(Operation.CE_READ), (0, 1), 700.0, 2**14).samples[:1]
     run = h200()
     assert the(
         replace(run, measurements=[*run.measurements, replace(small, samples=fast)]), Kind.IMPOSSIBLE
@@ -158,7 +158,7 @@ def test_without_any_slots_rate_only_what_no_pcie_can_carry_is_hidden() -> None:
 
 def test_small_messages_show_latency_and_are_not_judged() -> None:
     run = h200(slow(BOTH, 0.2))
-    small = [replace(found, cell=replace(found.cell, size_bytes=64 * 2**10)) for found in run.measurements]
+    small = [replace(found, point=replace(found.point, size_bytes=64 * 2**10)) for found in run.measurements]
     run = replace(run, measurements=small)
     assert faults(run) == []
     assert any("no copy of 16M or more" in line for line in undone(run))
@@ -170,16 +170,16 @@ def test_the_size_that_most_links_have_is_judged() -> None:
     larger = [
         replace(
             found,
-            cell=replace(found.cell, size_bytes=2 * GIB),
+            point=replace(found.point, size_bytes=2 * GIB),
             samples=[replace(sample, seconds=tuple(2 * s for s in sample.seconds)) for sample in found.samples],
         )
         for found in run.measurements
-        if found.cell.members != (0, 1)
+        if found.point.members != (0, 1)
     ]
     assert the(replace(run, measurements=[*run.measurements, *larger[:3]]), Kind.NV_DEGRADED).members == (0, 1)
 
 
-def test_two_visits_show_no_noise_and_are_not_judged() -> None:
+def test_two_trials_show_no_noise_and_are_not_judged() -> None:
     run = h200(slow(BOTH, 0.2))
     few = [replace(found, samples=found.samples[:2]) for found in run.measurements]
     assert faults(replace(run, measurements=few)) == []
@@ -192,8 +192,8 @@ def test_what_pcie_carries_at_most_is_the_slower_slots_or_what_was_measured() ->
     assert (pcie_ceiling(known, (0, 1)), pcie_ceiling(known, (1, 2))) == (15.75, 63.0)
     unknown = tuple(replace(gpu, pcie_generation=None) if gpu.index == 1 else gpu for gpu in run.devices)
     fast = [  # staged copies between others are no evidence
-        visits(found.cell.work, found.cell.members, 100.0)
-        if found.cell.variant is Variant.STAGED and set(found.cell.members) == {2, 3}
+        trials(found.point.work, found.point.members, 100.0)
+        if found.point.variant is Variant.STAGED and set(found.point.members) == {2, 3}
         else found
         for found in run.measurements
     ]
@@ -201,31 +201,31 @@ def test_what_pcie_carries_at_most_is_the_slower_slots_or_what_was_measured() ->
     host = max(facts.readings.interval(reading)[2] for reading in facts.readings.host(0))
     assert pcie_ceiling(facts, (0, 1)) == pytest.approx(host)
     assert 55.0 < host < 55.2
-    staged = [found for found in fast if found.cell.variant is not Variant.HOST]
+    staged = [found for found in fast if found.point.variant is not Variant.HOST]
     assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=staged)), (0, 1)) == pytest.approx(
         38.4, rel=0.01
     )
-    plain = [found for found in staged if found.cell.variant is Variant.PLAIN]
+    plain = [found for found in staged if found.point.variant is Variant.PLAIN]
     assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=plain)), (0, 1)) is None
 
 
 @pytest.mark.parametrize(
     ("variant", "where"), [(Variant.PLAIN, "GPU0 → GPU1: 3000 GB/s"), (Variant.BOTH_WAYS, "GPU0-GPU1: 3000 GB/s")]
 )
-def test_what_beats_a_link_is_told_of_its_ways_with_all_rates(variant: Variant, where: str) -> None:
+def test_what_beats_a_link_is_reported_of_its_ways_with_all_rates(variant: Variant, where: str) -> None:
     rates = {Operation.SM_READ: 1000.0, Operation.CE_READ: 2000.0, Operation.SM_WRITE: 3000.0}
     run = h200()
-    kept = [m for m in run.measurements if not (m.cell.work.operation in rates and set(m.cell.members) == {0, 1})]
+    kept = [m for m in run.measurements if not (m.point.work.operation in rates and set(m.point.members) == {0, 1})]
     ways = 2 if variant is Variant.BOTH_WAYS else 1
-    fast = [visits(Work(op, variant), (0, 1), gbs / ways) for op, gbs in rates.items()]
+    fast = [trials(Work(op, variant), (0, 1), gbs / ways) for op, gbs in rates.items()]
     fast = [replace(found, samples=[replace(found.samples[2], seconds=found.samples[2].seconds[:1])]) for found in fast]
     verdict = the(replace(run, measurements=[*kept, *fast]), Kind.IMPOSSIBLE)
     assert verdict.members == (0, 1)
     assert verdict.what.startswith(where)
-    assert "3 timed blocks" in verdict.what
+    assert "3 batches" in verdict.what
     assert verdict.measured == pytest.approx((1000.0, 2000.0, 3000.0))
     (one,) = (v for v in judge(replace(run, measurements=[*kept, fast[0]])) if v.kind is Kind.IMPOSSIBLE)
-    assert "1 timed block)" in one.what
+    assert "1 batch)" in one.what
 
 
 def test_unused_links_are_looked_at_from_one_end_and_degraded_ones_from_both() -> None:
@@ -238,21 +238,21 @@ def test_a_degraded_row_of_a_throttled_gpu_names_the_reason() -> None:
     assert verdict.cause.startswith("GPU2 was throttled (HW slowdown) in ")
 
 
-@pytest.mark.parametrize(("worth", "told"), [(1.2, "1"), (0.5, "0.5"), (16.0 / 2, "8")])
-def test_links_worth(worth: float, told: str) -> None:
+@pytest.mark.parametrize(("worth", "reported"), [(1.2, "1"), (0.5, "0.5"), (16.0 / 2, "8")])
+def test_links_worth(worth: float, reported: str) -> None:
     """In slots of PCIe gen 3 ×4 even half an NVLink is faster than PCIe."""
     run = h200(slow(BOTH, worth / 18))
     narrow = tuple(replace(gpu, pcie_generation=3, pcie_width=4) for gpu in run.devices)
-    plain = [found for found in run.measurements if found.cell.variant is Variant.PLAIN]
+    plain = [found for found in run.measurements if found.point.variant is Variant.PLAIN]
     (verdict,) = (v for v in judge(replace(run, devices=narrow, measurements=plain)) if v.kind is Kind.NV_DEGRADED)
-    assert f"the rate of {told} of 18 links" in verdict.what
+    assert f"the rate of {reported} of 18 links" in verdict.what
 
 
 @pytest.mark.parametrize(
     ("title", "label", "alone", "isolated", "speaks"),
     [
         ("over PCIe what ran alone", "PHB", True, True, True),
-        ("what an audit found to be as fast as alone", "PHB", True, False, True),
+        ("what an interference check found to be as fast as alone", "PHB", True, False, True),
         ("not where the label mixes unlike paths", "PIX", True, False, False),
         ("even there what ran alone", "PIX", True, True, True),
         ("what ran beside others", "PHB", False, False, False),

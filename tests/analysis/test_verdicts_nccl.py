@@ -55,7 +55,7 @@ def test_one_pair_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "reported"),
     [
         ({"NCCL_PROTO": "LL"}, "NCCL_PROTO=LL fixes the protocol"),
         ({"NCCL_ALGO": "Tree"}, "NCCL_ALGO=Tree fixes the algorithm"),
@@ -67,9 +67,9 @@ def test_one_pair_alone() -> None:
         ({"NCCL_VERSION": "2.28.9"}, "its log names the path"),
     ],
 )
-def test_the_variable_that_slows_nccl_is_named(environment: Mapping[str, str], told: str) -> None:
+def test_the_variable_that_slows_nccl_is_named(environment: Mapping[str, str], reported: str) -> None:
     run = with_settings(h200(slow(PAIRS, 0.4, copies=False)), environment)
-    assert told in the(run, Kind.COLLECTIVE_CONTRADICTION).cause
+    assert reported in the(run, Kind.COLLECTIVE_CONTRADICTION).cause
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_far_below_is_below_half(case: str, share: float, found: bool) -> None:
 def test_small_messages_are_not_judged() -> None:
     run = h200(slow(PAIRS, DISABLED, copies=False))
     small = [
-        replace(m, cell=replace(m.cell, size_bytes=2**20)) if m.cell.operation is Operation.ALLREDUCE else m
+        replace(m, point=replace(m.point, size_bytes=2**20)) if m.point.operation is Operation.ALLREDUCE else m
         for m in run.measurements
     ]
     assert faults(replace(run, measurements=small)) == []
@@ -158,7 +158,7 @@ def test_over_pcie_only_what_ran_alone_is_held_against_the_links() -> None:
     run = pcie({}, lambda work, _m: 4.4 if work.operation is Operation.ALLREDUCE else 22.0)
     busy = [
         beside_others(replace(run, measurements=[found])).measurements[0]
-        if found.cell.operation is Operation.ALLREDUCE
+        if found.point.operation is Operation.ALLREDUCE
         else found
         for found in run.measurements
     ]
@@ -184,7 +184,7 @@ def test_far_below_is_half_of_what_the_slower_way_surely_carries(beside: float, 
 
 def test_over_pcie_theory_alone_contradicts_no_collective() -> None:
     run = pcie({}, lambda _w, _m: 2.0)
-    alone = [found for found in run.measurements if found.cell.operation is Operation.ALLREDUCE]
+    alone = [found for found in run.measurements if found.point.operation is Operation.ALLREDUCE]
     assert faults(replace(run, measurements=alone)) == []
 
 

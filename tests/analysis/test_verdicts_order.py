@@ -13,7 +13,7 @@ from collbench.analysis.diagnose.links import link_state
 from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from tests.analysis.checked import Members, Rate, faults, h200, pcie, the, visits
+from tests.analysis.checked import Members, Rate, faults, h200, pcie, the, trials
 from tests.builders import gpus, pair_run, paths, run_of
 
 WRITE = Work(Operation.CE_WRITE)
@@ -23,13 +23,13 @@ INVERTED, OUTLYING = math.log(1.1), 0.025
 def written(labels: dict[Members, str], rate: Rate) -> Run:
     """Return a run of plain writes alone between four GPUs over PCIe."""
     run = pcie(labels, rate)
-    return replace(run, measurements=[found for found in run.measurements if found.cell.work == WRITE])
+    return replace(run, measurements=[found for found in run.measurements if found.point.work == WRITE])
 
 
 def errors(run: Run) -> tuple[float, dict[str, float]]:
     """Return how many errors a bound lies off, and the error of each label's readings."""
     readings = Facts(run).readings
-    return readings.z, {reading.label: reading.error for reading in readings.cells}
+    return readings.z, {reading.label: reading.error for reading in readings.points}
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05])
@@ -64,7 +64,7 @@ def test_one_link_of_a_worse_label_has_its_own_error() -> None:
         def made(gap: float) -> Run:
             links = (path for path in paths(3, "PHB", {(0, 1): "PIX"}) if path.devices != (1, 2))
             rates = {(0, 1): 22 * math.exp(-gap), (0, 2): 22.0}
-            return run_of(gpus(3), [visits(WRITE, members, rate) for members, rate in rates.items()], tuple(links))
+            return run_of(gpus(3), [trials(WRITE, members, rate) for members, rate in rates.items()], tuple(links))
 
         z, error = errors(made(0.2))
         gap = INVERTED + z * math.hypot(error["PIX"], error["PHB"]) + beyond
@@ -123,12 +123,12 @@ def test_the_way_back_is_compared_only_where_it_may_be() -> None:
     for slow in ((0, 1), (1, 0)):
         busy = [
             replace(found, samples=[replace(sample, concurrent=True) for sample in found.samples])
-            if found.cell.members == slow
+            if found.point.members == slow
             else found
             for found in run.measurements
         ]
         assert Kind.ASYMMETRY not in [v.kind for v in judge(replace(run, measurements=busy))]
-    half = [found for found in run.measurements if found.cell.members != (1, 0)]
+    half = [found for found in run.measurements if found.point.members != (1, 0)]
     assert Kind.ASYMMETRY not in [v.kind for v in judge(replace(run, measurements=half))]
 
 
@@ -143,7 +143,7 @@ def test_small_gaps_of_all_copies_are_surer_together(share: float, works: str | 
     z, error = errors(h200())
     gap = OUTLYING + share * z * error["NV18"] / 2
     run = h200(lambda work, m: math.exp(-gap) if work.operation.is_copy and set(m) == {0, 1} else 1.0)
-    plain = [found for found in run.measurements if found.cell.work.operation.is_copy]
+    plain = [found for found in run.measurements if found.point.work.operation.is_copy]
     found = [v for v in judge(replace(run, measurements=plain)) if v.kind is Kind.INTRA_LABEL_OUTLIER]
     assert [works in v.what if works else True for v in found] == ([True] if works else [])
 
@@ -155,7 +155,7 @@ def test_an_outlier_is_below_what_noise_lifts_the_others_upper_quartile_by(beyon
 
     def made(gap: float) -> Run:
         some = rates | {(1, 2): 326 * math.exp(-gap)}
-        return run_of(gpus(4), [visits(Work(Operation.ALLREDUCE), pair, gbs) for pair, gbs in some.items()])
+        return run_of(gpus(4), [trials(Work(Operation.ALLREDUCE), pair, gbs) for pair, gbs in some.items()])
 
     z, error = errors(made(0.0))
     one = error["NV18"]
@@ -175,7 +175,7 @@ def test_of_two_links_one_is_an_outlier_where_they_are_no_equals(beyond: float, 
 
     def made(gap: float) -> Run:
         rates = {(0, 1): 326.0, (0, 2): 326 * math.exp(-gap)}
-        return run_of(gpus(3), [visits(Work(Operation.ALLREDUCE), pair, gbs) for pair, gbs in rates.items()])
+        return run_of(gpus(3), [trials(Work(Operation.ALLREDUCE), pair, gbs) for pair, gbs in rates.items()])
 
     z, error = errors(made(0.0))
     gap = OUTLYING + z * math.hypot(error["NV18"], error["NV18"])

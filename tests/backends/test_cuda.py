@@ -43,7 +43,7 @@ def test_buffers_hold_more_messages_where_memory_is_plenty(
             allocated.append(bytes_)
 
     devices = gpus(2)
-    found = [SimpleNamespace(uuid=device.uuid, ordinal=place) for place, device in enumerate(devices)]
+    found = [SimpleNamespace(uuid=device.uuid, ordinal=index) for index, device in enumerate(devices)]
     monkeypatch.setattr(_native, "Gpus", Gpus)
     monkeypatch.setattr(_native, "list_gpus", lambda: found)
     CudaBackend(devices, None).reserve(largest)

@@ -28,7 +28,7 @@ CORES = tuple(REACH[rank % len(REACH)] for rank in range(4))  # more ranks than 
 
 
 def step(operation: Operation, groups: tuple[tuple[int, ...], ...], size: int, **other: Any) -> Step:
-    return Step(operation, groups, size, **({"iterations": 3, "blocks": 2, "warmup": 1} | other))
+    return Step(operation, groups, size, **({"iterations": 3, "batches": 2, "warmup": 1} | other))
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_odd_sizes_are_exact(world: GlooWorld, size: int) -> None:
 
 
 def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) -> None:
-    both = world.time_collective(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, blocks=4))
-    one = world.time_collective(step(ALLREDUCE, ((3, 1),), 4096, blocks=1))
+    both = world.time_collective(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
+    one = world.time_collective(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
     assert [len(row) for row in both.seconds] == [4, 4]
     assert [len(row) for row in one.seconds] == [1]
 
@@ -136,7 +136,7 @@ def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, bad:
     assert idle._workers == [], title
 
 
-def test_without_torch_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_user_reads_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install torch"):
         GlooWorld(CORES).time_collective(step(ALLREDUCE, ((0, 1),), 8))
@@ -194,7 +194,7 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
         host._timing(step(ALLREDUCE, ((0, 1),), 16), [right, wrong], [4, 6])
 
 
-def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
+def test_a_batch_takes_as_long_as_its_slowest_rank() -> None:
     replies = [
         Reply(seconds=[1.0, 5.0], wrong=None),
         Reply(seconds=[], wrong=None),
@@ -205,7 +205,7 @@ def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
 
 def task(operation: Operation, dtype: str, redop: str, count: int) -> Task:
     return Task(
-        operation=operation.value, groups=((0, 1, 2),), count=count, iterations=1, blocks=1, warmup=0,
+        operation=operation.value, groups=((0, 1, 2),), count=count, iterations=1, batches=1, warmup=0,
         dtype=dtype, redop=redop, root=1, in_place=False, verify=True,
     )  # fmt: skip
 

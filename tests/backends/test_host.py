@@ -27,9 +27,9 @@ def backend() -> Iterator[HostBackend]:
 
 
 def step(
-    size: int, operation: Operation = Operation.CPU_WRITE, iterations: int = 5, blocks: int = 3, warmup: int = 1
+    size: int, operation: Operation = Operation.CPU_WRITE, iterations: int = 5, batches: int = 3, warmup: int = 1
 ) -> Step:
-    return Step(operation, ((0, 1),), size, iterations, blocks, warmup)
+    return Step(operation, ((0, 1),), size, iterations, batches, warmup)
 
 
 @pytest.mark.parametrize("operation", [Operation.CPU_WRITE, Operation.CPU_READ])
@@ -44,15 +44,15 @@ def test_every_size_is_copied_verified_and_timed(backend: HostBackend, operation
 
 def test_buffers_grow_with_the_sizes_and_stay_usable_for_smaller_ones(backend: HostBackend) -> None:
     for size in (1, 9 * 2**20, 5):
-        assert len(backend.time_copies(step(size, iterations=1, blocks=2)).seconds[0]) == 2
+        assert len(backend.time_copies(step(size, iterations=1, batches=2)).seconds[0]) == 2
 
 
 def test_more_messages_than_fit_the_buffer_wrap_around(backend: HostBackend) -> None:
-    backend.time_copies(step(3 * 2**20 + 5, iterations=7, blocks=2))  # two slots in 8 MiB
+    backend.time_copies(step(3 * 2**20 + 5, iterations=7, batches=2))  # two slots in 8 MiB
 
 
 def test_both_directions_at_once_give_a_row_each(backend: HostBackend) -> None:
-    both = Step(Operation.CPU_READ, groups=((0, 1), (1, 0)), size_bytes=4097, iterations=5, blocks=4, warmup=0)
+    both = Step(Operation.CPU_READ, groups=((0, 1), (1, 0)), size_bytes=4097, iterations=5, batches=4, warmup=0)
     assert [len(row) for row in backend.time_copies(both).seconds] == [4, 4]
 
 

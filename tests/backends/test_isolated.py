@@ -23,7 +23,7 @@ from tests.backends import fake_worker as fate
 from tests.builders import gpus
 
 ROOT = Path(__file__).parents[2]
-COPY = Step(Operation.CE_WRITE, ((0, 1),), 1024, iterations=4, blocks=2)
+COPY = Step(Operation.CE_WRITE, ((0, 1),), 1024, iterations=4, batches=2)
 COLLECTIVE = replace(COPY, operation=Operation.ALLREDUCE, groups=((0, 1), (2, 3)))
 # Where nothing hangs, time is no matter. Where something does, a healthy fake worker needs far less than this.
 LONG = Timeouts(opening_s=100, communicators_s=0, first_s=0, floor_s=100)

@@ -30,7 +30,7 @@ def line(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("title", "log", "operation", "ranks", "size", "told"),
+    ("title", "log", "operation", "ranks", "size", "reported"),
     [
         ("2.28.9, small", SMALL, Operation.ALLREDUCE, 4, 8, ("RING", "LL", 1)),
         ("2.28.9, large", SMALL + LARGE, Operation.ALLREDUCE, 4, 4 * MIB, ("RING", "LL128", 24)),
@@ -110,9 +110,9 @@ def line(text: str) -> str:
     ],
 )
 def test_a_log_is_read(
-    title: str, log: str, operation: Operation, ranks: int, size: int, told: tuple[str, str, int] | None
+    title: str, log: str, operation: Operation, ranks: int, size: int, reported: tuple[str, str, int] | None
 ) -> None:
-    expected = None if told is None else Chosen(operation, ranks, size, *told)
+    expected = None if reported is None else Chosen(operation, ranks, size, *reported)
     assert choice(log, operation, ranks, size) == expected, title
 
 

@@ -13,7 +13,7 @@ FLOOR = Timeouts().floor_s
 
 def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
     pairs = tuple((2 * n, 2 * n + 1) for n in range(groups))
-    return Step(Operation.CE_WRITE, pairs, size, iterations=1, blocks=2, warmup=0, variant=variant)
+    return Step(Operation.CE_WRITE, pairs, size, iterations=1, batches=2, warmup=0, variant=variant)
 
 
 @pytest.mark.parametrize(

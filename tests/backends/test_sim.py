@@ -26,13 +26,13 @@ GIB = 2**30
 
 
 def step(operation: Operation, *groups: tuple[int, ...], size: int = GIB, variant: Variant = Variant.PLAIN) -> Step:
-    return Step(operation, groups, size, iterations=4, blocks=2, variant=variant)
+    return Step(operation, groups, size, iterations=4, batches=2, variant=variant)
 
 
 def gbs(backend: SimBackend, asked: Step) -> list[float]:
     """Return each group's algorithm bandwidth, GB/s of one message."""
     time = backend.time_collective if asked.operation.is_collective else backend.time_copies
-    return [asked.size_bytes / np.median(blocks) / 1e9 for blocks in time(asked).seconds]
+    return [asked.size_bytes / np.median(batches) / 1e9 for batches in time(asked).seconds]
 
 
 def test_it_is_a_backend() -> None:
@@ -93,13 +93,13 @@ def test_launches_are_timed_beside_where_they_are_asked_for() -> None:
 
 
 def test_the_noise_is_the_fabrics() -> None:
-    noisy = replace(QUIET_DGX, noise=Noise(visit=0.02, block=0.005))
+    noisy = replace(QUIET_DGX, noise=Noise(trial=0.02, batch=0.005))
     backend = SimBackend(noisy, seed=5)
     asked = step(Operation.CE_WRITE, (0, 1))
-    blocks = np.log([backend.time_copies(asked).seconds[0] for _ in range(4000)])
-    within = float(np.std(blocks[:, 0] - blocks[:, 1])) / np.sqrt(2)
+    batches = np.log([backend.time_copies(asked).seconds[0] for _ in range(4000)])
+    within = float(np.std(batches[:, 0] - batches[:, 1])) / np.sqrt(2)
     assert within == pytest.approx(0.005, rel=0.1)
-    assert float(np.std(blocks.mean(axis=1))) == pytest.approx(0.02, rel=0.1)
+    assert float(np.std(batches.mean(axis=1))) == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_host_memory_of_the_other_socket_is_behind_the_sockets_link(
         assert gbs(backend, asked) == pytest.approx([expected], rel=0.01)
 
 
-def test_a_hanging_link_costs_its_cells_alone() -> None:
+def test_a_hanging_link_costs_its_points_alone() -> None:
     run = simulate(faulty(complete(4), Fault(FaultKind.HANGING_LINK, (1, 2))), request(sizes=(2**20,)), seed=1)
-    failed = {frozenset(found.cell.members) for found in run.measurements if found.stop is StopReason.FAILED}
+    failed = {frozenset(found.point.members) for found in run.measurements if found.stop is StopReason.FAILED}
     assert failed == {frozenset((1, 2))}
-    assert all(found.samples for found in run.measurements if frozenset(found.cell.members) not in failed)
+    assert all(found.samples for found in run.measurements if frozenset(found.point.members) not in failed)
     assert {found.failure.cause for found in run.measurements if found.failure} == {Cause.GIVEN_UP}
 
 
@@ -197,7 +197,7 @@ def test_flags_speak_as_the_watch_does(title: str, fault: Fault, flags: tuple[Fl
 
 def test_flags_reach_the_samples() -> None:
     run = simulate(faulty(complete(3), Fault(FaultKind.FOREIGN_LOAD, (2,))), request(sizes=(2**20,)), seed=1)
-    flagged = {2 in found.cell.members for found in run.measurements for sample in found.samples if sample.flags}
+    flagged = {2 in found.point.members for found in run.measurements for sample in found.samples if sample.flags}
     assert True in flagged
 
 
@@ -224,15 +224,15 @@ def test_a_simulated_run_is_complete_and_survives_its_file(name: str) -> None:
 
 def test_the_run_shows_the_fabrics_rates() -> None:
     run = simulate(QUIET_DGX, request(collectives=()), seed=3)
-    written = [m for m in run.measurements if m.cell.operation is Operation.CE_WRITE]
-    largest = {m.cell.members: summarize(m).busbw for m in written if m.cell.size_bytes == 2**26}
+    written = [m for m in run.measurements if m.point.operation is Operation.CE_WRITE]
+    largest = {m.point.members: summarize(m).busbw for m in written if m.point.size_bytes == 2**26}
     assert largest[0, 3] == pytest.approx(48.3, rel=0.01)
     assert largest[0, 1] == pytest.approx(24.2, rel=0.01)
 
 
 def test_budgets_count_the_simulated_machines_time() -> None:
-    """A slow machine gets what it is owed and no more; a fast one gets visits until its cells are settled."""
-    noisy = replace(complete(3), noise=Noise(visit=0.05, block=0.01))
+    """A slow machine gets what it is owed and no more; a fast one gets trials until its data points are settled."""
+    noisy = replace(complete(3), noise=Noise(trial=0.05, batch=0.01))
     short, long = (simulate(noisy, request(budget_seconds=budget), seed=1) for budget in (1e-6, 1e6))
     assert {found.stop for found in short.measurements} >= {StopReason.BUDGET}
     assert StopReason.BUDGET not in {found.stop for found in long.measurements}
@@ -243,7 +243,7 @@ def test_chosen_devices_keep_their_names_and_their_links() -> None:
     run = simulate(QUIET_DGX, request(devices="5,1,0", sizes=(2**26,)), seed=1)
     assert [device.index for device in run.devices] == [5, 1, 0]
     assert [(path.devices, path.label) for path in run.paths] == [((0, 1), "NV2"), ((0, 2), "SYS"), ((1, 2), "NV1")]
-    rates = {m.cell.members: summarize(m).busbw for m in run.measurements if m.cell.operation is Operation.CE_WRITE}
+    rates = {m.point.members: summarize(m).busbw for m in run.measurements if m.point.operation is Operation.CE_WRITE}
     assert rates[0, 1] == pytest.approx(48.3, rel=0.01)
     assert rates[0, 2] == pytest.approx(9.5, rel=0.05)
 
@@ -270,7 +270,7 @@ def test_each_rank_sends_to_the_next_by_their_own_path() -> None:
 @pytest.mark.parametrize("variant", [v for v in Variant if v is not Variant.IN_PLACE])
 def test_every_pattern_is_timed(variant: Variant) -> None:
     run = simulate(tree(("root0", "root0", "root2")), request(copies=(variant,), collectives=(), chase=True), seed=1)
-    assert variant in {found.cell.variant for found in run.measurements}
+    assert variant in {found.point.variant for found in run.measurements}
     assert all(found.samples for found in run.measurements)
 
 

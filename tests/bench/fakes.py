@@ -84,12 +84,14 @@ class FakeBackend:
     def _time(self, step: Step) -> Timing:
         self._on_step(len(self.steps), step)
         self.steps.append(step)
-        seconds = tuple(tuple(self._block(step, group, block) for block in range(step.blocks)) for group in step.groups)
+        seconds = tuple(
+            tuple(self._batch(step, group, batch) for batch in range(step.batches)) for group in step.groups
+        )
         return Timing(seconds, (1e-5,) * len(step.groups) if step.launches else ())
 
-    def _block(self, step: Step, group: tuple[int, ...], block: int) -> float:
+    def _batch(self, step: Step, group: tuple[int, ...], batch: int) -> float:
         pair = frozenset(group)
         share = self._concurrency(pair) if len(step.groups) > 1 else 1.0
-        jitter = self._jitter[(len(self.steps) + block) % len(self._jitter)]
+        jitter = self._jitter[(len(self.steps) + batch) % len(self._jitter)]
         moved = DataPoint(step.operation, group, step.size_bytes, step.variant).moved_bytes
         return moved / (self._rates.get(pair, self._gbs) * share * 1e9) * jitter

@@ -1,4 +1,4 @@
-"""Which pairs an audit puts side by side: those that meet on the wires that their label names."""
+"""Which pairs an interference check puts side by side: those that meet on the wires that their label names."""
 
 import random
 from collections.abc import Mapping

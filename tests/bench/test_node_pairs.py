@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def hosts(*counts: int) -> tuple[Device, ...]:
-    names = [f"n{place}" for place, count in enumerate(counts) for _ in range(count)]
+    names = [f"n{index}" for index, count in enumerate(counts) for _ in range(count)]
     return tuple(replace(device, host=name) for device, name in zip(gpus(len(names)), names, strict=True))
 
 
@@ -36,7 +36,7 @@ class Hosts(FakeBackend):
     def time_collective(self, step: Step) -> Timing:
         self.steps.append(step)
         self._spoil(step)
-        return Timing(tuple((0.001,) * step.blocks for _ in step.groups))
+        return Timing(tuple((0.001,) * step.batches for _ in step.groups))
 
 
 def opened(backend: Hosts, size: int = MIB) -> tuple[NodePairs, Run]:
@@ -55,7 +55,7 @@ def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, op
     assert pairs.measure([(2, 0), (1, 3)], one_way) == pytest.approx([gbs, gbs])
     assert {step.groups for step in backend.steps} == {((4, 5, 0, 1), (2, 3, 6, 7))}
     assert {step.operation for step in backend.steps} == {operation}
-    assert [found.cell.members for found in run.measurements] == [(4, 5, 0, 1), (2, 3, 6, 7)]
+    assert [found.point.members for found in run.measurements] == [(4, 5, 0, 1), (2, 3, 6, 7)]
     assert {len(found.samples) for found in run.measurements} == {3}
     assert backend.reserved == [MIB]
 
@@ -69,10 +69,11 @@ def test_of_a_round_that_fails_each_pair_is_tried_alone() -> None:
     pairs, run = opened(backend)
     assert pairs.measure([(0, 1), (2, 3)], False) == [pytest.approx(1.572864), None]
     assert lost(run) == ("n2 and n3: it hangs",)
-    told = {
-        found.cell.members: (found.failure and found.failure.kind, len(found.samples) > 0) for found in run.measurements
+    reported = {
+        found.point.members: (found.failure and found.failure.kind, len(found.samples) > 0)
+        for found in run.measurements
     }
-    assert told == {(0, 1, 2, 3): (None, True), (4, 5, 6, 7): (FailureKind.HANG, False)}
+    assert reported == {(0, 1, 2, 3): (None, True), (4, 5, 6, 7): (FailureKind.HANG, False)}
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
 
@@ -89,7 +90,7 @@ def test_inside_the_nodes_every_pair_is_measured_all_nodes_at_once() -> None:
     backend = Hosts(4, 2, 1)
     pairs, run = opened(backend)
     pairs.measure_inside()
-    found = {frozenset(one.cell.members) for one in run.measurements}
+    found = {frozenset(one.point.members) for one in run.measurements}
     assert found == {frozenset({a, b}) for a in range(4) for b in range(a)} | {frozenset({4, 5})}
     assert max(len(step.groups) for step in backend.steps) == 3  # two pairs of the first node, one of the second
 

@@ -29,7 +29,7 @@ def test_a_round_has_every_node_once(
 
 
 def test_pairs_lie_within_groups_or_apart() -> None:
-    leaf = {node: place for place, members in enumerate(LEAVES) for node in members}
+    leaf = {node: index for index, members in enumerate(LEAVES) for node in members}
     for seed in range(50):
         assert all(leaf[a] == leaf[b] for a, b in matching(16, LEAVES, random.Random(seed)))
         assert not any(leaf[a] == leaf[b] for a, b in apart(16, LEAVES, random.Random(seed)))

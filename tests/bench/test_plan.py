@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.bench.plan import BLOCKS_A_VISIT, Plan, directed_links, unordered_pairs
-from collbench.bench.sweep import cells_of
+from collbench.bench.plan import BATCHES_A_TRIAL, Plan, directed_links, unordered_pairs
+from collbench.bench.sweep import points_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint
 
@@ -27,47 +27,47 @@ def plan_for(n: int, *, whole: bool = False) -> Plan:
         sizes={COPY: SIZES, SUM: SIZES[1:]},
         dtype="float32",
         redop="sum",
-        block_bytes=128 * MIB,
+        batch_bytes=128 * MIB,
     )
 
 
-def visited(plan: Plan, seed: int, wanted: set[DataPoint] | None = None) -> Counter[DataPoint]:
-    steps = plan.passes(random.Random(seed), set(plan.cells()) if wanted is None else wanted)
-    return Counter(cell for step in steps for cell in cells_of(step))
+def in_a_pass(plan: Plan, seed: int, wanted: set[DataPoint] | None = None) -> Counter[DataPoint]:
+    steps = plan.passes(random.Random(seed), set(plan.points()) if wanted is None else wanted)
+    return Counter(point for step in steps for point in points_of(step))
 
 
 @given(st.integers(2, 9), st.integers(), st.booleans())
-def test_a_pass_visits_every_cell_exactly_once(n: int, seed: int, whole: bool) -> None:
+def test_a_pass_has_every_point_exactly_once(n: int, seed: int, whole: bool) -> None:
     plan = plan_for(n, whole=whole)
-    assert visited(plan, seed) == Counter(plan.cells())
+    assert in_a_pass(plan, seed) == Counter(plan.points())
 
 
 @given(st.integers(2, 7), st.integers(), st.data())
-def test_a_pass_visits_only_what_is_wanted(n: int, seed: int, data: st.DataObject) -> None:
+def test_a_pass_has_only_what_is_wanted(n: int, seed: int, data: st.DataObject) -> None:
     plan = plan_for(n)
-    cells = list(plan.cells())
-    wanted = data.draw(st.sets(st.sampled_from(cells), max_size=len(cells)))
-    assert visited(plan, seed, wanted) == Counter(wanted)
+    points = list(plan.points())
+    wanted = data.draw(st.sets(st.sampled_from(points), max_size=len(points)))
+    assert in_a_pass(plan, seed, wanted) == Counter(wanted)
 
 
 @given(st.integers(2, 9), st.integers())
 def test_groups_of_a_step_are_disjoint_and_copies_go_both_ways(n: int, seed: int) -> None:
     plan = plan_for(n)
-    for step in plan.passes(random.Random(seed), set(plan.cells())):
+    for step in plan.passes(random.Random(seed), set(plan.points())):
         members = [member for group in step.groups for member in group]
         assert len(members) == len(set(members))
-    assert {cell.members for cell in plan.cells() if cell.operation is Operation.CE_WRITE} == {
+    assert {point.members for point in plan.points() if point.operation is Operation.CE_WRITE} == {
         (a, b) for a in range(n) for b in range(n) if a != b
     }
 
 
 @given(st.integers(4, 9), st.integers(), st.data())
-def test_isolated_cells_run_alone_and_only_they(n: int, seed: int, data: st.DataObject) -> None:
+def test_isolated_points_run_alone_and_only_they(n: int, seed: int, data: st.DataObject) -> None:
     links = data.draw(st.sets(st.sampled_from(directed_links(n)), max_size=6))
     isolated = frozenset((COPY, link) for link in links)
     plan = replace(plan_for(n), isolated=isolated)
-    steps = plan.passes(random.Random(seed), set(plan.cells()))
-    assert visited(plan, seed) == Counter(plan.cells())
+    steps = plan.passes(random.Random(seed), set(plan.points()))
+    assert in_a_pass(plan, seed) == Counter(plan.points())
     for step in steps:
         assert len(step.groups) == 1 or not any((step.work, group) in isolated for group in step.groups)
     # Nothing else is serialised: a round that loses k links to isolation becomes at most k + 1 steps.
@@ -76,14 +76,14 @@ def test_isolated_cells_run_alone_and_only_they(n: int, seed: int, data: st.Data
 
 
 def test_the_whole_set_is_one_group() -> None:
-    steps = plan_for(4, whole=True).passes(random.Random(3), set(plan_for(4, whole=True).cells()))
+    steps = plan_for(4, whole=True).passes(random.Random(3), set(plan_for(4, whole=True).points()))
     assert [step.groups for step in steps if step.operation is Operation.ALLREDUCE] == [((0, 1, 2, 3),)] * 2
 
 
 def test_steps_come_in_random_order_over_the_whole_plan() -> None:
     plan = plan_for(6)
-    cells = set(plan.cells())
-    first, again, other = (plan.passes(random.Random(seed), cells) for seed in (1, 1, 2))
+    points = set(plan.points())
+    first, again, other = (plan.passes(random.Random(seed), points) for seed in (1, 1, 2))
     assert first == again
     assert first != other
     in_plan_order = sorted(first, key=lambda step: (step.operation, step.size_bytes))
@@ -91,32 +91,32 @@ def test_steps_come_in_random_order_over_the_whole_plan() -> None:
 
 
 @given(st.integers(0, 34).map(lambda power: 2**power), st.sampled_from([COPY, SUM]), st.sampled_from([PAIR, FOUR]))
-def test_a_block_is_long_enough_and_its_queue_shallow(size: int, work: Work, members: tuple[int, ...]) -> None:
+def test_a_batch_is_long_enough_and_its_queue_shallow(size: int, work: Work, members: tuple[int, ...]) -> None:
     plan = plan_for(4)
     step = plan.step(work, [members if work == SUM else PAIR], size)
     assert 1 <= step.iterations <= 20
-    assert step.iterations * size >= plan.block_bytes or step.iterations in (16, 20)
+    assert step.iterations * size >= plan.batch_bytes or step.iterations in (16, 20)
     assert step.iterations >= plan.step(COPY, [PAIR], size).iterations  # a chain's end is late, too
-    assert step.blocks == BLOCKS_A_VISIT
+    assert step.batches == BATCHES_A_TRIAL
     assert (step.dtype, step.redop, step.launches) == ("float32", "sum", 0)
 
 
 @pytest.mark.parametrize(
     ("title", "work", "members", "size", "iterations", "warmup"),
     [
-        ("small messages fill the queue, not the block", COPY, PAIR, 8, 16, 1),
+        ("small messages fill the queue, not the batch", COPY, PAIR, 8, 16, 1),
         ("collectives, whose launch is in a graph, a few more", SUM, PAIR, 8, 20, 1),
-        ("a copy's block has block_bytes", COPY, PAIR, 32 * MIB, 4, 0),
+        ("a copy's batch has block_bytes", COPY, PAIR, 32 * MIB, 4, 0),
         ("rounded up to whole messages", COPY, PAIR, 50 * MIB, 3, 0),
-        ("short messages are preceded by an untimed block", COPY, PAIR, 15 * MIB, 9, 1),
+        ("short messages are preceded by an untimed batch", COPY, PAIR, 15 * MIB, 9, 1),
         ("long ones warm up by themselves", COPY, PAIR, 16 * MIB, 8, 0),
-        ("a chain of collectives moves twice a block", SUM, PAIR, 64 * MIB, 4, 0),
+        ("a chain of collectives moves twice a batch", SUM, PAIR, 64 * MIB, 4, 0),
         ("and holds two at least: its end is late", SUM, PAIR, 256 * MIB, 2, 0),
         ("but for the largest messages of a pair", SUM, PAIR, 512 * MIB, 1, 0),
         ("and of more ranks, whose pipeline drains longer", SUM, FOUR, 4096 * MIB, 4, 0),
     ],
 )
-def test_a_visits_work(
+def test_a_trials_work(
     title: str, work: Work, members: tuple[int, ...], size: int, iterations: int, warmup: int
 ) -> None:
     step = plan_for(4).step(work, [members], size)
@@ -125,20 +125,20 @@ def test_a_visits_work(
 
 def test_the_largest_allreduce_decides() -> None:
     plan = plan_for(2)
-    deciding = {(cell.operation, cell.size_bytes) for cell in plan.cells() if plan.decides(cell)}
+    deciding = {(point.operation, point.size_bytes) for point in plan.points() if plan.decides(point)}
     assert deciding == {(Operation.ALLREDUCE, 64 * MIB)}
 
 
 def test_only_collectives_have_a_launch_loop() -> None:
     plan = replace(plan_for(3), launches=20)
-    steps = plan.passes(random.Random(0), set(plan.cells()))
+    steps = plan.passes(random.Random(0), set(plan.points()))
     assert {(step.operation.is_collective, step.launches) for step in steps} == {(False, 0), (True, 20)}
 
 
 def test_every_pass_warms_small_messages_up() -> None:
     plan = plan_for(3)
     for seed in range(3):
-        steps = plan.passes(random.Random(seed), set(plan.cells()))
+        steps = plan.passes(random.Random(seed), set(plan.points()))
         assert {(step.size_bytes, step.warmup) for step in steps} == {(8, 1), (MIB, 1), (64 * MIB, 0)}
 
 
@@ -149,7 +149,7 @@ def test_iterations_and_warmup_can_be_given() -> None:
 
 def test_more_iterations_than_a_chain_holds_are_left_to_the_launch_loop() -> None:
     plan = replace(plan_for(2), iterations=100, launches=100)
-    steps = [step for step in plan.passes(random.Random(0), set(plan.cells())) if step.work == SUM]
+    steps = [step for step in plan.passes(random.Random(0), set(plan.points())) if step.work == SUM]
     assert {(step.iterations, step.launches) for step in steps} == {(32, 100)}  # 32: csrc/collective_layout.cpp
 
 
@@ -158,13 +158,13 @@ def test_what_shares_a_device_or_the_host_runs_alone(variant: Variant) -> None:
     work = Work(Operation.CE_WRITE, variant)
     groups = ((0,), (1,)) if variant is Variant.HOST else ((0, 1), (1, 0))
     plan = replace(plan_for(2), groups={work: groups}, sizes={work: (MIB,)})
-    assert [step.groups for step in plan.passes(random.Random(1), set(plan.cells()))].count(groups) == 0
-    assert visited(plan, 1) == Counter(plan.cells())
+    assert [step.groups for step in plan.passes(random.Random(1), set(plan.points()))].count(groups) == 0
+    assert in_a_pass(plan, 1) == Counter(plan.points())
 
 
 def test_disjoint_sets_run_at_once_when_asked() -> None:
     halves = ((0, 1), (2, 3))
     plan = replace(plan_for(4), groups={SUM: halves}, sizes={SUM: (MIB,)}, together=True)
-    one_more = {next(iter(plan.cells()))}
-    for wanted in (set(plan.cells()), one_more):
+    one_more = {next(iter(plan.points()))}
+    for wanted in (set(plan.points()), one_more):
         assert [step.groups for step in plan.passes(random.Random(1), wanted)] == [halves]

@@ -1,4 +1,4 @@
-"""From a request to the cells that a machine can measure."""
+"""From a request to the data points that a machine can measure."""
 
 import itertools
 import random
@@ -85,7 +85,7 @@ def test_where_no_size_fits_the_smallest_is_named() -> None:
         make_plan(replace(ALL, sizes=(GIB, 2 * GIB, 4 * GIB)), backend)
 
 
-def test_where_nothing_is_left_the_first_that_was_skipped_is_told_with_its_own_reason() -> None:
+def test_where_nothing_is_left_the_first_that_was_skipped_is_reported_with_its_own_reason() -> None:
     works = (Work(Operation.ALLREDUCE), Work(Operation.ALLGATHER))
     with pytest.raises(UsageError) as caught:
         plan_of(replace(ONE, collectives=works, sizes=(1, 2)))
@@ -157,7 +157,7 @@ def test_default_sizes_are_powers_of_two_from_8_bytes(backend: str, last: int) -
     assert (sizes[0], sizes[-1]) == (8, last) == (survey_sizes(backend)[0], survey_sizes(backend)[-1])
     assert set(survey_sizes(backend)) <= set(sizes)
     assert [b // a for a, b in itertools.pairwise(survey_sizes(backend))][1:] == [4] * (len(survey_sizes(backend)) - 2)
-    assert all(size == 8 * 2**place for place, size in enumerate(sizes))
+    assert all(size == 8 * 2**index for index, size in enumerate(sizes))
 
 
 def plan_of(request: Request, count: int = 4) -> Plan:
@@ -171,7 +171,7 @@ def test_disjoint_sets_of_neighbours_run_at_once() -> None:
 
 
 @pytest.mark.parametrize("sets", [((0, 1), (2, 3), (0, 3)), ((0, 1, 2), (0, 2, 3))])
-def test_named_sets_are_visited_alone_in_turn_and_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
+def test_named_sets_are_measured_alone_in_turn_and_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
     """docs/method.md 11.5; sets that share no GPU would otherwise run at the same time."""
     backend, request = FakeBackend(4), replace(ONE, sets=sets, sizes=(MIB,), budget_seconds=1e-9)
     plan, _ = make_plan(request, backend)
@@ -179,10 +179,10 @@ def test_named_sets_are_visited_alone_in_turn_and_at_least_six_times(sets: tuple
     run = run_of(gpus(4), [])
     sweep(backend, plan, run, request.effort(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
     assert {step.groups for step in backend.steps} == {(one,) for one in sets}
-    assert {found.cell.members: len(found.samples) >= 6 for found in run.measurements} == dict.fromkeys(sets, True)
+    assert {found.point.members: len(found.samples) >= 6 for found in run.measurements} == dict.fromkeys(sets, True)
     # In turn: every pass has each set once.
-    visits = [step.groups[0] for step in backend.steps][-len(sets) * 6 :]
-    assert all(set(visits[at : at + len(sets)]) == set(sets) for at in range(0, len(visits), len(sets)))
+    trials = [step.groups[0] for step in backend.steps][-len(sets) * 6 :]
+    assert all(set(trials[at : at + len(sets)]) == set(sets) for at in range(0, len(trials), len(sets)))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_named_sets_are_visited_alone_in_turn_and_at_least_six_times(sets: tuple
         ("a named set of one", {"sets": ((0,), (1,))}, 4, "at least two"),
         ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "at least two"),
         ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
-        ("only sizes without a block", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
+        ("only sizes without a batch", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
         ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: less than an element"),
     ],
 )
@@ -281,7 +281,7 @@ def test_host_copies_run_once_for_each_numa_node(title: str, nodes: tuple[int, .
     plan, skipped = make_plan(HOST, backend)
     assert {work.numa_node for work in plan.groups} == expected, title
     assert set(plan.groups.values()) == {((0,), (1,), (2,))}
-    assert {cell.numa_node for cell in plan.cells()} == expected
+    assert {point.numa_node for point in plan.points()} == expected
     assert skipped == []
 
 
@@ -326,6 +326,6 @@ def test_steps_and_samples_keep_their_node() -> None:
     plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
     sweep(backend, plan, run, HOST.effort(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
     assert {step.numa_node for step in backend.steps} == {0, 1}
-    assert {(found.cell.members, found.cell.numa_node) for found in run.measurements} == {
+    assert {(found.point.members, found.point.numa_node) for found in run.measurements} == {
         (member, node) for member in ((0,), (1,)) for node in (0, 1)
     }

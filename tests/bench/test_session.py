@@ -71,18 +71,18 @@ def test_its_devices_are_let_go_when_it_ends_not_before_the_run_is_shown(
 def test_at_any_moment_the_file_is_a_whole_run(use: Callable[[Opened], None], tmp_path: pathlib.Path) -> None:
     use(opened(FakeBackend(2)))
     path = tmp_path / "run.json"
-    visits: list[int] = []
+    trials: list[int] = []
 
     def look(done: int, _total: int) -> None:
         found = run_file.load(path)
-        assert (found.complete, done) == (False, len(visits) + 1)
+        assert (found.complete, done) == (False, len(trials) + 1)
         assert {m.stop for m in found.measurements} == {StopReason.INTERRUPTED}
-        visits.append(sum(len(m.samples) for m in found.measurements))
+        trials.append(sum(len(m.samples) for m in found.measurements))
 
     with Session(ALL, path, pytest.fail) as one:
         one.measure(look)
-    assert visits == list(range(1, len(visits) + 1))
-    assert len(visits) > 20
+    assert trials == list(range(1, len(trials) + 1))
+    assert len(trials) > 20
     assert run_file.load(path).complete
     assert [found.name for found in tmp_path.iterdir()] == ["run.json"]
 
@@ -97,17 +97,17 @@ def test_what_was_measured_before_the_end_is_saved(
 
     backend = FakeBackend(2, on_step=on_step)
     use(opened(backend))
-    visits = 0
+    trials = 0
 
     def count(done: int, _total: int) -> None:
-        nonlocal visits
-        visits = done
+        nonlocal trials
+        trials = done
 
     with Session(ALL, tmp_path / "run.json", pytest.fail) as one, pytest.raises(type(failure)):
         one.measure(count)
     saved = run_file.load(tmp_path / "run.json")
     assert not saved.complete
-    assert sum(len(found.samples) for found in saved.measurements) == visits > 0
+    assert sum(len(found.samples) for found in saved.measurements) == trials > 0
     assert StopReason.INTERRUPTED in {found.stop for found in saved.measurements}
     assert backend.closed
 
@@ -157,22 +157,22 @@ def test_a_place_that_cannot_be_written_stops_it_before_a_backend_is_opened(
         Session(ALL, tmp_path / place, pytest.fail)
 
 
-def test_a_full_disk_is_told_once_and_measuring_goes_on(
+def test_a_full_disk_is_reported_once_and_measuring_goes_on(
     use: Callable[[Opened], None], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     use(opened(FakeBackend(2)))
-    path, told = tmp_path / "run.json", list[str]()
+    path, reported = tmp_path / "run.json", list[str]()
     path.write_text("an older run", encoding="utf-8")
     monkeypatch.setattr(os, "fsync", full)
-    with Session(replace(ALL, force=True), path, told.append) as one:
+    with Session(replace(ALL, force=True), path, reported.append) as one:
         one.measure(quiet)
     assert one.run.complete
-    assert len(told) == 1
-    assert "No space left on device" in told[0]
-    assert "measuring goes on" in told[0]
+    assert len(reported) == 1
+    assert "No space left on device" in reported[0]
+    assert "measuring goes on" in reported[0]
     assert one.failure is not None
     assert path.read_text(encoding="utf-8") == "an older run"
     assert [found.name for found in tmp_path.iterdir()] == ["run.json"]
@@ -191,14 +191,14 @@ def test_a_disk_that_has_room_again_gets_the_run(
 
     use(opened(FakeBackend(2)))
     monkeypatch.setattr(os, "fsync", full_at_first)
-    told: list[str] = []
-    with Session(ALL, tmp_path / "run.json", told.append) as one:
+    reported: list[str] = []
+    with Session(ALL, tmp_path / "run.json", reported.append) as one:
         one.measure(quiet)
-    assert (len(told), one.failure) == (1, None)
+    assert (len(reported), one.failure) == (1, None)
     assert run_file.load(tmp_path / "run.json").complete
 
 
-def test_the_same_seed_visits_in_the_same_order(use: Callable[[Opened], None], tmp_path: pathlib.Path) -> None:
+def test_the_same_seed_measures_in_the_same_order(use: Callable[[Opened], None], tmp_path: pathlib.Path) -> None:
     orders = []
     for seed in (5, 5, 6):
         backend = FakeBackend(4)

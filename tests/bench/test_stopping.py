@@ -11,8 +11,8 @@ from collbench.model.run import DataPoint, Measurement, Sample, StopReason
 MIB = 2**20
 
 
-def visits(size: int, *times: tuple[float, ...]) -> Measurement:
-    samples = [Sample(blocks, 1, concurrent=False) for blocks in times]
+def trials(size: int, *times: tuple[float, ...]) -> Measurement:
+    samples = [Sample(batches, 1, concurrent=False) for batches in times]
     return Measurement(DataPoint(Operation.CE_WRITE, (0, 1), size), samples)
 
 
@@ -28,56 +28,56 @@ def spread(half: float) -> list[tuple[float, ...]]:
 
 
 def stray(ratio: float) -> list[tuple[float, ...]]:
-    """Return six visits at e^±0.1 and two whose logs have `ratio` times the square."""
+    """Return six trials at e^±0.1 and two whose logs have `ratio` times the square."""
     return at(*[0.1, -0.1] * 3, 0.1 * math.sqrt(ratio), -0.1 * math.sqrt(ratio))
 
 
 def at(*logs: float) -> list[tuple[float, ...]]:
-    """Return a visit of two equal blocks for each log of seconds."""
+    """Return a trial of two equal batches for each log of seconds."""
     return [(math.exp(log), math.exp(log)) for log in logs]
 
 
 @pytest.mark.parametrize(
     ("title", "measurement", "reason"),
     [
-        ("two equal trials are too few", visits(MIB, *[(1.0,) * 5] * 2), None),
-        ("three equal trials are enough", visits(MIB, *[(1.0,)] * 3), StopReason.PRECISION),
-        ("six equal batches of one trial", visits(MIB, (1.0,) * 6), None),
-        ("a large message within 1 %", visits(MIB, *spread(0.0099)), StopReason.PRECISION),
-        ("a large message beyond 1 %", visits(MIB, *spread(0.0101)), None),
-        ("a small message within 3 %", visits(MIB - 1, *spread(0.0298)), StopReason.PRECISION),
-        ("a small message beyond 3 %", visits(MIB - 1, *spread(0.0302)), None),
-        ("batches that differ, trials that agree", visits(MIB, *[(0.9, 1.1)] * 3), StopReason.PRECISION),
-        ("one wild trial of three", visits(MIB, *of(1.0, 1.0, 9.0)), None),
-        ("one wild trial of ten does not count", visits(MIB, *of(*[1.0] * 9, 9.0)), StopReason.PRECISION),
-        ("noise known from eight visits", visits(MIB, *[(0.9, 0.9), (1.1, 1.1)] * 4), StopReason.NOISE),
-        ("noise after seven visits", visits(MIB, *[(0.9, 0.9), (1.1, 1.1)] * 3, (0.9, 0.9)), None),
+        ("two equal trials are too few", trials(MIB, *[(1.0,) * 5] * 2), None),
+        ("three equal trials are enough", trials(MIB, *[(1.0,)] * 3), StopReason.PRECISION),
+        ("six equal batches of one trial", trials(MIB, (1.0,) * 6), None),
+        ("a large message within 1 %", trials(MIB, *spread(0.0099)), StopReason.PRECISION),
+        ("a large message beyond 1 %", trials(MIB, *spread(0.0101)), None),
+        ("a small message within 3 %", trials(MIB - 1, *spread(0.0298)), StopReason.PRECISION),
+        ("a small message beyond 3 %", trials(MIB - 1, *spread(0.0302)), None),
+        ("batches that differ, trials that agree", trials(MIB, *[(0.9, 1.1)] * 3), StopReason.PRECISION),
+        ("one wild trial of three", trials(MIB, *of(1.0, 1.0, 9.0)), None),
+        ("one wild trial of ten does not count", trials(MIB, *of(*[1.0] * 9, 9.0)), StopReason.PRECISION),
+        ("noise known from eight trials", trials(MIB, *[(0.9, 0.9), (1.1, 1.1)] * 4), StopReason.NOISE),
+        ("noise after seven trials", trials(MIB, *[(0.9, 0.9), (1.1, 1.1)] * 3, (0.9, 0.9)), None),
         (
             "noise that still grows",
-            visits(MIB, *[(0.9, 0.9), (1.1, 1.1)] * 3, (0.5, 0.5), (2.0, 2.0)),
+            trials(MIB, *[(0.9, 0.9), (1.1, 1.1)] * 3, (0.5, 0.5), (2.0, 2.0)),
             None,
         ),
-        # Six visits at e^±a and two at e^±b have (6a² + 2b²)/7 of a variance that was 6a²/5: changed by less than a
+        # Six trials at e^±a and two at e^±b have (6a² + 2b²)/7 of a variance that was 6a²/5: changed by less than a
         # tenth from 6.804 to 10.164 a².
-        ("noise that the last two raise by 9 %", visits(MIB, *stray(2.0)), StopReason.NOISE),
-        ("by 12 %", visits(MIB, *stray(2.25)), None),
-        ("that they lower by 9 %", visits(MIB, *stray(0.5)), StopReason.NOISE),
-        ("by 12 %, too", visits(MIB, *stray(0.25)), None),
-        ("blocks that vary, in visits that do not", visits(MIB, *[(0.9, 1.1)] * 8), StopReason.PRECISION),
+        ("noise that the last two raise by 9 %", trials(MIB, *stray(2.0)), StopReason.NOISE),
+        ("by 12 %", trials(MIB, *stray(2.25)), None),
+        ("that they lower by 9 %", trials(MIB, *stray(0.5)), StopReason.NOISE),
+        ("by 12 %, too", trials(MIB, *stray(0.25)), None),
+        ("batches that vary, in trials that do not", trials(MIB, *[(0.9, 1.1)] * 8), StopReason.PRECISION),
         (
-            "noise of which the third last visit told",
-            visits(MIB, *at(0.1, -0.1, 0.1, -0.1, 0.1, 0.3, 0.15, -0.15)),
+            "noise of which the third last trial reported",
+            trials(MIB, *at(0.1, -0.1, 0.1, -0.1, 0.1, 0.3, 0.15, -0.15)),
             StopReason.NOISE,
         ),
-        ("nothing measured", visits(MIB), None),
+        ("nothing measured", trials(MIB), None),
     ],
 )
-def test_when_a_cell_is_settled(title: str, measurement: Measurement, reason: StopReason | None) -> None:
+def test_when_a_point_is_settled(title: str, measurement: Measurement, reason: StopReason | None) -> None:
     assert stop_reason(measurement) is reason
 
 
 def test_the_precision_that_was_asked_for_is_enough_to_the_dot() -> None:
-    three = visits(MIB, (0.75, 1.0), (1.0, 1.0), (1.0, 1.25))
+    three = trials(MIB, (0.75, 1.0), (1.0, 1.0), (1.0, 1.25))
     half = half_width(trial_seconds(three))
     assert stop_reason(three, half) is StopReason.PRECISION
     assert stop_reason(three, half * (1 - 1e-9)) is None
@@ -90,7 +90,7 @@ def test_stopping_when_precise_leaves_honest_intervals(noise: float) -> None:
     drawn = np.exp(rng.normal(0, noise, (1500, 12, 1)) + rng.normal(0, noise / 2, (1500, 12, 2)))
     held = 0
     for seconds in drawn.tolist():
-        found = visits(MIB)
+        found = trials(MIB)
         for batches in seconds:
             found.samples.append(Sample(tuple(batches), 1, concurrent=False))
             if stop_reason(found):

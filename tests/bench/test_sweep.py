@@ -7,12 +7,12 @@ import pytest
 
 from collbench.analysis.stats import summarize
 from collbench.backends.protocol import Step, Timing, time_step
-from collbench.bench.interference import audit, distrusted
+from collbench.bench.interference import check_interference, distrusted
 from collbench.bench.plan import Effort, Plan, directed_links, unordered_pairs
 from collbench.bench.sweep import Watcher, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Audit, Path, Run, StopReason
+from collbench.model.run import InterferenceCheck, Path, Run, StopReason
 from tests.bench.fakes import FakeBackend
 from tests.builders import gpus, paths, run_of
 
@@ -20,16 +20,16 @@ MIB = 2**20
 SIZES = (MIB, 64 * MIB)
 # No test waits: the deadline is an hour away, or it has passed before the sweep begins.
 PATIENT = Effort(
-    screening=3, deciding=5, budget_seconds=3600, block_bytes=64 * MIB, longest_block_bytes=64 * MIB, rate=1e11
+    screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
 )
 HURRIED = Effort(
-    screening=3, deciding=5, budget_seconds=-1, block_bytes=64 * MIB, longest_block_bytes=64 * MIB, rate=1e11
+    screening=3, deciding=5, budget_seconds=-1, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
 )
 
 
 def plan_for(n: int, *, launches: int = 0) -> Plan:
     groups = {Work(Operation.CE_WRITE): directed_links(n), Work(Operation.ALLREDUCE): unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, SIZES), "float32", "sum", PATIENT.block_bytes, launches=launches)
+    return Plan(n, groups, dict.fromkeys(groups, SIZES), "float32", "sum", PATIENT.batch_bytes, launches=launches)
 
 
 def swept(
@@ -50,27 +50,27 @@ def empty(count: int, links: Sequence[Path] | None = None) -> Run:
     return run
 
 
-def test_a_steady_machine_is_settled_after_the_planned_visits() -> None:
+def test_a_steady_machine_is_settled_after_the_planned_trials() -> None:
     run = swept(FakeBackend(4), plan_for(4))
     assert run.complete
-    assert [found.cell for found in run.measurements] == list(plan_for(4).cells())  # in the plan's order
-    visits = {(found.cell.operation, found.cell.size_bytes, len(found.samples)) for found in run.measurements}
+    assert [found.point for found in run.measurements] == list(plan_for(4).points())  # in the plan's order
+    trials = {(found.point.operation, found.point.size_bytes, len(found.samples)) for found in run.measurements}
     copies = {(Operation.CE_WRITE, size, 3) for size in (MIB, 64 * MIB)}
     sums = {(Operation.ALLREDUCE, MIB, 3), (Operation.ALLREDUCE, 64 * MIB, 5)}
-    assert visits == copies | sums  # what decides is visited more
+    assert trials == copies | sums  # what decides is measured more
     assert {found.stop for found in run.measurements} == {StopReason.PRECISION}
     assert {round(summarize(found).algbw, 4) for found in run.measurements} == {100.0}
 
 
-def test_the_launch_loop_is_timed_in_every_visit_and_for_collectives_alone() -> None:
+def test_the_launch_loop_is_timed_in_every_trial_and_for_collectives_alone() -> None:
     for found in swept(FakeBackend(3), plan_for(3, launches=20)).measurements:
-        expected = 1e-5 if found.cell.operation is Operation.ALLREDUCE else None
+        expected = 1e-5 if found.point.operation is Operation.ALLREDUCE else None
         assert {sample.launch_seconds for sample in found.samples} == {expected}
 
 
 def test_recorded_times_keep_seven_digits() -> None:
     found = swept(FakeBackend(2, gbs=3.0), plan_for(2)).measurements[0]
-    assert set(found.samples[0].seconds) == {float(f"{found.cell.size_bytes / 3e9:.7g}")}
+    assert set(found.samples[0].seconds) == {float(f"{found.point.size_bytes / 3e9:.7g}")}
 
 
 def test_what_is_recorded_is_what_was_done() -> None:
@@ -80,12 +80,12 @@ def test_what_is_recorded_is_what_was_done() -> None:
     assert len(set(done.values())) > 1
     for found in run.measurements:
         for sample in found.samples:
-            assert sample.iterations == done[found.cell.operation, found.cell.size_bytes]
+            assert sample.iterations == done[found.point.operation, found.point.size_bytes]
             assert sample.concurrent is True  # of four devices two pairs are always busy
     assert all(len(step.groups) == 2 for step in backend.steps[-10:])
 
 
-def test_a_noisy_cell_is_visited_until_its_noise_is_known() -> None:
+def test_a_noisy_point_is_measured_until_its_noise_is_known() -> None:
     # Six factors in turn: neither within 1 % nor changing their spread once they have come round.
     run = swept(FakeBackend(2, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(2))
     assert run.complete
@@ -93,12 +93,12 @@ def test_a_noisy_cell_is_visited_until_its_noise_is_known() -> None:
     assert any(found.stop is StopReason.NOISE and len(found.samples) > PATIENT.deciding for found in run.measurements)
 
 
-def test_past_the_budget_every_cell_still_gets_the_visits_that_it_is_owed() -> None:
+def test_past_the_budget_every_point_still_gets_the_trials_that_it_is_owed() -> None:
     run = swept(FakeBackend(4, jitter=tuple(1.3**k for k in range(11))), plan_for(4), HURRIED)
     assert run.complete
-    assert len(run.measurements) == len(list(plan_for(4).cells()))
-    visits = {(plan_for(4).decides(found.cell), len(found.samples)) for found in run.measurements}
-    assert visits == {(False, 3), (True, 5)}  # three screen, and what decides is worth the time
+    assert len(run.measurements) == len(list(plan_for(4).points()))
+    trials = {(plan_for(4).decides(found.point), len(found.samples)) for found in run.measurements}
+    assert trials == {(False, 3), (True, 5)}  # three screen, and what decides is worth the time
     assert {found.stop for found in run.measurements} == {StopReason.BUDGET}
 
 
@@ -114,7 +114,7 @@ def test_the_seconds_of_a_sweep_are_those_since_it_began_and_before_it_was_resum
     watcher = Watcher(lambda *_: None, lambda _found: None, clock=clock)
     sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
     last = next(looks)
-    start, phases = run.phases["NCCL start"], [run.phases[name] for name in ("warm-up", "audit", "visits")]
+    start, phases = run.phases["NCCL start"], [run.phases[name] for name in ("warm-up", "interference check", "trials")]
     assert start == 1.0  # two looks: begun, ready
     assert all(seconds >= 1.0 for seconds in phases)
     assert run.seconds == 100.0 + (last - 1) - 3602.0  # begun with the third look, ended with the last
@@ -140,7 +140,7 @@ def test_progress_never_passes_its_total() -> None:
 
 @pytest.mark.parametrize("failure", [BackendError("GPU1 fell off the bus"), KeyboardInterrupt()])
 @pytest.mark.parametrize("at", [0, 1, 17, 50])
-def test_whatever_ends_it_the_finished_visits_are_in_the_run(failure: BaseException, at: int) -> None:
+def test_whatever_ends_it_the_finished_trials_are_in_the_run(failure: BaseException, at: int) -> None:
     seen: list[int] = []
 
     def on_step(number: int, step: Step) -> None:
@@ -150,19 +150,19 @@ def test_whatever_ends_it_the_finished_visits_are_in_the_run(failure: BaseExcept
     started = 0
     probe = FakeBackend(3)
     warm_up(probe, plan_for(3), random.Random(11))
-    started = len(probe.steps)  # with three devices there is nothing to audit, so the visits begin here
+    started = len(probe.steps)  # with three devices there is nothing to check, so the trials begin here
     run = empty(3)
     watcher = Watcher(lambda done, _total: seen.append(done), lambda _found: None)
     with pytest.raises(type(failure)):
         sweep(FakeBackend(3, on_step=on_step), plan_for(3), run, PATIENT, random.Random(11), watcher)
     assert run.complete is False
     assert sum(len(found.samples) for found in run.measurements) == len(seen) == at
-    for found in run.measurements:  # three steady visits of two blocks are settled, whatever came later
+    for found in run.measurements:  # three steady trials of two batches are settled, whatever came later
         assert found.stop is (StopReason.PRECISION if len(found.samples) >= 3 else StopReason.INTERRUPTED)
     assert run.seconds >= 0
 
 
-def test_warming_up_stops_when_three_visits_agree_and_gives_up_on_a_clock_that_never_settles() -> None:
+def test_warming_up_stops_when_three_trials_agree_and_gives_up_on_a_clock_that_never_settles() -> None:
     plan = plan_for(4)
     calm, wild = FakeBackend(4), FakeBackend(4, jitter=(1.0, 1.5, 2.2, 0.7))
     warm_up(calm, plan, random.Random(1))
@@ -181,15 +181,17 @@ def sharing(pair: frozenset[int]) -> float:
     return 1.0 if pair in ({0, 1}, {2, 3}) else 0.5
 
 
-def test_the_audit_finds_the_label_that_suffers_and_the_sweep_measures_it_alone() -> None:
+def test_the_interference_check_finds_the_label_that_suffers_and_the_sweep_measures_it_alone() -> None:
     run = swept(FakeBackend(4, concurrency=sharing), plan_for(4), links=MIXED)
-    verdicts = {(found.operation, found.label): (found.trusted, round(found.ratio, 6)) for found in run.audits}
+    verdicts = {
+        (found.operation, found.label): (found.trusted, round(found.ratio, 6)) for found in run.interference_checks
+    }
     for work in plan_for(4).groups:
         assert verdicts[work.operation, "NV2"] == (True, 1.0)
         assert verdicts[work.operation, "SYS"] == (False, 0.5)
-    assert {Work(found.operation, found.variant) for found in run.audits} == set(plan_for(4).groups)
+    assert {Work(found.operation, found.variant) for found in run.interference_checks} == set(plan_for(4).groups)
     for found in run.measurements:
-        nvlink = set(found.cell.members) in ({0, 1}, {2, 3})
+        nvlink = set(found.point.members) in ({0, 1}, {2, 3})
         assert {sample.concurrent for sample in found.samples} == {nvlink}
         assert summarize(found).algbw == pytest.approx(100.0)  # never the halved rate
 
@@ -204,10 +206,10 @@ def test_the_audit_finds_the_label_that_suffers_and_the_sweep_measures_it_alone(
     ],
 )
 def test_paths_that_share_wires_are_distrusted_together(title: str, failed: list[str], isolated: set[str]) -> None:
-    """Which PCIe paths meet in an audit is chance, so one work's luck must not let its copies run together."""
+    """Which PCIe paths meet in an check is chance, so one work's luck must not let its copies run together."""
     links = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "PHB", (0, 2): "L3"})
     write, allreduce = plan_for(4).groups
-    found = [Audit(write.operation, (0, 1), label, 10.0, 5.0, 0.5, 0.02, trusted=False) for label in failed]
+    found = [InterferenceCheck(write.operation, (0, 1), label, 10.0, 5.0, 0.5, 0.02, trusted=False) for label in failed]
     plan = distrusted(plan_for(4), found, {frozenset(path.devices): path for path in links})
     label = {path.devices: path.label for path in links}
     assert {label[a, b] for work, (a, b) in plan.isolated if work == write and a < b} == isolated
@@ -215,7 +217,9 @@ def test_paths_that_share_wires_are_distrusted_together(title: str, failed: list
 
 
 def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
-    found, _ = audit(FakeBackend(4), plan_for(4), {frozenset(path.devices): path for path in MIXED}, random.Random(1))
+    found, _ = check_interference(
+        FakeBackend(4), plan_for(4), {frozenset(path.devices): path for path in MIXED}, random.Random(1)
+    )
     assert all(one.trusted for one in found)
     assert [rate for one in found for rate in (one.isolated_gbs, one.concurrent_gbs)] == pytest.approx([100] * 16)
     assert {one.delta for one in found} == {0.02}
@@ -224,27 +228,27 @@ def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
 
 
 @pytest.mark.parametrize(("loss", "trusted"), [(0.985, True), (0.975, False)])
-def test_the_audit_forgives_two_percent(loss: float, trusted: bool) -> None:
+def test_the_interference_check_forgives_two_percent(loss: float, trusted: bool) -> None:
     backend = FakeBackend(4, concurrency=lambda _pair: loss)
-    assert {found.trusted for found in audit(backend, plan_for(4), {}, random.Random(1))[0]} == {trusted}
+    assert {found.trusted for found in check_interference(backend, plan_for(4), {}, random.Random(1))[0]} == {trusted}
 
 
-def test_an_audit_tells_how_long_it_timed() -> None:
+def test_an_interference_check_tells_how_long_it_timed() -> None:
     backend, again = FakeBackend(4), FakeBackend(4)
-    _, seconds = audit(backend, plan_for(4), {}, random.Random(1))
-    blocks = [(step.iterations, time_step(again, step).seconds[0]) for step in backend.steps]  # all links are alike
-    assert seconds == pytest.approx(sum(count * sum(times) for count, times in blocks))
+    _, seconds = check_interference(backend, plan_for(4), {}, random.Random(1))
+    batches = [(step.iterations, time_step(again, step).seconds[0]) for step in backend.steps]  # all links are alike
+    assert seconds == pytest.approx(sum(count * sum(times) for count, times in batches))
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_too_few_devices_for_two_pairs_need_no_audit(count: int) -> None:
+def test_too_few_devices_for_two_pairs_need_no_interference_check(count: int) -> None:
     backend = FakeBackend(count)
-    assert audit(backend, plan_for(count), {}, random.Random(1)) == ([], 0)
+    assert check_interference(backend, plan_for(count), {}, random.Random(1)) == ([], 0)
     assert backend.steps == []
 
 
 def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
-    """Each round would cost a watchdog's patience before the first visit."""
+    """Each round would cost a watchdog's patience before the first trial."""
     tried: list[Step] = []
 
     def on_step(_number: int, step: Step) -> None:
@@ -268,7 +272,7 @@ def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
 )
 def test_the_message_that_warms(title: str, sizes: tuple[int, ...], size: int) -> None:
     backend, work = FakeBackend(2), Work(Operation.CE_WRITE)
-    plan = Plan(2, {work: directed_links(2)}, {work: sizes}, "float32", "sum", PATIENT.block_bytes)
+    plan = Plan(2, {work: directed_links(2)}, {work: sizes}, "float32", "sum", PATIENT.batch_bytes)
     warm_up(backend, plan, random.Random(1))
     assert {step.size_bytes for step in backend.steps} == {size}
 
@@ -288,7 +292,7 @@ def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: i
     class Settling(FakeBackend):
         def time_copies(self, step: Step) -> Timing:
             found, factor = super().time_copies(step), factors[min(next(taken), len(factors) - 1)]
-            return Timing(tuple(tuple(block * factor for block in blocks) for blocks in found.seconds))
+            return Timing(tuple(tuple(batch * factor for batch in batches) for batches in found.seconds))
 
     backend = Settling(2)
     warm_up(backend, Plan(2, {work: ((0, 1),)}, {work: (MIB,)}, "float32", "sum", MIB), random.Random(1))

@@ -160,8 +160,8 @@ def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(
     assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("collbench: run 1 of 6, without p2p: the script failed (exit status 1, see above)")
-    told = "\n".join(lines[:-1])
-    assert told.index("Traceback (most recent call last)") < told.index("ValueError: no data here")
+    reported = "\n".join(lines[:-1])
+    assert reported.index("Traceback (most recent call last)") < reported.index("ValueError: no data here")
     assert [run.status for run in experiment.load(tmp_path / "a.json").made] == [1]
 
 
@@ -214,9 +214,9 @@ def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
         with (tmp_path / "held").open(encoding="utf-8") as held:  # opens once a rank waits
             started.send_signal(number)
             assert held.read() == ""
-        _, told = started.communicate(timeout=60)
-    assert started.returncode == status, told
-    assert told.splitlines()[-1] == f"collbench: interrupted: {kept}"
+        _, reported = started.communicate(timeout=60)
+    assert started.returncode == status, reported
+    assert reported.splitlines()[-1] == f"collbench: interrupted: {kept}"
     assert (tmp_path / "a.json").exists() == (seed == 0)
 
 
@@ -250,21 +250,21 @@ BAD: list[tuple[str, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "words", "told"), BAD, ids=[case for case, _, _ in BAD])
+@pytest.mark.parametrize(("case", "words", "reported"), BAD, ids=[case for case, _, _ in BAD])
 def test_bad_input_is_one_line_before_anything_is_started(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, words: tuple[str, ...], told: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, words: tuple[str, ...], reported: str
 ) -> None:
     list_only(monkeypatch, gpus(4))
     said = program(*words)
     assert (said.status, said.out) == (2, ""), case
     *before, last = said.err.splitlines()
-    assert told in last
+    assert reported in last
     assert all(line.startswith("collbench: using GPU0, GPU1 (") for line in before), case
     assert not list(tmp_path.glob("state/collbench/ablations/*")), case
 
 
 @pytest.mark.parametrize(
-    ("case", "variables", "told"),
+    ("case", "variables", "reported"),
     [
         ("already without", {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1 is set already"),
         ("Kubeflow's nodes", {"PET_NNODES": "4"}, "PET_NNODES names several"),
@@ -276,7 +276,7 @@ def test_bad_input_is_one_line_before_anything_is_started(
     ],
 )
 def test_an_environment_that_does_not_fit_is_one_line(
-    program: Program, monkeypatch: pytest.MonkeyPatch, case: str, variables: dict[str, str], told: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, case: str, variables: dict[str, str], reported: str
 ) -> None:
     list_only(monkeypatch, gpus(4))
     for name, value in variables.items():
@@ -286,7 +286,7 @@ def test_an_environment_that_does_not_fit_is_one_line(
         monkeypatch.setenv("MASTER_PORT", "29500")
     said = program(*SOME, "train.py")
     assert (said.status, said.out) == (2, ""), case
-    assert told in said.line
+    assert reported in said.line
 
 
 def test_an_all_reduce_that_fails_trains_nothing(fakes: Fakes, tmp_path: Path) -> None:

@@ -84,18 +84,18 @@ def test_a_bad_text_is_one_line(program: Program, case: str, option: str, conten
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("absent.json",), "cannot read run file absent.json"),
         (("run.json", "--quick", "--devices", "0,1"), "run.json is measured already: leave out --devices, --quick"),
         (("--topology", "absent.txt"), "cannot read topology file absent.txt"),
     ],
 )
-def test_what_cannot_be_judged_is_one_line(program: Program, words: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_judged_is_one_line(program: Program, words: tuple[str, ...], reported: str) -> None:
     run_file.save(h200(), Path("run.json"))
     said = program("check", *words)
     assert (said.status, said.out) == (2, "")
-    assert said.line.startswith(told)
+    assert said.line.startswith(reported)
 
 
 def simulated(program: Program, fault: Fault | None, *words: str, name: str = "hgx-h200") -> tuple[int, str, str]:
@@ -117,13 +117,13 @@ def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
     assert program("show", "run.json").status == 0
 
 
-def test_what_looks_slow_is_measured_alone_before_it_is_told(program: Program) -> None:
+def test_what_looks_slow_is_measured_alone_before_it_is_reported(program: Program) -> None:
     status, page, notices = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5))
     assert status == 3
     assert "measuring GPU2-GPU5 once more, isolated" in notices
     assert "NV_DEGRADED  GPU2, GPU5" in page
     assert "not confirmed" not in page
-    samples = [s for m in run_file.load(Path("run.json")).measured() if m.cell.members == (2, 5) for s in m.samples]
+    samples = [s for m in run_file.load(Path("run.json")).measured() if m.point.members == (2, 5) for s in m.samples]
     assert {sample.concurrent for sample in samples} == {True, False}
     assert program("check", "run.json").out == page
 
@@ -135,7 +135,7 @@ def test_what_looks_slow_is_measured_alone_before_it_is_told(program: Program) -
         (Fault(FaultKind.HANGING_LINK, (0, 1)), "HANG"),
     ],
 )
-def test_wrong_data_and_hangs_are_told_with_their_status(program: Program, fault: Fault, kind: str) -> None:
+def test_wrong_data_and_hangs_are_reported_with_their_status(program: Program, fault: Fault, kind: str) -> None:
     status, page, _ = simulated(program, fault, name="titan-rtx-nv2")
     assert status == 4
     assert kind in page
@@ -165,7 +165,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     assert "not done  links against their limits: no copy of 16M or more was measured" in done.stdout
 
 
-def test_several_processes_are_told_to_judge_once(fakes: Fakes, tmp_path: Path) -> None:
+def test_several_processes_are_asked_to_judge_once(fakes: Fakes, tmp_path: Path) -> None:
     ranks = {
         "RANK": "0",
         "LOCAL_RANK": "0",

@@ -69,13 +69,13 @@ def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -
 @pytest.mark.usefixtures("files")
 def test_json_is_all_that_is_printed(program: Program) -> None:
     said = program("compare", "base.json", "slow.json", "--json")
-    told = json.loads(said.out)
-    assert (said.status, told["exit_status"], told["format"]) == (3, 3, "collbench-comparison")
-    worse = {tuple(cell["members"]) for cell in told["cells"] if cell["verdict"] == "worse"}
+    answer = json.loads(said.out)
+    assert (said.status, answer["exit_status"], answer["format"]) == (3, 3, "collbench-comparison")
+    worse = {tuple(point["members"]) for point in answer["points"] if point["verdict"] == "worse"}
     assert worse == {(1, 3), (3, 1)}
-    assert told["counts"]["worse"] == 6
-    assert len(told["cells"]) == 36
-    assert [group["members"] for group in told["groups"] if group["regressed"]] == [[1, 3]]
+    assert answer["counts"]["worse"] == 6
+    assert len(answer["points"]) == 36
+    assert [group["members"] for group in answer["groups"] if group["regressed"]] == [[1, 3]]
 
 
 @pytest.mark.usefixtures("files")
@@ -87,10 +87,10 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
     assert said.status == 3
     assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
     assert "run 3 against run 1, each data point" in said.out
-    told = json.loads(program("compare", "base.json", "again.json", "slow.json", "--json").out)
-    assert [run["started"] for run in told["runs"]] == sorted(DAYS)
-    assert [point["worse"] for point in told["lines"][0]["points"]] == [0, 0, 2]
-    assert told["last"]["counts"]["worse"] == 6
+    answer = json.loads(program("compare", "base.json", "again.json", "slow.json", "--json").out)
+    assert [run["started"] for run in answer["runs"]] == sorted(DAYS)
+    assert [point["worse"] for point in answer["lines"][0]["points"]] == [0, 0, 2]
+    assert answer["last"]["counts"]["worse"] == 6
 
 
 @pytest.mark.usefixtures("files")
@@ -102,7 +102,7 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
-    ("title", "words", "told"),
+    ("title", "words", "reported"),
     [
         ("nothing", "", "name the base and the new run"),
         ("one run alone", "base.json", "base.json alone: name a second run to compare it with, or add --reference"),
@@ -129,11 +129,11 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
         ("two runs for reference", "base.json slow.json --reference", "--reference judges one run, 2 were given"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(program: Program, title: str, words: str, told: str) -> None:
+def test_what_cannot_be_compared_is_refused(program: Program, title: str, words: str, reported: str) -> None:
     Path("text.json").write_text("no run", encoding="utf-8")
     said = program("compare", *shlex.split(words))
     assert (said.status, said.out) == (2, "")
-    assert told in said.line
+    assert reported in said.line
 
 
 def test_reference_says_normal_with_band_and_source(program: Program) -> None:
@@ -149,8 +149,8 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
     run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
     assert program("compare", "-v", "no-p2p.json", "--reference").status == 3
-    told = json.loads(program("compare", "no-p2p.json", "--reference", "--operation", "ce-read", "--json").out)
-    assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (0, {"normal"})
+    reported = json.loads(program("compare", "no-p2p.json", "--reference", "--operation", "ce-read", "--json").out)
+    assert (reported["exit_status"], {answer["standing"] for answer in reported["answers"]}) == (0, {"normal"})
     run_file.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
     said = program("compare", "-v", "l4.json", "--reference")
     assert (said.status, said.out.splitlines()[-1]) == (
@@ -168,9 +168,9 @@ def test_reference_calls_no_copies_normal_whose_operation_beats_its_limit(progra
     assert (said.status, "normal" in said.out) == (3, False)
     assert "\nce-write at 512M on 12 links: not judged, " in said.out
     assert "; ce-write one-to-all at 512M reached 1187.1 GB/s, and the capacity of GPU3 is 450.0\n" in said.out
-    told = json.loads(program("compare", saved, "--reference", "--json").out)
-    assert (told["exit_status"], {answer["standing"] for answer in told["answers"]}) == (3, {"not judged"})
-    assert told["answers"][0]["impossible"]["members"] == [3, 0, 1, 2]
+    reported = json.loads(program("compare", saved, "--reference", "--json").out)
+    assert (reported["exit_status"], {answer["standing"] for answer in reported["answers"]}) == (3, {"not judged"})
+    assert reported["answers"][0]["impossible"]["members"] == [3, 0, 1, 2]
 
 
 def examples() -> list[list[str]]:

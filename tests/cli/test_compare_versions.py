@@ -80,9 +80,9 @@ def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
     changes = re.findall(r"^\d +2026-03-0\d 00:00 +[\d.]+ +(\S+)", said.out, re.MULTILINE)
     assert changes[0] == "-"
     assert [round(float(change.rstrip("%"))) for change in changes[1:]] == [0, -20, -20]
-    told = json.loads(program("compare", *names, "--json").out)
-    assert [len(run["differences"]) for run in told["runs"]] == [0, 0, 1, 0]
-    assert told["runs"][2]["differences"] == [{"what": "NCCL", "base": "2.28.9", "new": "2.30.1"}]
+    answer = json.loads(program("compare", *names, "--json").out)
+    assert [len(run["differences"]) for run in answer["runs"]] == [0, 0, 1, 0]
+    assert answer["runs"][2]["differences"] == [{"what": "NCCL", "base": "2.28.9", "new": "2.30.1"}]
 
 
 def test_the_page_s_way_across_two_nccl_libraries(program: Program, fakes: Fakes, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_from_a_measurement_to_export_comparison_and_reference(program: Program)
     standing = {
         name: program("compare", "-v", f"{name}.json", "--reference", "--operation", "ce-write") for name in WEEK
     }
-    told = {name: re.findall(r"^sim: ce-write at 1G on 56 links: (\w+), ", said.out, re.MULTILINE)
+    reported = {name: re.findall(r"^sim: ce-write at 1G on 56 links: (\w+), ", said.out, re.MULTILINE)
             for name, said in standing.items()}  # fmt: skip
-    assert told == {"monday": ["normal"], "ill-run": ["below"]}
+    assert reported == {"monday": ["normal"], "ill-run": ["below"]}
     assert {name: said.status for name, said in standing.items()} == {"monday": 0, "ill-run": 3}

@@ -31,10 +31,10 @@ def levels(text: str) -> dict[str, str]:
 def test_four_gpus_are_examined_without_a_context(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["doctor", "--json"])
     found = findings(done.stdout)
-    assert found["driver"]["told"] == "580.159.04, CUDA 13.0"
-    assert found["GPUs"]["told"] == "4 × Fake GPU (sim)"
-    assert found["labels"]["told"] == "6 pairs: 6 × NV18"
-    assert str(fakes.nccl) in found["NCCL"]["told"]
+    assert found["driver"]["text"] == "580.159.04, CUDA 13.0"
+    assert found["GPUs"]["text"] == "4 × Fake GPU (sim)"
+    assert found["labels"]["text"] == "6 pairs: 6 × NV18"
+    assert str(fakes.nccl) in found["NCCL"]["text"]
     assert not done.lines("+")  # neither a context nor anything else was made
     assert not done.lines("cuInit")
 
@@ -57,7 +57,7 @@ def test_what_is_amiss_is_found(
 ) -> None:  # fmt: skip
     done = on_gpus(fakes, tmp_path, ["doctor", "--json"], extra, **settings)
     finding = findings(done.stdout)[name]
-    assert (finding["level"], says in finding["told"], done.stderr) == (level, True, ""), finding
+    assert (finding["level"], says in finding["text"], done.stderr) == (level, True, ""), finding
     assert level == "fail" or done.code == (1 if "fail" in levels(done.stdout).values() else 0)
     assert level != "fail" or done.code == 1
 
@@ -90,7 +90,7 @@ def test_what_is_set_around_it_stays_text(program: Program, monkeypatch: pytest.
     assert r"NCCL_\x1b[31mX" in said.out
 
 
-def test_bytes_that_are_no_text_are_told_as_such(fakes: Fakes, tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_reported_as_such(fakes: Fakes, tmp_path: Path) -> None:
     odd = b"\xff\xfe".decode("utf-8", "surrogateescape")
     for words in (["doctor", "--backend", "host"], ["doctor", "--backend", "host", "--json"]):
         done = on_gpus(fakes, tmp_path, words, {"NCCL_TOPO_FILE": odd})
@@ -105,7 +105,7 @@ def test_a_state_folder_that_cannot_be_made_is_a_finding(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     finding = findings(program("doctor", "--backend", "host", "--json").out)["saved runs"]
     assert finding["level"] == "warn"
-    assert f"{tmp_path / 'file'} is not a folder" in finding["told"]
+    assert f"{tmp_path / 'file'} is not a folder" in finding["text"]
     assert "--output" in finding["fix"]
 
 

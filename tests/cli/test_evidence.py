@@ -37,7 +37,7 @@ def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -
 
 @pytest.mark.usefixtures("now")
 def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
-    """The probe told its own workers from other people's processes; NVML alone cannot."""
+    """The probe reported its own workers from other people's processes; NVML alone cannot."""
     run = a_run()
     assert Evidence(run, "quick probe", probed=True).as_now() is run
     run.backend = "host"
@@ -58,7 +58,7 @@ def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
         ("nobody else", Health(processes=0, memory_used=4 * MIB), False),
         ("a process that NVML shows", Health(processes=1, memory_used=GIB), True),
         ("a hidden one that fills 80 %", Health(processes=0, memory_used=64 * GIB), True),
-        ("a hidden one where processes are not told", Health(memory_used=64 * GIB), True),
+        ("a hidden one where processes are not reported", Health(memory_used=64 * GIB), True),
         ("work", Health(utilization=57), True),
         ("throttling is the machine's own", Health(processes=0, throttle=("HW slowdown",)), False),
     ],
@@ -70,7 +70,7 @@ def test_a_saved_run_whose_gpu_others_held_is_no_evidence(title: str, health: He
     assert (evidence._unfit(run) is not None) == unfit, title
 
 
-def test_what_visits_saw_of_other_processes_is_forgotten_and_throttling_is_not() -> None:
+def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not() -> None:
     run = a_run()
     run.measurements[0].samples[:] = [
         replace(sample, flags=(throttled(0), shared(1))) for sample in run.measurements[0].samples

@@ -113,7 +113,7 @@ def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "told"),
+    ("title", "words", "reported"),
     [
         ("no such file", ("none.json", "--format", "csv"), "cannot read run file none.json"),
         ("no run file", ("text.json", "--format", "csv"), "text.json is not a run file"),
@@ -131,7 +131,7 @@ def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Pa
     ],
 )
 def test_what_cannot_be_exported_is_refused(
-    program: Program, saved: str, tmp_path: Path, title: str, words: tuple[str, ...], told: str
+    program: Program, saved: str, tmp_path: Path, title: str, words: tuple[str, ...], reported: str
 ) -> None:
     Path("text.json").write_text("no run", encoding="utf-8")
     run_file.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), tmp_path / "copies.json")
@@ -139,7 +139,7 @@ def test_what_cannot_be_exported_is_refused(
     files = {"RUN": saved, "COPIES": "copies.json", "EMPTY": "empty.json"}
     said = program("export", *(files.get(word, word) for word in words))
     assert (said.status, said.out) == (2, "")
-    assert told in said.line
+    assert reported in said.line
 
 
 @pytest.mark.parametrize("layout", [*TEXTS, "nccl-tests"])

@@ -32,11 +32,11 @@ def test_a_healthy_machine_passes_and_every_pair_was_alone(program: Program) -> 
     said = quick(program)
     assert (said.status, said.err) == (0, "collbench: saved run.json\n")
     run = run_file.load(Path("run.json"))
-    assert {found.cell.variant for found in run.measurements} == {Variant.PLAIN}
-    assert {found.cell.size_bytes for found in run.measurements} == {64 * 2**20}
+    assert {found.point.variant for found in run.measurements} == {Variant.PLAIN}
+    assert {found.point.size_bytes for found in run.measurements} == {64 * 2**20}
     assert not any(sample.concurrent for found in run.measurements for sample in found.samples)
     assert {len(found.samples) for found in run.measurements} == {3}
-    assert sum(found.cell.operation is Operation.ALLREDUCE for found in run.measurements) == 8 * 7 // 2
+    assert sum(found.point.operation is Operation.ALLREDUCE for found in run.measurements) == 8 * 7 // 2
 
 
 def test_a_slow_link_is_a_contradiction_at_once(program: Program) -> None:
@@ -61,44 +61,44 @@ def test_a_machine_without_a_gpu_fails_instead_of_passing_by_its_cores(
 
 
 @pytest.mark.parametrize(
-    ("expected", "status", "told"),
+    ("expected", "status", "reported"),
     [("4", 0, ""), ("8", 1, "4 devices were checked (GPU0, GPU1, GPU2, GPU3), and --expect says 8")],
 )
-def test_a_missing_gpu_fails(program: Program, expected: str, status: int, told: str) -> None:
+def test_a_missing_gpu_fails(program: Program, expected: str, status: int, reported: str) -> None:
     run_file.save(h200(), Path("run.json"))
     said = program("check", "run.json", "--expect", expected)
     assert said.status == status
-    assert told in said.err
+    assert reported in said.err
 
 
 def without(run: Run, pair: set[int]) -> Run:
     """Return the run as if one pair had been left out."""
-    left = [found for found in run.measurements if set(found.cell.members) != pair]
+    left = [found for found in run.measurements if set(found.point.members) != pair]
     a, b = sorted(pair)
     why = Skipped(SkipKind.OTHER, Work(Operation.CE_WRITE), (a, b), detail="no room")
     return replace(run, measurements=left, skipped=[why])
 
 
 def once(run: Run, pair: set[int]) -> Run:
-    """Return the run with one visit to a pair's cells."""
+    """Return the run with one trial of a pair's data points."""
     few = [
-        replace(found, samples=found.samples[:1]) if set(found.cell.members) == pair else found
+        replace(found, samples=found.samples[:1]) if set(found.point.members) == pair else found
         for found in run.measurements
     ]
     return replace(run, measurements=few)
 
 
 @pytest.mark.parametrize(
-    ("case", "run", "told"),
+    ("case", "run", "reported"),
     [
         ("a pair left out", without(h200(), {0, 1}), "cannot vouch for GPU0-GPU1: no room; 5 of 6 pairs were judged"),
         (
-            "too few visits",
+            "too few trials",
             once(h200(), {1, 3}),
             "cannot vouch for GPU1-GPU3: 1 of the 3 trials that the noise needs; 5 of 6 pairs were judged",
         ),
         (
-            "a failed cell",
+            "a failed data point",
             failed(h200(), Operation.CE_READ, (2, 3), "CUDA error 719", FailureKind.ERROR),
             "cannot vouch for GPU2-GPU3: failed; 5 of 6 pairs were judged",
         ),
@@ -106,11 +106,11 @@ def once(run: Run, pair: set[int]) -> Run:
     ],
 )
 def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
-    program: Program, case: str, run: Run, told: str
+    program: Program, case: str, run: Run, reported: str
 ) -> None:
     run_file.save(run, Path("run.json"))
     said = program("check", "run.json", "--expect", "4")
-    assert (said.status, said.line.startswith(told)) == (1, True), (case, said.err)
+    assert (said.status, said.line.startswith(reported)) == (1, True), (case, said.err)
     page = program("check", "run.json").out
     assert "Labels, tools and measurement agree." not in page, case
     assert "agree     6 of 6" not in page, case
@@ -122,7 +122,7 @@ def test_copies_by_kernels_alone_leave_out_pairs_without_peer_access_by_design(p
     whole = without(h200(), {0, 1})
     (left,) = whole.skipped
     refused = replace(left, kind=SkipKind.NO_PEERS, work=Work(Operation.SM_WRITE))
-    kernels = [found for found in whole.measurements if found.cell.operation is Operation.SM_WRITE]
+    kernels = [found for found in whole.measurements if found.point.operation is Operation.SM_WRITE]
     asked = replace(whole.settings, operations=(Operation.SM_WRITE,))
     run_file.save(replace(whole, measurements=kernels, skipped=[refused], settings=asked), Path("run.json"))
     said = program("check", "run.json", "--expect", "4")

@@ -82,7 +82,7 @@ class _FullDisk:
 
 
 @pytest.mark.parametrize(("output", "status"), [("", 0), ("-o run.json", 2)])
-def test_a_disk_that_is_full_before_the_start_is_told_before_the_start(
+def test_a_disk_that_is_full_before_the_start_is_reported_before_the_start(
     program: Program, monkeypatch: pytest.MonkeyPatch, output: str, status: int
 ) -> None:
     real = os.fdopen

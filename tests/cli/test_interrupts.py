@@ -14,10 +14,10 @@ import pytest
 from collbench.cli import program as loaded
 from collbench.runfile import run_file
 from tests.cli.program import Program, collbench, on_gpus, one_line
-from tests.distributed.processes import PATIENCE_S, environment, visits, wait_for
+from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
 from tests.native.fakes import Fakes
 
-# The seed fixes the order of visits, so that runs of these words make the same calls, more or less.
+# The seed fixes the order of trials, so that runs of these words make the same calls, more or less.
 WORDS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
 # The worker's calls decide when; whom Ctrl-C ends is its parent, while the worker ignores it.
 IN_THE_WORKER: dict[str, object] = {"signal_parent": 1}
@@ -33,7 +33,7 @@ NOTHING = ("interrupted before it was done", "interrupted: nothing was measured,
         ("while warming up", IN_THE_WORKER | {"interrupt": "cuGraphLaunch=2"}),
     ],
 )
-def test_before_the_first_visit(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object]) -> None:
+def test_before_the_first_trial(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object]) -> None:
     done = on_gpus(fakes, tmp_path, WORDS, **settings)
     assert (done.code, done.stdout) == (130, "")
     assert one_line(done.stderr) in NOTHING
@@ -89,7 +89,7 @@ def test_while_the_program_still_loads(program: Program, monkeypatch: pytest.Mon
     assert said.line in NOTHING
 
 
-# As long as nobody ends it, and it needs no worker: no cell ever settles.
+# As long as nobody ends it, and it needs no worker: no data point ever settles.
 ENDLESS = ("--operations", "copy", "--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%")
 MEASURING = collbench("pairs", *ENDLESS, "--budget", "10min", "-o", "run.json")
 
@@ -99,7 +99,7 @@ def test_other_signals_end_as_ctrl_c_does_and_the_status_names_them(number: sign
     process = subprocess.Popen(
         MEASURING, env=environment(tmp_path), cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    wait_for("the first visits", lambda: len(visits(tmp_path / "run.json.journal")) > 2, [process])
+    wait_for("the first trials", lambda: len(trials(tmp_path / "run.json.journal")) > 2, [process])
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (128 + number, "")
@@ -114,10 +114,10 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
         env=environment(tmp_path), cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     journal = tmp_path / "run.json.journal"
-    wait_for("the first visits", lambda: visits(journal), [process])
+    wait_for("the first trials", lambda: trials(journal), [process])
     process.send_signal(signal.SIGHUP)
-    before = len(visits(journal))
-    wait_for("more of them", lambda: len(visits(journal)) > before + 1, [process])
+    before = len(trials(journal))
+    wait_for("more of them", lambda: len(trials(journal)) > before + 1, [process])
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + signal.SIGTERM
@@ -142,7 +142,7 @@ def test_of_a_terminal_that_is_lost_in_the_middle_the_run_is_saved(tmp_path: Pat
     os.close(theirs)
     journal = tmp_path / "run.json.journal"
     drawn = b""
-    while len(visits(journal)) < 3 or b"measuring pairs" not in drawn:
+    while len(trials(journal)) < 3 or b"measuring pairs" not in drawn:
         drawn += os.read(ours, 1000)
     os.close(ours)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP

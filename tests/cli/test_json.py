@@ -48,8 +48,8 @@ def saved(program: Program) -> Program:
     ids=" ".join,
 )
 def test_all_of_stdout_is_json(saved: Program, words: tuple[str, ...]) -> None:
-    told = json.loads(saved(*words, "--json").out)
-    assert isinstance(told, dict | list)
+    answer = json.loads(saved(*words, "--json").out)
+    assert isinstance(answer, dict | list)
 
 
 def test_what_is_printed_is_what_is_saved(saved: Program) -> None:

@@ -65,7 +65,7 @@ def test_a_gpu_that_another_process_fills_limits_the_sizes_by_name(fakes: Fakes,
     done = on_gpus(fakes, tmp_path, words, free=f"{room + 64 * _MIB},3={room}", process="0,3=4242")
     assert (done.code, done.stderr) == (0, "")
     run = run_file.load(tmp_path / "run.json")
-    assert {measurement.cell.size_bytes for measurement in run.measurements} == {1024}
+    assert {measurement.point.size_bytes for measurement in run.measurements} == {1024}
     skipped = next(line for line in done.stdout.splitlines() if line.startswith("skipped"))
     assert "sizes 2M, 4M" in skipped
     assert "GPU3 2.252 GiB" in skipped

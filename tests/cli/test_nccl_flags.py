@@ -211,11 +211,11 @@ def test_the_json_file_has_two_names() -> None:
 @pytest.mark.parametrize("asked_for", ["--nccl-tests-flags", "--format nccl-tests", "--format=nccl-tests"])
 @pytest.mark.parametrize(("words", "read"), [("-o max", "--op max"), ("-omax", "--op=max"), ("--op max", "--op max")])
 def test_where_ncclss_flags_are_asked_for_o_is_the_reduction(asked_for: str, words: str, read: str) -> None:
-    for line, told in (
+    for line, reported in (
         (f"{asked_for} {words}", f"{asked_for} {read}"),
         (f"{words} {asked_for}", f"{read} {asked_for}"),
     ):
-        assert translated(line.split()) == told.split()
+        assert translated(line.split()) == reported.split()
 
 
 @pytest.mark.parametrize("words", ["-o run.json", "-orun.json", "-o ./max", "--op max", "--format table -o run.json"])
@@ -239,7 +239,7 @@ def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> N
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_full_disk_is_told_in_one_line_and_keeps_the_old_file(
+def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_file: int) -> None:
@@ -262,7 +262,7 @@ def test_a_full_disk_is_told_in_one_line_and_keeps_the_old_file(
         ("below a file", "file/x.json", "a part of that path is a file"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_told_before_measuring(
+def test_a_place_that_cannot_be_written_is_reported_before_measuring(
     title: str, place: str, why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

@@ -14,7 +14,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def time_collective(world: GlooWorld, step: Step) -> Timing:
         task_of(step)
-        return Timing(seconds=((1e-5,) * step.blocks,) * len(step.groups))
+        return Timing(seconds=((1e-5,) * step.batches,) * len(step.groups))
 
     monkeypatch.setattr(GlooWorld, "time_collective", time_collective)
 

@@ -47,9 +47,9 @@ def test_one_way_tells_the_direction(program: Program) -> None:
 def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(dumps(named("thin-32")), encoding="utf-8")
-    told = json.loads(program(*SIM, str(file), "--select", "3", "--seed", "1", "--json").out)
-    assert told["backend"] == "sim"
-    assert told["choice"]["nodes"] == ["node0", "node1", "node2"]
+    answer = json.loads(program(*SIM, str(file), "--select", "3", "--seed", "1", "--json").out)
+    assert answer["backend"] == "sim"
+    assert answer["choice"]["nodes"] == ["node0", "node1", "node2"]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_nothing_is_done_or_said(title: str, run: Run | None, line: str) -> None
         ("a kernel that says otherwise", numa, "node_of", lambda _: 1, "does not say that 00000000:01:00.0 is on"),
     ],
 )
-def test_what_would_fail_is_not_tried_and_told(
+def test_what_would_fail_is_not_tried_and_reported(
     monkeypatch: pytest.MonkeyPatch, title: str, module: object, name: str, value: object, reason: str
 ) -> None:
     monkeypatch.setattr(module, name, value)

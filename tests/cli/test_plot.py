@@ -78,7 +78,7 @@ def test_operations_are_overlaid(program: Program, saved: Path) -> None:
     assert {"ce-write: all links, median of 12", "allreduce: all pairs, median of 6"} <= set(texts)
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(program: Program, saved: Path) -> None:
+def test_files_of_one_name_are_distinguished_by_their_folders(program: Program, saved: Path) -> None:
     (saved / "old").mkdir()
     (saved / "four.json").rename(saved / "old" / "pairs.json")
     assert program("plot", "pairs.json", "old/pairs.json", "--kind", "curves", "-o", "fig.svg").status == 0

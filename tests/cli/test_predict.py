@@ -35,11 +35,11 @@ def test_the_page(program: Program, saved: Path) -> None:
 
 def test_json_is_all_that_is_printed(program: Program, saved: Path) -> None:
     words = ("run.json", "--params", "124M", "--layers", "12", "--gpus", "2", "--dtype", "fp32", "--json")
-    told = json.loads(program("predict", *words).out)
-    assert told["model"] == {"name": "124,000,000 parameters", "parameters": 124_000_000, "blocks": 12} | {
+    answer = json.loads(program("predict", *words).out)
+    assert answer["model"] == {"name": "124,000,000 parameters", "parameters": 124_000_000, "blocks": 12} | {
         "source": "--params"
     }
-    (case,) = told["cases"]
+    (case,) = answer["cases"]
     assert case["sent_bytes"] == {"allreduce": 496_000_000}
     assert case["best"]["exposed_seconds"] is None
 
@@ -64,16 +64,16 @@ def test_a_host_that_holds_the_gpu_hides_what_is_sent(program: Program, saved: P
     """FSDP on the slow pair, 10 GB/s: a GPU with a tenth of the work catches up with its host, or nearly."""
     words = ("run.json", "--model", "gpt2", "--gpus", "2", "--strategy", "fsdp", "--step-time", "80ms", "--json")
     hosts: tuple[tuple[str, ...], ...] = ((), ("--gpu-time", "8ms"), ("--gpu-time", "8ms", "--host-phases", "2,1,1"))
-    told = [json.loads(program("predict", *words, *host).out) for host in hosts]
-    exposed = [one["cases"][0]["worst"]["exposed_seconds"]["middle"] for one in told]
+    answer = [json.loads(program("predict", *words, *host).out) for host in hosts]
+    exposed = [one["cases"][0]["worst"]["exposed_seconds"]["middle"] for one in answer]
     # Behind the end of backward there is the root, of 78.8 MB, of which half goes over 10 GB/s, and some of the blocks.
     assert exposed[0] > exposed[1] > 78.8e6 / 2 / 10e9 > exposed[2] == 0
-    assert [(one["gpu_seconds"], one["host_phases"]) for one in told] == [
+    assert [(one["gpu_seconds"], one["host_phases"]) for one in answer] == [
         (None, None),
         (0.008, None),
         (0.008, [0.5, 0.25, 0.25]),
     ]
-    assert [sum("--host-phases tells" in line for line in one["assumptions"]) for one in told] == [0, 1, 0]
+    assert [sum("--host-phases tells" in line for line in one["assumptions"]) for one in answer] == [0, 1, 0]
 
 
 def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Path) -> None:
@@ -90,15 +90,15 @@ def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Pa
 
 def test_the_default_is_every_doubling_and_all(program: Program, tmp_path: Path) -> None:
     run_file.save(pairs({}, 6), tmp_path / "six.json")
-    told = json.loads(program("predict", "six.json", "--model", "gpt2", "--json").out)
-    assert [case["gpus"] for case in told["cases"]] == [2, 4, 6]
+    answer = json.loads(program("predict", "six.json", "--model", "gpt2", "--json").out)
+    assert [case["gpus"] for case in answer["cases"]] == [2, 4, 6]
 
 
 def test_without_pairs_the_default_is_what_was_measured(program: Program, tmp_path: Path) -> None:
     run_file.save(simulated("dgx-1v", Operation.ALLGATHER, together=True), tmp_path / "all.json")
-    told = json.loads(program("predict", "all.json", "--model", "gpt2", "--strategy", "fsdp", "--json").out)
-    assert [(case["gpus"], case["worst"]) for case in told["cases"]] == [(8, None)]
-    assert told["cases"][0]["note"] == "one set of 8 was measured, and no pairs, so nothing is compared"
+    answer = json.loads(program("predict", "all.json", "--model", "gpt2", "--strategy", "fsdp", "--json").out)
+    assert [(case["gpus"], case["worst"]) for case in answer["cases"]] == [(8, None)]
+    assert answer["cases"][0]["note"] == "one set of 8 was measured, and no pairs, so nothing is compared"
 
 
 def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
     alone, beside = (
         json.loads(program("predict", *files, *words).out) for files in (["sim.json"], ["sim.json", "all.json"])
     )
-    assert any("a ring at" in told for told in alone["assumptions"])
-    assert not any("a ring at" in told for told in beside["assumptions"])
+    assert any("a ring at" in reported for reported in alone["assumptions"])
+    assert not any("a ring at" in reported for reported in beside["assumptions"])
     raw = beside["cases"][0]["best"]["raw_seconds"]
     assert raw["low"] == raw["middle"] == raw["high"]
 

@@ -78,16 +78,16 @@ def unfinished(seed: int) -> Run:
 
 def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: Path) -> None:
     """Whichever saves first, and ends first: neither replaces the other's file or journal."""
-    path, told = tmp_path / "run.json", list[str]()
-    first, second = RunWriter(unfinished(1), path, pytest.fail), RunWriter(unfinished(2), path, told.append)
+    path, reported = tmp_path / "run.json", list[str]()
+    first, second = RunWriter(unfinished(1), path, pytest.fail), RunWriter(unfinished(2), path, reported.append)
     run = unfinished(0)
     for _ in range(2):
         first.finished(run.measurements[0])
         second.finished(run.measurements[0])
     assert second.path is not None
     assert (first.path, second.path != path) == (path, True)
-    assert [line for line in told if str(second.path) in line and str(path) in line] == told
-    assert len(told) == 1
+    assert [line for line in reported if str(second.path) in line and str(path) in line] == reported
+    assert len(reported) == 1
     assert sorted(tmp_path.iterdir()) == sorted([path, second.path, journal_of(path), journal_of(second.path)])
     second.end()
     first.end()
@@ -96,8 +96,8 @@ def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: 
 
 
 def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: Path) -> None:
-    path, told = tmp_path / "run.json", list[str]()
-    keeper = RunWriter(unfinished(1), path, told.append)
+    path, reported = tmp_path / "run.json", list[str]()
+    keeper = RunWriter(unfinished(1), path, reported.append)
     keeper.finished(unfinished(0).measurements[0])
     path.unlink()
     path.write_text("mine now")
@@ -105,7 +105,7 @@ def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: P
     assert path.read_text() == "mine now"
     assert keeper.path is not None
     assert run_file.load(keeper.path).settings.seed == 1
-    assert len(told) == 1
+    assert len(reported) == 1
     assert sorted(tmp_path.iterdir()) == sorted([path, keeper.path])
 
 

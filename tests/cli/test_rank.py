@@ -29,15 +29,15 @@ def test_the_page_names_the_slow_pair(program: Program, saved: str) -> None:
 
 
 def test_json_is_all_that_is_printed(program: Program, saved: str) -> None:
-    told = json.loads(program("rank", saved, "--json").out)
-    assert told["devices"] == ["GPU0", "GPU1", "GPU2", "GPU3"]
-    assert told["works"][0]["rankings"][0]["standings"][-1]["members"] == [1, 3]
+    answer = json.loads(program("rank", saved, "--json").out)
+    assert answer["devices"] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+    assert answer["works"][0]["rankings"][0]["standings"][-1]["members"] == [1, 3]
 
 
 def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Program) -> None:
     """A recorded run: no pair is better than another, whatever was timed, at the largest size and at 8 B."""
-    told = json.loads(program("rank", str(RECORDED), "--json").out)
-    assert [work["operation"] for work in told["works"]] == [
+    answer = json.loads(program("rank", str(RECORDED), "--json").out)
+    assert [work["operation"] for work in answer["works"]] == [
         "ce-write",
         "ce-read",
         "sm-write",
@@ -45,11 +45,11 @@ def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Pr
         "allreduce",
         "broadcast",
     ]
-    rankings = [ranking for work in told["works"] for ranking in work["rankings"]]
+    rankings = [ranking for work in answer["works"] for ranking in work["rankings"]]
     assert [ranking["tiers"] for ranking in rankings] == [1] * 12
     assert all(ranking["all_tied"] for ranking in rankings if ranking["size_bytes"] == GIB)
     # The copy engine's latency is that of `collbench latency` in the same sitting, 2.5 µs [benchmarks/README.md].
-    for fit in told["works"][0]["fits"]:
+    for fit in answer["works"][0]["fits"]:
         assert fit["latency_us"][1] == pytest.approx(2.5, abs=0.2)
 
 

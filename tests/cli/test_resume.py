@@ -28,7 +28,7 @@ RESUME = ("pairs", "--resume", "run.json")
 
 @pytest.fixture(scope="module")
 def late(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Which copy belongs to the last pass over all cells: three visits settle a cell of fake GPUs."""
+    """Which copy belongs to the last pass over all data points: three trials settle a data point of fake GPUs."""
     return len(on_gpus(fakes, tmp_path_factory.mktemp("whole"), WORDS).lines("cuMemcpyPeerAsync")) * 81 // 100
 
 
@@ -46,9 +46,9 @@ def stopped(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory, late: int) -
 
 
 def settled(run: Run) -> dict[object, object]:
-    """Return the samples of the cells that need no more."""
+    """Return the samples of the data points that need no more."""
     done = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
-    return {found.cell: found.samples for found in run.measurements if found.stop in done}
+    return {found.point: found.samples for found in run.measurements if found.stop in done}
 
 
 def test_after_ctrl_c_the_rest_is_measured_and_nothing_twice(fakes: Fakes, tmp_path: Path, stopped: Path) -> None:
@@ -67,13 +67,13 @@ def test_after_ctrl_c_the_rest_is_measured_and_nothing_twice(fakes: Fakes, tmp_p
     assert (after.started, after.settings) == (before.started, before.settings)
 
 
-def test_after_sigkill_every_finished_visit_is_there_and_the_rest_can_be_measured(
+def test_after_sigkill_every_finished_trial_is_there_and_the_rest_can_be_measured(
     fakes: Fakes, program: Program, tmp_path: Path, late: int
 ) -> None:
     assert interrupted(fakes, tmp_path, late, signal.SIGKILL).code == -signal.SIGKILL
     assert sorted(file.name for file in tmp_path.glob("run*")) == ["run.json", "run.json.journal"]
     before = run_file.load(tmp_path / "run.json")
-    samples = {found.cell: len(found.samples) for found in before.measurements}
+    samples = {found.point: len(found.samples) for found in before.measurements}
     assert sum(samples.values()) > 0
     shown = program("show", "run.json")
     assert (shown.status, shown.err) == (0, "")
@@ -84,10 +84,10 @@ def test_after_sigkill_every_finished_visit_is_there_and_the_rest_can_be_measure
     after = run_file.load(tmp_path / "run.json")
     assert after.complete
     assert sorted(file.name for file in tmp_path.glob("run*")) == ["run.json"]
-    counts = {found.cell: len(found.samples) for found in after.measurements}
-    assert all(counts[cell] >= count for cell, count in samples.items())
-    # Fake GPUs take the same time always, so three visits settle a cell; those that decide get seven.
-    assert all(counts[cell] == count for cell, count in samples.items() if count >= 7)
+    counts = {found.point: len(found.samples) for found in after.measurements}
+    assert all(counts[point] >= count for point, count in samples.items())
+    # Fake GPUs take the same time always, so three trials settle a data point; those that decide get seven.
+    assert all(counts[point] == count for point, count in samples.items() if count >= 7)
 
 
 def test_a_complete_run_has_nothing_left_and_needs_no_gpu(program: Program, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_complete_run_has_nothing_left_and_needs_no_gpu(program: Program, tmp_
     assert (tmp_path / "run.json").read_bytes() == before
 
 
-def test_a_cell_that_failed_gets_another_chance(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_point_that_failed_gets_another_chance(fakes: Fakes, tmp_path: Path) -> None:
     words = (
         "pairs",
         "--devices",
@@ -209,7 +209,7 @@ def requested_by(monkeypatch: pytest.MonkeyPatch, program: Program, words: str) 
 def recorded_by(request: Request) -> Run:
     """Return an interrupted run of this request on four GPUs, of which nothing was measured yet."""
     operations = tuple(work.operation for work in request.collectives)
-    settings = settings_of(request, operations, request.sizes or (8,), visits=3, environment={})
+    settings = settings_of(request, operations, request.sizes or (8,), trials=3, environment={})
     devices = [gpu for gpu in gpus(4) if request.devices is None or str(gpu.index) in request.devices.split(",")]
     return replace(run_of(devices, []), settings=settings, complete=False)
 

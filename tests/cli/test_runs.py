@@ -13,7 +13,7 @@ import collbench
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.run import StopReason
-from tests.builders import gpus, pair_run, reported
+from tests.builders import gpus, in_words, pair_run
 from tests.cli.program import Program, save_run
 
 SIM = "--backend sim --fabric dgx-1v --quick --sizes 1M"
@@ -30,7 +30,7 @@ def three(folder: Path) -> list[Path]:
     """Save a finished, an interrupted and a failed run, and what is no run; return the runs' files, newest first."""
     failed = pair_run(4, lambda *_: 300.0).measurements
     failed[0] = replace(
-        failed[0], samples=[], stop=StopReason.FAILED, failure=reported("hang: no answer", FailureKind.HANG)
+        failed[0], samples=[], stop=StopReason.FAILED, failure=in_words("hang: no answer", FailureKind.HANG)
     )
     files = [folder / f"2026112{day}T000000Z-cuda-pairs.json" for day in (3, 2, 1)]
     save_run(files[0], gpus(4), measurements=failed)

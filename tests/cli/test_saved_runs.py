@@ -67,11 +67,11 @@ def owned_by_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
     """Let files look like another user's, which only root could make them."""
     real, theirs = Path.stat, {path.stat().st_ino for path in paths}
 
-    def told(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+    def reported(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
         found = real(self, follow_symlinks=follow_symlinks)
         return os.stat_result((*found[:4], STRANGER, *found[5:])) if found.st_ino in theirs else found
 
-    monkeypatch.setattr(Path, "stat", told)
+    monkeypatch.setattr(Path, "stat", reported)
 
 
 def test_the_newest_of_this_user_is_believed(saved: Path) -> None:

@@ -415,8 +415,8 @@ def test_cores_are_chosen_on_the_host_backend(fakes: Fakes, tmp_path: Path) -> N
 @pytest.mark.parametrize("command", ["select", "train"])
 def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tmp_path: Path, command: str) -> None:
     """Only select simulates, and neither takes CPU cores for GPUs that are not there."""
-    told = " ".join(program(command, "--help").out.split())
-    backends = told[told.index("--backend NAME") :].split("[default: auto]")[0]
+    reported = " ".join(program(command, "--help").out.split())
+    backends = reported[reported.index("--backend NAME") :].split("[default: auto]")[0]
     known = {"auto", "cuda", "host", *(("sim",) if command == "select" else ())}
     assert {word for word in ("auto", "cuda", "host", "sim") if word in backends} == known
     assert "GPUs, never cores" in backends

@@ -28,7 +28,7 @@ def saved(tmp_path: Path) -> str:
     in_place = measured(Operation.ALLREDUCE, (0, 1), 210.0)
     both = measured(Operation.CE_WRITE, (0, 1), 390.0)
     for other, variant in ((in_place, Variant.IN_PLACE), (both, Variant.BOTH_WAYS)):
-        object.__setattr__(other.cell, "variant", variant)
+        object.__setattr__(other.point, "variant", variant)
     run_file.save(run_of(gpus(3), [*found, in_place, both]), tmp_path / "run.json")
     return "run.json"
 
@@ -95,8 +95,10 @@ def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program,
     assert plain.split() == piped.split()  # but for where sentences are folded
     without = on_terminal(collbench(*words), colourful() | {"NO_COLOR": "1"}, tmp_path)
     assert without.split() == piped.split()
-    told = [line for line in (*plain.split("\n"), *without.split("\n")) if len(line.split()) > 1]  # a path stays whole
-    assert max(map(len, told)) <= 80
+    reported = [
+        line for line in (*plain.split("\n"), *without.split("\n")) if len(line.split()) > 1
+    ]  # a path stays whole
+    assert max(map(len, reported)) <= 80
 
 
 def test_a_terminal_without_dots_still_has_the_figures(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--backend", "sim"), "--fabric FILE, or dgx-1v, hgx-h200"),
         (("--fabric", "dgx-1v"), "add --backend sim"),
@@ -70,10 +70,10 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
         ((*SIM, "--devices", "0,9"), "device 9 is not here"),
     ],
 )
-def test_bad_requests_are_refused_in_one_line(program: Program, words: tuple[str, ...], told: str) -> None:
+def test_bad_requests_are_refused_in_one_line(program: Program, words: tuple[str, ...], reported: str) -> None:
     said = program("pairs", *words)
     assert said.status == 2
-    assert told in said.line
+    assert reported in said.line
 
 
 def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

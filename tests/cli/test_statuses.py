@@ -81,14 +81,14 @@ def latency_alone() -> Run:
     )
 
 
-def one_visit() -> Run:
+def one_trial() -> Run:
     return replace(h200(), measurements=[replace(m, samples=m.samples[:1]) for m in h200().measurements])
 
 
 @pytest.mark.parametrize(
     ("what", "run"),
-    [("no measurement", without_measurement()), ("latency alone", latency_alone()), ("one visit each", one_visit())],
-    ids=["nothing", "latency", "one visit"],
+    [("no measurement", without_measurement()), ("latency alone", latency_alone()), ("one trial each", one_trial())],
+    ids=["nothing", "latency", "one trial"],
 )
 @pytest.mark.parametrize("words", [(), ("--expect", "4")], ids=["plain", "expect"])
 def test_nothing_judged_is_no_agreement(program: Program, what: str, run: Run, words: tuple[str, ...]) -> None:
@@ -98,8 +98,8 @@ def test_nothing_judged_is_no_agreement(program: Program, what: str, run: Run, w
     assert said.out.startswith("not judged: "), what
     assert "collbench check" in said.out.splitlines()[0], what
     assert "agree" not in said.out, what
-    told = json.loads(program("check", "run.json", "--json", *words).out)
-    assert (told["exit_status"], told["pairs"], told["judged"]) == (1, 6, 0), what
+    answer = json.loads(program("check", "run.json", "--json", *words).out)
+    assert (answer["exit_status"], answer["pairs"], answer["judged"]) == (1, 6, 0), what
 
 
 def test_latency_of_a_simulated_machine_is_no_agreement(program: Program) -> None:
@@ -114,7 +114,7 @@ def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program)
     for words in (("show", "-v"), ("check", "-v"), ("rank", "-v", "--operation", "sm-write")):
         said = " ".join(program(words[0], "run.json", *words[1:]).out.split())
         assert true in said, words
-        assert "fewer than 3 visits" not in said, words
+        assert "fewer than 3 trials" not in said, words
         assert "not measured" not in said, words
     rank = json.loads(program("rank", "run.json", "--operation", "sm-write", "--json").out)
     assert {lack["reason"] for lack in rank["works"][0]["missing"]} == {true}
@@ -152,7 +152,7 @@ def test_a_choice_without_the_failed_pair_is_a_good_one_and_one_with_it_is_not_a
 
 
 def lacking(run: Run, pair: set[int]) -> Run:
-    kept: list[Measurement] = [m for m in run.measurements if set(m.cell.members) != pair]
+    kept: list[Measurement] = [m for m in run.measurements if set(m.point.members) != pair]
     return replace(run, measurements=kept)
 
 
@@ -161,7 +161,7 @@ def lacking(run: Run, pair: set[int]) -> Run:
     [
         ("the same", h200(), 0),
         ("a pair is missing", lacking(h200(), {0, 1}), 1),
-        ("too few visits", one_visit(), 1),
+        ("too few trials", one_trial(), 1),
     ],
 )
 def test_a_comparison_that_could_not_be_made_does_not_pass(program: Program, what: str, new: Run, status: int) -> None:

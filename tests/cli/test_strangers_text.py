@@ -12,7 +12,7 @@ import pytest
 
 from collbench.model.run import Flag, FlagKind, Run
 from collbench.runfile import run_file
-from tests.builders import gpus, pair_run, reported
+from tests.builders import gpus, in_words, pair_run
 from tests.cli.program import Program
 
 # Red text and a title; C1's CSI; text that reads backwards; a line of its own; a line for readers that end lines there.
@@ -23,7 +23,7 @@ WRONG = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 def evil_run() -> Run:
     run = pair_run(4, lambda a, b: 300.0 if (a, b) != (0, 1) else 10.0)
-    failed = replace(run.measurements[-1], samples=[], failure=reported(f"hang: {EVIL}"))
+    failed = replace(run.measurements[-1], samples=[], failure=in_words(f"hang: {EVIL}"))
     for found in run.measurements:
         found.samples[:] = [
             replace(sample, flags=(Flag(FlagKind.OTHER, (0,), reason=f"shared: {EVIL}"),)) for sample in found.samples

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Audit, Run, SkipKind, Skipped
+from collbench.model.run import InterferenceCheck, Run, SkipKind, Skipped
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, on_gpus, save_run
@@ -104,9 +104,9 @@ def slow_pairs(count: int) -> Run:
     run = pairs_run(count, lambda a, b: 300.0 if (a + b) % 2 else 40.0)
     links = [(a, b) for a in range(count) for b in range(count) if a < b]
     run.skipped = [Skipped(SkipKind.NO_PEERS, Work(Operation.SM_WRITE), link) for link in links]
-    audit = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False, size_bytes=2**26)
-    run.audits = [audit, replace(audit, members=(0, 2), ratio=0.38)]
-    run.phases = {"timed": 167.9, "warm-up": 10.0, "audit": 9.4, "visits": 163.7}
+    check = InterferenceCheck(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False, size_bytes=2**26)
+    run.interference_checks = [check, replace(check, members=(0, 2), ratio=0.38)]
+    run.phases = {"timed": 167.9, "warm-up": 10.0, "interference check": 9.4, "trials": 163.7}
     return run
 
 
@@ -141,11 +141,11 @@ def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lac
     (heads,) = (line.split() for line in narrow.splitlines() if line.startswith("tier "))
     assert {"allreduce", "interval", "vs", "best", "label"} <= set(heads)
     assert len(re.findall(r"^\d+ +GPU\d-GPU\d ", narrow, re.MULTILINE)) == 28
-    (told,) = re.findall(r"^not here  ([\w, -]+):", narrow, re.MULTILINE)
+    (reported,) = re.findall(r"^not here  ([\w, -]+):", narrow, re.MULTILINE)
     whole = next(
         line.split() for line in program("show", "run.json", "-v").out.splitlines() if line.startswith("tier ")
     )
-    assert set(whole) - set(heads) == set(told.split(", "))
+    assert set(whole) - set(heads) == set(reported.split(", "))
 
 
 def test_a_pipe_gets_each_sentence_in_one_line(program: Program, tmp_path: Path) -> None:

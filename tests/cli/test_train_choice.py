@@ -94,7 +94,7 @@ def test_of_what_is_slow_to_load_only_numpy_is_loaded(fakes: Fakes, tmp_path: Pa
         "def told(status):\n"
         "    print(*sorted({'torch', 'scipy', 'pynvml', 'numpy'} & set(sys.modules)), file=sys.stderr, flush=True)\n"
         "    real(status)\n"
-        "os._exit = told\n"
+        "os._exit = reported\n"
     )
     path = f"{tmp_path}:{fakes.environment()['PYTHONPATH']}"
     words = ["train", "--auto-select", "2", "--dry-run", "train.py"]
@@ -257,7 +257,7 @@ def test_a_gpu_that_is_gone_since_the_run_is_named(
         ("another NCCL", {"nccl": "2.27.3"}, "the newest's NCCL was 2.27.3 and is 2.28.9 now: "),
     ],
 )
-def test_the_reason_is_told_why_the_newest_run_does_not_fit(
+def test_the_reason_is_reported_why_the_newest_run_does_not_fit(
     program: Program, saved: Run, tmp_path: Path, case: str, changes: dict[str, Any], why: str
 ) -> None:
     older = replace(saved, machine=replace(saved.machine, **changes))

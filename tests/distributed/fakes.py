@@ -20,7 +20,7 @@ PATIENCE_S = 30.0
 
 
 class FakeRankWorker:
-    """A rank whose step takes `seconds` in each block; `on_step(seat, step)` may raise, or wait for `interrupted`."""
+    """A rank whose step takes `seconds` in each batch; `on_step(seat, step)` may raise, or wait for `interrupted`."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class FakeRankWorker:
         self.calls.append(f"step {step.size_bytes}")
         self.on_step(self, step)
         here = [self.rank in group for group in step.groups]
-        blocks = tuple(self.seconds * (block + 1) for block in range(step.blocks))
+        batches = tuple(self.seconds * (batch + 1) for batch in range(step.batches))
         launches = tuple(self.seconds / 10 if mine else 0.0 for mine in here) if step.launches else ()
-        return Timing(tuple(blocks if mine else () for mine in here), launches)
+        return Timing(tuple(batches if mine else () for mine in here), launches)
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         return ()
@@ -83,7 +83,7 @@ class FakeRankWorker:
 
     def wait_to_be_interrupted(self) -> None:
         """Do as a collective whose peer has died: wait, and fail when the worker is killed."""
-        assert self.interrupted.wait(PATIENCE_S), "nobody told this rank that another had failed"
+        assert self.interrupted.wait(PATIENCE_S), "nobody informed this rank that another had failed"
         raise BackendError("killed")
 
 
@@ -125,5 +125,5 @@ def world(seats: Sequence[FakeRankWorker], board: Board | None = None, **limits:
         coordinator.close()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert left == [True] * len(seats), "every rank was told to leave"
+        assert left == [True] * len(seats), "every rank was asked to leave"
         assert all(seat.closed.is_set() for seat in seats)

@@ -106,7 +106,7 @@ def torchrun(tmp_path: Path, count: int, *words: str) -> subprocess.CompletedPro
     )
 
 
-def visits(journal: Path) -> list[dict[str, object]]:
+def trials(journal: Path) -> list[dict[str, object]]:
     """Return what a run's journal holds so far, whole lines only."""
     lines = journal.read_text(encoding="utf-8").split("\n")[1:-1] if journal.exists() else []
     return [json.loads(line) for line in lines]

@@ -18,7 +18,7 @@ ALLREDUCE = Operation.ALLREDUCE
 
 
 def step(groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), size: int = 64, **changes: int) -> Step:
-    return Step(ALLREDUCE, groups, size, iterations=1, blocks=2, **changes)  # type: ignore[arg-type]
+    return Step(ALLREDUCE, groups, size, iterations=1, batches=2, **changes)  # type: ignore[arg-type]
 
 
 def seats(*seconds: float) -> list[FakeRankWorker]:
@@ -120,7 +120,7 @@ def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
             coordinator.time_collective(step())
 
 
-def test_where_nobody_says_why_the_lost_rank_is_told_and_the_others_end() -> None:
+def test_where_nobody_says_why_the_lost_rank_is_reported_and_the_others_end() -> None:
     def fail(seat: FakeRankWorker, _asked: Step) -> None:
         if seat.rank == 1:
             raise PeerLost("remote process exited")
@@ -132,7 +132,7 @@ def test_where_nobody_says_why_the_lost_rank_is_told_and_the_others_end() -> Non
             coordinator.time_collective(step())
 
 
-def test_what_no_rank_can_do_is_told_as_on_one_machine() -> None:
+def test_what_no_rank_can_do_is_reported_as_on_one_machine() -> None:
     def refuse(_seat: FakeRankWorker, _asked: Step) -> None:
         raise UsageError("gloo cannot reduce by avg")
 
@@ -180,14 +180,14 @@ def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
 
 
 def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     ours, theirs = pair()
-    ranks = Ranks({0: ours}, {0: "rank 2 on node1"}, on_loss=lambda: told.append("lost"))
+    ranks = Ranks({0: ours}, {0: "rank 2 on node1"}, on_loss=lambda: reported.append("lost"))
     theirs.close()  # as the kernel does for a process that was killed
     for _ in range(2):
         with pytest.raises(RankLost, match=r"rank 2 on node1 is gone.*start all ranks again"):
             ranks.ask({0: Introduce()})
-    assert told == ["lost"]
+    assert reported == ["lost"]
     ranks.close()
     ranks.close()
 

@@ -6,7 +6,7 @@ from collbench.distributed.launchers import (
     LaunchEnvironment,
     Step,
     alone,
-    find_place,
+    find_launch,
     find_step,
     first_host,
     join_seconds,
@@ -35,7 +35,7 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "
 
 
 @pytest.mark.parametrize(
-    ("title", "environment", "place"),
+    ("title", "environment", "launch"),
     [
         ("nothing", {"HOME": "/root"}, None),
         (
@@ -75,8 +75,8 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "
         ),
     ],
 )
-def test_a_process_finds_its_place(title: str, environment: dict[str, str], place: LaunchEnvironment | None) -> None:
-    assert find_place(environment) == place
+def test_a_process_finds_its_place(title: str, environment: dict[str, str], launch: LaunchEnvironment | None) -> None:
+    assert find_launch(environment) == launch
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_a_process_finds_its_place(title: str, environment: dict[str, str], plac
         ("a node list of nothing", SRUN | {"SLURM_STEP_NODELIST": "[]"}, "set MASTER_ADDR"),
     ],
 )
-def test_contradictions_are_told_in_one_line(title: str, environment: dict[str, str], says: str) -> None:
+def test_contradictions_are_reported_in_one_line(title: str, environment: dict[str, str], says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find_place(environment)
+        find_launch(environment)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_two_jobs_and_two_steps_of_a_job_meet_at_different_ports() -> None:
     environments = (SRUN, SRUN | {"SLURM_STEP_ID": "2"}, SRUN | {"SLURM_JOB_ID": "123460"})
-    ports = {place.master_port for place in map(find_place, environments) if place}
+    ports = {launch.master_port for launch in map(find_launch, environments) if launch}
     assert len(ports) == 3
     assert all(1024 < port < 32768 for port in ports), "Linux gives ports from 32768 on to anybody"
 
@@ -160,11 +160,11 @@ def test_a_step_of_several_tasks_a_node_is_refused() -> None:
 
 
 @pytest.mark.parametrize("launched", [TORCHRUN, SRUN, MPIRUN, ONE_A_NODE, SRUN | MPIRUN])
-def test_a_process_may_be_told_that_it_is_alone_and_nothing_else_is_taken_from_it(launched: dict[str, str]) -> None:
-    told = alone(launched | {"NCCL_NVLS_ENABLE": "0", "HOME": "/root"})
-    assert find_place(told) is None
-    assert told["NCCL_NVLS_ENABLE"] == "0"
-    assert len(launched) + 2 - len(told) <= 4
+def test_a_process_may_learn_that_it_is_alone_and_nothing_else_is_taken_from_it(launched: dict[str, str]) -> None:
+    reported = alone(launched | {"NCCL_NVLS_ENABLE": "0", "HOME": "/root"})
+    assert find_launch(reported) is None
+    assert reported["NCCL_NVLS_ENABLE"] == "0"
+    assert len(launched) + 2 - len(reported) <= 4
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("", 300.0), (" 20 ", 20.0), ("1", 1.0), ("86400", 86400.0)])

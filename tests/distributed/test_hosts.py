@@ -78,8 +78,8 @@ def test_two_nccls_are_refused() -> None:
 
 def test_paths_are_each_hosts_own_and_the_network_between() -> None:
     assert distributed_ranks.guides(FOUR) == {0: (0, 1), 2: (2, 3)}
-    told: dict[tuple[int, ...], list[Path]] = {(0, 1): [Path((0, 1), "NV18")], (2, 3): [Path((0, 1), "SYS")]}
-    found = {path.devices: path.label for path in distributed_ranks.all_paths(4, told)}
+    reported: dict[tuple[int, ...], list[Path]] = {(0, 1): [Path((0, 1), "NV18")], (2, 3): [Path((0, 1), "SYS")]}
+    found = {path.devices: path.label for path in distributed_ranks.all_paths(4, reported)}
     assert found == {(0, 1): "NV18", (2, 3): "SYS", (0, 2): "NET", (0, 3): "NET", (1, 2): "NET", (1, 3): "NET"}
 
 
@@ -87,7 +87,7 @@ def test_paths_of_ranks_that_are_dealt_out_to_hosts_in_turn() -> None:
     found = {
         path.devices: path.label for path in distributed_ranks.all_paths(4, {(0, 2): [Path((0, 1), "PIX")], (1, 3): []})
     }
-    assert found == {(0, 2): "PIX", (0, 1): "NET", (0, 3): "NET", (1, 2): "NET", (2, 3): "NET"}, "1-3 is not told"
+    assert found == {(0, 2): "PIX", (0, 1): "NET", (0, 3): "NET", (1, 2): "NET", (2, 3): "NET"}, "1-3 is not reported"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
     assert "\nchosen    n" in out
     assert "sim" not in out
     run = the_run(tmp_path)
-    assert {frozenset(found.cell.members) for found in run.measurements} == {
+    assert {frozenset(found.point.members) for found in run.measurements} == {
         frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2))
     }
     assert run.complete

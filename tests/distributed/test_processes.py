@@ -29,7 +29,7 @@ from tests.distributed.processes import (
     started,
     the_run,
     torchrun,
-    visits,
+    trials,
     wait_for,
     worker_of,
 )
@@ -44,9 +44,9 @@ def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path:
     assert "(2 ranks)" in done.stdout
     run = the_run(tmp_path)
     assert (run.complete, run.settings.processes, run.settings.launcher) == (True, 2, "torchrun")
-    assert [found.cell.size_bytes for found in run.measurements] == [8 << shift for shift in range(14)]
+    assert [found.point.size_bytes for found in run.measurements] == [8 << shift for shift in range(14)]
     assert {found.wrong for found in run.measurements} == {0}
-    assert {found.cell.members for found in run.measurements} == {(0, 1)}
+    assert {found.point.members for found in run.measurements} == {(0, 1)}
     assert {path.label for path in run.paths} <= {"NODE", "SYS"}
     assert len(run.devices) == 2
 
@@ -60,8 +60,8 @@ def test_mpirun_measures_pairs(tmp_path: Path) -> None:
     assert "processes 3 (Open MPI)" in out
     assert others == [(0, "", "")] * 2
     run = the_run(tmp_path)
-    assert {found.cell.members for found in run.measurements} == {(0, 1), (0, 2), (1, 2)}
-    assert {found.cell.operation for found in run.measurements} == {Operation.ALLREDUCE, Operation.BROADCAST}
+    assert {found.point.members for found in run.measurements} == {(0, 1), (0, 2), (1, 2)}
+    assert {found.point.operation for found in run.measurements} == {Operation.ALLREDUCE, Operation.BROADCAST}
     assert {found.wrong for found in run.measurements} == {0}
 
 
@@ -86,7 +86,7 @@ def test_what_is_for_one_process_is_refused_once(title: str, words: list[str], s
     assert other == (0, "", "")
 
 
-# As long as nobody ends it: no cell ever settles.
+# As long as nobody ends it: no data point ever settles.
 ENDLESS = ["--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%", "--budget", "10min"]
 
 
@@ -94,7 +94,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path:
     file, port = tmp_path / "run.json", free_port()
     words = ["allreduce", *ENDLESS, "--output", str(file)]
     with started(tmp_path, words, [as_slurm(rank, 3, port) for rank in range(3)]) as processes:
-        wait_for("the first visits", lambda: len(visits(tmp_path / "run.json.journal")) > 4, processes)
+        wait_for("the first trials", lambda: len(trials(tmp_path / "run.json.journal")) > 4, processes)
         processes[2].kill()
         (status, _out, err), survivor, _ = ends(processes)
     assert status == 1
@@ -107,15 +107,15 @@ def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path:
     assert sum(len(found.samples) for found in saved.measurements) > 4
 
 
-def test_a_worker_that_is_killed_costs_its_cell_and_the_ranks_meet_again(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_costs_its_point_and_the_ranks_meet_again(tmp_path: Path) -> None:
     file, port = tmp_path / "run.json", free_port()
     journal = tmp_path / "run.json.journal"
     words = ["allreduce", *ENDLESS, "--output", str(file)]
     with started(tmp_path, words, [as_slurm(rank, 2, port) for rank in range(2)]) as processes:
-        wait_for("the first visits", lambda: len(visits(journal)) > 4, processes)
+        wait_for("the first trials", lambda: len(trials(journal)) > 4, processes)
         os.kill(worker_of(processes[1], "gloo_worker"), signal.SIGKILL)
-        wait_for("the failure", lambda: any(visit["failure"] for visit in visits(journal)), processes)
-        wait_for("a visit after it", lambda: not visits(journal)[-1]["failure"], processes)
+        wait_for("the failure", lambda: any(trial["failure"] for trial in trials(journal)), processes)
+        wait_for("a trial after it", lambda: not trials(journal)[-1]["failure"], processes)
         processes[0].send_signal(signal.SIGINT)
         (status, _out, err), other = ends(processes)
     assert status == 130, err
@@ -190,7 +190,7 @@ def test_a_rank_that_finds_nobody_says_where_it_looked() -> None:
 
 
 def test_a_store_that_ends_ends_those_who_wait_for_it() -> None:
-    """As when rank 0, or the launcher that keeps the store, is killed before rank 0 told where it listens."""
+    """As when rank 0, or the launcher that keeps the store, is killed before rank 0 reported where it listens."""
     port = free_port()
     keeper = subprocess.Popen(
         [sys.executable, "-c", f"from torch.distributed import TCPStore; s = TCPStore('127.0.0.1', {port}, 2, True, "
@@ -206,7 +206,7 @@ def test_a_store_that_ends_ends_those_who_wait_for_it() -> None:
     keeper.communicate()
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_reported() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(BackendError, match=r"rank 0 cannot listen at .*MASTER_PORT a free port"),
@@ -253,4 +253,4 @@ def test_two_hosts_find_each_other_and_are_named(two_hosts: list[list[str]], tmp
     run = the_run(tmp_path)
     assert [device.host for device in run.devices] == ["a", "b"]
     assert [path.label for path in run.paths] == ["NET"]
-    assert [(found.cell.members, found.wrong) for found in run.measurements] == [((0, 1), 0)]
+    assert [(found.point.members, found.wrong) for found in run.measurements] == [((0, 1), 0)]

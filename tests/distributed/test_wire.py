@@ -10,7 +10,7 @@ import pytest
 
 from collbench.distributed import connection
 from collbench.distributed.connection import MOST_BYTES, far_end, framed, is_loopback, line, own_address, plain_address
-from collbench.distributed.factory import _own_address, _told
+from collbench.distributed.factory import _address, _own_address
 from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.messages import BadMessage, Done, Introduce, Leave, UniqueId
 from collbench.distributed.ranks import RankLost, Ranks
@@ -114,7 +114,7 @@ def test_of_a_rank_0_that_cannot_be_understood_nothing_is_believed(both: tuple[s
 )
 def test_what_a_stranger_leaves_in_the_store_is_refused(text: str) -> None:
     with pytest.raises(BackendError, match="start all ranks again"):
-        _told(text)
+        _address(text)
 
 
 def test_rank_0_listens_where_the_others_come_from() -> None:

@@ -43,7 +43,7 @@ def started(stand: Stand, **environment: str) -> tuple[int, dict[str, list[float
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4])
-def test_every_status_is_told_with_the_figures(stand: Stand, run: Path, status: int) -> None:
+def test_every_status_is_reported_with_the_figures(stand: Stand, run: Path, status: int) -> None:
     stand.will(status=status, run=run)
     left, samples, _ = started(stand)
     assert left == 0
@@ -68,7 +68,7 @@ def test_a_hang_is_status_124(stand: Stand) -> None:
     assert started(stand, COLLBENCH_LIMIT="1")[1]["collbench_check_status"] == [124.0]
 
 
-def test_a_missing_collbench_is_told_too(stand: Stand) -> None:
+def test_a_missing_collbench_is_reported_too(stand: Stand) -> None:
     assert started(stand)[1]["collbench_check_status"] == [127.0]
 
 

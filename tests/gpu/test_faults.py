@@ -20,18 +20,21 @@ from tests.gpu.machine import need_gpus, need_nccl
 
 need_gpus(2)
 need_nccl()
-# Nothing is ever so precise: visits go on for a second at least.
+# Nothing is ever so precise: trials go on for a second at least.
 _LONG = ("--sizes", "1K:64M", "--precision", "0.001%", "--budget", "8s")
 # 2 links × 4 kinds of copy, and one pair's all-reduce and broadcast, at 17 sizes.
-_CELLS = 10 * 17
+_POINTS = 10 * 17
 _PATIENCE_S = 100
 _BUSY = """
+from collbench._native import CopyRound, Engine
 from tests.gpu.machine import open_gpus
 gpus = open_gpus([0, 1], 2**28)
+round = CopyRound(groups=[[(0, 1)]], engine=Engine.copy_engine, pull=False, bytes=2**28, shift=0, iterations=20,
+                  batches=20, warmup=0, deadline=30.0)
+gpus.time_copies(round)
 print("busy", flush=True)
 while True:
-    gpus.time_copies(groups=[[(0, 1)]], multiprocessors=False, pull=False, bytes=2**28, shift=0, iterations=20,
-                     blocks=20, warmup=0, deadline=30.0)
+    gpus.time_copies(round)
 """
 
 
@@ -73,23 +76,23 @@ def _run(folder: Path) -> dict[str, Any]:
         ("a killed worker", signal.SIGKILL, 1, "crash: the worker process died (signal 9, SIGKILL)"),
     ],
 )
-def test_a_lost_worker_costs_its_cell_at_most_and_the_sweep_goes_on(
+def test_a_lost_worker_costs_its_point_at_most_and_the_sweep_goes_on(
     tmp_path: Path, what: str, number: int, status: int, says: str
 ) -> None:
     with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
-        _until((tmp_path / "run.json").exists)  # visits have begun
+        _until((tmp_path / "run.json").exists)  # trials have begun
         os.kill(_worker_of(program), number)
         out, err = program.communicate(timeout=_PATIENCE_S)
     assert program.returncode == status, what
     assert out.splitlines()[0] in err, what
     run = _run(tmp_path)
     failed = [found for found in run["measurements"] if found["stop"] == "failed"]
-    assert (run["complete"], len(run["measurements"]), len(failed)) == (True, _CELLS, 1), what
+    assert (run["complete"], len(run["measurements"]), len(failed)) == (True, _POINTS, 1), what
     assert failed[0]["failure"]["kind"] == ("hang" if status == 4 else "crash"), what
     assert says in out, what
 
 
-def test_a_killed_program_leaves_its_visits_and_can_be_resumed(tmp_path: Path) -> None:
+def test_a_killed_program_leaves_its_trials_and_can_be_resumed(tmp_path: Path) -> None:
     with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
         _until((tmp_path / "run.json.journal").exists)
         program.kill()

@@ -138,7 +138,7 @@ def test_a_fault_in_a_reduction_is_found_and_the_broadcast_stays_right(tmp_path:
         _collect(collectives)
     assert failure.value.offset % 4 == 0
     assert failure.value.offset < 1026 * 4
-    # What was expected is told by the general rule, which has no fault here: it is what was found.
+    # What was expected is reported by the general rule, which has no fault here: it is what was found.
     assert failure.value.expected == failure.value.found
 
 

@@ -1,4 +1,4 @@
-"""One process per GPU under torchrun, on 2 and 4 GPUs: the same cells as one process measures, and no wrong element."""
+"""One process per GPU under torchrun, on 2 and 4 GPUs: the same points as of one process, and no wrong element."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.model.run import Path as LinkPath
 from collbench.model.run import Run
 from collbench.runfile import run_file
-from tests.distributed.processes import as_slurm, ends, free_port, started, torchrun, visits, wait_for, worker_of
+from tests.distributed.processes import as_slurm, ends, free_port, started, torchrun, trials, wait_for, worker_of
 from tests.gpu.machine import need_gpus, need_nccl
 
 ORDINALS = need_gpus(2)
@@ -39,17 +39,17 @@ def by_torchrun(tmp_path: Path, count: int, *words: str) -> Run:
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, count: int, tmp_path: Path) -> None:
     run = by_torchrun(tmp_path, count, operation.value, "--sizes", SIZES, "--in-place", "--quick")
-    cells = {(found.cell.members, found.cell.variant) for found in run.measurements}
+    points = {(found.point.members, found.point.variant) for found in run.measurements}
     everyone = tuple(range(count))
-    assert cells == {(everyone, Variant.PLAIN), (everyone, Variant.IN_PLACE)}
+    assert points == {(everyone, Variant.PLAIN), (everyone, Variant.IN_PLACE)}
     for found in run.measurements:
-        assert found.wrong == (0 if found.cell.work.verifiable else None)
+        assert found.wrong == (0 if found.point.work.verifiable else None)
     assert all(sample.seconds and min(sample.seconds) > 0 for found in run.measurements for sample in found.samples)
     assert all(sample.launch_seconds for found in run.measurements for sample in found.samples)
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_a_run_of_processes_has_the_cells_and_devices_of_a_run_of_one(count: int, tmp_path: Path) -> None:
+def test_a_run_of_processes_has_the_points_and_devices_of_a_run_of_one(count: int, tmp_path: Path) -> None:
     words = ("pairs", "--operations", "allreduce,broadcast", "--sizes", SIZES, "--quick", "--seed", "1")
     many = by_torchrun(tmp_path, count, *words)
     alone = tmp_path / "alone.json"
@@ -58,7 +58,7 @@ def test_a_run_of_processes_has_the_cells_and_devices_of_a_run_of_one(count: int
         ((status, _, err),) = ends(one)
     assert status == 0, err
     single = run_file.load(alone)
-    assert [found.cell for found in many.measurements] == [found.cell for found in single.measurements]
+    assert [found.point for found in many.measurements] == [found.point for found in single.measurements]
     assert [device.uuid for device in many.devices] == [device.uuid for device in single.devices]
     assert [_by_nvml(path) for path in many.paths] == [_by_nvml(path) for path in single.paths]
     assert (many.machine.nccl, many.machine.driver) == (single.machine.nccl, single.machine.driver)
@@ -73,7 +73,7 @@ def _by_nvml(path: LinkPath) -> LinkPath:
 @pytest.mark.skipif(len(ORDINALS) < 4, reason=f"needs 4 GPUs: this machine shows {len(ORDINALS)}")
 def test_disjoint_sets_are_timed_at_once(tmp_path: Path) -> None:
     run = by_torchrun(tmp_path, 4, "allreduce", "--split", "2", "--sizes", SIZES, "--quick")
-    assert {found.cell.members for found in run.measurements} == {(0, 1), (2, 3)}
+    assert {found.point.members for found in run.measurements} == {(0, 1), (2, 3)}
     assert {sample.concurrent for found in run.measurements for sample in found.samples} == {True}
 
 
@@ -89,16 +89,16 @@ def test_a_rank_that_sees_one_gpu_alone_takes_it(tmp_path: Path) -> None:
     assert len({device.uuid for device in run_file.load(file).devices}) == 2
 
 
-def test_a_killed_worker_costs_its_cell_and_the_ranks_meet_again(tmp_path: Path) -> None:
+def test_a_killed_worker_costs_its_point_and_the_ranks_meet_again(tmp_path: Path) -> None:
     file, port = tmp_path / "run.json", free_port()
     journal = tmp_path / "run.json.journal"
     words = ["allreduce", "--backend", "cuda", "--precision", "0.0001%", "--budget", "10min"]
     places = [as_slurm(rank, 2, port) for rank in range(2)]
     with started(tmp_path, [*words, "--output", str(file)], places) as processes:
-        wait_for("the first visits", lambda: len(visits(journal)) > 4, processes)
+        wait_for("the first trials", lambda: len(trials(journal)) > 4, processes)
         os.kill(worker_of(processes[1], "backends.worker"), signal.SIGKILL)
-        wait_for("the failure", lambda: any(visit["failure"] for visit in visits(journal)), processes)
-        wait_for("a visit after it", lambda: not visits(journal)[-1]["failure"], processes)
+        wait_for("the failure", lambda: any(trial["failure"] for trial in trials(journal)), processes)
+        wait_for("a trial after it", lambda: not trials(journal)[-1]["failure"], processes)
         processes[0].send_signal(signal.SIGINT)
         (status, _, err), other = ends(processes)
     assert status == 130, err

@@ -1,4 +1,4 @@
-"""Random machines and their runs, made in memory: all shipped fabrics and random ones × every fault, cells missing,
+"""Random machines and their runs, made in memory: all shipped fabrics and random ones × every fault, points missing,
 failed and shuffled. `COLLBENCH_INVARIANTS=5000` tries so many, each time others; CI takes few, always the same.
 
 Nothing here judges: what a machine can carry is read from its structure, by makers' published figures.
@@ -74,9 +74,9 @@ class Made:
         """Return fresh randomness, the same for the same machine."""
         return np.random.default_rng(self.seed + 1)
 
-    def run(self, works: Sequence[Work] = PAIRS, visits: int = 3) -> Run:
+    def run(self, works: Sequence[Work] = PAIRS, trials: int = 3) -> Run:
         """Return a run on the machine, the caller's own; works are at 64 MiB, collectives on pairs and on all."""
-        run = _run(self, tuple(works), visits)
+        run = _run(self, tuple(works), trials)
         kept = [replace(found, samples=list(found.samples)) for found in run.measurements]
         return replace(run, measurements=kept, skipped=list(run.skipped))
 
@@ -117,7 +117,7 @@ def _fabric(which: str | int, kind: str, seed: int) -> Fabric:
 
 
 @lru_cache(maxsize=64)
-def _run(made: Made, works: tuple[Work, ...], visits: int) -> Run:
+def _run(made: Made, works: tuple[Work, ...], trials: int) -> Run:
     backend = SimBackend(made.fabric, made.seed)
     measurements: list[Measurement] = []
     skipped: list[Skipped] = []
@@ -127,13 +127,13 @@ def _run(made: Made, works: tuple[Work, ...], visits: int) -> Run:
                 continue
             found = Measurement(DataPoint(work.operation, members, SIZE, work.variant, work.numa_node))
             try:
-                for _ in range(visits):
+                for _ in range(trials):
                     step = Step(work.operation, (members,), SIZE, 4, 2, variant=work.variant)
                     found.samples.append(Sample(time_step(backend, step).seconds[0], 4, concurrent=False))
                 found.stop = StopReason.PRECISION
             except StepFailed as error:
                 found.stop, found.failure = StopReason.FAILED, error.failure
-            except DataCorruption as error:  # which ends a run: what is left is told as a session tells it
+            except DataCorruption as error:  # which ends a run: what is left is reported as a session tells it
                 skipped.append(wrong_data(error))
                 continue
             measurements.append(found)
@@ -155,20 +155,20 @@ def _places(work: Work, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def shuffled(run: Run, rng: np.random.Generator) -> Run:
-    """Return the run with its cells, and each cell's visits, in another order."""
+    """Return the run with its data points, and each data point's trials, in another order."""
     order = rng.permutation(len(run.measurements))
     mixed = [run.measurements[int(place)] for place in order]
     kept = [replace(m, samples=[m.samples[int(i)] for i in rng.permutation(len(m.samples))]) for m in mixed]
     return replace(run, measurements=kept)
 
 
-def without_cells(run: Run, rng: np.random.Generator, share: float = 0.3) -> Run:
-    """Return the run without some of its cells."""
+def without_points(run: Run, rng: np.random.Generator, share: float = 0.3) -> Run:
+    """Return the run without some of its data points."""
     return replace(run, measurements=[found for found in run.measurements if rng.random() >= share])
 
 
-def without_visits(run: Run, rng: np.random.Generator) -> Run:
-    """Return the run with some cells cut to one or two visits."""
+def without_trials(run: Run, rng: np.random.Generator) -> Run:
+    """Return the run with some data points cut to one or two trials."""
     cut = [
         replace(m, samples=m.samples[: int(rng.integers(1, 3))]) if rng.random() < 0.3 else m for m in run.measurements
     ]
@@ -184,7 +184,8 @@ def relabelled(run: Run, order: Sequence[int]) -> Run:
 
     paths = [replace(path, devices=_pair(moved(path.devices))) for path in run.paths]
     measurements = [
-        replace(m, cell=replace(m.cell, members=_canonical(m.cell, moved(m.cell.members)))) for m in run.measurements
+        replace(m, point=replace(m.point, members=_canonical(m.point, moved(m.point.members))))
+        for m in run.measurements
     ]
     states: Mapping[str, Any] = {
         name: tuple(getattr(run, name)[old] for old in order) for name in ("health_before", "health_after")
@@ -204,9 +205,9 @@ def _pair(members: tuple[int, ...]) -> tuple[int, int]:
     return low, high
 
 
-def _canonical(cell: DataPoint, members: tuple[int, ...]) -> tuple[int, ...]:
+def _canonical(point: DataPoint, members: tuple[int, ...]) -> tuple[int, ...]:
     """Return members in the order that a plan gives them where it says nothing."""
-    unordered = cell.operation.is_collective or cell.variant is Variant.BOTH_WAYS
+    unordered = point.operation.is_collective or point.variant is Variant.BOTH_WAYS
     return tuple(sorted(members)) if unordered else members
 
 
@@ -215,7 +216,7 @@ def scaled(run: Run, time: float, size: int = 1) -> Run:
     measurements = [
         replace(
             m,
-            cell=replace(m.cell, size_bytes=m.cell.size_bytes * size),
+            point=replace(m.point, size_bytes=m.point.size_bytes * size),
             samples=[replace(s, seconds=tuple(time * t for t in s.seconds)) for s in m.samples],
         )
         for m in run.measurements
@@ -224,24 +225,24 @@ def scaled(run: Run, time: float, size: int = 1) -> Run:
     return replace(run, measurements=measurements, settings=replace(run.settings, sizes=sizes))
 
 
-def narrowest(fabric: Fabric, cell: DataPoint) -> float:
-    """Return a rate in GB/s that a cell cannot exceed, by the machine's structure and makers' figures alone.
+def narrowest(fabric: Fabric, point: DataPoint) -> float:
+    """Return a rate in GB/s that a data point cannot exceed, by the machine's structure and makers' figures alone.
 
     It is the narrowest link, port or slot of any member, times what a pattern moves at once. For collectives on more
     than two GPUs it is what leaves a GPU by all its links and its slot.
     """
-    sends = [_pair_gbs(fabric, a, b) for a, b in permutations(cell.members, 2)] if len(cell.members) > 1 else []
-    if cell.variant in (Variant.HOST, Variant.STAGED):
-        return min(_slot_gbs(fabric, gpu) for gpu in cell.members)
-    if cell.variant is Variant.BOTH_WAYS:
+    sends = [_pair_gbs(fabric, a, b) for a, b in permutations(point.members, 2)] if len(point.members) > 1 else []
+    if point.variant in (Variant.HOST, Variant.STAGED):
+        return min(_slot_gbs(fabric, gpu) for gpu in point.members)
+    if point.variant is Variant.BOTH_WAYS:
         return 2 * min(sends)
-    if cell.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
-        others = len(cell.members) - 1
-        alone = min(_pair_gbs(fabric, cell.members[0], other) for other in cell.members[1:])
-        return min(others * alone, _all_gbs(fabric, cell.members[0]))
-    if len(cell.members) > 2:
-        ports = [_all_gbs(fabric, gpu) for gpu in cell.members]
-        return 2 * max(ports) if cell.operation is Operation.ALLREDUCE else max(ports)
+    if point.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+        others = len(point.members) - 1
+        alone = min(_pair_gbs(fabric, point.members[0], other) for other in point.members[1:])
+        return min(others * alone, _all_gbs(fabric, point.members[0]))
+    if len(point.members) > 2:
+        ports = [_all_gbs(fabric, gpu) for gpu in point.members]
+        return 2 * max(ports) if point.operation is Operation.ALLREDUCE else max(ports)
     return min(sends)
 
 

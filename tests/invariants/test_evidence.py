@@ -1,6 +1,6 @@
-"""Less evidence gives never more confidence: without cells, visits or devices no contradiction becomes an agreement.
+"""Less evidence gives never more confidence: without points, trials or devices no contradiction becomes an agreement.
 
-Where visits go, the scatter of those that stay is kept: what an unlucky choice of visits shows is another machine.
+Where trials go, the scatter of those that stay is kept: what an unlucky choice of trials shows is another machine.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from collbench.analysis.tiers import Relation, rank_links
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
 from tests.analysis.nodes.made import leaves, seen, slow
-from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, tried, without_cells
+from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, tried, without_points
 
-# Logs over σ whose subsets of the first 3, 4, … scatter alike: no visit is wilder than those before it.
+# Logs over σ whose subsets of the first 3, 4, … scatter alike: no trial is wilder than those before it.
 _SCATTER = (0.0, 1.0, -1.0) * 4
 
 
-def steady(run: Run, visits: int, sigma: float) -> Run:
-    """Return the run with the first visit of each cell repeated, scattered by a pattern that repeats every three."""
+def steady(run: Run, trials: int, sigma: float) -> Run:
+    """Return the run with the first trial of each point repeated, scattered by a pattern that repeats every three."""
     found = [
         replace(m, samples=[
             replace(m.samples[0], seconds=tuple(s * math.exp(sigma * z) for s in m.samples[0].seconds))
-            for z in _SCATTER[:visits]
+            for z in _SCATTER[:trials]
         ]) if m.samples else m
         for m in run.measurements
     ]  # fmt: skip
     return replace(run, measurements=found)
 
 
-def cut(run: Run, visits: int, which: set[int]) -> Run:
-    """Return the run with some cells cut to their first visits."""
-    found = [replace(m, samples=m.samples[:visits]) if n in which else m for n, m in enumerate(run.measurements)]
+def cut(run: Run, trials: int, which: set[int]) -> Run:
+    """Return the run with some data points cut to their first trials."""
+    found = [replace(m, samples=m.samples[:trials]) if n in which else m for n, m in enumerate(run.measurements)]
     return replace(run, measurements=found)
 
 
@@ -57,7 +57,7 @@ def best(run: Run, work: Work) -> tuple[int, ...]:
 
 
 def of_work(run: Run, work: Work) -> list[Measurement]:
-    return [found for found in run.measurements if found.cell.work == work]
+    return [found for found in run.measurements if found.point.work == work]
 
 
 def contradicted(run: Run) -> bool:
@@ -70,8 +70,8 @@ def subsets(run: Run) -> st.SearchStrategy[set[int]]:
 
 @tried()
 @given(made=machines(), sigma=st.sampled_from((0.001, 0.005, 0.01, 0.03)), data=st.data())
-def test_fewer_visits_make_no_link_tied_to_the_same_best(made: Made, sigma: float, data: st.DataObject) -> None:
-    many = steady(made.run(visits=1), 12, sigma)
+def test_fewer_trials_make_no_link_tied_to_the_same_best(made: Made, sigma: float, data: st.DataObject) -> None:
+    many = steady(made.run(trials=1), 12, sigma)
     few = cut(many, data.draw(st.sampled_from((1, 2, 3, 6, 9))), data.draw(subsets(many)))
     for work in PAIRS:
         if best(many, work) == best(few, work):
@@ -81,10 +81,10 @@ def test_fewer_visits_make_no_link_tied_to_the_same_best(made: Made, sigma: floa
 
 @tried()
 @given(made=machines(), sigma=st.sampled_from((0.001, 0.005, 0.01, 0.03)))
-def test_fewer_cells_make_no_link_tied_to_the_same_best(made: Made, sigma: float) -> None:
-    """Unless it failed in a cell that is missing: scattered rates may beat a limit."""
-    many = steady(made.run(visits=1), 9, sigma)
-    few = without_cells(many, made.rng)
+def test_fewer_points_make_no_link_tied_to_the_same_best(made: Made, sigma: float) -> None:
+    """Unless it failed in a data point that is missing: scattered rates may beat a limit."""
+    many = steady(made.run(trials=1), 9, sigma)
+    few = without_points(many, made.rng)
     for work in PAIRS:
         if best(many, work) == best(few, work):
             before, after = relations(many, work), relations(few, work)
@@ -95,19 +95,19 @@ def test_fewer_cells_make_no_link_tied_to_the_same_best(made: Made, sigma: float
 
 @tried()
 @given(made=machines())
-def test_without_a_cell_a_contradiction_remains_or_something_is_said_to_be_missing(made: Made) -> None:
-    run = steady(made.run(COPIES + PAIRS[1:], visits=1), 6, 0.003)
-    few = without_cells(run, made.rng)
+def test_without_a_point_a_contradiction_remains_or_something_is_said_to_be_missing(made: Made) -> None:
+    run = steady(made.run(COPIES + PAIRS[1:], trials=1), 6, 0.003)
+    few = without_points(run, made.rng)
     if contradicted(run) and not contradicted(few):
         assert not_judged(few)
 
 
 @tried()
 @given(made=machines(), data=st.data())
-def test_with_fewer_visits_a_contradiction_remains_or_something_is_said_to_be_missing(
+def test_with_fewer_trials_a_contradiction_remains_or_something_is_said_to_be_missing(
     made: Made, data: st.DataObject
 ) -> None:
-    run = steady(made.run(COPIES + PAIRS[1:], visits=1), 9, 0.003)
+    run = steady(made.run(COPIES + PAIRS[1:], trials=1), 9, 0.003)
     few = cut(run, data.draw(st.sampled_from((1, 2, 3))), data.draw(subsets(run)))
     if contradicted(run) and not contradicted(few):
         assert not_judged(few)
@@ -115,25 +115,25 @@ def test_with_fewer_visits_a_contradiction_remains_or_something_is_said_to_be_mi
 
 @tried(0.5)
 @given(made=machines(("impossible",)))
-def test_an_impossible_block_is_so_whatever_else_is_missing(made: Made) -> None:
+def test_an_impossible_batch_is_so_whatever_else_is_missing(made: Made) -> None:
     """Unless what is missing are the copies that show that a pair has no hidden NVLinks."""
-    run = made.run(COPIES, visits=2)
+    run = made.run(COPIES, trials=2)
     copies = of_work(run, Work(Operation.CE_WRITE)) + of_work(run, Work(Operation.SM_READ))
     rest = [found for found in run.measurements if found not in copies]
-    few = without_cells(replace(run, measurements=rest), made.rng)
+    few = without_points(replace(run, measurements=rest), made.rng)
     few = replace(few, measurements=[*copies, *few.measurements])
-    left = {found.cell for found in few.measurements}
-    assert {one.cell for one in impossible(few)} == {one.cell for one in impossible(run) if one.cell in left}
+    left = {found.point for found in few.measurements}
+    assert {one.point for one in impossible(few)} == {one.point for one in impossible(run) if one.point in left}
 
 
 def pairs_of_runs(made: Made, sigma: float) -> Iterator[Run]:
     for number in range(2):
-        yield steady(replace(made, seed=made.seed + number).run(visits=1), 12, sigma)
+        yield steady(replace(made, seed=made.seed + number).run(trials=1), 12, sigma)
 
 
 @tried()
 @given(made=machines(), sigma=st.sampled_from((0.001, 0.01, 0.03)), slower=st.floats(0.85, 1.1), data=st.data())
-def test_fewer_visits_make_no_cell_the_same_and_no_regression_go_unseen(
+def test_fewer_trials_make_no_point_the_same_and_no_regression_go_unseen(
     made: Made, sigma: float, slower: float, data: st.DataObject
 ) -> None:
     base, new = pairs_of_runs(made, sigma)
@@ -159,11 +159,11 @@ def test_fewer_visits_make_no_cell_the_same_and_no_regression_go_unseen(
 )
 def test_fewer_rounds_make_no_slow_node_healthy(nodes: int, ratio: float, sigma: float, seed: int) -> None:
     rng = random.Random(seed)
-    sick, told = rng.randrange(nodes), leaves(nodes, 4) if nodes in (8, 12) and rng.random() < 0.5 else ()
+    sick, reported = rng.randrange(nodes), leaves(nodes, 4) if nodes in (8, 12) and rng.random() < 0.5 else ()
     every = seen(nodes, slow(sick, ratio=ratio), 4, sigma, one_way=rng.random() < 0.3)
     few = [one for one in every if rng.random() < 0.5] or every[:1]
-    assert judge_nodes(every, nodes, told).nodes[sick].state is State.SLOW
-    assert judge_nodes(few, nodes, told).nodes[sick].state is not State.HEALTHY
+    assert judge_nodes(every, nodes, reported).nodes[sick].state is State.SLOW
+    assert judge_nodes(few, nodes, reported).nodes[sick].state is not State.HEALTHY
 
 
 def certain(found: Comparison, verdict: Verdict) -> set[object]:

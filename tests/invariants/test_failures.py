@@ -22,17 +22,17 @@ from collbench.output.text import verdicts
 from collbench.output.text.frame import headline
 from collbench.output.text.measured import page
 from collbench.runfile import run_file
-from tests.builders import reported
-from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_cells
+from tests.builders import in_words
+from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_points
 
 SOUND = machines(("none", "slow-gpu", "nv-degraded", "intra-label-outlier", "contention"))
 WORKS = (*COPIES, PAIRS[1])
 
 
-def failing(run: Run, place: int, kind: FailureKind, visits: int) -> Run:
-    """Return the run with one cell given up after some visits."""
+def failing(run: Run, place: int, kind: FailureKind, trials: int) -> Run:
+    """Return the run with one data point given up after some trials."""
     found = run.measurements[place]
-    failed = replace(found, samples=found.samples[:visits], stop=StopReason.FAILED, failure=reported("it broke", kind))
+    failed = replace(found, samples=found.samples[:trials], stop=StopReason.FAILED, failure=in_words("it broke", kind))
     return replace(run, measurements=[failed if m is found else m for m in run.measurements])
 
 
@@ -45,12 +45,12 @@ def first_line(run: Run) -> str:
 
 
 def tags(run: Run, found: Measurement) -> set[str]:
-    return {run.devices[member].tag for member in found.cell.members}
+    return {run.devices[member].tag for member in found.point.members}
 
 
 @tried()
 @given(made=SOUND, works=st.sampled_from((PAIRS, WORKS)), kind=st.sampled_from(list(FailureKind)), data=st.data())
-def test_any_failed_cell_comes_first_and_decides_the_status(
+def test_any_failed_point_comes_first_and_decides_the_status(
     made: Made, works: tuple[Work, ...], kind: FailureKind, data: st.DataObject
 ) -> None:
     run = made.run(works)
@@ -70,9 +70,9 @@ def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, da
     run = made.run(PAIRS)
     place = data.draw(st.integers(0, len(run.measurements) - 1))
     broken = failing(run, place, kind, data.draw(st.integers(0, 2)))
-    cell = run.measurements[place].cell
-    ranking = rank_pairs(broken, cell.operation, SIZE)
-    if len(cell.members) == 2 and ranking is not None:
+    point = run.measurements[place].point
+    ranking = rank_pairs(broken, point.operation, SIZE)
+    if len(point.members) == 2 and ranking is not None:
         assert not ranking.all_tied
         assert "tie within" not in ranking.verdict
     shown = Console(file=io.StringIO(), width=200)
@@ -85,11 +85,11 @@ def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, da
 
 @tried(0.5)
 @given(made=SOUND, data=st.data())
-def test_fewer_cells_hide_no_failure(made: Made, data: st.DataObject) -> None:
+def test_fewer_points_hide_no_failure(made: Made, data: st.DataObject) -> None:
     run = made.run(PAIRS)
     place = data.draw(st.integers(0, len(run.measurements) - 1))
     broken = failing(run, place, FailureKind.CRASH, 0)
-    few = without_cells(broken, made.rng)
+    few = without_points(broken, made.rng)
     failed = [found for found in few.measurements if found.failure]
     assert (outcome(few).status is ExitStatus.DONE) is not bool(failed)
 

@@ -1,4 +1,4 @@
-"""Relabelling GPUs permutes every answer, the order of cells and visits changes none, units and sizes scale them."""
+"""Relabelling GPUs permutes every answer, the order of points and trials changes none, units and sizes scale them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.invariants.machines import (
     scaled,
     shuffled,
     tried,
-    without_cells,
-    without_visits,
+    without_points,
+    without_trials,
 )
 
 WORKS = (*PAIRS, Work(Operation.CE_WRITE, Variant.ONE_TO_ALL))
@@ -60,21 +60,21 @@ def standing(
     return {frozenset(k) if work.operation.is_collective else k: v for k, v in named.items()}
 
 
-def told(run: Run, names: Sequence[int]) -> set[tuple[str, frozenset[int]]]:
+def reported(run: Run, names: Sequence[int]) -> set[tuple[str, frozenset[int]]]:
     """Return the kinds and places of all verdicts."""
     return {(v.kind.value, frozenset(names[m] for m in v.members)) for v in judge(run)}
 
 
 def beaten(run: Run, names: Sequence[int]) -> set[tuple[Work, frozenset[int], float]]:
     return {
-        (one.cell.work, frozenset(names[m] for m in one.cell.members), round(one.capacity.gbs, 6))
+        (one.point.work, frozenset(names[m] for m in one.point.members), round(one.capacity.gbs, 6))
         for one in impossible(run)
     }
 
 
 def partial(made: Made) -> Run:
-    """Return a run with cells missing and others cut short, as the machine's own seed decides."""
-    return without_visits(without_cells(made.run(WORKS), made.rng), made.rng)
+    """Return a run with data points missing and others cut short, as the machine's own seed decides."""
+    return without_trials(without_points(made.run(WORKS), made.rng), made.rng)
 
 
 @tried()
@@ -85,18 +85,18 @@ def test_relabelling_the_devices_permutes_the_answer(made: Made, data: st.DataOb
     other, own = relabelled(run, order), list(range(len(run.devices)))
     for work in PAIRS:
         assert standing(other, work, order) == standing(run, work, own)
-    assert told(other, order) == told(run, own)
+    assert reported(other, order) == reported(run, own)
     assert beaten(other, order) == beaten(run, own)
 
 
 @tried()
 @given(made=machines())
-def test_the_order_of_cells_and_visits_changes_no_answer(made: Made) -> None:
+def test_the_order_of_points_and_trials_changes_no_answer(made: Made) -> None:
     run = partial(made)
     mixed, own = shuffled(run, made.rng), list(range(len(run.devices)))
     for work in PAIRS:
         assert standing(mixed, work, own) == standing(run, work, own)
-    assert told(mixed, own) == told(run, own)
+    assert reported(mixed, own) == reported(run, own)
     assert beaten(mixed, own) == beaten(run, own)
     assert sorted(map(str, rows(mixed))) == sorted(map(str, rows(run)))
 
@@ -108,7 +108,7 @@ def test_a_longer_message_that_takes_as_much_longer_is_judged_alike(made: Made, 
     larger, own = scaled(run, factor, factor), list(range(len(run.devices)))
     work = COPIES[0]
     assert standing(larger, work, own, SIZE * factor) == standing(run, work, own)
-    assert told(larger, own) == told(run, own)
+    assert reported(larger, own) == reported(run, own)
     assert beaten(larger, own) == beaten(run, own)
     for one, other in zip(rows(run), rows(larger), strict=True):
         assert other["busbw_gbs"] == pytest.approx(one["busbw_gbs"])

@@ -42,7 +42,7 @@ def test_help_stands_before_what_is_wrong_elsewhere(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "told"),
+    ("case", "words", "reported"),
     [
         ("no script", [*BASE, "--"], "no script to train: write collbench ablate "),
         ("nothing to compare", ["--devices", "0,1", "train.py"], "nothing to compare with"),
@@ -62,8 +62,8 @@ def test_help_stands_before_what_is_wrong_elsewhere(words: list[str]) -> None:
         ("no devices", ["--without", "p2p", "train.py"], "no GPUs asked for"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(case: str, words: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told) as error:
+def test_what_cannot_be_meant_is_one_line(case: str, words: list[str], reported: str) -> None:
+    with pytest.raises(UsageError, match=reported) as error:
         split_ablation(words)
     assert "\n" not in str(error.value), case
 

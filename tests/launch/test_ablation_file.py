@@ -91,7 +91,7 @@ def with_a_run(**changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("case", "text", "told"),
+    ("case", "text", "reported"),
     [
         ("cut off", '{"format": "collbench-ablation", ', "not JSON, or cut off"),
         ("a run file", '{"format": "collbench-run"}', "not a collbench ablation"),
@@ -106,10 +106,10 @@ def with_a_run(**changes: object) -> str:
         ("nested a thousand deep", "[" * 100_000, "not JSON, or cut off"),
     ],
 )
-def test_another_file_is_one_line(case: str, text: str, told: str, tmp_path: Path) -> None:
+def test_another_file_is_one_line(case: str, text: str, reported: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(RunFileError, match=told) as error:
+    with pytest.raises(RunFileError, match=reported) as error:
         experiment.load(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)

@@ -33,7 +33,7 @@ def main():
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda one: one.name
 )
-def test_a_signal_that_ends_torchrun_is_told_in_a_line_and_leaves_no_folder(
+def test_a_signal_that_ends_torchrun_is_reported_in_a_line_and_leaves_no_folder(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = tmp_path / "torch" / "distributed"

@@ -39,7 +39,7 @@ def test_what_changes_and_what_the_arms_are_called(
 
 
 @pytest.mark.parametrize(
-    ("case", "texts", "told"),
+    ("case", "texts", "reported"),
     [
         ("a slip of the hand", ["p2pp"], "none of p2p, nvlink, shm, ib.*did you mean p2p"),
         ("a switch that NCCL lacks", ["network"], "'network' is none of"),
@@ -53,8 +53,8 @@ def test_what_changes_and_what_the_arms_are_called(
         ("a zero byte", ["NCCL_ALGO=Ri\0ng"], "zero byte"),
     ],
 )
-def test_what_means_nothing_is_refused(case: str, texts: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_means_nothing_is_refused(case: str, texts: list[str], reported: str) -> None:
+    with pytest.raises(UsageError, match=reported):
         parse_change(texts)
 
 
@@ -88,7 +88,7 @@ def test_who_begins_alternates_and_the_seed_says_with_whom() -> None:
 @given(st.integers(2, 50), st.integers(0, 10**6))
 def test_every_repeat_has_both_arms_side_by_side(repeats: int, seed: int) -> None:
     order = sequence(repeats, seed)
-    pairs = [order[place : place + 2] for place in range(0, len(order), 2)]
+    pairs = [order[index : index + 2] for index in range(0, len(order), 2)]
     assert [{arm for _, arm in pair} for pair in pairs] == [{0, 1}] * repeats
     assert [{repeat for repeat, _ in pair} for pair in pairs] == [{repeat} for repeat in range(repeats)]
     begins = [pair[0][1] for pair in pairs]

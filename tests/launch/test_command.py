@@ -136,7 +136,7 @@ def test_a_rendezvous_in_the_environment_is_not_overridden() -> None:
     assert "--standalone" not in command("a.py", inherited={"PET_RDZV_ENDPOINT": "h:1"})
 
 
-def test_host_ranks_use_the_python_that_torchrun_was_told() -> None:
+def test_host_ranks_use_the_python_that_torchrun_was_given() -> None:
     assert command("a.py", backend="host", inherited={"PYTHON_EXEC": "py3"})[-4:] == [
         "--program=py3",
         "--",
@@ -265,7 +265,7 @@ def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
         torchrun.check_script(split(["--devices", "0", "--no-python", there]))
 
 
-def test_a_machine_without_torch_is_told_how_to_install_it(tmp_path: Path) -> None:
+def test_a_machine_without_torch_learns_how_to_install_it(tmp_path: Path) -> None:
     code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.launch.torchrun import find_torch\n"
     bare = f"{code}sys.path[:] = [{str(tmp_path)!r}]\nimport collbench.model.errors\n"
     bare += "try: find_torch()\nexcept collbench.model.errors.MachineError as error: print(error)"

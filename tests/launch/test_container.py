@@ -33,11 +33,13 @@ def test_on_one_node_only_the_devices_get_inside() -> None:
 
 
 def test_what_nccl_and_torchrun_read_gets_inside_unchanged_even_where_a_site_cleans_the_environment() -> None:
-    told = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "eth0,ib0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    reported = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "eth0,ib0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
             "NVSHMEM_DISABLE_NVLS": "1", "PET_NNODES": "1"}  # fmt: skip
-    words = wrapped("a.py", told | {"CUDA_VISIBLE_DEVICES": "0", "TOKEN": "secret"})
-    inside = [words[place + 1] for place, word in enumerate(words) if word == "--env"]
-    assert sorted(inside) == sorted([*(f"{name}={value}" for name, value in told.items()), "CUDA_VISIBLE_DEVICES=0"])
+    words = wrapped("a.py", reported | {"CUDA_VISIBLE_DEVICES": "0", "TOKEN": "secret"})
+    inside = [words[index + 1] for index, word in enumerate(words) if word == "--env"]
+    assert sorted(inside) == sorted(
+        [*(f"{name}={value}" for name, value in reported.items()), "CUDA_VISIBLE_DEVICES=0"]
+    )
 
 
 def test_the_words_between_torchrun_and_the_ranks_are_bound_read_only() -> None:

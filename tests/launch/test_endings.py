@@ -46,7 +46,7 @@ def test_a_restarted_group_keeps_its_devices_and_a_success_is_a_success(tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda one: one.name)
-def test_a_signal_reaches_the_ranks_and_is_told_in_a_line(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_reaches_the_ranks_and_is_reported_in_a_line(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAIT_FOR_SIGNAL)
     training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "train.py")
     try:
@@ -74,7 +74,7 @@ def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Pa
     assert "collbench/launch" not in err  # nothing of ours stands between
 
 
-def test_a_program_that_is_no_python_gets_its_words_and_its_status_is_told(tmp_path: Path) -> None:
+def test_a_program_that_is_no_python_gets_its_words_and_its_status_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text('#!/bin/sh\necho "$LOCAL_RANK $*" > rank$LOCAL_RANK\nexit 9\n')
     (tmp_path / "train.sh").chmod(0o755)
     training = start(tmp_path, "cuda", GPUS[:1], "--devices", "3", "--no-python", "./train.sh", "--a", "b c")

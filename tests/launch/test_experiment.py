@@ -59,8 +59,8 @@ class Stage:
         words = ("--max-restarts", "0", "--", "train.py")
         compiled = re.compile(pattern) if pattern else None
         plan = Plan(words, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
-        told = Reporter(self.said.append, self.shown.extend, lambda _data: None, lambda _text: None)
-        Experiment(made, plan, told).train()
+        reported = Reporter(self.said.append, self.shown.extend, lambda _data: None, lambda _text: None)
+        Experiment(made, plan, reported).train()
         return made
 
     @property
@@ -167,7 +167,7 @@ def test_a_script_that_fails_shows_its_last_words_first_and_ends_it_all(stage: S
 
 
 @pytest.mark.parametrize(
-    ("case", "text", "changes", "told"),
+    ("case", "text", "changes", "reported"),
     [
         ("too few steps", "step_time=2s\n" * 2, {}, "printed 2 step times, and the first 3 are dropped"),
         ("skipped by the user", "step_time=2s\n" * 9, {"skip": 9}, "write --skip 8 or less"),
@@ -175,10 +175,10 @@ def test_a_script_that_fails_shows_its_last_words_first_and_ends_it_all(stage: S
     ],
 )
 def test_no_step_to_count_is_one_line_after_the_first_run(
-    stage: Stage, case: str, text: str, changes: dict[str, object], told: str
+    stage: Stage, case: str, text: str, changes: dict[str, object], reported: str
 ) -> None:
     stage.script = lambda _environment, _run: (0, text)
-    with pytest.raises(UsageError, match=re.escape(told)) as error:
+    with pytest.raises(UsageError, match=re.escape(reported)) as error:
         stage.perform(**changes)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
     assert (len(stage.started), stage.said) == (1, []), case

@@ -19,7 +19,7 @@ SAMPLE = Sample((1e-3,), 1, concurrent=False)
 
 
 def a_run(**changes: Any) -> Run:
-    """Return a complete run of yesterday on the three GPUs, changed as told."""
+    """Return a complete run of yesterday on the three GPUs, changed as asked."""
     machine = Machine("node1", "Linux", "Xeon", driver="580.159.04", nccl="2.28.9")
     settings = Settings((Operation.ALLREDUCE,), (8, 2**26), "float32", "sum", 3, 1, (), {})
     fields: dict[str, Any] = {"complete": True, "started": "2026-11-20T02:00:00+00:00", "backend": "cuda"}
@@ -31,7 +31,7 @@ def timed(operation: Operation, size_bytes: int, *links: tuple[int, ...]) -> lis
 
 
 def judged(run: Run, **changes: Any) -> str | None:
-    """Judge `run` on the machine that measured it, changed as told."""
+    """Judge `run` on the machine that measured it, changed as asked."""
     here = Here("cuda", GPUS, driver="580.159.04", nccl="2.28.9")
     found = refusal(run, replace(here, **changes), NOW, timedelta(days=7))
     return None if found is None else str(found)
@@ -78,7 +78,7 @@ REFUSED = {
         ),
         "with 1 of its links still to time",
     ),
-    "interrupted in the middle of a cell": (
+    "interrupted in the middle of a data point": (
         a_run(complete=False, measurements=[Measurement(DataPoint(Operation.ALLREDUCE, (0, 1), 2**26))]),
         "before any pair was timed",
     ),

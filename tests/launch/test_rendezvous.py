@@ -102,7 +102,7 @@ def test_whether_there_may_be_several_nodes(title: str, line: str, environment: 
 
 
 @pytest.mark.parametrize(
-    ("title", "line", "environment", "told"),
+    ("title", "line", "environment", "reported"),
     [
         ("nodes that may come and go", f"--nnodes 1:2 {ENDPOINT}", {}, True),
         ("nodes that may be started anew", f"--nnodes 2 --max-restarts 3 {ENDPOINT}", {}, True),
@@ -116,10 +116,10 @@ def test_whether_there_may_be_several_nodes(title: str, line: str, environment: 
     ],
 )
 def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
-    title: str, line: str, environment: dict[str, str], told: bool
+    title: str, line: str, environment: dict[str, str], reported: bool
 ) -> None:
     arguments = split(["--auto-select", "2", *line.split(), "a.py"])
-    expected = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if told else {}
+    expected = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if reported else {}
     assert rendezvous.variables(arguments, environment) == expected, title
 
 

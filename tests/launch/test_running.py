@@ -91,7 +91,7 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         experiment.run_child(python("pass"), dict(os.environ), tmp_path / "none" / "log", Reader())
 
 
-def test_a_full_disk_does_not_stop_the_job_and_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_stop_the_job_and_is_reported(tmp_path: Path) -> None:
     reader = Reader()
     with pytest.raises(BackendError, match="No space left on device"):
         experiment.run_child(python("print('step_time=2ms')"), dict(os.environ), Path("/dev/full"), reader)

@@ -84,7 +84,7 @@ def test_a_users_pattern(case: str, pattern: str, line: str, seconds: float | No
 
 
 @pytest.mark.parametrize(
-    ("case", "pattern", "told"),
+    ("case", "pattern", "reported"),
     [
         ("unusable", "took (", "is no regular expression"),
         ("no group", r"took \d+ ms", "no group named s, ms or us"),
@@ -92,8 +92,8 @@ def test_a_users_pattern(case: str, pattern: str, line: str, seconds: float | No
         ("a number too large to repeat", "a{99999999999999999999}", "is no regular expression"),
     ],
 )
-def test_a_pattern_that_cannot_work_is_one_line(case: str, pattern: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told) as error:
+def test_a_pattern_that_cannot_work_is_one_line(case: str, pattern: str, reported: str) -> None:
+    with pytest.raises(UsageError, match=reported) as error:
         compile_pattern(pattern)
     assert "\n" not in str(error.value), case
 
@@ -137,7 +137,7 @@ def test_of_a_long_report_the_traceback_comes_first() -> None:
     lines = [f"noise {number}" for number in range(100)]
     lines += ["[rank0]: Traceback (most recent call last):", "[rank0]: ValueError: no data"]
     lines += [f"torchrun {number}" for number in range(80)]
-    told = last_words(lines)
-    assert told[:2] == lines[100:102]
-    assert len(told) == 60
+    reported = last_words(lines)
+    assert reported[:2] == lines[100:102]
+    assert len(reported) == 60
     assert last_words(lines[:100]) == lines[70:100]

@@ -16,7 +16,7 @@ from tests.distributed.processes import COLLBENCH, PATIENCE_S, environment, wait
 
 pytest.importorskip("torch", reason="torch is absent: no torchrun")
 
-# Trains until both nodes are there again after the kill, and three steps more. What happens is told by files.
+# Trains until both nodes are there again after the kill, and three steps more. What happens is reported by files.
 SCRIPT = """
 import os, pathlib, socket, sys, time, torch, torch.distributed as dist
 folder, me = pathlib.Path(sys.argv[1]), socket.gethostname()

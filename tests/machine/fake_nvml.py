@@ -16,7 +16,7 @@ _LINK_COUNT, _SPEED_COMMON, _GET_SPEED = 91, 90, 164
 
 
 class NVMLError(Exception):
-    """Any refusal; the subclasses are the ones that are told apart."""
+    """Any refusal; the subclasses are the ones that are distinguished."""
 
 
 class NVMLErrorLibraryNotFound(NVMLError):

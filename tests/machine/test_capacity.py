@@ -109,7 +109,7 @@ def test_the_narrowest_part_sets_the_limit(
     [
         ("NVLinks whose rate nobody knows", run_of(gpus(2), []), Operation.CE_WRITE, Variant.PLAIN, (0, 1)),
         ("a collective over them", run_of(gpus(2), []), Operation.ALLREDUCE, Variant.PLAIN, (0, 1)),
-        ("a slot that nobody told", run_of(gpus(2), []), Operation.H2D_CE, Variant.HOST, (0,)),
+        ("a slot that nobody reported", run_of(gpus(2), []), Operation.H2D_CE, Variant.HOST, (0,)),
         ("CPU cores", replace(CARDS, backend="host"), Operation.CPU_WRITE, Variant.PLAIN, (0, 1)),
     ],
 )
@@ -137,12 +137,12 @@ def test_nccls_own_words_tell_whether_the_switch_added() -> None:
 @pytest.mark.parametrize(
     ("case", "gbs", "found"), [("just below", 458.9, 0), ("just above 1.02 of the limit", 459.1, 1)]
 )
-def test_one_block_beyond_the_margin_is_impossible(case: str, gbs: float, found: int) -> None:
+def test_one_batch_beyond_the_margin_is_impossible(case: str, gbs: float, found: int) -> None:
     run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (0, 1), [390.0, gbs, 391.0])])
     assert len(impossible(run)) == found, case
 
 
-def test_a_run_that_grows_or_is_told_otherwise_is_judged_again() -> None:
+def test_a_run_that_grows_or_is_reported_otherwise_is_judged_again() -> None:
     run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (0, 1), [390.0])])
     assert impossible(run) == []
     run.measurements[0].samples += measured(Operation.CE_WRITE, (0, 1), [600.0]).samples
@@ -156,7 +156,7 @@ def test_a_run_that_grows_or_is_told_otherwise_is_judged_again() -> None:
 def test_what_is_found_names_place_rate_and_limit_and_the_samples_are_marked() -> None:
     run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (2, 1), [390.0, 600.0, 391.0])])
     (one,) = impossible(run)
-    assert (one.cell.members, one.capacity.devices, one.blocks, one.of) == ((2, 1), (2, 1), 2, 6)
+    assert (one.point.members, one.capacity.devices, one.batches, one.of) == ((2, 1), (2, 1), 2, 6)
     assert one.rate_gbs == pytest.approx(600)
     assert one.capacity.gbs == 450.0
     assert marked(run)
@@ -181,13 +181,13 @@ def test_a_copy_that_shows_nvlinks_behind_a_pcie_label_is_not_impossible() -> No
     [
         ("an all-reduce, where copies show PCIe", Operation.ALLREDUCE, (0, 2), 150.0),
         ("a kernel's reads out of a cache", Operation.SM_READ, (0, 2), 900.0),
-        ("a single wild block", Operation.CE_WRITE, (2, 0), 100.0),
+        ("a single wild batch", Operation.CE_WRITE, (2, 0), 100.0),
     ],
 )
 def test_what_copies_refute_is_no_hidden_nvlink(case: str, operation: Operation, members: Members, gbs: float) -> None:
     copies = [measured(Operation.CE_WRITE, (0, 2), 22.0), measured(operation, members, [22.0, gbs, 22.0])]
     (one,) = impossible(replace(CARDS, measurements=copies))
-    assert one.cell.operation is operation, case
+    assert one.point.operation is operation, case
 
 
 def test_without_copies_a_collective_may_show_hidden_nvlinks_up_to_all_that_a_gpu_has() -> None:
@@ -222,7 +222,7 @@ def test_of_all_committed_runs_those_with_wrong_times_are_found_and_no_other() -
             if bad:
                 found[name] = Counter({})
                 for one in bad:
-                    found[name][str(one.cell.work), one.cell.size_bytes] += one.blocks
+                    found[name][str(one.point.work), one.point.size_bytes] += one.batches
     half = 512 * 2**20
     assert runs > 150
     assert found == {

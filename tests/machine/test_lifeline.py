@@ -16,13 +16,13 @@ import pytest
 
 from collbench.backends import gloo_process
 from collbench.machine import lifeline
-from tests.distributed.processes import PATIENCE_S, environment, visits, wait_for
+from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
 from tests.launch.test_running import WAITS
 
 # An environment variable that all descendants of one test's process inherit, and nobody else has.
 MARK = "COLLBENCH_TEST_MARK"
 COLLBENCH = [sys.executable, "-m", "collbench"]
-# As long as nobody ends it: no cell ever settles.
+# As long as nobody ends it: no data point ever settles.
 ENDLESS = ["--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%", "--budget", "10min"]
 
 
@@ -79,7 +79,7 @@ def workers(mark: str) -> list[int]:
 
 def stopped_in_the_middle(folder: Path, mark: str) -> bool:
     """Stop the workers once they measure: a process that is stopped sees nothing close."""
-    if len(visits(folder / "run.json.journal")) < 2:
+    if len(trials(folder / "run.json.journal")) < 2:
         return False
     for worker in workers(mark):
         os.kill(worker, signal.SIGSTOP)
@@ -158,6 +158,6 @@ def test_a_job_whose_parent_ended_before_it_began_does_not_begin() -> None:
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
 
 
-def test_a_program_that_is_not_there_is_told_before_anything_starts() -> None:
+def test_a_program_that_is_not_there_is_reported_before_anything_starts() -> None:
     with pytest.raises(FileNotFoundError):
         lifeline.with_us(["/nowhere/python"])

@@ -23,9 +23,9 @@ def test_both_texts_of_this_machine(tmp_path: File, monkeypatch: pytest.MonkeyPa
     )
     program(tmp_path, f"{answers}\nexit 0", monkeypatch)
     with LiveTools() as tools:
-        told = tools.told(gpus(4), paths(4))
-    assert {(path.tool_label, path.tool_peer_access) for path in told} == {("NV18", ("OK", "OK"))}
-    assert [path.devices for path in told] == [path.devices for path in paths(4)]
+        reported = tools.with_reports(gpus(4), paths(4))
+    assert {(path.tool_label, path.tool_peer_access) for path in reported} == {("NV18", ("OK", "OK"))}
+    assert [path.devices for path in reported] == [path.devices for path in paths(4)]
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def test_what_it_does_not_tell_stays_unknown(
 ) -> None:
     program(tmp_path, body, monkeypatch)
     with LiveTools() as tools:
-        assert tools.told(gpus(2), paths(2)) == paths(2), case
+        assert tools.with_reports(gpus(2), paths(2)) == paths(2), case
 
 
 def test_a_hanging_one_is_ended_and_costs_its_facts_alone(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "exec sleep 60", monkeypatch)
     with LiveTools(limit_s=0.0) as tools:
-        assert tools.told(gpus(2), paths(2)) == paths(2)
+        assert tools.with_reports(gpus(2), paths(2)) == paths(2)
 
 
-def test_without_the_program_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_program_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with LiveTools() as tools:
-        assert tools.told(gpus(2), paths(2)) == paths(2)
+        assert tools.with_reports(gpus(2), paths(2)) == paths(2)
 
 
 def test_words_go_by_nvidia_smis_index_and_keep_both_directions() -> None:
@@ -66,5 +66,5 @@ def test_words_go_by_nvidia_smis_index_and_keep_both_directions() -> None:
 
 def test_a_gpu_that_the_text_lacks_stays_unknown() -> None:
     topology = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
-    told = with_words(gpus(3), paths(3), topology, None)
-    assert [path.tool_label for path in told] == ["PIX", None, None]
+    reported = with_words(gpus(3), paths(3), topology, None)
+    assert [path.tool_label for path in reported] == ["PIX", None, None]

@@ -115,7 +115,7 @@ def test_pcie_labels_follow_the_common_ancestor(level: int, label: str) -> None:
         ("registry key", {0: 4, 1: 4}, "DR"),
         ("not supported", {0: 5, 1: 5}, "NS"),
         ("reading and writing differ", {0: 1, 1: 0}, "read CNS, write OK"),
-        ("writing is not told", {0: 0}, "OK"),
+        ("writing is not reported", {0: 0}, "OK"),
         ("a code of the future", {0: 99, 1: 99}, "U"),
     ],
 )

@@ -56,7 +56,7 @@ def test_what_only_cuda_can_tell(title: str, devices: tuple[Device, ...], settin
     assert visible(devices, setting, order) is None, title
 
 
-def test_unlike_gpus_can_be_told_in_the_order_of_their_buses_by_uuid_or_all_hidden() -> None:
+def test_unlike_gpus_can_be_reported_in_the_order_of_their_buses_by_uuid_or_all_hidden() -> None:
     assert visible(UNLIKE, "3", "PCI_BUS_ID") == UNLIKE[3:]
     assert visible(UNLIKE, "GPU-3", None) == UNLIKE[3:]
     assert visible(UNLIKE, "", None) == ()

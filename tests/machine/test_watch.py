@@ -21,7 +21,7 @@ NOBODY: frozenset[int] = frozenset()
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """Seconds that pass when they are asked to."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -37,7 +37,7 @@ def test_the_time_is_one_accesss(
         assert link == pytest.approx([expected * 1e-9] * 3, rel=_PRECISION), case
 
 
-def test_the_ring_visits_every_line_before_it_comes_back() -> None:
+def test_the_ring_trials_every_line_before_it_comes_back() -> None:
     multiplier, increment = (
         int(re.findall(rf"{name} = (\d+);", _SOURCE.read_text())[0]) for name in ("kMultiplier", "kIncrement")
     )
@@ -66,7 +66,7 @@ def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, tm
 def test_rings_are_made_once_one_for_each_owner(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         gpus = open_gpus()
-        for visit in range(2):
+        for trial in range(2):
             chase(gpus, [(0, 1), (2, 1), (3, -1)])
     """
     done = fakes.script(script, tmp_path)

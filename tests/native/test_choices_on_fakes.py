@@ -32,8 +32,8 @@ def _allreduce(
 def test_nccl_is_asked_when_the_user_asks(fakes: Fakes, tmp_path: Path) -> None:
     done, run = _allreduce(fakes, tmp_path, "--algorithms", NCCL_P2P_LEVEL="NVL")
 
-    told = [tuple(chosen.values()) for chosen in run["chosen"]]
-    assert told == [("allreduce", 2, 1024, "RING", "LL", 1), ("allreduce", 2, 16384, "RING", "LL128", 24)]
+    reported = [tuple(chosen.values()) for chosen in run["chosen"]]
+    assert reported == [("allreduce", 2, 1024, "RING", "LL", 1), ("allreduce", 2, 16384, "RING", "LL128", 24)]
     assert "LL128" in done.stdout
     assert "separate process with NCCL_DEBUG=INFO" in done.stdout
     # What collbench set for the process that it asked is not what the user had set.

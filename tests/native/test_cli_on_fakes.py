@@ -29,10 +29,10 @@ def _run_file(tmp_path: Path) -> dict[str, Any]:
 
 
 def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int) -> set[float]:
-    """Return the distinct block times of one cell."""
+    """Return the distinct block times of one data point."""
     for measurement in run["measurements"]:
-        cell = {"operation": operation, "members": members, "size_bytes": size, "variant": "plain", "numa_node": None}
-        if measurement["cell"] == cell:
+        point = {"operation": operation, "members": members, "size_bytes": size, "variant": "plain", "numa_node": None}
+        if measurement["point"] == point:
             return {round(s, 12) for sample in measurement["samples"] for s in sample["seconds"]}
     raise AssertionError(f"{operation} on {members} at {size} was not measured")
 
@@ -100,7 +100,7 @@ def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp
     done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, l2=60 * 10**6)
     assert done.code == 0, done.stderr
     assert "that are free for a buffer are too few against the reader's cache" in done.stdout
-    assert {m["cell"]["operation"] for m in _run_file(tmp_path)["measurements"]} == {
+    assert {m["point"]["operation"] for m in _run_file(tmp_path)["measurements"]} == {
         *("ce-write", "ce-read", "sm-write", "allreduce", "broadcast"),
     }
 

@@ -89,10 +89,10 @@ def test_groups_of_many_rounds_are_prepared_at_once_and_ahead(fakes: Fakes, tmp_
     assert not [line for line in log[prepared:] if line.startswith(("split", "+comm", "ncclCommInit"))]
 
 
-def test_graphs_are_captured_once_and_launched_at_later_visits(fakes: Fakes, tmp_path: Path) -> None:
+def test_graphs_are_captured_once_and_launched_at_later_trials(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         held = session(open_gpus())
-        for visit in range(3):
+        for trial in range(3):
             collective(held, {_PAIRS}, batches=2, warmup=1)
         collective(held, {_PAIRS}, count=128)
     """
@@ -100,7 +100,7 @@ def test_graphs_are_captured_once_and_launched_at_later_visits(fakes: Fakes, tmp
 
     assert calls["cuStreamBeginCapture_v2"] == calls["cuGraphInstantiateWithFlags"] == 2 * 4
     assert calls["cuGraphLaunch"] == (3 * 3 + 1) * 4
-    # Once to connect and four times in the chain, for each rank of each shape; two wake a visit without warming up.
+    # Once to connect and four times in the chain, for each rank of each shape; two wake a trial without warming up.
     assert calls["ncclAllReduce"] == 2 * 4 * (1 + 4) + 4 * 2
 
 
@@ -110,19 +110,19 @@ def test_ranks_are_captured_by_their_own_threads_and_wait_for_nobody_between_poi
     script = f"""
         held = session(open_gpus())
         collective(held, {_ALL})
-        print("visited", file=open(os.environ["FAKE_LOG"], "a"))
+        print("measured", file=open(os.environ["FAKE_LOG"], "a"))
         collective(held, {_ALL}, batches=2)
     """
     log = fakes.script(script, tmp_path).log
-    visit = log[log.index("visited") + 1 :]
+    trial = log[log.index("visited") + 1 :]
 
     # Fresh data once, and for each of two blocks of each rank one poison, blocking kernel, graph and check.
-    assert Counter(line.split()[1] for line in visit if line.startswith("launch ")) == {
+    assert Counter(line.split()[1] for line in trial if line.startswith("launch ")) == {
         "fill_elements": 4,
         "block_stream": 2 * 4,
         "verify_elements": 2 * 4,
     }
-    assert Counter(visit)["cuMemsetD8Async"] == Counter(visit)["cuGraphLaunch"] == 2 * 4
+    assert Counter(trial)["cuMemsetD8Async"] == Counter(trial)["cuGraphLaunch"] == 2 * 4
 
 
 def test_all_streams_wait_behind_one_blocking_kernel_for_one_graph_and_its_check(fakes: Fakes, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(
 ) -> None:
     script = f"""
         held, plan = session(open_gpus()), dict(warmup=1, launch_iterations=10, launch_warmup=3)
-        say(loops=[len(collective(held, {groups}, **plan)[1]) for visit in range(2)])
+        say(loops=[len(collective(held, {groups}, **plan)[1]) for trial in range(2)])
         held.close()
         del held; gc.collect()
     """
@@ -170,21 +170,21 @@ def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(
 def test_a_second_communicator_is_made_once_and_only_where_launches_are_asked_for(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         held = session(open_gpus())
-        def visit(launches):
-            print("visit", file=open(os.environ["FAKE_LOG"], "a"))
+        def trial(launches):
+            print("trial", file=open(os.environ["FAKE_LOG"], "a"))
             rounds = ({_PAIRS}, {_ALL}, [[1, 0]])
             return [collective(held, groups, launch_iterations=launches)[0] for groups in rounds]
-        seconds = [visit(launches) for launches in (0, 5, 0, 5)]
+        seconds = [trial(launches) for launches in (0, 5, 0, 5)]
         say(same=all(one == seconds[0] for one in seconds))
         held.close()
     """
     done = fakes.script(script, tmp_path)
-    visits = [visit.splitlines() for visit in "\n".join(done.log).split("visit\n")[1:]]
+    trials = [trial.splitlines() for trial in "\n".join(done.log).split("trial\n")[1:]]
 
     assert done.said["same"]
     # The pairs and the turned one are split from the world; for launches, so is a second one of the world's ranks.
-    assert [visit.count("split of 4 ranks") for visit in visits] == [2, 3, 0, 0]
-    assert [sum(line.startswith("+comm") for line in visit) for visit in visits] == [4 + 4 + 2, 4 + 4 + 2, 0, 0]
+    assert [trial.count("split of 4 ranks") for trial in trials] == [2, 3, 0, 0]
+    assert [sum(line.startswith("+comm") for line in trial) for trial in trials] == [4 + 4 + 2, 4 + 4 + 2, 0, 0]
     assert len(done.lines("+comm")) == len(done.lines("-comm"))
 
 
@@ -203,28 +203,28 @@ def test_a_second_communicator_is_made_once_and_only_where_launches_are_asked_fo
         ("fewer elements than ranks", _ALL, "count=1", [4], 4),
     ],
 )
-def test_a_visit_without_untimed_blocks_begins_with_two_small_calls(
+def test_a_trial_without_untimed_batches_begins_with_two_small_calls(
     fakes: Fakes, tmp_path: Path, case: str, groups: str, changes: str, waking: list[int], whole: int
 ) -> None:
     script = f"""
         held, plan = session(open_gpus(5, buffer=17 << 20)), dict({changes})
-        def visit(warmup):
-            print("visit", file=open(os.environ["FAKE_LOG"], "a"))
+        def trial(warmup):
+            print("trial", file=open(os.environ["FAKE_LOG"], "a"))
             return collect(held, {groups}, iterations=1, warmup=warmup, **plan)
-        say(coverage=[coverage(visit(warmup)) for warmup in (0, 0, 1)])
+        say(coverage=[coverage(trial(warmup)) for warmup in (0, 0, 1)])
     """
     done = fakes.script(script, tmp_path, gpus=5)
-    visits = [
-        [int(line.split()[-1]) for line in visit.splitlines() if line.startswith("collective ")]
-        for visit in "\n".join(done.log).split("visit\n")[1:]
+    trials = [
+        [int(line.split()[-1]) for line in trial.splitlines() if line.startswith("collective ")]
+        for trial in "\n".join(done.log).split("trial\n")[1:]
     ]
     one = [whole] * len(waking)  # call, by each group
 
-    assert visits[0][: len(one)] == one, case  # connects
-    for woken in (visits[0][len(one) :], visits[1]):
+    assert trials[0][: len(one)] == one, case  # connects
+    for woken in (trials[0][len(one) :], trials[1]):
         assert sorted(woken[: 2 * len(one)]) == sorted(waking * 2), case
         assert woken[2 * len(one) :] == one, case
-    assert visits[2] == one * 2, case
+    assert trials[2] == one * 2, case
     # One message of a block, or of two, and no other, all of it compared.
     received = done.said["coverage"][0]
     assert all(verified == moved > 0 for verified, moved in received), case
@@ -311,7 +311,7 @@ def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: P
     assert done.leaks() == [], case
 
 
-def test_a_rank_that_failed_in_the_background_is_told(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_that_failed_in_the_background_is_reported(fakes: Fakes, tmp_path: Path) -> None:
     script = "say(**failure(collective, session(open_gpus()), [[0, 1]]))"
     said = fakes.script(script, tmp_path, nccl_state="0,1=6").said
 

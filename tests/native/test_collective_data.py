@@ -45,12 +45,12 @@ def test_every_operation_arrives_in_every_type_from_every_root(
     """
     done = fakes.script(script, tmp_path)
     checks = len(done.lines("launch verify_elements"))
-    visits, ranks = 12 * (1 + 2 + 3 + 4), 12 * (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4)  # of every root; and their ranks
+    trials, ranks = 12 * (1 + 2 + 3 + 4), 12 * (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4)  # of every root; and their ranks
 
     blocks = 1 if in_place else 2  # in place, one collective before the blocks is checked
     unchecked = in_place and operation in {"alltoall", "sendrecv"}  # as in nccl-tests
     only_the_root = operation in {"reduce", "gather"}
-    assert checks == (0 if unchecked else blocks * (visits if only_the_root else ranks))
+    assert checks == (0 if unchecked else blocks * (trials if only_the_root else ranks))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> No
     assert groups == {0, 1}
 
 
-def test_a_type_that_nccl_refuses_is_told_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_type_that_nccl_refuses_is_reported_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
     script = "say(**failure(collective, session(open_gpus()), [[0, 1]], dtype=10))"
     said = fakes.script(script, tmp_path, nccl=22304).said
 

@@ -260,7 +260,7 @@ def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes, t
         ("enabled by somebody else in this process", 704, [[False, True], [True, False]]),
     ],
 )
-def test_peer_access_is_told_where_the_driver_refuses_or_had_it_enabled(
+def test_peer_access_is_reported_where_the_driver_refuses_or_had_it_enabled(
     fakes: Fakes, tmp_path: Path, case: str, code: int, reached: list[list[bool]]
 ) -> None:
     # The first call is 0's for 1 [cuda.h: CUDA_ERROR_TOO_MANY_PEERS, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED].
@@ -282,7 +282,7 @@ def test_peer_access_that_fails_is_an_error_that_names_both_gpus(
     assert done.leaks() == []
 
 
-def test_free_memory_is_told_and_too_large_a_buffer_is_refused(fakes: Fakes, tmp_path: Path) -> None:
+def test_free_memory_is_reported_and_too_large_a_buffer_is_refused(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         gpus = native.Gpus([0, 1], PTX)
         before = gpus.free_bytes()

@@ -36,7 +36,7 @@ def everything():
 say(**failure(everything))
 gc.collect()
 """
-# Called where nobody could be told (releases), to describe another error, or with a meaning of their own.
+# Called where nobody could be reported (releases), to describe another error, or with a meaning of their own.
 _RELEASES = {
     "cuDevicePrimaryCtxRelease_v2",
     "cuMemFree_v2",

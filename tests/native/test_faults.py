@@ -1,4 +1,4 @@
-"""Faults while measuring: each costs its cell, the sweep goes on, and the saved run tells."""
+"""Faults while measuring: each costs its data point, the sweep goes on, and the saved run tells."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _failed(tmp_path: Path) -> list[dict[str, Any]]:
     ],
     ids=["a call that never returns", "a stopped worker", "a killed worker", "a segfault", "a sticky error"],
 )
-def test_a_fault_costs_its_cell_and_the_page_tells(
+def test_a_fault_costs_its_point_and_the_page_tells(
     fakes: Fakes,
     program: Program,
     tmp_path: Path,
@@ -72,7 +72,7 @@ def test_a_fault_costs_its_cell_and_the_page_tells(
     assert done.stdout.startswith("FAILED: GPU0-GPU1: 1 data point, ")
     assert one_line(done.stderr) == done.stdout.splitlines()[0]
     (failed,) = _failed(tmp_path)
-    assert failed["cell"]["operation"] in ("ce-write", "ce-read")
+    assert failed["point"]["operation"] in ("ce-write", "ce-read")
     assert failed["failure"]["kind"] in ("hang", "crash", "error")
     assert says in done.stdout
     shown = program("show", str(tmp_path / "run.json"))
@@ -95,13 +95,13 @@ def test_an_nccl_that_does_not_start_costs_collectives_alone(fakes: Fakes, tmp_p
 
     assert done.code == 1, done.stderr
     failed = _failed(tmp_path)
-    assert {found["cell"]["operation"] for found in failed} == {"allreduce", "broadcast"}
+    assert {found["point"]["operation"] for found in failed} == {"allreduce", "broadcast"}
     causes = {(found["failure"]["because"] or found["failure"])["cause"] for found in failed}
     assert causes == {"no NCCL communicator"}
     assert "unhandled system error" in done.stdout
 
 
-def test_when_every_cell_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tmp_path: Path) -> None:
+def test_when_every_point_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tmp_path: Path) -> None:
     words = ("pairs", "--devices", "0,1", "--operations", "copy", "--sizes", "1K", "-o", "run.json")
     done = _measure(fakes, tmp_path, *words, fail="cuEventRecord:700:1", free=_FOR_COPIES)
 
@@ -115,7 +115,7 @@ def test_when_every_cell_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tm
     assert {found["stop"] for found in run["measurements"]} == {"failed"}
 
 
-def test_the_only_cell_that_fails_is_no_success(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_only_point_that_fails_is_no_success(fakes: Fakes, tmp_path: Path) -> None:
     words = ("allreduce", "--devices", "0,1", "--sizes", "1K", "--output", "run.json")
     done = _measure(fakes, tmp_path, *words, fail="ncclCommInitRank:2:1")
 

@@ -152,8 +152,8 @@ def test_nccl_functions_and_constants_are_those_of_nccl_h() -> None:
     known = list(DTYPE_BYTES) if minor >= 24 else list(DTYPE_BYTES)[:10]  # 8-bit floats came with 2.24
     constants = _constants("nccl.hpp")
     names = [name.removesuffix("fn").replace("_", "").capitalize() for name in known]
-    constants |= {name: (str(place), f"nccl{name}") for place, name in enumerate(names)}
-    constants |= {name: (str(place), f"nccl{name.capitalize()}") for place, name in enumerate(REDOPS)}
+    constants |= {name: (str(index), f"nccl{name}") for index, name in enumerate(names)}
+    constants |= {name: (str(index), f"nccl{name.capitalize()}") for index, name in enumerate(REDOPS)}
     # By value: as large as theirs, and of bytes.
     same = "struct NcclUniqueId { char internal[128]; }; static_assert(sizeof(::ncclUniqueId) == sizeof(NcclUniqueId));"
     asserts = [line.replace("NcclUniqueId", "ncclUniqueId") for line in _asserts(functions, constants)]

@@ -42,7 +42,7 @@ def test_a_copy_with_a_nodes_memory_is_timed_and_verified(
 def test_memory_is_bound_while_a_nodes_buffer_is_made_and_at_no_other_time(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         gpus = open_gpus(2)
-        for visit in range(2):
+        for trial in range(2):
             for place in ({_ANYWHERE}, {_NODE_0}):
                 transfers(gpus, [[(place, 0)]])
                 transfers(gpus, [[(0, place)]])
@@ -70,14 +70,14 @@ def test_a_node_that_is_not_there_is_refused_and_leaves_everything_as_it_was(fak
         gpus = open_gpus(2)
         refused = failure(transfers, gpus, [[({_NODE_1023}, 1)]])
         seconds = transfers(gpus, [[({_ANYWHERE}, 1)]])
-        say(refused=refused, seconds=seconds, told=native.node_memory_refusal(1023), fine=native.node_memory_refusal(0))
+        say(refused=refused, seconds=seconds, text=native.node_memory_refusal(1023), fine=native.node_memory_refusal(0))
     """
     done = fakes.script(script, tmp_path)
     said = done.said
 
     assert said["refused"]["kind"] == "PolicyError"
-    assert said["refused"]["text"] == said["told"]
-    assert said["told"].startswith(
+    assert said["refused"]["text"] == said["text"]
+    assert said["text"].startswith(
         "cannot take memory on NUMA node 1023: set_mempolicy: Invalid argument; there is no "
     )
     assert said["fine"] == ""
@@ -126,8 +126,8 @@ def _copies(fakes: Fakes, tmp_path: Path, refusal: str) -> tuple[dict[str, Any],
 def test_host_copies_are_measured_on_each_node_and_shown_by_node(fakes: Fakes, tmp_path: Path) -> None:
     run, page = _copies(fakes, tmp_path, refusal="")
 
-    cells = {(m["cell"]["operation"], m["cell"]["numa_node"]) for m in run["measurements"]}
-    assert cells == {(f"{way}-{engine}", node) for way in ("h2d", "d2h") for engine in ("ce", "sm") for node in (0, 1)}
+    points = {(m["point"]["operation"], m["point"]["numa_node"]) for m in run["measurements"]}
+    assert points == {(f"{way}-{engine}", node) for way in ("h2d", "d2h") for engine in ("ce", "sm") for node in (0, 1)}
     assert all(m["samples"] for m in run["measurements"])
     assert run["skipped"] == []
     assert "node 0" in page
@@ -137,7 +137,7 @@ def test_host_copies_are_measured_on_each_node_and_shown_by_node(fakes: Fakes, t
 def test_where_memory_cannot_be_bound_host_copies_are_timed_as_it_comes(fakes: Fakes, tmp_path: Path) -> None:
     run, page = _copies(fakes, tmp_path, refusal="cannot take memory on NUMA node 0: no")
 
-    assert {m["cell"]["numa_node"] for m in run["measurements"]} == {None}
+    assert {m["point"]["numa_node"] for m in run["measurements"]} == {None}
     (skipped,) = run["skipped"]
     assert (skipped["kind"], skipped["detail"]) == ("numa", "cannot take memory on NUMA node 0: no")
     assert "skipped   host copies by NUMA node: cannot take memory on NUMA node 0: no" in page

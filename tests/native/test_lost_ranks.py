@@ -1,4 +1,4 @@
-"""A rank that fails is told by its name and NCCL's words, never as a hang of the ranks that wait for it."""
+"""A rank that fails is reported by its name and NCCL's words, never as a hang of the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_communicators_that_lost_a_rank_are_aborted_and_new_ones_measure(
     assert len(done.lines("+comm")) == len(done.lines("-comm")), case
 
 
-def test_a_rank_of_another_process_that_is_lost_is_told_at_once(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_of_another_process_that_is_lost_is_reported_at_once(fakes: Fakes, tmp_path: Path) -> None:
     # This process's rank is 0; what the others' communicators say stays there.
     script = f"""
         import threading

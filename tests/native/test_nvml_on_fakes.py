@@ -61,11 +61,11 @@ def test_labels(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, obj
     assert [path["label"] for path in paths] == labels, case
 
 
-def test_missing_peer_access_is_told_for_its_pair(fakes: Fakes, tmp_path: Path) -> None:
+def test_missing_peer_access_is_reported_for_its_pair(fakes: Fakes, tmp_path: Path) -> None:
     paths = _facts(fakes, tmp_path, gpus=3, no_peer="0,0-2=1")["paths"]
 
-    told = [(path["peer_access"]["read"], path["peer_access"]["write"]) for path in paths]
-    assert told == [("OK", "OK"), ("TNS", "TNS"), ("OK", "OK")]
+    reported = [(path["peer_access"]["read"], path["peer_access"]["write"]) for path in paths]
+    assert reported == [("OK", "OK"), ("TNS", "TNS"), ("OK", "OK")]
 
 
 def test_another_process_shows_in_a_gpus_health(fakes: Fakes, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fake
     script = f"""
         gpus = open_gpus()
         print("START", file=open(os.environ["FAKE_LOG"], "a"))
-        for visit in range(3):
+        for trial in range(3):
             transfers(gpus, [[(0, 1)], [(2, 3)]])
             transfers(gpus, {_ONE_TO_ALL})
             transfers(gpus, [[(-1, 2)]])

@@ -75,7 +75,7 @@ def body(rank, held):
     plan = dict(operation="broadcast", warmup=1, iterations=1, launch_warmup=1)
     def loops(groups, launches):
         return [one > 0 for one in collective(held, groups, launch_iterations=launches, **plan)[1]]
-    said = [loops(*visit) for visit in ((pairs, 0), (middle, 2), (everyone, 2), (pairs, 2), (middle, 2))]
+    said = [loops(*trial) for trial in ((pairs, 0), (middle, 2), (everyone, 2), (pairs, 2), (middle, 2))]
     held.close()
     return said
 ranks(4, body)
@@ -107,7 +107,7 @@ def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> N
     )
 
 
-def test_a_wrong_element_is_told_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
     # After the two that connect, two that wake and the barrier's: the chain's first, on rank 1 of the group, which is
     # the world's 0.

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Flag, FlagKind, Measurement, Path, Run, StopReason
-from tests.builders import gpus, measured, reported, run_of, throttled
+from tests.builders import gpus, in_words, measured, run_of, throttled
 
 # A quote, a comma, a pipe, a line break, a spreadsheet's formula, HTML, Markdown, a backslash, an accent, edge blanks.
 NAME = " =cmd|' /C calc'!A1, \"H200\"\n<b>*x*</b> _y_ `z` \\n $1 [a](b) & é "
 
 
 def hostile_run() -> Run:
-    """Return a run with copies, collectives, host copies, a chase, a failed cell and an undisturbed one."""
+    """Return a run with copies, collectives, host copies, a chase, a failed data point and an undisturbed one."""
     devices = (replace(gpus(3)[0], name=NAME, uuid='GPU-"0,|\n'), *gpus(3)[1:])
     both = Measurement(
         DataPoint(Operation.CE_READ, (2, 1), 4096, Variant.BOTH_WAYS), measured(Operation.CE_READ, (2, 1), 7).samples
     )
     host = measured(Operation.H2D_CE, (1,), 50.0, size=2**26)
-    host.cell = replace(host.cell, variant=Variant.HOST, numa_node=1)
+    host.point = replace(host.point, variant=Variant.HOST, numa_node=1)
     reduce = measured(Operation.REDUCE, (0, 1, 2), 100.0 / 3, size=2**20, launch=1.25e-5)
     flags = (
         throttled(1, "SW thermal slowdown"),
@@ -27,7 +27,7 @@ def hostile_run() -> Run:
     )
     reduce.samples[0] = replace(reduce.samples[0], flags=flags, concurrent=True)
     hang = Measurement(
-        DataPoint(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure=reported('no answer for 30 s, "x" | y')
+        DataPoint(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure=in_words('no answer for 30 s, "x" | y')
     )
     found = [
         measured(Operation.CE_WRITE, (0, 1), [390.1, 1 / 3, 401.7]),
@@ -35,7 +35,7 @@ def hostile_run() -> Run:
         host,
         measured(Operation.CHASE, (0, 1), 0.008, size=8),
         reduce,
-        measured(Operation.ALLREDUCE, (0, 2), 300.0, visits=2),
+        measured(Operation.ALLREDUCE, (0, 2), 300.0, trials=2),
         hang,
     ]
     run = run_of(devices, found, [Path((0, 1), "NV18", theory_gbs=478.125)])

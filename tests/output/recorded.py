@@ -90,14 +90,14 @@ def _shares(recording: Recording) -> tuple[tuple[float, float], ...]:
     runs = [_run(recording, rows, [(step / (_TRIED - 1),) * 2] * len(rows)) for step in range(_TRIED)]
     printed = [[tuple(line.split()) for line in nccl_tests.lines(run) if line[:1] == " "] for run in runs]
     return tuple(
-        (_fitting(row[5:8], [p[place][5:8] for p in printed]), _fitting(row[9:12], [p[place][9:12] for p in printed]))
-        for place, row in enumerate(rows)
+        (_fitting(row[5:8], [p[index][5:8] for p in printed]), _fitting(row[9:12], [p[index][9:12] for p in printed]))
+        for index, row in enumerate(rows)
     )
 
 
 def _fitting(wanted: Row, tried: Sequence[Row]) -> float:
     """Return where within the printed time's digits the three figures come out as recorded; the middle if nowhere."""
-    fitting = [place for place, columns in enumerate(tried) if columns == wanted]
+    fitting = [index for index, columns in enumerate(tried) if columns == wanted]
     return fitting[len(fitting) // 2] / (_TRIED - 1) if fitting else 0.5
 
 
@@ -121,7 +121,7 @@ def _run(recording: Recording, rows: Sequence[Row], shares: Sequence[tuple[float
             sizes=tuple(int(row[0]) for row in rows),
             dtype=_TYPES.get(first[2], first[2]),
             redop=first[3] if first[3] != "none" else "sum",
-            visits=1,
+            trials=1,
             seed=7,
             command=(recording.program, "-w", str(flags["warmup iters"]), "-n", str(flags["iters"])),
             environment={},
@@ -143,8 +143,8 @@ def _measurement(recording: Recording, row: Row, variant: Variant, time: str, sh
     seconds = (float(time) + (2 * share - 1) * half_digit * 0.999) * 1e-6
     graph = recording.flags["graph"] > 0
     sample = Sample((seconds if graph else 1.0,), 20, concurrent=False, launch_seconds=1.0 if graph else seconds)
-    cell = DataPoint(OPERATIONS[recording.program], tuple(range(recording.ranks)), int(row[0]), variant)
-    return Measurement(cell, [sample], StopReason.PRECISION, 0 if recording.flags["validation"] else None)
+    point = DataPoint(OPERATIONS[recording.program], tuple(range(recording.ranks)), int(row[0]), variant)
+    return Measurement(point, [sample], StopReason.PRECISION, 0 if recording.flags["validation"] else None)
 
 
 def _device(line: str) -> Device:
@@ -156,5 +156,5 @@ def _device(line: str) -> Device:
 
 def without_in_place(run: Run) -> Run:
     """Return the run as if nothing had been measured in place."""
-    kept = [found for found in run.measurements if found.cell.variant is Variant.PLAIN]
+    kept = [found for found in run.measurements if found.point.variant is Variant.PLAIN]
     return replace(run, measurements=kept)

@@ -6,17 +6,17 @@ from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.model.run import Chosen, DataPoint, Measurement, Run, StopReason
 from collbench.output.text import measured as text_measured
 from collbench.output.text.measured import page
-from tests.builders import GIB, gpus, left_out, measured, reported, run_of, shared, throttled
+from tests.builders import GIB, gpus, in_words, left_out, measured, run_of, shared, throttled
 from tests.output.pages import text
 
 MIB = 2**20
 FOUR = (0, 1, 2, 3)
 
 
-def at(size: int, microseconds: float, launch: float | None = None, visits: int = 5) -> Measurement:
+def at(size: int, microseconds: float, launch: float | None = None, trials: int = 5) -> Measurement:
     """Return an all-reduce over four GPUs at the time that nccl-tests printed (tests/data/h200x4)."""
     gbs = size / microseconds / 1e3
-    return measured(Operation.ALLREDUCE, FOUR, gbs, size, visits, None if launch is None else launch * 1e-6)
+    return measured(Operation.ALLREDUCE, FOUR, gbs, size, trials, None if launch is None else launch * 1e-6)
 
 
 def after_header(run: Run) -> str:
@@ -24,8 +24,8 @@ def after_header(run: Run) -> str:
 
 
 def test_one_communicator_reads_like_this() -> None:
-    cells = [at(64 * MIB, 325.34, 331.0), at(8, 8.94, 20.04), at(GIB, 4543.50, 4550.0)]
-    assert after_header(run_of(gpus(4), cells, command=("allreduce",))) == (
+    points = [at(64 * MIB, 325.34, 331.0), at(8, 8.94, 20.04), at(GIB, 4543.50, 4550.0)]
+    assert after_header(run_of(gpus(4), points, command=("allreduce",))) == (
         "allreduce over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32, sum\n"
         "size      count  time µs  launch µs   algbw   busbw       interval  wrong\n"
         " 8 B          2     8.94      20.04    0.00    0.00      0.00-0.00      0\n"
@@ -40,8 +40,8 @@ def test_one_communicator_reads_like_this() -> None:
     )
 
 
-def test_without_a_launch_loop_or_enough_blocks_a_column_is_left_out() -> None:
-    shown = after_header(run_of(gpus(4), [at(MIB, 19.06, visits=2)], command=("allreduce",)))
+def test_without_a_launch_loop_or_enough_batches_a_column_is_left_out() -> None:
+    shown = after_header(run_of(gpus(4), [at(MIB, 19.06, trials=2)], command=("allreduce",)))
     assert "launch" not in shown
     assert rows(shown) == [
         ["size", "count", "time", "µs", "algbw", "busbw", "wrong"],
@@ -100,13 +100,13 @@ def test_the_count_is_in_elements(dtype: str, count: str) -> None:
 
 
 def in_place(found: Measurement) -> Measurement:
-    found.cell = replace(found.cell, variant=Variant.IN_PLACE)
+    found.point = replace(found.point, variant=Variant.IN_PLACE)
     return found
 
 
 def test_in_place_has_rows_of_its_own_below_out_of_place() -> None:
-    cells = [in_place(at(MIB, 18.0)), at(MIB, 20.0), in_place(at(8, 8.0)), at(8, 9.0)]
-    table = rows(after_header(run_of(gpus(4), cells, command=("allreduce", "--in-place"))))
+    points = [in_place(at(MIB, 18.0)), at(MIB, 20.0), in_place(at(8, 8.0)), at(8, 9.0)]
+    table = rows(after_header(run_of(gpus(4), points, command=("allreduce", "--in-place"))))
     assert table[0][:3] == ["size", "in", "place"]
     assert [(row[0], row[1] == "yes", row[-5]) for row in table[1:]] == [
         ("8B", False, "9.00"),
@@ -118,8 +118,8 @@ def test_in_place_has_rows_of_its_own_below_out_of_place() -> None:
 
 @pytest.mark.parametrize("operation", [Operation.ALLTOALL, Operation.SENDRECV])
 def test_what_cannot_be_verified_in_place_is_not_called_right(operation: Operation) -> None:
-    cells = [measured(operation, FOUR, 200.0, MIB), in_place(measured(operation, FOUR, 200.0, MIB))]
-    table = rows(after_header(run_of(gpus(4), cells, command=(operation.value,))))
+    points = [measured(operation, FOUR, 200.0, MIB), in_place(measured(operation, FOUR, 200.0, MIB))]
+    table = rows(after_header(run_of(gpus(4), points, command=(operation.value,))))
     assert [row[-1] for row in table[1:]] == ["0", "-"]
 
 
@@ -141,9 +141,9 @@ def test_what_nccl_chose_stands_beside_its_size() -> None:
     assert table[2][-3:] == ["RING", "LL128", "24"]
 
 
-def test_a_failed_cell_is_a_row_and_says_why_below() -> None:
+def test_a_failed_point_is_a_row_and_says_why_below() -> None:
     lost = Measurement(
-        DataPoint(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure=reported("hang: no answer in 5 s")
+        DataPoint(Operation.ALLREDUCE, FOUR, 8), [], StopReason.FAILED, failure=in_words("hang: no answer in 5 s")
     )
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06), lost], command=("allreduce",)))
     assert rows(shown)[1] == ["8B", "2", "-", "-", "-", "-", "-", "failed"]
@@ -151,7 +151,7 @@ def test_a_failed_cell_is_a_row_and_says_why_below() -> None:
     assert "\npoints    2 data points: 1 converged, 1 failed\n" in shown
 
 
-def test_a_flagged_cell_shows_its_flags_shortly() -> None:
+def test_a_flagged_point_shows_its_flags_shortly() -> None:
     found = at(MIB, 19.06)
     flags = (throttled(1, "SW thermal slowdown"), shared(0))
     found.samples[2] = replace(found.samples[2], flags=flags)
@@ -162,24 +162,24 @@ def test_a_flagged_cell_shows_its_flags_shortly() -> None:
 
 
 def test_sets_that_run_at_once_say_so() -> None:
-    cells = [measured(Operation.ALLREDUCE, members, 300.0, MIB) for members in ((0, 1), (2, 3))]
-    for found in cells:
+    points = [measured(Operation.ALLREDUCE, members, 300.0, MIB) for members in ((0, 1), (2, 3))]
+    for found in points:
         found.samples = [replace(sample, concurrent=True) for sample in found.samples]
-    shown = after_header(run_of(gpus(4), cells, command=("allreduce", "--split", "2")))
+    shown = after_header(run_of(gpus(4), points, command=("allreduce", "--split", "2")))
     assert "allreduce over GPU0, GPU1 (2 ranks): float32, sum, other sets busy at the same time\n" in shown
     assert "allreduce over GPU2, GPU3 (2 ranks): float32, sum, other sets busy at the same time\n" in shown
 
 
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_a_page_of_ordinary_sizes_fits_80_columns(operation: Operation) -> None:
-    cells = [measured(operation, FOUR, 200.0, size, launch=1e-5) for size in (8, MIB, GIB)]
-    shown = after_header(run_of(gpus(4), cells, command=(operation.value,)))
+    points = [measured(operation, FOUR, 200.0, size, launch=1e-5) for size in (8, MIB, GIB)]
+    shown = after_header(run_of(gpus(4), points, command=(operation.value,)))
     assert max(map(len, shown.split("\n"))) <= 80
 
 
 def test_each_pair_has_its_table() -> None:
-    cells = [measured(Operation.ALLREDUCE, pair, 300.0, size) for pair in ((1, 2), (0, 1)) for size in (MIB, 8)]
-    shown = after_header(run_of(gpus(3), cells, command=("allreduce", "--pairs")))
+    points = [measured(Operation.ALLREDUCE, pair, 300.0, size) for pair in ((1, 2), (0, 1)) for size in (MIB, 8)]
+    shown = after_header(run_of(gpus(3), points, command=("allreduce", "--pairs")))
     assert shown.index("allreduce over GPU0, GPU1 (2 ranks)") < shown.index("allreduce over GPU1, GPU2 (2 ranks)")
     assert shown.count("size") == 2
     assert shown.count("busbw = ") == 1

@@ -14,23 +14,23 @@ LARGE = 512 * MIB
 
 
 def how(variant: Variant, found: Measurement) -> Measurement:
-    found.cell = replace(found.cell, variant=variant)
+    found.point = replace(found.point, variant=variant)
     return found
 
 
 def patterns(count: int) -> Run:
     """Return what `collbench copies` measures, rates by operation and pattern; `gbs` is that of one message."""
     one, each = range(count), [Operation.CE_WRITE, Operation.SM_READ]
-    cells = [measured(op, link, 390.0 + link[0], size) for op in each for link in permutations(one, 2)
+    points = [measured(op, link, 390.0 + link[0], size) for op in each for link in permutations(one, 2)
              for size in (MIB, LARGE)]  # fmt: skip
-    cells += [how(Variant.BOTH_WAYS, measured(op, pair, 380.0, LARGE)) for op in each for pair in combinations(one, 2)]
+    points += [how(Variant.BOTH_WAYS, measured(op, pair, 380.0, LARGE)) for op in each for pair in combinations(one, 2)]
     for variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
         places = [(a, *(b for b in one if b != a)) for a in one]
-        cells += [how(variant, measured(Operation.CE_WRITE, members, 130.0, LARGE)) for members in places]
-    cells += [how(Variant.HOST, measured(op, (a,), 55.0, LARGE)) for op in (Operation.H2D_CE, Operation.D2H_CE)
+        points += [how(variant, measured(Operation.CE_WRITE, members, 130.0, LARGE)) for members in places]
+    points += [how(Variant.HOST, measured(op, (a,), 55.0, LARGE)) for op in (Operation.H2D_CE, Operation.D2H_CE)
               for a in one]  # fmt: skip
-    cells += [how(Variant.STAGED, measured(Operation.CE_WRITE, link, 38.0, LARGE)) for link in permutations(one, 2)]
-    return run_of(gpus(count), cells, command=("copies",))
+    points += [how(Variant.STAGED, measured(Operation.CE_WRITE, link, 38.0, LARGE)) for link in permutations(one, 2)]
+    return run_of(gpus(count), points, command=("copies",))
 
 
 def after_header(run: Run) -> str:
@@ -99,8 +99,8 @@ def test_every_pattern_has_a_matrix_or_table_at_the_largest_size() -> None:
     )
 
 
-def test_too_few_visits_say_so() -> None:
-    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 390.0, MIB, visits=2)], command=("copies",))
+def test_too_few_trials_say_so() -> None:
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 390.0, MIB, trials=2)], command=("copies",))
     assert "\n390.0 to 390.0, median 390.0; too few trials for intervals\n" in after_header(run)
 
 
@@ -110,7 +110,7 @@ def test_small_rates_keep_their_digits() -> None:
 
 
 def test_a_device_without_a_figure_shows_a_dash() -> None:
-    found = how(Variant.HOST, measured(Operation.H2D_CE, (1,), 55.0, MIB, visits=2))
+    found = how(Variant.HOST, measured(Operation.H2D_CE, (1,), 55.0, MIB, trials=2))
     shown = after_header(run_of(gpus(2), [found], command=("copies",)))
     assert "device  h2d-ce\nGPU0         -\nGPU1      55.0\n" in shown
 
@@ -128,15 +128,15 @@ def test_all_lines_fit_80_columns_for_many_devices(count: int) -> None:
     assert [line for line in after_header(patterns(count)).split("\n") if len(line) > 80] == []
 
 
-def by_node(nodes: list[int], count: int = 2, visits: int = 5) -> Run:
+def by_node(nodes: list[int], count: int = 2, trials: int = 5) -> Run:
     """Return host copies with the memory of each node: 55 GB/s where device and node are both even or odd, else 38."""
-    cells = []
+    points = []
     for op in (Operation.H2D_CE, Operation.D2H_CE):
         for a in range(count):
             for node in nodes:
-                cells.append(how(Variant.HOST, measured(op, (a,), 55.0 if a % 2 == node % 2 else 38.0, MIB, visits)))
-                cells[-1].cell = replace(cells[-1].cell, numa_node=node)
-    return run_of(gpus(count), cells, command=("copies",))
+                points.append(how(Variant.HOST, measured(op, (a,), 55.0 if a % 2 == node % 2 else 38.0, MIB, trials)))
+                points[-1].point = replace(points[-1].point, numa_node=node)
+    return run_of(gpus(count), points, command=("copies",))
 
 
 def test_host_copies_have_a_column_for_each_numa_node() -> None:
@@ -151,7 +151,7 @@ def test_host_copies_have_a_column_for_each_numa_node() -> None:
 
 
 def test_a_node_that_was_not_reached_shows_a_dash() -> None:
-    run = by_node([0, 1], visits=2)
+    run = by_node([0, 1], trials=2)
     del run.measurements[1]
     assert "GPU0    h2d-ce    55.0       -\nGPU0    d2h-ce    55.0    38.0\n" in after_header(run)
 

@@ -16,12 +16,12 @@ SUM, WRITE = Work(Operation.ALLREDUCE), Work(Operation.CE_WRITE)
 
 def pairs(count: int, gbs: dict[tuple[int, int], float], sizes: tuple[int, ...] = (MIB, GIB)) -> Run:
     """Return all-reduces of pairs at 300 GB/s, but for some; at 1 MiB half of it."""
-    cells = [
+    points = [
         measured(Operation.ALLREDUCE, pair, gbs.get(pair, 300.0) * (1 if size == GIB else 0.5), size)
         for pair in combinations(range(count), 2)
         for size in sizes
     ]
-    return run_of(gpus(count), cells)
+    return run_of(gpus(count), points)
 
 
 def test_pairs_that_tie_are_one_line_with_their_lowest_median_and_highest() -> None:
@@ -48,8 +48,8 @@ def test_of_many_tiers_the_best_three_and_the_worst_are_kept() -> None:
 
 
 def test_larger_communicators_are_lines_by_their_ranks() -> None:
-    cells = [measured(Operation.ALLREDUCE, some, 200.0) for some in [(0, 1, 2), (1, 2, 3), (0, 1, 2, 3), (0, 1)]]
-    run = run_of(gpus(4), cells)
+    points = [measured(Operation.ALLREDUCE, some, 200.0) for some in [(0, 1, 2), (1, 2, 3), (0, 1, 2, 3), (0, 1)]]
+    run = run_of(gpus(4), points)
     lines = lines_of(run, SUM, curves_of(run, SUM))
     assert [(line.name, line.places) for line in lines] == [("all pairs", 1), ("3 ranks", 2), ("4 ranks", 1)]
     assert len({line.mark for line in lines}) == 3
@@ -107,8 +107,8 @@ def test_host_memory_is_behind_the_devices_slot() -> None:
 
 
 def test_works_are_named_once_in_the_models_order() -> None:
-    cells = [measured(op, (0, 1), 1.0) for op in (Operation.BROADCAST, Operation.CE_READ, Operation.BROADCAST)]
-    assert [*map(str, works_of(run_of(gpus(2), cells)))] == ["ce-read", "broadcast"]
+    points = [measured(op, (0, 1), 1.0) for op in (Operation.BROADCAST, Operation.CE_READ, Operation.BROADCAST)]
+    assert [*map(str, works_of(run_of(gpus(2), points)))] == ["ce-read", "broadcast"]
 
 
 @pytest.mark.parametrize(

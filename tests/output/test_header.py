@@ -9,11 +9,11 @@ from collbench.output.text.frame import header
 from tests.builders import gpus, measured, run_of
 
 MIB = 2**20
-CELL = measured(Operation.ALLREDUCE, (0, 1), 300.0)
+POINT = measured(Operation.ALLREDUCE, (0, 1), 300.0)
 
 
 def test_a_header_names_backend_machine_versions_and_date() -> None:
-    run = run_of(gpus(4), [CELL, measured(Operation.ALLREDUCE, (0, 1), 1.0, 8)])
+    run = run_of(gpus(4), [POINT, measured(Operation.ALLREDUCE, (0, 1), 1.0, 8)])
     run.machine = Machine("box", "Linux 6.8 x86_64", "EPYC", "580.159.04", "13.0", "2.28.9", "/opt/libnccl.so.2", "ptx")
     assert header(run).split("\n") == [
         "backend   cuda: copies by the driver API, collectives by NCCL",
@@ -25,7 +25,7 @@ def test_a_header_names_backend_machine_versions_and_date() -> None:
 
 
 def test_a_host_run_has_neither_driver_nor_nccl() -> None:
-    run = run_of(gpus(2, "AMD EPYC"), [CELL], backend="host", machine=Machine("box", "Linux", "AMD EPYC"))
+    run = run_of(gpus(2, "AMD EPYC"), [POINT], backend="host", machine=Machine("box", "Linux", "AMD EPYC"))
     assert header(run).split("\n") == [
         "backend   host: memory copies between CPU cores and gloo collectives, no GPU",
         "machine   box: 2 × AMD EPYC; Linux",
@@ -57,7 +57,7 @@ def test_a_host_run_has_neither_driver_nor_nccl() -> None:
 def test_what_changes_the_numbers_is_said(
     title: str, complete: bool, virtualization: str, environment: dict[str, str], line: str
 ) -> None:
-    run = run_of(gpus(2), [CELL])
+    run = run_of(gpus(2), [POINT])
     run.complete = complete
     run.machine = replace(run.machine, virtualization=virtualization)
     run.settings = replace(run.settings, environment=environment)
@@ -65,18 +65,18 @@ def test_what_changes_the_numbers_is_said(
 
 
 def test_mixed_devices_are_counted_by_name() -> None:
-    run = run_of((*gpus(2, "NVIDIA A100"), *gpus(1, "NVIDIA H200")), [CELL])
+    run = run_of((*gpus(2, "NVIDIA A100"), *gpus(1, "NVIDIA H200")), [POINT])
     assert "machine   box: 2 × NVIDIA A100, 1 × NVIDIA H200; " in header(run)
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="'mars' is unknown"):
-        header(run_of(gpus(2), [CELL], backend="mars"))
+        header(run_of(gpus(2), [POINT], backend="mars"))
 
 
 def test_a_simulated_run_says_so_in_the_first_line_and_names_its_fabric() -> None:
     machine = Machine("sim", "simulated", "", virtualization="pass-through", fabric="dgx-1v")
-    run = run_of(gpus(2), [CELL], backend="sim", machine=machine)
+    run = run_of(gpus(2), [POINT], backend="sim", machine=machine)
     run.settings.environment["NCCL_P2P_DISABLE"] = "1"
     assert header(run).splitlines() == [
         "backend   sim: SIMULATED machine 'dgx-1v', nothing here was measured on a GPU",

@@ -1,4 +1,4 @@
-"""The page's lines about the devices' health, from the states before and after and the visits' flags."""
+"""The page's lines about the devices' health, from the states before and after and the trials' flags."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WELL = Health(1980, 3201, 41, 90.5, (), 0, 5, nvlink_replays=7, nvlink_errors=0,
 def run(
     before: tuple[Health, ...], after: tuple[Health, ...], flags: tuple[tuple[Flag, ...], ...] = ((), (), (), ())
 ) -> Run:
-    """Return a run of two GPUs and one cell, a visit for each entry of `flags`."""
-    cell = measured(Operation.CE_WRITE, (0, 1), 100.0, visits=len(flags))
-    samples = [replace(sample, flags=said) for sample, said in zip(cell.samples, flags, strict=True)]
-    made = run_of(gpus(2), [Measurement(cell.cell, samples, cell.stop)])
+    """Return a run of two GPUs and one data point, a trial for each entry of `flags`."""
+    point = measured(Operation.CE_WRITE, (0, 1), 100.0, trials=len(flags))
+    samples = [replace(sample, flags=said) for sample, said in zip(point.samples, flags, strict=True)]
+    made = run_of(gpus(2), [Measurement(point.point, samples, point.stop)])
     made.health_before, made.health_after = before, after
     return made
 
@@ -83,7 +83,7 @@ def test_one_line_when_nothing_is_wrong(
     assert health_lines(run(before, after)) == [line], title
 
 
-def test_flags_are_counted_over_the_visits() -> None:
+def test_flags_are_counted_over_the_trials() -> None:
     slowed = throttled(1, "SW thermal slowdown")
     flags = ((), (slowed, hot(1, 84)), (slowed, hot(1, 86)), (shared(0),))
     assert health_lines(run((WELL, WELL), (WELL, WELL), flags)) == [
@@ -105,7 +105,7 @@ def test_flags_are_counted_over_the_visits() -> None:
             ["41 °C, no new NVLink or ECC errors", "throttled: SW power cap on GPU1 before measuring"],
         ),
         (
-            "throttled at the end, as the visits said",
+            "throttled at the end, as the trials said",
             WELL,
             replace(WELL, throttle=("SW power cap",)),
             (throttled(1),),
@@ -126,7 +126,7 @@ def test_flags_are_counted_over_the_visits() -> None:
             ],
         ),
         (
-            "replays are no errors, but told",
+            "replays are no errors, but reported",
             WELL,
             replace(WELL, nvlink_replays=9),
             (),

@@ -45,8 +45,8 @@ def test_in_a_terminal_the_background_darkens_with_the_share_of_the_best() -> No
 
 
 def test_of_times_the_least_is_the_brightest() -> None:
-    cells = [measured(Operation.CE_WRITE, link, 0.001 * (1 + sum(link)), size=8) for link in permutations(range(3), 2)]
-    run = run_of(gpus(3), cells)
+    points = [measured(Operation.CE_WRITE, link, 0.001 * (1 + sum(link)), size=8) for link in permutations(range(3), 2)]
+    run = run_of(gpus(3), points)
     found = rank_links(run, Work(Operation.CE_WRITE), 8)
     assert found is not None
     lines = text([heat_map(run, found, unit="µs")], terminal=True).split("\n")

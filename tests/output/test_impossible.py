@@ -68,7 +68,7 @@ def test_no_format_bears_it_where_all_is_possible() -> None:
     assert [name for name, found in marks(RIGHT).items() if found] == []
 
 
-def test_rows_have_the_limit_and_how_many_blocks_beat_it() -> None:
+def test_rows_have_the_limit_and_how_many_batches_beat_it() -> None:
     assert [(row["limit_gbs"], row["impossible"]) for row in rows(WRONG)] == [(450.0, 10)] * 2
     assert "impossible: 10" in as_markdown(WRONG, rows(WRONG))
 
@@ -79,7 +79,7 @@ def test_parquet_has_them_as_numbers() -> None:
     assert table.column("impossible").to_pylist() == [10, 10]
 
 
-def test_a_launch_loop_that_beats_the_limit_is_one_block() -> None:
+def test_a_launch_loop_that_beats_the_limit_is_one_batch() -> None:
     """1 GiB in 2 ms is 537 GB/s."""
     assert {row["impossible"] for row in rows(run_with(400.0, launch=2e-3))} == {5}
 

@@ -13,21 +13,21 @@ from tests.output.pages import text
 def taking(
     operation: Operation, members: tuple[int, ...], microseconds: float, variant: Variant = Variant.PLAIN
 ) -> Measurement:
-    """Return a cell of 8 bytes that takes this long in five visits."""
+    """Return a data point of 8 bytes that takes this long in five trials."""
     samples = [Sample((microseconds * 1e-6,) * 2, 20, concurrent=False)] * 5
     return Measurement(DataPoint(operation, members, 8, variant), samples, StopReason.PRECISION)
 
 
 def latencies(count: int) -> Run:
     links = list(permutations(range(count), 2))
-    cells = [taking(Operation.CHASE, link, 0.7425 + link[0] / 1000) for link in links]
-    cells += [taking(Operation.CHASE, (one,), 1.4, Variant.HOST) for one in range(count)]
-    cells += [taking(Operation.CE_WRITE, link, 2.25) for link in links]
+    points = [taking(Operation.CHASE, link, 0.7425 + link[0] / 1000) for link in links]
+    points += [taking(Operation.CHASE, (one,), 1.4, Variant.HOST) for one in range(count)]
+    points += [taking(Operation.CE_WRITE, link, 2.25) for link in links]
     for pair in combinations(range(count), 2):
         found = taking(Operation.ALLREDUCE, pair, 5.5)
         found.samples = [replace(sample, launch_seconds=8.2e-6) for sample in found.samples]
-        cells.append(found)
-    return run_of(gpus(count), cells, command=("latency",))
+        points.append(found)
+    return run_of(gpus(count), points, command=("latency",))
 
 
 def after_header(run: Run) -> str:
@@ -57,8 +57,8 @@ def test_the_three_latencies_read_like_this() -> None:
 
 
 def test_cpu_cores_say_what_they_lack() -> None:
-    cells = [measured(Operation.CPU_WRITE, (0, 1), 1.0, 8), taking(Operation.ALLREDUCE, (0, 1), 340.0)]
-    shown = after_header(run_of(gpus(2), cells, backend="host", command=("latency",)))
+    points = [measured(Operation.CPU_WRITE, (0, 1), 1.0, 8), taking(Operation.ALLREDUCE, (0, 1), 340.0)]
+    shown = after_header(run_of(gpus(2), points, backend="host", command=("latency",)))
     assert "pointer chase, ns" not in shown
     assert "launch" not in shown
     assert "\nnot here  pointer chase: cores have none; their small copies run back to back, so overlap\n" in shown

@@ -22,15 +22,15 @@ def test_a_collectives_matrix_is_symmetric() -> None:
 
 
 def test_other_sizes_operations_and_larger_groups_are_left_out() -> None:
-    cells = [measured(Operation.ALLREDUCE, (0, 1, 2), 1.0), measured(Operation.ALLREDUCE, (0, 1), 1.0, size=8)]
-    run = run_of(gpus(3), [*cells, measured(Operation.BROADCAST, (0, 1), 1.0)])
+    points = [measured(Operation.ALLREDUCE, (0, 1, 2), 1.0), measured(Operation.ALLREDUCE, (0, 1), 1.0, size=8)]
+    run = run_of(gpus(3), [*points, measured(Operation.BROADCAST, (0, 1), 1.0)])
     assert np.isnan(bandwidth_matrix(run, Operation.ALLREDUCE, GIB)).all()
 
 
 def test_what_was_not_measured_is_a_dash_and_small_rates_keep_their_digits() -> None:
     rates = {(0, 1): 395.24, (0, 2): 9.96, (1, 2): 0.123}
-    cells = [measured(Operation.CE_READ, pair, gbs) for pair, gbs in rates.items()]
-    run = run_of(gpus(3), cells)
+    points = [measured(Operation.CE_READ, pair, gbs) for pair, gbs in rates.items()]
+    run = run_of(gpus(3), points)
     assert text([render_bandwidths(run, Operation.CE_READ, GIB)]) == (
         "ce-read at 1G, GB/s (row sends to column)\n"
         "       GPU0   GPU1   GPU2\n"

@@ -11,7 +11,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, StopReason
 from collbench.output.nccl_tests import dumps
-from tests.builders import gpus, measured, reported
+from tests.builders import gpus, in_words, measured
 from tests.builders import run_of as built
 from tests.output.recorded import RECORDINGS, read, run_of, without_in_place
 
@@ -108,8 +108,8 @@ def test_a_run_on_a_list_of_sizes_steps_by_bytes() -> None:
 
 def test_faults_are_errors_and_not_okay() -> None:
     good = measured(Operation.ALLREDUCE, (0, 1), 100.0, MIB)
-    hung = replace(good, cell=replace(good.cell, variant=Variant.IN_PLACE), samples=[], stop=StopReason.FAILED)
-    hung.failure = reported("no answer within 2 s")
+    hung = replace(good, point=replace(good.point, variant=Variant.IN_PLACE), samples=[], stop=StopReason.FAILED)
+    hung.failure = in_words("no answer within 2 s")
     found = document(built(gpus(2), [good, hung]))
     assert found["out_of_bounds"] == {"count": 0, "okay": "false"}
     assert found["errors"] == ["1048576 in place: no answer within 2 s"]

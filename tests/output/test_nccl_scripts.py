@@ -29,7 +29,7 @@ def reframe(text: str) -> float:
 
 def azure(text: str) -> float:
     """Azure/azurehpc-health-checks, customTests/azure_nccl_allreduce.nhc: the sixth word of the first such line."""
-    before, line = next((place, line) for place, line in enumerate(text.splitlines()) if "bandwidth" in line)
+    before, line = next((index, line) for index, line in enumerate(text.splitlines()) if "bandwidth" in line)
     assert "FAILED" not in "\n".join(text.splitlines()[: before + 1])
     return float(line.split()[5])
 
@@ -37,8 +37,8 @@ def azure(text: str) -> float:
 def superbench(text: str, *, in_place: bool = False) -> dict[int, tuple[float, ...]]:
     """microsoft/superbenchmark, micro_benchmarks/cuda_nccl_bw_performance.py: columns are counted from a row's end."""
     printed = text.splitlines()
-    first = max(place for place, line in enumerate(printed) if "out-of-place" in line)
-    last = max(place for place, line in enumerate(printed) if "Out of bounds values" in line)
+    first = max(index for index, line in enumerate(printed) if "out-of-place" in line)
+    last = max(index for index, line in enumerate(printed) if "Out of bounds values" in line)
     inside = printed[first + 1 : last]
     heads = next(line for line in inside if "time" in line and "busbw" in line)[1:].split()
     found = {}
@@ -46,7 +46,7 @@ def superbench(text: str, *, in_place: bool = False) -> dict[int, tuple[float, .
         if re.match(r"\d+", columns[0]):
             seek = heads[::-1].index if in_place else lambda name: len(heads) - 1 - heads.index(name)
             places = [-1 - seek(name) for name in ("time", "algbw", "busbw")]
-            found[int(columns[heads.index("size")])] = tuple(float(columns[place]) for place in places)
+            found[int(columns[heads.index("size")])] = tuple(float(columns[index]) for index in places)
     return found
 
 

@@ -13,7 +13,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.output.nccl_tests import lines
-from tests.builders import gpus, left_out, measured, reported, throttled
+from tests.builders import gpus, in_words, left_out, measured, throttled
 from tests.builders import run_of as built
 from tests.output.recorded import OPERATIONS, RECORDINGS, read, run_of, without_in_place
 
@@ -70,7 +70,7 @@ def test_these_recordings_are_there() -> None:
 
 
 def looped(loops: tuple[float | None, ...], **settings: Any) -> Run:
-    """Return an all-reduce whose blocks took 10 µs each, and whose launch loops took these seconds, visit by visit."""
+    """Return an all-reduce whose batches took 10 µs each, and whose launch loops took these seconds, trial by trial."""
     samples = [Sample((1e-5, 1e-5), 20, concurrent=False, launch_seconds=seconds) for seconds in loops]
     found = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)
     run = built(gpus(4), [found], command=("allreduce",))
@@ -81,10 +81,10 @@ def looped(loops: tuple[float | None, ...], **settings: Any) -> Run:
 @pytest.mark.parametrize(
     ("title", "run", "time", "said"),
     [
-        ("the launch loop, median of the visits", looped((3e-5, 2e-5, 9e-5)), "30.00", "launch loop"),
+        ("the launch loop, median of the trials", looped((3e-5, 2e-5, 9e-5)), "30.00", "launch loop"),
         ("with -G the graph replay", looped((3e-5,), graph=20), "10.00", "graph replay"),
         ("whatever the command line says", looped((3e-5,), command=("allreduce", "-G", "20")), "30.00", "launch loop"),
-        ("without a launch loop the blocks", looped((None, None)), "10.00", "graph replay"),
+        ("without a launch loop the batches", looped((None, None)), "10.00", "graph replay"),
     ],
 )
 def test_which_time_is_shown(title: str, run: Run, time: str, said: str) -> None:
@@ -112,9 +112,9 @@ def test_the_step_between_sizes(sizes: tuple[int, ...], step: str) -> None:
     assert f" step: {megabytes} " in "\n".join(lines(run))
 
 
-def cell(operation: Operation, variant: Variant, **of: object) -> Measurement:
+def point(operation: Operation, variant: Variant, **of: object) -> Measurement:
     found = measured(operation, FOUR, 100.0, MIB)
-    found.cell = replace(found.cell, variant=variant)
+    found.point = replace(found.point, variant=variant)
     return replace(found, **of)  # type: ignore[arg-type]
 
 
@@ -123,37 +123,41 @@ def cell(operation: Operation, variant: Variant, **of: object) -> Measurement:
     [
         (
             "both halves",
-            [cell(Operation.ALLREDUCE, Variant.PLAIN), cell(Operation.ALLREDUCE, Variant.IN_PLACE)],
+            [point(Operation.ALLREDUCE, Variant.PLAIN), point(Operation.ALLREDUCE, Variant.IN_PLACE)],
             ["10.49", "100.00", "150.00", "0", "10.49", "100.00", "150.00", "0"],
         ),
         (
             "not measured in place",
-            [cell(Operation.ALLREDUCE, Variant.PLAIN)],
+            [point(Operation.ALLREDUCE, Variant.PLAIN)],
             ["10.49", "100.00", "150.00", "0", "N/A", "N/A", "N/A", "N/A"],
         ),
         (
             "measured in place alone",
-            [cell(Operation.ALLREDUCE, Variant.IN_PLACE)],
+            [point(Operation.ALLREDUCE, Variant.IN_PLACE)],
             ["N/A", "N/A", "N/A", "N/A", "10.49", "100.00", "150.00", "0"],
         ),
         (
             "not checked",
-            [cell(Operation.ALLREDUCE, variant, wrong=None) for variant in (Variant.PLAIN, Variant.IN_PLACE)],
+            [point(Operation.ALLREDUCE, variant, wrong=None) for variant in (Variant.PLAIN, Variant.IN_PLACE)],
             ["10.49", "100.00", "150.00", "N/A", "10.49", "100.00", "150.00", "N/A"],
         ),
         (
             "an all-to-all is not checked in place",
-            [cell(Operation.ALLTOALL, variant) for variant in (Variant.PLAIN, Variant.IN_PLACE)],
+            [point(Operation.ALLTOALL, variant) for variant in (Variant.PLAIN, Variant.IN_PLACE)],
             ["10.49", "100.00", "75.00", "0", "10.49", "100.00", "75.00", "N/A"],
         ),
         (
-            "a failed cell",
-            [cell(Operation.ALLREDUCE, Variant.PLAIN, samples=[], stop=StopReason.FAILED, failure=reported("it hung"))],
+            "a failed data point",
+            [
+                point(
+                    Operation.ALLREDUCE, Variant.PLAIN, samples=[], stop=StopReason.FAILED, failure=in_words("it hung")
+                )
+            ],
             ["N/A"] * 8,
         ),
         (
             "wrong data",
-            [cell(Operation.ALLREDUCE, Variant.PLAIN, wrong=1234567)],
+            [point(Operation.ALLREDUCE, Variant.PLAIN, wrong=1234567)],
             ["10.49", "100.00", "150.00", "1.23457e+06", "N/A", "N/A", "N/A", "N/A"],
         ),
     ],
@@ -169,8 +173,8 @@ def test_the_halves_of_a_row(title: str, halves: list[Measurement], columns: lis
         ("not checked is no fault", {"wrong": None}, True, "0 OK", None),
         ("wrong data", {"wrong": 3}, True, "1 FAILED", None),
         (
-            "a cell that failed",
-            {"failure": reported("hung:\n no answer")},
+            "a data point that failed",
+            {"failure": in_words("hung:\n no answer")},
             True,
             "0 FAILED",
             "# failed: 1048576 in place: hung: no",
@@ -182,7 +186,7 @@ def test_scripts_take_ok_for_passed(
     title: str, changed: dict[str, object], complete: bool, verdict: str, note: str | None
 ) -> None:
     run = built(
-        gpus(4), [cell(Operation.ALLREDUCE, Variant.PLAIN), cell(Operation.ALLREDUCE, Variant.IN_PLACE, **changed)]
+        gpus(4), [point(Operation.ALLREDUCE, Variant.PLAIN), point(Operation.ALLREDUCE, Variant.IN_PLACE, **changed)]
     )
     run.complete = complete
     printed = lines(run)
@@ -197,8 +201,8 @@ def test_what_a_reader_must_know_follows_the_figures() -> None:
     run = built(gpus(4), [found, measured(Operation.ALLREDUCE, FOUR, 1.0, 8)])
     run.skipped = [left_out("sizes 4G: no room")]
     printed = lines(run)
-    place = next(place for place, line in enumerate(printed) if "Avg" in line)
-    assert printed[place + 1 : place + 3] == [
+    index = next(index for index, line in enumerate(printed) if "Avg" in line)
+    assert printed[index + 1 : index + 3] == [
         "# flagged: throttled: low bandwidth on GPU1: 1048576 out of place",
         "# skipped: sizes 4G: no room",
     ]
@@ -223,7 +227,7 @@ def test_copies_beside_collectives_are_left_out() -> None:
     assert one_row(built(gpus(2), both))[0] == "1048576"
 
 
-def test_rows_ascend_whatever_the_order_of_the_visits() -> None:
+def test_rows_ascend_whatever_the_order_of_the_trials() -> None:
     sizes = [
         size
         for row in rows(built(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0, s) for s in (64, 8, 32)]))

@@ -71,7 +71,7 @@ def test_real_figures_do_not_say_sim() -> None:
     assert "failed    node1 and node2: it hangs" in text
 
 
-def test_gpus_are_told_once_where_all_nodes_take_the_same() -> None:
+def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     found = judged(16, slow())
     chosen = choose_nodes(found, 3)
     same = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1),) * 3)
@@ -82,7 +82,7 @@ def test_gpus_are_told_once_where_all_nodes_take_the_same() -> None:
 
 def test_json_says_sim_first_and_names_the_nodes() -> None:
     found = judged(16, slow(3), LEAVES)
-    told = json.loads(json.dumps(as_plain(SIM, found, choose_nodes(found, 8, LEAVES), None)))
-    assert next(iter(told.items())) == ("backend", "sim")
-    assert told["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
-    assert told["judgement"]["nodes"][3]["sends"]["state"] == "slow"
+    answer = json.loads(json.dumps(as_plain(SIM, found, choose_nodes(found, 8, LEAVES), None)))
+    assert next(iter(answer.items())) == ("backend", "sim")
+    assert answer["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
+    assert answer["judgement"]["nodes"][3]["sends"]["state"] == "slow"

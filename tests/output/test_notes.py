@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Audit, DataPoint, Health, Measurement, Run, SkipKind, Skipped, StopReason
+from collbench.model.run import DataPoint, Health, InterferenceCheck, Measurement, Run, SkipKind, Skipped, StopReason
 from collbench.output.text.frame import notes, place
-from tests.builders import gpus, left_out, measured, reported, run_of, throttled
+from tests.builders import gpus, in_words, left_out, measured, run_of, throttled
 
 MIB = 2**20
 
@@ -22,7 +22,7 @@ def stopped(reason: StopReason, count: int) -> list[Measurement]:
 
 
 def failed(members: tuple[int, ...], size: int, reason: str = "crash: signal 11") -> Measurement:
-    return Measurement(DataPoint(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=reported(reason))
+    return Measurement(DataPoint(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=in_words(reason))
 
 
 def test_the_reasons_to_stop_are_counted_in_one_line() -> None:
@@ -63,15 +63,15 @@ def test_the_share_of_the_bytes_that_was_verified_is_said(
 
 def test_where_the_time_went() -> None:
     run = run_with()
-    run.seconds, run.phases = 2.64, {"warm-up": 0.32, "audit": 0.41, "visits": 1.9, "timed": 1.38}
+    run.seconds, run.phases = 2.64, {"warm-up": 0.32, "interference check": 0.41, "trials": 1.9, "timed": 1.38}
     assert notes(run) == [
         "time      1.4 s of 2.6 s in timed regions (warm-up 0.3 s, interference check 0.4 s, trials 1.9 s)",
     ]
 
 
-def test_the_start_of_nccl_is_told_apart_from_the_sweep() -> None:
+def test_the_start_of_nccl_is_distinguished_from_the_sweep() -> None:
     run = run_with()
-    run.seconds, run.phases = 2.0, {"NCCL start": 0.64, "visits": 1.9, "timed": 1.2}
+    run.seconds, run.phases = 2.0, {"NCCL start": 0.64, "trials": 1.9, "timed": 1.2}
     assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (trials 1.9 s), after 0.6 s for NCCL to start"]
     run.phases["NCCL start"] = 0.002  # nobody waited
     assert notes(run) == ["time      1.2 s of 2.0 s in timed regions (trials 1.9 s)"]
@@ -95,7 +95,7 @@ def test_what_is_skipped_for_one_reason_is_one_line() -> None:
     ]
 
 
-def test_of_very_many_failures_the_first_are_told() -> None:
+def test_of_very_many_failures_the_first_are_reported() -> None:
     lines = notes(run_of(gpus(16), [failed((0, other), 8, "hang") for other in range(1, 16)]))
     assert len(lines) == 1 + 8 + 1
     assert lines[-1] == "failed    and 7 more: the run file holds them"
@@ -104,10 +104,14 @@ def test_of_very_many_failures_the_first_are_told() -> None:
 def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
     run = run_with()
     run.skipped = [left_out("sizes 2G: the fullest device has room for 1 GiB")] * 2
-    alone = Audit(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
-    run.audits = [alone, replace(alone, label="NV2", ratio=0.988, trusted=True)]
+    alone = InterferenceCheck(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
+    run.interference_checks = [alone, replace(alone, label="NV2", ratio=0.988, trusted=True)]
     both = replace(alone, variant=Variant.BOTH_WAYS, size_bytes=64 * MIB)
-    run.audits += [both, replace(both, members=(2, 3), ratio=0.38, delta=0.023), replace(both, delta=0.023)]
+    run.interference_checks += [
+        both,
+        replace(both, members=(2, 3), ratio=0.38, delta=0.023),
+        replace(both, delta=0.023),
+    ]
     assert notes(run) == [
         "checked   interference: pairs timed concurrently and isolated agree within 1.2% (1 comparison)",
         "isolated  ce-write on SYS pairs: concurrently they reach 0.55 of their isolated rate (±2.0% was allowed)",
@@ -118,7 +122,7 @@ def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
     ]
 
 
-def test_flags_of_visits_are_told() -> None:
+def test_flags_of_trials_are_reported() -> None:
     found = measured(Operation.CE_WRITE, (0, 1), 300.0, MIB)
     found.samples[0] = replace(found.samples[0], flags=(throttled(1, "SW thermal slowdown"),))
     run = run_with(found)

@@ -13,7 +13,7 @@ from tests.builders import gpus, measured, run_of
 
 
 def choices(*algorithms: str) -> list[Chosen]:
-    return [Chosen(Operation.ALLREDUCE, 4, 2**place, name, "SIMPLE", 8) for place, name in enumerate(algorithms, 10)]
+    return [Chosen(Operation.ALLREDUCE, 4, 2**index, name, "SIMPLE", 8) for index, name in enumerate(algorithms, 10)]
 
 
 @pytest.mark.parametrize(

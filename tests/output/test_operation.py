@@ -13,7 +13,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.output.text.operation import page
 from collbench.runfile import run_file
-from tests.builders import GIB, gpus, measured, pair_run, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.output.pages import text
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -27,15 +27,15 @@ def shown(run: Run, work: Work, size: int | None = None, *, terminal: bool = Fal
 def rows(shown: str, title: str) -> list[list[str]]:
     """Return the words of the lines below the first that begins so."""
     lines = shown.split("\n")
-    start = next(place for place, line in enumerate(lines) if line.startswith(title))
+    start = next(index for index, line in enumerate(lines) if line.startswith(title))
     return [line.replace(" B ", "B ").split() for line in lines[start + 1 :]]
 
 
 def raw_seconds(operation: str, members: list[int], size: int) -> float:
-    """Return a cell's time as docs/run-file.md says to read it: the median of the visits' medians."""
+    """Return a data point's time as docs/run-file.md says to read it: the median of the trials' medians."""
     for found in json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]:
-        cell = found["cell"]
-        if (cell["operation"], cell["members"], cell["size_bytes"]) == (operation, members, size):
+        point = found["cell"]
+        if (point["operation"], point["members"], point["size_bytes"]) == (operation, members, size):
             return float(statistics.median(statistics.median(sample["seconds"]) for sample in found["samples"]))
     raise AssertionError(f"{operation} {members} {size} is not in the file")
 
@@ -49,7 +49,7 @@ def raw_seconds(operation: str, members: list[int], size: int) -> float:
         (Operation.BROADCAST, 8, "µs"),
     ],
 )
-def test_every_cell_of_the_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
+def test_every_point_of_the_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
     drawn = shown(run_file.load(RECORDED), Work(operation), size)
     assert f", {unit}\n" in drawn
     table = {words[0]: words[1:] for words in rows(drawn, "       GPU0   GPU1")[:4]}
@@ -69,8 +69,8 @@ def test_the_figures_of_the_curve_are_the_run_files() -> None:
         time, middle, low, high, share = figures[name]
         seconds = statistics.median(raw_seconds("ce-write", link, size) for link in links)
         assert float(time) == pytest.approx(seconds * 1e6, abs=0.051)
-        told = [float(middle), float(low), float(high)]
-        assert told == pytest.approx([statistics.median(rates), min(rates), max(rates)], rel=0.05, abs=0.051)
+        reported = [float(middle), float(low), float(high)]
+        assert reported == pytest.approx([statistics.median(rates), min(rates), max(rates)], rel=0.05, abs=0.051)
         assert float(share.rstrip("%")) == pytest.approx(statistics.median(rates) / 450 * 100, abs=0.06)
     assert "= theory: 450 GB/s NV18" in drawn
 
@@ -87,13 +87,13 @@ def test_without_a_size_the_largest_and_the_smallest_are_mapped() -> None:
 
 def sixteen() -> Run:
     """Return 16 GPUs in four boxes of four, with all-reduces at five sizes; large ones across boxes are slow."""
-    cells = []
+    points = []
     for a, b in combinations(range(16), 2):
         limit = 395.2e9 if a // 4 == b // 4 else 24.8e9
         for size in (8, 2**14, MIB, 2**28, GIB):
             seconds = 9e-6 + size / limit
-            cells.append(measured(Operation.ALLREDUCE, (a, b), size / seconds / 1e9, size))
-    return run_of(gpus(16), [*cells, measured(Operation.ALLREDUCE, range(16), 180.0)])
+            points.append(measured(Operation.ALLREDUCE, (a, b), size / seconds / 1e9, size))
+    return run_of(gpus(16), [*points, measured(Operation.ALLREDUCE, range(16), 180.0)])
 
 
 @pytest.mark.parametrize(("size", "maps"), [(None, 3), (GIB, 2), (8, 1)])
@@ -152,8 +152,8 @@ def test_a_simulated_figure_never_stands_without_the_word() -> None:
 
 def host_copies() -> Run:
     sample = Sample((0.02, 0.02), 1, concurrent=False)
-    cells = [DataPoint(Operation.H2D_CE, (gpu,), GIB, Variant.HOST) for gpu in range(2)]
-    return run_of(gpus(2), [Measurement(cell, [sample] * 3, StopReason.PRECISION) for cell in cells])
+    points = [DataPoint(Operation.H2D_CE, (gpu,), GIB, Variant.HOST) for gpu in range(2)]
+    return run_of(gpus(2), [Measurement(point, [sample] * 3, StopReason.PRECISION) for point in points])
 
 
 def test_host_copies_are_a_table_of_devices() -> None:
@@ -164,8 +164,8 @@ def test_host_copies_are_a_table_of_devices() -> None:
 
 def test_one_to_all_is_a_table_of_its_sources() -> None:
     sample = Sample((0.02, 0.02), 1, concurrent=False)
-    cell = DataPoint(Operation.CE_WRITE, (0, 1, 2), GIB, Variant.ONE_TO_ALL)
-    run = run_of(gpus(3), [Measurement(cell, [sample], StopReason.PRECISION)])
+    point = DataPoint(Operation.CE_WRITE, (0, 1, 2), GIB, Variant.ONE_TO_ALL)
+    run = run_of(gpus(3), [Measurement(point, [sample], StopReason.PRECISION)])
     drawn = shown(run, Work(Operation.CE_WRITE, Variant.ONE_TO_ALL))
     assert "\nce-write one-to-all at 1G\n" in drawn
     assert ["GPU0", "→", "all", "others", "20000.0", "107.4", "-"] in [line.split() for line in drawn.split("\n")]
@@ -180,10 +180,10 @@ def test_a_pointer_chase_is_in_ns_and_has_no_curve() -> None:
     assert "over message size" not in drawn
 
 
-def test_a_failed_cell_is_a_dash_and_its_reason() -> None:
+def test_a_failed_point_is_a_dash_and_its_reason() -> None:
     run = pair_run(3, lambda a, b: 300.0)
     run.measurements[0] = replace(
-        run.measurements[0], samples=[], stop=StopReason.FAILED, failure=reported("it hung for 9 s")
+        run.measurements[0], samples=[], stop=StopReason.FAILED, failure=in_words("it hung for 9 s")
     )
     drawn = shown(run, Work(Operation.ALLREDUCE))
     assert rows(drawn, "       GPU0")[0] == ["GPU0", "-", "-", "300.0"]

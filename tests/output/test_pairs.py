@@ -99,8 +99,8 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
     )
 
 
-def test_what_too_few_visits_show_is_called_undecided() -> None:
-    shown = text(pairs_page(pair_run(3, lambda a, b: 240.0 if (a, b) == (1, 2) else 300.0, visits=2)))
+def test_what_too_few_trials_show_is_called_undecided() -> None:
+    shown = text(pairs_page(pair_run(3, lambda a, b: 240.0 if (a, b) == (1, 2) else 300.0, trials=2)))
     assert "1     GPU1-GPU2  NV18       240.0         -  undecided\n" in shown
     assert "No pair differs significantly: the worst looks 20.0% slower than the best.\n" in shown
     assert "All pairs tie" not in shown

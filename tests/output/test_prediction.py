@@ -57,7 +57,7 @@ def test_a_page_fits_80_columns_and_says_sim(fabric: str, step: float | None, ba
     heads = re.findall(r"^\d GPUs: .*(?:\n {10}.*)*", body, flags=re.MULTILINE)
     sentences = re.findall(r"^On \d GPUs.*", body, flags=re.MULTILINE)
     assert len(heads) == len(sentences) == 2
-    assert all("(sim)" in told for told in heads + sentences)
+    assert all("(sim)" in reported for reported in heads + sentences)
 
 
 def test_where_every_strategy_hides_it_the_choice_does_not_matter() -> None:
@@ -79,7 +79,7 @@ def test_ddp_may_not_care_where_zero3_does() -> None:
     assert 171 < int(lost[1]) < 200
 
 
-def test_a_set_that_suits_hsdps_groups_better_is_told() -> None:
+def test_a_set_that_suits_hsdps_groups_better_is_reported() -> None:
     """On a DGX-1V the best six by an all-reduce have neighbours in rank that no NVLink joins."""
     asked = question(networks.find("gpt2"), "hsdp", 6, shards=2, step_seconds=0.4)
     prediction = answer(asked, simulated("dgx-1v"))
@@ -108,7 +108,7 @@ def test_behind_nvswitches_no_worst_set_is_made_up() -> None:
 def test_devices_left_out_are_named() -> None:
     run = pairs({}, 4)
     for found in run.measurements:
-        if 2 in found.cell.members:
+        if 2 in found.point.members:
             found.wrong = 1
     said = shown(question(), run)
     assert "\nleft out  GPU2: faulty: its pairs failed" in said
@@ -117,9 +117,13 @@ def test_devices_left_out_are_named() -> None:
 def test_json_says_the_same_in_seconds() -> None:
     run = simulated("nvlink-pairs-2x2", Operation.ALLREDUCE)
     prediction = Predictor(gather([("a", run)])).predict(question(SMALL, "fsdp", step_seconds=3e-3, micro_batches=2))
-    told = as_json(run, prediction)
-    assert (told["format"], told["backend"], told["fabric"]) == ("collbench-prediction", "sim", "nvlink-pairs-2x2")
-    (case,) = told["cases"]
+    reported = as_json(run, prediction)
+    assert (reported["format"], reported["backend"], reported["fabric"]) == (
+        "collbench-prediction",
+        "sim",
+        "nvlink-pairs-2x2",
+    )
+    (case,) = reported["cases"]
     mebi = 2**20
     assert case["sent_bytes"] == {"allgather": 2 * 34 * mebi, "reducescatter": 2 * 18 * mebi}
     assert case["messages"] == {"allgather": 18, "reducescatter": 10}
@@ -132,4 +136,4 @@ def test_json_says_the_same_in_seconds() -> None:
         )
     lost = case["worst"]["step_seconds"]["middle"] - case["best"]["step_seconds"]["middle"]
     assert case["lost_seconds"]["middle"] == pytest.approx(lost)
-    assert told["assumptions"] == list(prediction.assumed)
+    assert reported["assumptions"] == list(prediction.assumed)

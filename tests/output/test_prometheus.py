@@ -14,7 +14,7 @@ from collbench.model.errors import RunFileError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.output.prometheus import as_prometheus
-from tests.builders import gpus, measured, reported, run_of
+from tests.builders import gpus, in_words, measured, run_of
 from tests.output.hostile import NAME, hostile_run
 
 TEXT = as_prometheus(hostile_run())
@@ -112,7 +112,7 @@ def test_what_went_wrong_is_counted_for_each_operation_and_found_for_each_link()
     found[1].wrong, found[5].wrong = 2, 5
     found += [
         Measurement(
-            DataPoint(Operation.CE_WRITE, (0, 1), 8 << step), [], StopReason.FAILED, failure=reported(f"hang {step}")
+            DataPoint(Operation.CE_WRITE, (0, 1), 8 << step), [], StopReason.FAILED, failure=in_words(f"hang {step}")
         )
         for step in range(20)
     ]

@@ -10,7 +10,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Run, StopReason
 from collbench.output.text.measured import section
 from collbench.output.text.ranking import as_json, page
-from tests.builders import GIB, gpus, measured, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, run_of
 from tests.output.pages import text
 
 MIB = 2**20
@@ -19,10 +19,10 @@ SIZES = (8, 2**16, MIB, GIB)
 
 def line_run(count: int, gbs: Callable[[int, int], float], sizes: tuple[int, ...] = SIZES) -> Run:
     """Return all-reduces of pairs that take 2 µs and the size over `gbs`; no noise."""
-    cells = []
+    points = []
     for pair in combinations(range(count), 2):
-        cells += [measured(Operation.ALLREDUCE, pair, s / (2e-6 + s / gbs(*pair) / 1e9) / 1e9, s) for s in sizes]
-    return run_of(gpus(count), cells)
+        points += [measured(Operation.ALLREDUCE, pair, s / (2e-6 + s / gbs(*pair) / 1e9) / 1e9, s) for s in sizes]
+    return run_of(gpus(count), points)
 
 
 def shown(run: Run) -> str:
@@ -66,43 +66,43 @@ n½: the size that reaches half of it; misfit: how far the worst size is off
 
 
 def test_three_gpus_with_one_slow_pair_read_like_this() -> None:
-    told = shown(line_run(3, lambda a, b: 200.0 if (a, b) == (0, 2) else 300.0))
-    body = told[told.index("allreduce (by") :]
+    reported = shown(line_run(3, lambda a, b: 200.0 if (a, b) == (0, 2) else 300.0))
+    body = reported[reported.index("allreduce (by") :]
     squeezed = ["  ".join(line.split()) for line in body.split("\n")]
     assert squeezed == ["  ".join(line.split()) for line in PAGE.split("\n")]
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
 def test_the_figures_fit_80_columns(count: int) -> None:
-    told = shown(line_run(count, lambda a, b: 300.0 if (a + b) % 2 else 240.0))
-    figures = told[told.index("allreduce (by") :].split("\n")
+    reported = shown(line_run(count, lambda a, b: 300.0 if (a + b) % 2 else 240.0))
+    figures = reported[reported.index("allreduce (by") :].split("\n")
     assert max(map(len, figures)) <= 80
 
 
 def test_a_large_tier_names_some_and_counts_the_rest() -> None:
-    told = shown(line_run(8, lambda a, b: 200.0 if (a, b) == (2, 5) else 300.0, sizes=(GIB,)))
-    assert "and 11 more" in told  # 27 of the 28 pairs, 16 of them by name
-    assert any(line.split() == ["2", "199.9", "GPU2-GPU5", "different"] for line in told.split("\n"))
+    reported = shown(line_run(8, lambda a, b: 200.0 if (a, b) == (2, 5) else 300.0, sizes=(GIB,)))
+    assert "and 11 more" in reported  # 27 of the 28 pairs, 16 of them by name
+    assert any(line.split() == ["2", "199.9", "GPU2-GPU5", "different"] for line in reported.split("\n"))
 
 
 def test_one_pair_has_neither_heat_map_nor_resolution() -> None:
-    told = shown(line_run(2, lambda a, b: 300.0, sizes=(GIB,)))
-    assert "There is one pair, so there is nothing to choose.\n\ntied, different:" in told
+    reported = shown(line_run(2, lambda a, b: 300.0, sizes=(GIB,)))
+    assert "There is one pair, so there is nothing to choose.\n\ntied, different:" in reported
 
 
-def test_too_few_visits_are_said() -> None:
-    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, p, 300.0, visits=2) for p in combinations(range(3), 2)])
+def test_too_few_trials_are_said() -> None:
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, p, 300.0, trials=2) for p in combinations(range(3), 2)])
     assert "Nothing is significant: some have 2 of the 3 trials that the noise needs.\n" in shown(run)
 
 
 def test_what_a_run_lacks_is_said() -> None:
-    cells = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in [(0, 1), (0, 2)]]
-    cells += [measured(Operation.ALLREDUCE, (0, 1), 300.0)]
+    points = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in [(0, 1), (0, 2)]]
+    points += [measured(Operation.ALLREDUCE, (0, 1), 300.0)]
     failed = replace(
-        measured(Operation.ALLREDUCE, (1, 2), 1.0, MIB), samples=[], stop=StopReason.FAILED, failure=reported("hang")
+        measured(Operation.ALLREDUCE, (1, 2), 1.0, MIB), samples=[], stop=StopReason.FAILED, failure=in_words("hang")
     )
-    told = shown(run_of(gpus(3), [*cells, failed]))
-    assert told.endswith(
+    reported = shown(run_of(gpus(3), [*points, failed]))
+    assert reported.endswith(
         "\nmissing   allreduce at 1G was passed over: it was measured on 1 pair only\n"
         "no fit    2 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
         "no fit    1 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
@@ -116,14 +116,14 @@ def test_a_simulated_figure_never_comes_without_the_word() -> None:
     titles = [line for line in shown(run).split("\n") if "(by pair)" in line]
     assert len(titles) == 3
     assert all(title.startswith("sim allreduce") for title in titles)
-    told = as_json(run, rank_summary(run))
-    assert (told["backend"], told["fabric"]) == ("sim", "dgx-1v")
+    reported = as_json(run, rank_summary(run))
+    assert (reported["backend"], reported["fabric"]) == ("sim", "dgx-1v")
 
 
 def test_the_json_holds_every_standing_and_fit_in_jsons_own_types() -> None:
     run = line_run(3, lambda a, b: 200.0 if (a, b) == (0, 2) else 300.0)
-    told = json.loads(json.dumps(as_json(run, rank_summary(run)), allow_nan=False))
-    (work,) = told["works"]
+    answer = json.loads(json.dumps(as_json(run, rank_summary(run)), allow_nan=False))
+    (work,) = answer["works"]
     assert (work["operation"], work["variant"], work["kind"]) == ("allreduce", "plain", "pair")
     large, small = work["rankings"]
     assert (large["size_bytes"], small["size_bytes"]) == (GIB, 8)

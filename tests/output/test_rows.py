@@ -1,4 +1,4 @@
-"""The tidy long form: one row a cell, and the columns that docs/exchange.md describes."""
+"""The tidy long form: one row a data point, and the columns that docs/exchange.md describes."""
 
 import re
 from dataclasses import replace
@@ -19,8 +19,8 @@ KINDS: dict[Type, type | tuple[type, ...]] = {Type.TEXT: str, Type.WHOLE: int, T
 
 
 def test_the_page_has_the_very_columns() -> None:
-    told = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.partition("## Columns")[2], re.MULTILINE)
-    assert [tuple(map(str.strip, row)) for row in told] == [
+    reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.partition("## Columns")[2], re.MULTILINE)
+    assert [tuple(map(str.strip, row)) for row in reported] == [
         (column.name, column.type.value, column.meaning) for column in COLUMNS
     ]
 
@@ -73,15 +73,15 @@ ENDS: list[tuple[int, Value, Value, Value, Value, Value]] = [
 
 
 @pytest.mark.parametrize(("place", "source", "destination", "ranks", "root", "redop"), ENDS)
-def test_where_bytes_go_is_told_where_they_go_one_way(
+def test_where_bytes_go_is_reported_where_they_go_one_way(
     place: int, source: Value, destination: Value, ranks: Value, root: Value, redop: Value
 ) -> None:
     row = rows(hostile_run())[place]
-    told = [row[name] for name in ("source", "destination", "world_size", "root", "redop")]
-    assert told == [source, destination, ranks, root, redop]
+    reported = [row[name] for name in ("source", "destination", "world_size", "root", "redop")]
+    assert reported == [source, destination, ranks, root, redop]
 
 
-def test_a_failed_cell_has_a_row_with_its_reason_and_no_figure() -> None:
+def test_a_failed_point_has_a_row_with_its_reason_and_no_figure() -> None:
     row = rows(hostile_run())[-1]
     assert row["failure"] == 'no answer for 30 s, "x" | y'
     assert (row["seconds"], row["busbw_gbs"], row["trials"], row["stop"]) == (None, None, 0, "failed")

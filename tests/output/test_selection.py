@@ -61,9 +61,9 @@ def test_a_choice_without_a_choice_is_short() -> None:
 
 def test_devices_of_a_label_file_have_no_name_and_no_machine() -> None:
     devices = tuple(replace(device, name="", uuid="") for device in GPUS[:2])
-    told = explanation(Selection(devices, {}, "NV2", Origin("labels", "labels in topo.txt"), estimated=True))
-    assert told.splitlines()[0] == "GPU0, GPU1"
-    assert told.splitlines()[-1] == "evidence  labels in topo.txt"
+    reported = explanation(Selection(devices, {}, "NV2", Origin("labels", "labels in topo.txt"), estimated=True))
+    assert reported.splitlines()[0] == "GPU0, GPU1"
+    assert reported.splitlines()[-1] == "evidence  labels in topo.txt"
 
 
 def test_every_line_with_a_simulated_rate_says_sim() -> None:

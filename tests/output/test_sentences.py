@@ -80,7 +80,7 @@ def test_wrong_data_names_its_place_and_its_first_element(wrong: WrongData, says
 
 @pytest.mark.parametrize("kind", list(AbsenceKind))
 def test_each_absence_has_a_clause(kind: AbsenceKind) -> None:
-    assert sentences.absence(Absence(kind, visits=1), RUN)
+    assert sentences.absence(Absence(kind, trials=1), RUN)
 
 
 @pytest.mark.parametrize("kind", list(CheckKind))

@@ -34,7 +34,7 @@ def same(frame: Any, found: list[Row]) -> None:
 
 
 def test_pandas_reads_the_csv() -> None:
-    # CSV has no types: what looks like a number ("13.0", a version) becomes one unless pandas is told.
+    # CSV has no types: what looks like a number ("13.0", a version) becomes one unless pandas is asked.
     texts = {column.name: str for column in COLUMNS if column.type is Type.TEXT}
     same(pd.read_csv(io.StringIO(formats.as_csv(FOUND)), dtype=texts, keep_default_na=False, na_values=[""]), FOUND)
 
@@ -117,11 +117,11 @@ def test_one_cell_needs_no_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"), [("cuda", "cuda"), ("sim", "sim: SIMULATED, nothing here was measured on a GPU")]
+    ("backend", "reported"), [("cuda", "cuda"), ("sim", "sim: SIMULATED, nothing here was measured on a GPU")]
 )
-def test_markdown_says_the_backend_first(backend: str, told: str) -> None:
+def test_markdown_says_the_backend_first(backend: str, reported: str) -> None:
     run: Run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0)], backend=backend)
-    assert heads(formats.as_markdown(run, rows(run)))["backend"] == told
+    assert heads(formats.as_markdown(run, rows(run)))["backend"] == reported
     assert formats.as_markdown(run, rows(run)).startswith("- backend: ")
 
 

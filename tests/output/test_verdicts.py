@@ -64,7 +64,7 @@ def test_a_simulated_figure_is_never_without_the_word() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    run = replace(h200(), measurements=[m for m in h200().measurements if m.cell.operation is Operation.ALLREDUCE])
+    run = replace(h200(), measurements=[m for m in h200().measurements if m.point.operation is Operation.ALLREDUCE])
     assert "not done  links against their limits: no copy of 16M or more was measured on them" in page(run)
 
 

@@ -39,7 +39,7 @@ def test_a_pipe_gets_the_content_and_stays_a_pipe(tmp_path: Path) -> None:
     assert (got, pipe.is_fifo(), list(tmp_path.iterdir())) == ([b"whole"], True, [pipe])
 
 
-def test_a_full_device_is_told_and_stays_a_device(tmp_path: Path) -> None:
+def test_a_full_device_is_reported_and_stays_a_device(tmp_path: Path) -> None:
     full = tmp_path / "full"  # of our own: on the machine's, a test that fails would do what it tests for
     try:
         os.mknod(full, 0o666 | stat.S_IFCHR, Path("/dev/full").stat().st_rdev)

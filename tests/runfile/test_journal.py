@@ -11,27 +11,27 @@ from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run, StopReason
 from collbench.runfile import run_file
 from collbench.runfile.journal import Journal, journal_of
-from tests.builders import gpus, measured, reported, run_of, shared
+from tests.builders import gpus, in_words, measured, run_of, shared
 
 GBS = 100.0
 
 
-def cell(members: tuple[int, int], visits: int, failure: Failure | None = None) -> Measurement:
-    found = measured(Operation.CE_WRITE, members, GBS, visits=visits)
+def point(members: tuple[int, int], trials: int, failure: Failure | None = None) -> Measurement:
+    found = measured(Operation.CE_WRITE, members, GBS, trials=trials)
     found.stop, found.failure = (StopReason.FAILED if failure else None), failure
     return found
 
 
-def growing(visits: int) -> tuple[Run, list[tuple[Measurement, int]]]:
-    """Return an unfinished run, and the visits that three of its cells get in turn: a cell and its samples so far."""
-    cells = [cell((0, 1), 0), cell((1, 0), 0), cell((0, 2), 0)]
+def growing(trials: int) -> tuple[Run, list[tuple[Measurement, int]]]:
+    """Return an unfinished run, and the trials that three of its points get in turn: a point and its samples so far."""
+    points = [point((0, 1), 0), point((1, 0), 0), point((0, 2), 0)]
     run = replace(run_of(gpus(3), []), complete=False)
-    return run, [(cells[n % 3], n // 3 + 1) for n in range(visits)]
+    return run, [(points[n % 3], n // 3 + 1) for n in range(trials)]
 
 
-def keep(path: pathlib.Path, visits: int) -> Run:
+def keep(path: pathlib.Path, trials: int) -> Run:
     """Keep a run as far as it came, and leave the files as a killed process does."""
-    run, order = growing(visits)
+    run, order = growing(trials)
     keeper = RunWriter(run, path, pytest.fail)
     for found, count in order:
         found.samples[:] = measured(Operation.CE_WRITE, (0, 1), range(1, count + 1)).samples
@@ -42,11 +42,11 @@ def keep(path: pathlib.Path, visits: int) -> Run:
 
 
 def rates(run: Run) -> dict[tuple[int, ...], list[float]]:
-    found = {m.cell: [m.cell.size_bytes / sample.seconds[0] / 1e9 for sample in m.samples] for m in run.measurements}
-    return {cell.members: [round(rate) for rate in rates] for cell, rates in found.items()}
+    found = {m.point: [m.point.size_bytes / sample.seconds[0] / 1e9 for sample in m.samples] for m in run.measurements}
+    return {point.members: [round(rate) for rate in rates] for point, rates in found.items()}
 
 
-def test_a_killed_run_shows_every_finished_visit_as_interrupted(tmp_path: pathlib.Path) -> None:
+def test_a_killed_run_shows_every_finished_trial_as_interrupted(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     keep(path, 8)
     found = run_file.load(path)
@@ -57,7 +57,7 @@ def test_a_killed_run_shows_every_finished_visit_as_interrupted(tmp_path: pathli
 
 
 @pytest.mark.parametrize("cut", [1, 2, 20, 100])
-def test_a_torn_last_line_costs_its_visit_alone(cut: int, tmp_path: pathlib.Path) -> None:
+def test_a_torn_last_line_costs_its_trial_alone(cut: int, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     keep(path, 8)
     journal = journal_of(path)
@@ -72,7 +72,7 @@ def test_a_torn_last_line_costs_its_visit_alone(cut: int, tmp_path: pathlib.Path
         ("an empty one", ""),
         ("another program's", "hello\nworld\n"),
         ("one that is all numbers", "1\n2\n"),
-        ("one of another file", '{"format": "collbench-journal", "continues": "0"}\n{"cell": {}}\n'),
+        ("one of another file", '{"format": "collbench-journal", "continues": "0"}\n{"point": {}}\n'),
     ],
 )
 def test_a_journal_that_does_not_belong_to_the_file_means_nothing(what: str, text: str, tmp_path: pathlib.Path) -> None:
@@ -92,17 +92,17 @@ def test_a_process_killed_between_the_last_save_and_the_journals_end_counts_noth
     assert rates(run_file.load(path)) == {(0, 1): [1, 2], (1, 0): [1, 2], (0, 2): [1]}
 
 
-def test_a_cell_that_was_given_up_keeps_its_visits_and_its_reason(tmp_path: pathlib.Path) -> None:
+def test_a_point_that_was_given_up_keeps_its_trials_and_its_reason(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     run = keep(path, 4)
     text = run_file.save(run, path, replace=True)
-    hang = Failure(FailureKind.HANG, Cause.NO_ANSWER, (1,), seconds=5.0, because=reported("the first"))
+    hang = Failure(FailureKind.HANG, Cause.NO_ANSWER, (1,), seconds=5.0, because=in_words("the first"))
     crash = died(-9, "café", (0,))
     journal = Journal(path, text)
-    journal.add(cell((0, 1), 2, failure=hang))
-    journal.add(cell((2, 1), 0, failure=crash))
+    journal.add(point((0, 1), 2, failure=hang))
+    journal.add(point((2, 1), 0, failure=crash))
     journal.close()
-    found = {m.cell.members: m for m in run_file.load(path).measurements}
+    found = {m.point.members: m for m in run_file.load(path).measurements}
     assert [(len(found[pair].samples), found[pair].failure) for pair in ((0, 1), (2, 1))] == [
         (2, hang),
         (0, crash),
@@ -110,11 +110,11 @@ def test_a_cell_that_was_given_up_keeps_its_visits_and_its_reason(tmp_path: path
     assert found[0, 1].stop is StopReason.FAILED
 
 
-def test_a_cell_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Path) -> None:
+def test_a_point_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
-    run = run_of(gpus(2), [cell((0, 1), 1, failure=reported("hang"))])
+    run = run_of(gpus(2), [point((0, 1), 1, failure=in_words("hang"))])
     journal = Journal(path, run_file.save(replace(run, complete=False), path))
-    journal.add(cell((0, 1), 2))
+    journal.add(point((0, 1), 2))
     journal.close()
     (found,) = run_file.load(path).measurements
     assert (len(found.samples), found.failure, found.stop) == (2, None, StopReason.INTERRUPTED)
@@ -122,7 +122,7 @@ def test_a_cell_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Pat
 
 def test_an_end_leaves_one_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
-    run = replace(run_of(gpus(2), [cell((0, 1), 1)]), complete=False)
+    run = replace(run_of(gpus(2), [point((0, 1), 1)]), complete=False)
     keeper = RunWriter(run, path, pytest.fail)
     keeper.finished(run.measurements[0])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run.json", "run.json.journal"]
@@ -132,22 +132,22 @@ def test_an_end_leaves_one_file(tmp_path: pathlib.Path) -> None:
     assert run_file.load(path).complete
 
 
-def test_a_disk_that_fills_up_while_journalling_is_told_once_and_the_end_tries_again(
+def test_a_disk_that_fills_up_while_journalling_is_reported_once_and_the_end_tries_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    told: list[str] = []
+    reported: list[str] = []
     path = tmp_path / "run.json"
-    run = replace(run_of(gpus(2), [cell((0, 1), 3)]), complete=False)
-    keeper = RunWriter(run, path, told.append)
+    run = replace(run_of(gpus(2), [point((0, 1), 3)]), complete=False)
+    keeper = RunWriter(run, path, reported.append)
     keeper.finished(run.measurements[0])
     monkeypatch.setattr(Journal, "add", full)
     for _ in range(3):
         keeper.finished(run.measurements[0])
-    assert len(told) == 1
-    assert "No space left on device; choose another place with --output FILE (measuring goes on)" in told[0]
+    assert len(reported) == 1
+    assert "No space left on device; choose another place with --output FILE (measuring goes on)" in reported[0]
     assert keeper.failure is not None
     keeper.end()
     assert keeper.failure is None
@@ -162,13 +162,13 @@ def test_before_anything_is_finished_an_older_file_is_left_alone(tmp_path: pathl
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_flags_of_visits_come_back_also_from_a_journal_that_an_earlier_version_left(
+def test_flags_of_trials_come_back_also_from_a_journal_that_an_earlier_version_left(
     tmp_path: pathlib.Path, earlier: bool
 ) -> None:
     path = tmp_path / "run.json"
     run = replace(run_of(gpus(2), []), complete=False)
     journal = Journal(path, run_file.save(run, path))
-    found = cell((0, 1), 1)
+    found = point((0, 1), 1)
     found.samples[0] = replace(found.samples[0], flags=(shared(1, 2),))
     journal.add(found)
     journal.close()
@@ -176,5 +176,7 @@ def test_flags_of_visits_come_back_also_from_a_journal_that_an_earlier_version_l
         text = journal_of(path).read_text(encoding="utf-8")
         typed = '{"kind": "shared", "devices": [1], "figure": 2, "reason": ""}'
         assert typed in text
-        journal_of(path).write_text(text.replace(typed, '"shared: 2 other processes on GPU1"'), encoding="utf-8")
+        journal_of(path).write_text(
+            text.replace(typed, '"shared: 2 other processes on GPU1"').replace('"point"', '"cell"'), encoding="utf-8"
+        )
     assert run_file.load(path).measurements[0].samples[0].flags == (shared(1, 2),)

@@ -14,13 +14,13 @@ from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
-    Audit,
     CommandKind,
     DataPoint,
     Device,
     Flag,
     FlagKind,
     Health,
+    InterferenceCheck,
     Layout,
     Machine,
     Measurement,
@@ -99,7 +99,7 @@ SETTINGS = st.builds(
     sizes=st.lists(st.integers(1, 2**40), max_size=3).map(tuple),
     dtype=st.sampled_from(["float32", "int8"]),
     redop=st.just("sum"),
-    visits=st.integers(1, 9),
+    trials=st.integers(1, 9),
     seed=COUNTS,
     command=st.lists(WORDS, max_size=3).map(tuple),
     environment=st.dictionaries(WORDS.map("NCCL_{}".format), WORDS, max_size=2),
@@ -125,16 +125,16 @@ SETTINGS = st.builds(
 def runs(draw: st.DrawFn) -> Run:
     devices = draw(st.lists(DEVICES, min_size=2, max_size=4))
     pairs = st.permutations(range(len(devices))).map(lambda order: (order[0], order[1]))
-    cells = st.builds(DataPoint, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
+    points = st.builds(DataPoint, st.sampled_from(Operation), pairs, st.integers(1, 2**40))
     stops = st.none() | st.sampled_from(StopReason)
-    measurements = st.builds(Measurement, cells, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS, FAILURES)
+    measurements = st.builds(Measurement, points, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS, FAILURES)
     statuses = st.sampled_from(PeerStatus)
     peers = st.none() | st.builds(PeerReadWrite, st.none() | statuses, st.none() | statuses)
     both = st.just(()) | st.tuples(statuses, statuses)
     links = st.builds(
         Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, peers, WORDS_OR_NONE, both
     )
-    audits = st.builds(Audit, st.sampled_from(Operation), pairs, WORDS, *[NUMBERS] * 4, st.booleans())
+    checks = st.builds(InterferenceCheck, st.sampled_from(Operation), pairs, WORDS, *[NUMBERS] * 4, st.booleans())
     return Run(
         backend=draw(st.sampled_from(sorted(BACKENDS))),
         version=draw(WORDS),
@@ -145,7 +145,7 @@ def runs(draw: st.DrawFn) -> Run:
         settings=draw(SETTINGS),
         measurements=draw(st.lists(measurements, max_size=3)),
         skipped=draw(st.lists(SKIPS, max_size=2)),
-        audits=draw(st.lists(audits, max_size=2)),
+        interference_checks=draw(st.lists(checks, max_size=2)),
         health_before=tuple(draw(st.lists(HEALTH, max_size=2))),
         health_after=tuple(draw(st.lists(HEALTH, max_size=2))),
         seconds=draw(NUMBERS),
@@ -173,7 +173,7 @@ def test_a_file_survives_the_round_trip_in_a_folder_made_for_it(tmp_path: pathli
 def test_each_list_item_has_its_line() -> None:
     lines = run_file.dumps(pair_run(3, lambda a, b: 300.0)).splitlines()
     assert lines[0] == '{"format": "collbench-run", "format_version": 3, "backend": "cuda",'
-    assert sum(line.startswith('{"cell"') for line in lines) == 3
+    assert sum(line.startswith('{"point"') for line in lines) == 3
 
 
 def test_a_name_that_is_not_utf8_is_kept(tmp_path: pathlib.Path) -> None:
@@ -237,7 +237,7 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("text for a number", edited(at("devices", 0, "index", value="0")), "run.devices[0].index is str, not int"),
         ("a bool for an int", edited(at("settings", "seed", value=True)), "run.settings.seed is bool, not int"),
         ("a bool for a float", edited(at("seconds", value=True)), "run.seconds is bool, not a number"),
-        ("a float for an int", edited(at("settings", "visits", value=5.0)), "run.settings.visits is float, not int"),
+        ("a float for an int", edited(at("settings", "trials", value=5.0)), "run.settings.trials is float, not int"),
         ("an int for a bool", edited(at("complete", value=1)), "run.complete is int, not bool"),
         ("null for text", edited(at("backend", value=None)), "run.backend is NoneType, not str"),
         ("an object for a list", edited(at("paths", value={})), "run.paths is dict, not list"),
@@ -259,12 +259,12 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("sets of one", edited(at("settings", "sets", value=[[0, 0]])), "run.settings.sets is [0, 0]"),
         ("an unknown reduction", edited(at("settings", "redop", value="xor")), "run.settings.redop is 'xor'"),
         ("an unknown command", edited(at("settings", "kind", value="rm")), "run.settings.kind is 'rm', not one of"),
-        ("a device too many", edited(at("measurements", 0, "cell", "members", 1, value=2)), "members is [0, 2], not"),
-        ("a negative position", edited(at("measurements", 0, "cell", "members", 0, value=-1)), "members is [-1, 1]"),
+        ("a device too many", edited(at("measurements", 0, "point", "members", 1, value=2)), "members is [0, 2], not"),
+        ("a negative position", edited(at("measurements", 0, "point", "members", 0, value=-1)), "members is [-1, 1]"),
         ("a pair of one", edited(at("paths", 0, "devices", value=[1, 1])), "run.paths[0].devices is [1, 1]"),
-        ("size zero", edited(at("measurements", 0, "cell", "size_bytes", value=0)), "size_bytes is 0, not 1 or more"),
-        ("no samples", edited(at("measurements", 0, "samples", value=[])), "run.measurements[0] has no block times"),
-        ("no blocks", edited(at("measurements", 0, "samples", 0, "seconds", value=[])), "has no block times"),
+        ("size zero", edited(at("measurements", 0, "point", "size_bytes", value=0)), "size_bytes is 0, not 1 or more"),
+        ("no samples", edited(at("measurements", 0, "samples", value=[])), "run.measurements[0] has no batch times"),
+        ("no batches", edited(at("measurements", 0, "samples", 0, "seconds", value=[])), "has no batch times"),
         ("no time", edited(at("measurements", 0, "samples", 0, "seconds", 0, value=0.0)), "not positive and finite"),
         ("not a time", edited(at("measurements", 0, "samples", 0, "seconds", 0, value=float("nan"))), "not positive"),
     ],
@@ -281,7 +281,7 @@ def test_a_bad_file_gets_one_clear_line(title: str, text: str, says: str, tmp_pa
 
 def test_a_copy_among_three_is_damaged() -> None:
     data = json.loads(run_file.dumps(pair_run(3, lambda a, b: 300.0, operation=Operation.CE_WRITE)))
-    data["measurements"][0]["cell"]["members"] = [0, 1, 2]
+    data["measurements"][0]["point"]["members"] = [0, 1, 2]
     with pytest.raises(RunFileError, match="members are 3, but a copy has a source and a destination"):
         run_file.loads(json.dumps(data), "x")
 

@@ -22,11 +22,11 @@ from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
-    Audit,
     Chosen,
     CommandKind,
     DataPoint,
     Health,
+    InterferenceCheck,
     Layout,
     Measurement,
     Run,
@@ -45,7 +45,7 @@ PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
 def flagged(found: Measurement, variant: Variant) -> Measurement:
     """Return the same of another variant, with a flag on each sample and nothing verified."""
     samples = [dataclasses.replace(sample, flags=(shared(0),)) for sample in found.samples]
-    return Measurement(dataclasses.replace(found.cell, variant=variant), samples, found.stop, wrong=None)
+    return Measurement(dataclasses.replace(found.point, variant=variant), samples, found.stop, wrong=None)
 
 
 def as_json(run: Run) -> Any:
@@ -68,11 +68,13 @@ def rich_run() -> Run:
     hang = Measurement(DataPoint(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure=FAILURE)
     run.measurements.append(hang)
     run.chosen.append(Chosen(Operation.ALLREDUCE, 4, 2**22, "RING", "LL128", 24))
-    run.phases.update({"warm-up": 0.5, "visits": 2.0, "timed": 1.5})
+    run.phases.update({"warm-up": 0.5, "trials": 2.0, "timed": 1.5})
     run.machine = dataclasses.replace(run.machine, multicast=True)
     run.skipped.append(Skipped(SkipKind.ROOM, sizes=(2**33,), limit_bytes=2**32, free_bytes=(2**34,) * 4))
     run.skipped.append(Skipped(SkipKind.WRONG_DATA, members=(0, 1), wrong=LINK))
-    run.audits.append(Audit(Operation.ALLREDUCE, (0, 1), "NV18", 300.0, 299.0, 0.9967, 0.02, trusted=True))
+    run.interference_checks.append(
+        InterferenceCheck(Operation.ALLREDUCE, (0, 1), "NV18", 300.0, 299.0, 0.9967, 0.02, trusted=True)
+    )
     run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
     return run
 
@@ -133,20 +135,20 @@ def put(*keys: str | int, value: object) -> Callable[[Any], None]:
         ("an unknown command", put("settings", "kind", value="rm")),
         ("a split of none", put("settings", "split", value=0)),
         ("no sizes", put("settings", "requested_sizes", value=[])),
-        ("a fraction of a byte", put("measurements", 0, "cell", "size_bytes", value=0.5)),
-        ("an unknown operation", put("measurements", 0, "cell", "operation", value="teleport")),
-        ("a pair with itself", put("measurements", 0, "cell", "members", value=[1, 1])),
+        ("a fraction of a byte", put("measurements", 0, "point", "size_bytes", value=0.5)),
+        ("an unknown operation", put("measurements", 0, "point", "operation", value="teleport")),
+        ("a pair with itself", put("measurements", 0, "point", "members", value=[1, 1])),
         ("a time of zero", put("measurements", 0, "samples", 0, "seconds", 0, value=0)),
-        ("a visit without blocks", put("measurements", 0, "samples", 0, "seconds", value=[])),
-        ("a cell without visits", put("measurements", 0, "samples", value=[])),
-        ("no visits, and no word why", lambda data: data["measurements"][0].pop("samples")),
-        ("one device between devices", put("measurements", 0, "cell", "members", value=[1])),
-        ("an unknown variant", put("measurements", 0, "cell", "variant", value="sideways")),
+        ("a trial without batches", put("measurements", 0, "samples", 0, "seconds", value=[])),
+        ("a data point without trials", put("measurements", 0, "samples", value=[])),
+        ("no trials, and no word why", lambda data: data["measurements"][0].pop("samples")),
+        ("one device between devices", put("measurements", 0, "point", "members", value=[1])),
+        ("an unknown variant", put("measurements", 0, "point", "variant", value="sideways")),
         ("a flag that is no flag", put("measurements", 0, "samples", 0, "flags", value=[1])),
         ("a flag of no kind", put("measurements", 0, "samples", 0, "flags", value=[{"kind": "sad", "devices": [0]}])),
         ("an unknown reason to stop", put("measurements", 0, "stop", value="bored")),
         ("channels in words", put("chosen", 0, "channels", value="many")),
-        ("a phase that took less than no time", put("phases", value={"visits": -1})),
+        ("a phase that took less than no time", put("phases", value={"trials": -1})),
         ("a precision of nothing", put("settings", "precision", value=0)),
         ("a variable that is not NCCL's", put("settings", "environment", value={"HOME": "/root"})),
         ("a temperature in words", put("health_before", 0, "temperature", value="warm")),
@@ -161,7 +163,7 @@ def test_a_damaged_run_does_not(title: str, damage: Callable[[Any], None]) -> No
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_schema_and_reader_agree_on_which_cells_may_have_no_visits(damaged: bool) -> None:
+def test_schema_and_reader_agree_on_which_points_may_have_no_trials(damaged: bool) -> None:
     data = as_json(rich_run())
     (hang,) = [found for found in data["measurements"] if found["failure"]]
     hang["failure"] = None if damaged else hang["failure"]
@@ -233,7 +235,7 @@ def described() -> dict[str, dict[str, bool]]:
     }
     parts["Run"] = SCHEMA
     parts["PeerReadWrite"] = parts["Path"]["properties"]["peer_access"]
-    parts["DataPoint"] = parts["Measurement"]["properties"]["cell"]
+    parts["DataPoint"] = parts["Measurement"]["properties"]["point"]
     parts["Skipped"] = SCHEMA["properties"]["skipped"]["items"]
     own = {"format", "format_version"}
     return {

@@ -14,14 +14,17 @@ import pytest
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, died
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import CommandKind, FlagKind, Layout, Run, Settings, SkipKind, Skipped
+from collbench.model.run import CommandKind, FlagKind, InterferenceCheck, Layout, Run, Settings, SkipKind, Skipped
 from collbench.output import sentences
 from collbench.runfile import run_file
-from tests.builders import gpus, left_out, measured, nvml_says, reported, run_of, smi_says
+from tests.builders import gpus, in_words, left_out, measured, nvml_says, run_of, smi_says
 
 ROOT = Path(__file__).parents[2]
 # What version 1 had no field for.
 ADDED = [field.name for field in fields(Settings)][13:]
+
+
+PHASES = {"interference check": "audit", "trials": "visits"}
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -58,17 +61,17 @@ def test_every_kept_run_says_what_was_asked_for() -> None:
 def test_what_a_kept_run_asked_for_is_what_it_measured() -> None:
     odd = []
     for name, run in kept():
-        asked, cells = run.settings, [found.cell for found in run.measurements]
-        collectives = {cell.work for cell in cells if cell.operation.is_collective}
-        copies = {cell.variant for cell in cells if cell.operation.is_copy}
-        sizes = {cell.size_bytes for cell in cells if cell.variant is not Variant.HOST}
-        sets = {cell.members for cell in cells if cell.operation.is_collective}
+        asked, points = run.settings, [found.point for found in run.measurements]
+        collectives = {point.work for point in points if point.operation.is_collective}
+        copies = {point.variant for point in points if point.operation.is_copy}
+        sizes = {point.size_bytes for point in points if point.variant is not Variant.HOST}
+        sets = {point.members for point in points if point.operation.is_collective}
         pairs = len(run.devices) > 2 and bool(sets) and {len(members) for members in sets} == {2}
         together = {Layout.ALL: 1, Layout.SPLIT: asked.split}.get(asked.layout, len(sets))
         fits = (
             collectives == set(asked.collectives),
             copies == set(asked.copies),
-            asked.chase == any(cell.operation is Operation.CHASE for cell in cells),
+            asked.chase == any(point.operation is Operation.CHASE for point in points),
             asked.requested_sizes is None or sizes - {8} <= set(asked.requested_sizes),
             not asked.devices or asked.devices == tuple(str(device.index) for device in run.devices),
             not pairs or asked.layout is not Layout.ALL,
@@ -87,6 +90,10 @@ def of_version_1(run: Run) -> str:
     """Return the run's text as version 1 had it."""
     data = {**json.loads(run_file.dumps(run)), "format_version": 1}
     data["settings"] = {name: value for name, value in data["settings"].items() if name not in ADDED}
+    data["settings"]["visits"] = data["settings"].pop("trials")
+    data["audits"] = data.pop("interference_checks")
+    data["phases"] = {PHASES.get(name, name): seconds for name, seconds in data["phases"].items()}
+    data["measurements"] = [{"cell": found.pop("point")} | found for found in data["measurements"]]
     return json.dumps(data)
 
 
@@ -125,9 +132,20 @@ def test_words_on_peer_access_are_statuses(nvml: str | None, smi: str | None, fo
     assert (path.peer_access, path.tool_peer_access) == found
 
 
+def test_fields_that_had_other_names_are_read() -> None:
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])
+    run.interference_checks = [
+        InterferenceCheck(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
+    ]
+    run.phases = {"warm-up": 1.0, "interference check": 2.0, "trials": 3.0, "timed": 2.5}
+    found = run_file.loads(of_version_1(run), "old.json")
+    assert (found.measurements, found.interference_checks) == (run.measurements, run.interference_checks)
+    assert (found.phases, found.settings.trials) == (run.phases, run.settings.trials)
+
+
 def test_every_kept_run_has_its_peer_access() -> None:
-    told = {str(path.peer_access) for _, run in kept() for path in run.paths if run.backend == "cuda"}
-    assert told == {"OK"}
+    reported = {str(path.peer_access) for _, run in kept() for path in run.paths if run.backend == "cuda"}
+    assert reported == {"OK"}
     assert {path.tool_peer_access for _, run in kept() for path in run.paths} == {(), smi_says("OK")}
 
 
@@ -183,7 +201,7 @@ def test_what_the_first_version_said_of_skips_is_read_or_kept(what: str, reason:
         ),
         ("crash: the worker process died (signal 9, SIGKILL): Killed (9)", "crash", died(-9, "Killed (9)")),
         ("crash: the worker process died (exit status 1): Error", None, replace(died(1, "Error"), kind=None)),
-        ("ce-write of 1K failed: CUDA", "error", reported("ce-write of 1K failed: CUDA", FailureKind.ERROR)),
+        ("ce-write of 1K failed: CUDA", "error", in_words("ce-write of 1K failed: CUDA", FailureKind.ERROR)),
         ("", None, None),
     ],
 )

@@ -16,7 +16,7 @@ from collbench.model.run import Run
 from collbench.sim.fabrics import Bridge, Bundle, Delays, Engines, Fabric, Fault, Gpu, HostBridge, Noise, Sockets
 
 SLOT = 20.0
-QUIET = Noise(visit=0.0, block=0.0)
+QUIET = Noise(trial=0.0, batch=0.0)
 # Every engine gets all of its path, so that a rate is the path's.
 ALL_OF_IT = Engines(1, 1, 1, 1, 1, 1, 1, 1)
 
@@ -75,7 +75,7 @@ def request(**given: object) -> Request:
 def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
     """Return the run that the request would give on the fabric; of its settings only `devices` names GPUs of it.
 
-    The same seed gives the same run. Wrong data ends it, and is told in `skipped`, as a session does it. Raises
+    The same seed gives the same run. Wrong data ends it, and is reported in `skipped`, as a session does it. Raises
     UsageError, and BackendError where nothing works any more.
     """
     opened = open_simulated(fabric, request.devices, seed)

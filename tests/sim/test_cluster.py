@@ -131,7 +131,7 @@ def test_a_cluster_that_cannot_be_is_refused(title: str, changes: dict[str, obje
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"name": 1}', dumps(TREE)[:-9], "[" * 100_000])
-def test_what_is_no_cluster_file_is_told(text: str) -> None:
+def test_what_is_no_cluster_file_is_reported(text: str) -> None:
     with pytest.raises(RunFileError, match=r"my\.json is not a cluster file"):
         load(text, "my.json")
 

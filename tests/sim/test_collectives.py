@@ -158,7 +158,7 @@ def test_no_order_of_a_ring_beats_the_one_that_is_found() -> None:
 def test_relabelling_the_gpus_changes_no_truth(seed: int) -> None:
     rng = np.random.default_rng(seed)
     fabric = next(fabric for fabric in iter(lambda: random_fabrics.make(rng), None) if len(fabric.gpus) <= 8)
-    new = [int(place) for place in rng.permutation(len(fabric.gpus))]  # new[i] is what GPU i is called now
+    new = [int(index) for index in rng.permutation(len(fabric.gpus))]  # new[i] is what GPU i is called now
     renamed = relabelled(fabric, new)
     before, after = Truth(fabric), Truth(renamed)
     for k in (2, 3, len(new) - 1, len(new)):
@@ -168,7 +168,7 @@ def test_relabelling_the_gpus_changes_no_truth(seed: int) -> None:
 
 
 def relabelled(fabric: Fabric, new: list[int]) -> Fabric:
-    gpus = [fabric.gpus[new.index(place)] for place in range(len(new))]
+    gpus = [fabric.gpus[new.index(index)] for index in range(len(new))]
     bundles = tuple(replace(b, gpus=(new[b.gpus[0]], new[b.gpus[1]])) for b in fabric.bundles)
     switches = tuple(replace(s, gpus=tuple(new[gpu] for gpu in s.gpus)) for s in fabric.switches)
     faults = tuple(replace(f, devices=tuple(new[gpu] for gpu in f.devices)) for f in fabric.faults)

@@ -74,9 +74,9 @@ def slower_than_staged(_before: Fabric, after: Fabric, where: Members) -> bool:
 
 
 def disagreeing(_before: Fabric, after: Fabric, where: Members) -> bool:
-    told = path(after, where)
-    smi = set(told.tool_peer_access)
-    return str(told.peer_access) == "OK" and (smi != {PeerStatus.OK} or told.cuda_peers is False)
+    reported = path(after, where)
+    smi = set(reported.tool_peer_access)
+    return str(reported.peer_access) == "OK" and (smi != {PeerStatus.OK} or reported.cuda_peers is False)
 
 
 def below_the_maximum(_before: Fabric, after: Fabric, where: Members) -> bool:

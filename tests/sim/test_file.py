@@ -85,7 +85,7 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (lambda d: d.update(format="collbench-run"), 'no "format": "collbench-fabric"'),
-        (lambda d: d.update(format_version=2), "version 2"),
+        (lambda d: d.update(format_version=3), "version 3"),
         (lambda d: d.pop("gpus"), "fabric has no 'gpus'"),
         (lambda d: d.update(gpus=d["gpus"][:1]), "fabric.gpus has 1 items"),
         (lambda d: d["gpus"][2].pop("name"), r"fabric.gpus\[2\] has no 'name'"),
@@ -104,7 +104,7 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
         (lambda d: d["bundles"][3].update(gpus=[0, 1, 2]), r"fabric.bundles\[3\].gpus has 3 items"),
         (lambda d: d["bundles"][3].update(gpus=[1, 0]), r"fabric.bundles\[3\] joins two GPUs that another"),
         (lambda d: d["bundles"][3].update(links=37), r"fabric.bundles\[3\].links is 37"),
-        (lambda d: d["noise"].update(visit=2), "above 1"),
+        (lambda d: d["noise"].update(trial=2), "above 1"),
         (lambda d: d.update(faults=[{"kind": "rust"}]), r"fabric.faults\[0\].kind is 'rust', not one of slow-link"),
         (lambda d: d.update(faults=[{"kind": "slow-link", "devices": [1]}]), r"faults\[0\].devices is \[1\]"),
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "devices": [9]}]), r"faults\[0\].devices names \[9\]"),

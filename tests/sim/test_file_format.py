@@ -42,6 +42,13 @@ def test_the_shipped_files_the_example_and_made_up_machines_follow_it() -> None:
         validate(fabrics.dumps(faults.with_fault(fabric, possible[seed % len(possible)], rng)[0]))
 
 
+def test_version_1_had_other_names_for_noise() -> None:
+    example = json.loads(EXAMPLE)
+    old = example | {"format_version": 1, "noise": {"visit": 0.01, "block": 0.002}}
+    new = example | {"noise": {"trial": 0.01, "batch": 0.002}}
+    assert fabrics.loads(json.dumps(old), "old") == fabrics.loads(json.dumps(new), "new")
+
+
 def test_the_pages_example_is_read() -> None:
     fabric = fabrics.loads(EXAMPLE, "the page")
     assert (fabric.name, len(fabric.gpus), fabric.faults[0].kind) == ("two-cards", 2, FaultKind.SLOW_LINK)
@@ -51,13 +58,13 @@ def test_the_pages_example_is_read() -> None:
     ("title", "change"),
     [
         ("another format", {"format": "other"}),
-        ("another version", {"format_version": 2}),
+        ("another version", {"format_version": 3}),
         ("no gpus", {"gpus": []}),
         ("an unknown field", {"gpu": []}),
         ("an unknown fault", {"faults": [{"kind": "rust"}]}),
         ("a negative delay", {"delays": {"copy": -1}}),
         ("a rate of zero", {"bridges": [{"name": "switch0", "parent": "cpu0", "up_gbs": 0, "down_gbs": 1}]}),
-        ("noise beyond measure", {"noise": {"visit": 2}}),
+        ("noise beyond measure", {"noise": {"trial": 2}}),
         ("a pair with itself", {"unreachable": [[1, 1]]}),
     ],
 )
@@ -106,8 +113,10 @@ def test_the_schema_has_the_models_fields_and_asks_for_the_same() -> None:
 
 
 def test_the_schemas_defaults_are_the_models() -> None:
-    told = {name: part["default"] for name, part in SCHEMA["$defs"]["delays"]["properties"].items()}
-    assert told == {field.name: field.default for field in dataclasses.fields(type(fabrics.loads(EXAMPLE, "").delays))}
+    reported = {name: part["default"] for name, part in SCHEMA["$defs"]["delays"]["properties"].items()}
+    assert reported == {
+        field.name: field.default for field in dataclasses.fields(type(fabrics.loads(EXAMPLE, "").delays))
+    }
 
 
 def test_schema_and_page_know_every_fault() -> None:

@@ -81,8 +81,8 @@ def test_a_link_of_one_gpu_down_at_a_switch_shows_in_its_row() -> None:
 
 
 def test_a_file_may_say_what_the_tools_tell() -> None:
-    told = Telling((1, 0), label="PIX", tool_label="SYS", tool_peer_access=PeerStatus.GNS, cuda_peers=False)
-    (path,) = labels.paths(replace(tree(("root0", "root0")), labels=(told,)))
+    telling = Telling((1, 0), label="PIX", tool_label="SYS", tool_peer_access=PeerStatus.GNS, cuda_peers=False)
+    (path,) = labels.paths(replace(tree(("root0", "root0")), labels=(telling,)))
     assert (path.label, path.tool_label, path.tool_peer_access, path.cuda_peers) == (
         "PIX",
         "SYS",

@@ -28,8 +28,8 @@ def test_all_families_and_labels_occur_with_and_without_a_slow_part() -> None:
     assert 0.2 < sum(bool(fabric.faults) for fabric in MADE) / len(MADE) < 0.5
 
 
-def test_visit_noise_stays_within_two_percent() -> None:
-    assert all(0.001 <= fabric.noise.visit <= 0.02 for fabric in MADE)
+def test_trial_noise_stays_within_two_percent() -> None:
+    assert all(0.001 <= fabric.noise.trial <= 0.02 for fabric in MADE)
 
 
 def test_no_gpu_of_a_mesh_has_more_links_than_it_can() -> None:

@@ -145,13 +145,13 @@ def test_nothing_is_overfull_and_everybody_is_stopped_by_something_full(
     capacity, loads = case
     found = max_min(capacity, loads)
     used = [
-        sum(rate * load.get(place, 0) for rate, load in zip(found, loads, strict=True))
-        for place in range(len(capacity))
+        sum(rate * load.get(index, 0) for rate, load in zip(found, loads, strict=True))
+        for index in range(len(capacity))
     ]
     assert all(use <= room * (1 + 1e-9) for use, room in zip(used, capacity, strict=True))
     for rate, load in zip(found, loads, strict=True):
-        full = [place for place in load if used[place] >= capacity[place] * (1 - 1e-6)]
+        full = [index for index in load if used[index] >= capacity[index] * (1 - 1e-6)]
         assert any(
-            rate >= max(r for r, other in zip(found, loads, strict=True) if place in other) * (1 - 1e-6)
-            for place in full
+            rate >= max(r for r, other in zip(found, loads, strict=True) if index in other) * (1 - 1e-6)
+            for index in full
         )

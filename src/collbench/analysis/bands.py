@@ -79,11 +79,11 @@ def ceiling(wired: Wiring) -> float:
     if wired.filled is not None:
         return ceiling(wired.filled)
     switched, ports = on_one_plane(wired), []
-    for place, links in enumerate(wired.links):
-        others = np.arange(len(wired)) != place
-        joined, apart = (wired.capacity[place, others & used] for used in (links > 0, links == 0))
+    for position, links in enumerate(wired.links):
+        others = np.arange(len(wired)) != position
+        joined, apart = (wired.capacity[position, others & used] for used in (links > 0, links == 0))
         nvlink = joined.max(initial=0.0) if switched else joined.sum()
-        ports.append(max(min(nvlink, wired.port[place]), apart.max(initial=0.0)))
+        ports.append(max(min(nvlink, wired.port[position]), apart.max(initial=0.0)))
     return float(min(ports))
 
 

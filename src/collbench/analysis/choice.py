@@ -51,29 +51,29 @@ class Unfit(StrEnum):
 
     EXCLUDED = "excluded"
     PROCESSES = "processes"
-    VISITS_SHARED = "visits-shared"
+    TRIALS_SHARED = "trials-shared"
     UTILISATION = "utilisation"
     MEMORY = "memory"
     THROTTLED = "throttled"
-    VISITS_THROTTLED = "visits-throttled"
+    TRIALS_THROTTLED = "trials-throttled"
     ECC_ERRORS = "ecc-errors"
     NVLINK_ERRORS = "nvlink-errors"
     FAILING_PAIRS = "failing-pairs"
 
 
 # Others use the device, or hold most of it, seen or not.
-BUSY = frozenset({Unfit.PROCESSES, Unfit.VISITS_SHARED, Unfit.UTILISATION, Unfit.MEMORY})
+BUSY = frozenset({Unfit.PROCESSES, Unfit.TRIALS_SHARED, Unfit.UTILISATION, Unfit.MEMORY})
 FAULTY = frozenset({Unfit.ECC_ERRORS, Unfit.NVLINK_ERRORS, Unfit.FAILING_PAIRS})
 
 
 _WORDS = {
     Unfit.EXCLUDED: "excluded",
     Unfit.PROCESSES: "busy: {0.figure:.0f} other process{es}",
-    Unfit.VISITS_SHARED: "busy: another process in {0.figure:.0%} of its trials",
+    Unfit.TRIALS_SHARED: "busy: another process in {0.figure:.0%} of its trials",
     Unfit.UTILISATION: "busy: {0.figure:.0f}% utilisation",
     Unfit.MEMORY: "busy: only {free} of {total} free",
     Unfit.THROTTLED: "throttled: {reasons}",
-    Unfit.VISITS_THROTTLED: "throttled in {0.figure:.0%} of its trials",
+    Unfit.TRIALS_THROTTLED: "throttled in {0.figure:.0%} of its trials",
     Unfit.ECC_ERRORS: "faulty: {0.figure:.0f} uncorrected ECC error{s}",
     Unfit.NVLINK_ERRORS: "faulty: {0.figure:.0f} new NVLink error{s}",
     Unfit.FAILING_PAIRS: "faulty: its pairs failed or moved wrong data, those of the others did not",
@@ -84,7 +84,7 @@ _WORDS = {
 class Why:
     """One thing that is said against a device.
 
-    `figure` counts processes or errors, is a share of visits, a percentage of utilisation, or the bytes that are free
+    `figure` counts processes or errors, is a share of trials, a percentage of utilisation, or the bytes that are free
     of the device's `total`. `reasons` are those to throttle.
     """
 
@@ -121,7 +121,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A finalist's measured all-reduce busbw, GB/s: the median over visits and its 95 % interval."""
+    """A finalist's measured all-reduce busbw, GB/s: the median over trials and its 95 % interval."""
 
     members: Members
     gbs: float

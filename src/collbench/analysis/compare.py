@@ -10,8 +10,8 @@ from enum import StrEnum
 from statistics import median
 
 from collbench.analysis.outcome import outcome
-from collbench.analysis.stats import log_rates, student, summarize
-from collbench.analysis.tiers import FEWEST_VISITS, Estimate, Members, estimates_of, tolerance
+from collbench.analysis.stats import FEWEST_TRIALS, log_rates, student, summarize
+from collbench.analysis.tiers import Estimate, Members, estimates_of, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
@@ -25,35 +25,37 @@ from collbench.model.units import TELLING_BYTES, counted, format_size
 class Match:
     """What stands for what: `positions` are the new run's positions, each with its position in the base.
 
-    `by_uuid` counts those that are the very same device; the others were matched by their order in the list. `told`
+    `by_uuid` counts those that are the very same device; the others were matched by their order in the list. `how`
     says so in one line. A device without a counterpart is in no pair.
     """
 
     positions: dict[int, int]
     by_uuid: int
-    told: str
+    how: str
 
 
 def match_devices(base: Run, new: Run) -> Match:
     """Return the devices of two runs as counterparts of each other."""
-    places = {device.uuid: place for place, device in enumerate(base.devices)}
-    same = {place: places[device.uuid] for place, device in enumerate(new.devices) if device.uuid in places}
-    left = [place for place in range(len(base.devices)) if place not in same.values()]
-    rest = [place for place in range(len(new.devices)) if place not in same]
+    position_of = {device.uuid: position for position, device in enumerate(base.devices)}
+    same = {
+        position: position_of[device.uuid] for position, device in enumerate(new.devices) if device.uuid in position_of
+    }
+    left = [position for position in range(len(base.devices)) if position not in same.values()]
+    rest = [position for position in range(len(new.devices)) if position not in same]
     by_order = dict(zip(rest, left, strict=False))
-    told = "matched by UUID"
+    how = "matched by UUID"
     if by_order:
-        tags = [(base.devices[old].tag, new.devices[place].tag) for place, old in by_order.items()]
-        told = f"{len(same)} matched by UUID, the others" if same else "other devices, matched"
-        told += " by their order"
+        tags = [(base.devices[old].tag, new.devices[position].tag) for position, old in by_order.items()]
+        how = f"{len(same)} matched by UUID, the others" if same else "other devices, matched"
+        how += " by their order"
         if same or any(old != now for old, now in tags):
-            told += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
+            how += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
     for run, alone, where in ((base, left[len(by_order) :], "base"), (new, rest[len(by_order) :], "new run")):
-        told += f"; only in the {where}: {', '.join(run.devices[one].tag for one in alone)}" if alone else ""
-    return Match(same | by_order, len(same), told)
+        how += f"; only in the {where}: {', '.join(run.devices[one].tag for one in alone)}" if alone else ""
+    return Match(same | by_order, len(same), how)
 
 
-# The cells of two runs, each under a name that means the same in both.
+# The data points of two runs, each under a name that means the same in both.
 
 # Members whose order says nothing: what they do they do together.
 _UNORDERED = (Variant.BOTH_WAYS,)
@@ -63,7 +65,7 @@ _ONE_AND_OTHERS = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """One cell: the work, the members as positions of the base run, the root's position or None, and the size."""
+    """One data point: the work, the members as positions of the base run, the root's position or None, and the size."""
 
     work: str
     members: tuple[int, ...]
@@ -73,7 +75,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A cell that a run measured, and its key."""
+    """A data point that a run measured, and its key."""
 
     key: Key
     work: Work
@@ -81,56 +83,58 @@ class Named:
 
     @property
     def gbs(self) -> float:
-        """The cell's busbw in GB/s."""
+        """The data point's busbw in GB/s."""
         return summarize(self.found).busbw
 
 
-def cells(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Named]:
-    """Return the run's cells that have a sample; `positions` renames its devices to those of the base.
+def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Named]:
+    """Return the run's data points that have a sample; `positions` renames its devices to those of the base.
 
-    A cell with a device that the base lacks keeps a key of its own, whose members are negative.
+    A data point with a device that the base lacks keeps a key of its own, whose members are negative.
     """
     made = {}
     for found in run.measurements:
         if found.samples:
-            cell, members = found.cell, found.cell.members
+            point, members = found.point, found.point.members
             if positions is not None:
                 members = tuple(positions.get(member, -1 - member) for member in members)
-            rooted = cell.operation.rooted and run.settings.root < len(members)
+            rooted = point.operation.rooted and run.settings.root < len(members)
             root = members[run.settings.root] if rooted else None
-            key = Key(str(cell.work), unordered(cell.work, members), root, cell.size_bytes)
-            made[key] = Named(key, cell.work, found)
+            key = Key(str(point.work), unordered(point.work, members), root, point.size_bytes)
+            made[key] = Named(key, point.work, found)
     return made
 
 
 def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Return members so that those of one cell are equal in any order that says nothing."""
+    """Return members so that those of one data point are equal in any order that says nothing."""
     if work.operation.is_collective or work.variant in _UNORDERED:
         return tuple(sorted(members))
     return (members[0], *sorted(members[1:])) if work.variant in _ONE_AND_OTHERS else members
 
 
-# A cell's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.
+# A data point's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.
 
 # With fewer degrees of freedom σ̂ says little: then sizes of the same kind are pooled.
 _ENOUGH_FREEDOM = 12
 _SIZE_CLASSES = (2**16, 2**20, 2**24)
-# A factor of a million either way: two visits' noise gives quantiles that no exponential function takes.
+# A factor of a million either way: two trials' noise gives quantiles that no exponential function takes.
 _NOTHING_KNOWN = math.log(1e6)
 
 
-def estimates(cells: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Estimate]:
-    """Return each cell's log bandwidth with its error; noise is pooled over the links of a label at a size.
+def estimates(points_by_key: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Estimate]:
+    """Return each data point's log bandwidth with its error; noise is pooled over the links of a label at a size.
 
-    Few visits there, as of one communicator over all GPUs, are pooled with those of like sizes.
+    Few trials there, as of one communicator over all GPUs, are pooled with those of like sizes.
     """
     labels = {frozenset(path.devices): path.label for path in paths}
-    logs = {key: log_rates(named.found) for key, named in cells.items()}
-    kinds = {key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in cells}
+    logs = {key: log_rates(named.found) for key, named in points_by_key.items()}
+    kinds = {
+        key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in points_by_key
+    }
     freedom: dict[tuple[str, int], int] = defaultdict(int)
-    for key in cells:
+    for key in points_by_key:
         freedom[kinds[key], key.size_bytes] += len(logs[key]) - 1
-    names: dict[Key, Members] = {key: (number,) for number, key in enumerate(cells)}
+    names: dict[Key, Members] = {key: (number,) for number, key in enumerate(points_by_key)}
     pools: dict[Members, str] = {}
     for key, name in names.items():
         scarce = freedom[kinds[key], key.size_bytes] < _ENOUGH_FREEDOM
@@ -166,19 +170,19 @@ def reach(parts: Sequence[Part], alpha: float) -> float:
     return min(quantile * math.sqrt(variance), _NOTHING_KNOWN)
 
 
-# Whether a cell became faster or slower from one run to another: the same statistics as between links.
+# Whether a data point became faster or slower from one run to another: the same statistics as between links.
 #
 # Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
 # on.
 
 _TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90 % interval within ±δ
-# A run keeps its own latency: of two runs on one machine, a minute apart, cells of 8 B to 4 MiB differed by up to
-# 0.12 µs for all their visits, beyond what their noise explains (2 machines with 4 × H200, 1680 and 840 cells).
+# A run keeps its own latency: of two runs on one machine, a minute apart, data points of 8 B to 4 MiB differed by up to
+# 0.12 µs for all their trials, beyond what their noise explains (2 machines with 4 × H200, 1680 and 840 data points).
 _RUNS_OWN_S = 0.15e-6
 
 
 class Verdict(StrEnum):
-    """What became of a cell or a group."""
+    """What became of a data point or a group."""
 
     SAME = "same"
     BETTER = "better"
@@ -188,7 +192,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One cell of both runs before it is judged."""
+    """One data point of both runs before it is judged."""
 
     base: Named
     new: Named
@@ -197,13 +201,13 @@ class Found:
 
     @property
     def key(self) -> Key:
-        """The cell's name, the same in both runs."""
+        """The data point's name, the same in both runs."""
         return self.base.key
 
     @property
     def decided(self) -> bool:
-        """True where both runs have the visits that show noise."""
-        return min(len(self.old.visits), len(self.now.visits)) >= FEWEST_VISITS
+        """True where both runs have the trials that show noise."""
+        return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
 
     def parts(self, weight: float = 1.0) -> Iterator[Part]:
         """Yield what the difference's variance is made of, of which a group takes a share."""
@@ -213,11 +217,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One cell in both runs. Bandwidths in GB/s (busbw), times in seconds.
+    """One data point in both runs. Bandwidths in GB/s (busbw), times in seconds.
 
-    `ratio` is new over base bandwidth; `interval` holds it for all cells and groups at once with 99 %, None below three
-    visits in either run. `delta` is the ratio up to which a difference changes nobody's decision; `regressed` says that
-    the cell is slower for certain by more than the comparison allows.
+    `ratio` is new over base bandwidth; `interval` holds it for all data points and groups at once with 99 %, None below
+    three trials in either run. `delta` is the ratio up to which a difference changes nobody's decision; `regressed`
+    says that the data point is slower for certain by more than the comparison allows.
     """
 
     key: Key
@@ -231,17 +235,17 @@ class Change:
     delta: float
     verdict: Verdict
     regressed: bool
-    visits: tuple[int, int]
+    trials: tuple[int, int]
 
 
 def in_both(base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path]) -> list[Found]:
-    """Return the cells that both runs have, with their estimates. `paths` are the base's."""
+    """Return the data points that both runs have, with their estimates. `paths` are the base's."""
     old, now = estimates(base, paths), estimates(new, paths)
     return [Found(base[key], new[key], old[key], now[key]) for key in base if key in new]
 
 
 def judge_change(found: Found, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
-    """Return what became of a cell; `alpha` is what this one answer may err, `fail_below` a ratio such as 0.05."""
+    """Return what became of a point; `alpha` is what this one answer may err, `fail_below` a ratio such as 0.05."""
     old, now = found.old, found.now
     before, after = summarize(found.base.found), summarize(found.new.found)
     delta = _delta(found.base, before.seconds, on_cores=on_cores)
@@ -259,7 +263,7 @@ def judge_change(found: Found, alpha: float, fail_below: float, *, on_cores: boo
         delta=delta,
         verdict=_verdict(found, far, delta) if found.decided else Verdict.UNDECIDED,
         regressed=found.decided and _below(old, now, far, max(delta, -math.log1p(-fail_below))),
-        visits=(len(old.visits), len(now.visits)),
+        trials=(len(old.trials), len(now.trials)),
     )
 
 
@@ -274,9 +278,9 @@ def _verdict(found: Found, far: float, delta: float) -> Verdict:
 
 
 def _below(top: Estimate, other: Estimate, far: float, delta: float) -> bool:
-    """Return whether one is slower than the other by more than δ: its interval, and nearly every visit, say so.
+    """Return whether one is slower than the other by more than δ: its interval, and nearly every trial, say so.
 
-    Visits guard against a cell that is noisier than its pool, or was disturbed for a moment.
+    Trials guard against a data point that is noisier than its pool, or was disturbed for a moment.
     """
     apart = top.middle - other.middle > delta + far
     return apart and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
@@ -290,14 +294,14 @@ def _delta(base: Named, seconds: float, *, on_cores: bool) -> float:
     return max(delta, _RUNS_OWN_S / seconds)
 
 
-# Cells that belong together, judged as one: all works of a place, and all places of a work, at the largest size.
+# Data points that belong together, judged as one: all works of a place, and all places of a work, at the largest size.
 #
-# A link that is 8 % slower is so in every copy and collective on it. Each cell alone may hide that in its noise;
+# A link that is 8 % slower is so in every copy and collective on it. Each data point alone may hide that in its noise;
 # together they do not.
 
 
 class Kind(StrEnum):
-    """What a group's cells share."""
+    """What a group's data points share."""
 
     PLACE = "place"
     WORK = "work"
@@ -305,16 +309,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cells of one place (`members`, positions of the base) or of one work, each at its work's largest size.
+    """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
 
-    `ratio` is new over base bandwidth, the mean weighted by what the cells know; `interval` holds it as those of all
-    cells and groups at once with 99 %.
+    `ratio` is new over base bandwidth, the mean weighted by what the data points know; `interval` holds it as those of
+    all data points and groups at once with 99 %.
     """
 
     kind: Kind
     work: str
     members: tuple[int, ...]
-    cells: int
+    points: int
     size_bytes: int
     ratio: float
     interval: tuple[float, float]
@@ -325,7 +329,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Bunch:
-    """The cells of a group before they are judged."""
+    """The data points of a group before they are judged."""
 
     kind: Kind
     work: str
@@ -334,7 +338,7 @@ class Bunch:
 
 
 def find_bunches(found: Sequence[Found]) -> list[Bunch]:
-    """Return the groups of two cells or more; every cell has enough visits and is at its work's largest size."""
+    """Return the groups of two points or more; every point has enough trials and is at its work's largest size."""
     largest: dict[str, int] = defaultdict(int)
     for one in found:
         largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
@@ -350,9 +354,9 @@ def find_bunches(found: Sequence[Found]) -> list[Bunch]:
 
 
 def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
-    """Return what became of a group. `changes` are its cells'; `alpha` is what this one answer may err."""
+    """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
     differences = [one.now.middle - one.old.middle for one in bunch.found]
-    # By what each cell's error is; alike where some have none.
+    # By what each data point's error is; alike where some have none.
     inverse = [one.old.wary**2 + one.now.wary**2 for one in bunch.found]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [one / sum(inverse) for one in inverse]
@@ -360,7 +364,7 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
     parts = [part for weight, one in zip(weights, bunch.found, strict=True) for part in one.parts(weight)]
     delta = max(change.delta for change in changes)
     far = reach(parts, alpha)
-    # One disturbed cell must not speak for all: most of them have to agree.
+    # One disturbed data point must not speak for all: most of them have to agree.
     typical = median(differences)
     verdict = Verdict.UNDECIDED
     if -middle > delta + far and typical < -delta:
@@ -374,7 +378,7 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
         kind=bunch.kind,
         work=bunch.work,
         members=bunch.members,
-        cells=len(bunch.found),
+        points=len(bunch.found),
         size_bytes=max(one.key.size_bytes for one in bunch.found),
         ratio=math.exp(middle),
         interval=(math.exp(middle - far), math.exp(middle + far)),
@@ -478,7 +482,7 @@ def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Di
 
 
 def _flags(run: Run) -> str:
-    """Count the visits with a flag by its kind: "12 throttled, 3 shared"."""
+    """Count the trials with a flag by its kind: "12 throttled, 3 shared"."""
     kinds = Counter(
         kind
         for found in run.measurements
@@ -492,7 +496,8 @@ def _yes(value: bool | None) -> str:
     return {True: "yes", False: "no", None: "unknown"}[value]
 
 
-# Two runs cell by cell: what is the same, better, worse or undecided, what differs beside, and what only one has.
+# Two runs data point by data point: what is the same, better, worse or undecided, what differs beside, and what only
+# one has.
 
 # All answers of a comparison together: in one of a hundred, an answer at the border of δ may be wrong.
 _ALPHA = 0.01
@@ -500,7 +505,7 @@ _ALPHA = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of each cell of `base` in `new`. `fail_below` is the ratio that a cell may lose.
+    """What became of each data point of `base` in `new`. `fail_below` is the ratio that a data point may lose.
 
     Members of `changes` and `only_base` are positions of the base; of `only_new` those of the new run.
     """
@@ -517,18 +522,18 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[Change | Group, ...]:
-        """The groups and cells that are slower for certain by more than `fail_below` allows."""
+        """The groups and data points that are slower for certain by more than `fail_below` allows."""
         beyond = tuple(group for group in self.groups if group.regressed)
         return (*beyond, *(change for change in self.changes if change.regressed))
 
     @property
     def judged(self) -> int:
-        """How many cells have in both runs the visits that tell noise: the others say nothing."""
+        """How many data points have in both runs the trials that tell noise: the others say nothing."""
         return sum(change.interval is not None for change in self.changes)
 
     @property
     def lost(self) -> tuple[Key, ...]:
-        """The cells of the base that the new run lacks, though it has both the devices and the work at this size."""
+        """The points of the base that the new run lacks, though it has both the devices and the work at this size."""
         both = set(self.match.positions.values())
         measured = {(change.key.work, change.key.size_bytes) for change in self.changes}
         return tuple(
@@ -543,7 +548,7 @@ class Comparison:
         return max(regressed, judged, outcome(self.new).status)
 
     def count(self, verdict: Verdict) -> int:
-        """Return how many cells have this verdict."""
+        """Return how many data points have this verdict."""
         return Counter(change.verdict for change in self.changes)[verdict]
 
 
@@ -554,13 +559,13 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
         return {key: named for key, named in found.items() if operation in (None, named.work.operation)}
 
     match, on_cores = match_devices(base, new), capabilities(base.backend).cores
-    old, now = wanted(cells(base)), wanted(cells(new, match.positions))
+    old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
     found = in_both(old, now, base.paths)
     bunches = find_bunches(found)
     alpha = _ALPHA / max(1, sum(one.decided for one in found) + len(bunches))
     judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in found}
     grouped = [judge_group(b, [judged[one.key] for one in b.found], alpha, fail_below) for b in bunches]
-    own = wanted(cells(new))
+    own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
     return Comparison(
         base=base,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
-from collbench.analysis.tiers import Members, cells_of, labels_of
+from collbench.analysis.tiers import Members, labels_of, points_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import SMALL_BYTES, fixed
@@ -22,7 +22,7 @@ Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the es
 
 # Two parameters and a curve that often has a step between protocols: fewer sizes show no line.
 _FEWEST_SIZES, _LEAST_SPAN = 4, 16
-_FEWEST_VISITS = 2  # with one there is nothing to draw from
+_FEWEST_TRIALS = 2  # with one there is nothing to draw from
 _RESAMPLES = 200
 # Of reweighting, after which recorded runs move by less than 0.1 %; drawn anew they begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
@@ -58,36 +58,36 @@ class Unfitted:
 def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
     """Return a fit over all sizes for each link, pair or device that a work was measured on, in order of members.
 
-    Intervals come from drawing visits anew, by the run's seed: the same run gives the same figures.
+    Intervals come from drawing trials anew, by the run's seed: the same run gives the same figures.
     """
     curves: dict[Members, list[Measurement]] = defaultdict(list)
-    for size in sorted({found.cell.size_bytes for found in run.measured(work.variant) if found.cell.work == work}):
-        for members, found in cells_of(run, work, size).items():
+    for size in sorted({found.point.size_bytes for found in run.measured(work.variant) if found.point.work == work}):
+        for members, found in points_of(run, work, size).items():
             curves[members].append(found)
     labels = labels_of(run, curves)
     return tuple(_fit(members, labels[members], curves[members], run.settings.seed) for members in sorted(curves))
 
 
 def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> Fit | Unfitted:
-    sizes = np.array([found.cell.moved_bytes for found in curve], dtype=float)
+    sizes = np.array([found.point.moved_bytes for found in curve], dtype=float)
     if len(sizes) < _FEWEST_SIZES:
         return Unfitted(members, label, f"{len(sizes)} of the {_FEWEST_SIZES} sizes that a fit needs")
     if sizes[-1] < _LEAST_SPAN * sizes[0]:
         return Unfitted(
             members, label, f"sizes span a factor of {fixed(sizes[-1] / sizes[0], 3)}, and a fit needs {_LEAST_SPAN}"
         )
-    if min(len(found.samples) for found in curve) < _FEWEST_VISITS:
+    if min(len(found.samples) for found in curve) < _FEWEST_TRIALS:
         return Unfitted(members, label, "a size has one trial, and intervals need two")
-    visits = [np.array(trial_seconds(found)) for found in curve]
-    times = np.array([np.median(part) for part in visits])
+    trials = [np.array(trial_seconds(found)) for found in curve]
+    times = np.array([np.median(part) for part in trials])
     alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)
     if beta[0] <= _FLAT:
         return Unfitted(members, label, "time does not grow with size, so there is no bandwidth")
     rng = np.random.default_rng(seed)
-    redrawn = (part[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in visits)
+    redrawn = (part[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in trials)
     medians = np.stack([np.median(part, axis=1) for part in redrawn], axis=1)  # (resamples, sizes)
     drawn = _line(sizes, medians, weights, _REDRAWN_ROUNDS)
-    factor = curve[0].cell.operation.busbw_factor(len(members))
+    factor = curve[0].point.operation.busbw_factor(len(members))
     return Fit(
         members=members,
         label=label,
@@ -160,10 +160,10 @@ class Curve:
         first, last = self.sizes[0], self.sizes[-1]
         if first <= size_bytes <= last and self._between is not None:
             return float(np.exp(self._between(np.log(size_bytes))))
-        nearest, place = (first, 0) if size_bytes < first else (last, -1)
+        nearest, index = (first, 0) if size_bytes < first else (last, -1)
         alpha, beta = self._line
         moved = (alpha + beta * size_bytes) / (alpha + beta * nearest)
-        return float(np.exp(self._logs[place])) * moved
+        return float(np.exp(self._logs[index])) * moved
 
     def covers(self, size_bytes: float) -> bool:
         """Return whether a size lies among the measured ones."""

@@ -21,7 +21,7 @@ from collbench.model.units import TELLING_BYTES, fixed
 def part(run: Run, devices: Sequence[Device]) -> Run:
     """Return what a run says of these of its devices alone, as if it had measured no others."""
     wanted = {device.uuid for device in devices}
-    kept = [place for place, device in enumerate(run.devices) if device.uuid in wanted]
+    kept = [position for position, device in enumerate(run.devices) if device.uuid in wanted]
     if len(kept) == len(run.devices):
         return run
     return restricted(run, kept)
@@ -127,11 +127,11 @@ def _too_incomplete(run: Run) -> Unfit | None:
     telling = min(TELLING_BYTES, max(run.settings.sizes, default=0))
     timed: dict[tuple[Operation, int], set[tuple[int, ...]]] = {}
     for measurement in run.measured():
-        cell = measurement.cell
-        if len(cell.members) == 2 and cell.size_bytes >= telling:
+        point = measurement.point
+        if len(point.members) == 2 and point.size_bytes >= telling:
             # A copy is one direction; a collective on two devices stands for the pair.
-            link = tuple(sorted(cell.members)) if cell.operation.is_collective else cell.members
-            timed.setdefault((cell.operation, cell.size_bytes), set()).add(link)
+            link = tuple(sorted(point.members)) if point.operation.is_collective else point.members
+            timed.setdefault((point.operation, point.size_bytes), set()).add(link)
     left = []
     for (operation, _), links in timed.items():
         every = itertools.combinations if operation.is_collective else itertools.permutations

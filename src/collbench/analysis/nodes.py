@@ -24,7 +24,7 @@ from collbench.model.errors import UsageError
 Members = tuple[int, ...]
 Level = tuple[Members, ...]
 _Array = NDArray[np.float64]
-_Places = NDArray[np.int_]
+_Indices = NDArray[np.int_]
 
 # Two low nodes are alike where the better one lacks more than half of what the other does.
 ALIKE = 0.5
@@ -136,10 +136,10 @@ def _blocks(
         sends, receives = (np.where(one_way[:, None], own, (sends + receives) / 2) for own in (sends, receives))
     switches = []
     for level in levels:
-        place = np.full(nodes, len(level))
+        switch_of = np.full(nodes, len(level))
         for number, members in enumerate(level):
-            place[list(members)] = number
-        switches += _level_blocks(len(level), place[first], place[second])
+            switch_of[list(members)] = number
+        switches += _level_blocks(len(level), switch_of[first], switch_of[second])
     shown = np.ones((len(seen), 1))
     for members in hiding:
         shown[np.isin(first, members) != np.isin(second, members)] = 0.0
@@ -156,13 +156,13 @@ def _steady(nodes: int, effects: _Array | None) -> _Array:
     return np.ones(nodes) if effects is None else np.where(effects > -DELTA, 1.0, 0.0)
 
 
-def _level_blocks(switches: int, first: _Places, second: _Places) -> list[_Block]:
+def _level_blocks(switches: int, first: _Indices, second: _Indices) -> list[_Block]:
     """Return a level's blocks: leaving a switch at all, and which ones; `switches` is the place under none of them."""
     crosses = (first != second)[:, None]
     across = np.ones((1, int(switches > 1))) * crosses
-    places = np.eye(switches + 1)[:, :-1]
+    rows = np.eye(switches + 1)[:, :-1]
     # Under two switches every crossing pair has both: only their sum shows, and that is across.
-    under = (places[first] + places[second]) * crosses if switches != 2 else across[:, :0]
+    under = (rows[first] + rows[second]) * crosses if switches != 2 else across[:, :0]
     return [_Block(across), _Block(under, np.ones(switches) if switches > 2 else None)]
 
 
@@ -204,7 +204,7 @@ def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
 #
 # A node is slow where even the upper end of its simultaneous 95 % interval lies more than 2 % below the median node.
-# A switch's uplinks are slow by the same rule among switches. Where nobody told the switches they are found: nodes
+# A switch's uplinks are slow by the same rule among switches. Where nobody reported the switches they are found: nodes
 # that are slow towards others and not among themselves share an uplink.
 
 Pair = tuple[int, int]
@@ -212,8 +212,8 @@ Pair = tuple[int, int]
 _CONFIDENCE = 0.95
 # Leaving a leaf costs this much in a round where all do: its uplinks are oversubscribed and hide the nodes' own cards.
 _OVERSUBSCRIBED = 0.10
-# So many pairs among suspects that a slow pair of slow nodes is told from a fast one of neighbours: at 2 % noise the
-# mean of four is known to 1 %, and half of a 10 % fault is 5 %.
+# So many pairs among suspects that a slow pair of slow nodes is distinguished from a fast one of neighbours: at 2 %
+# noise the mean of four is known to 1 %, and half of a 10 % fault is 5 %.
 _ENOUGH_AMONG = 4
 # An estimate that leaves room for a node this slow says nothing of it yet: eight rounds with 2 % noise leave 3 %.
 _TOO_WIDE = 0.15
@@ -273,7 +273,7 @@ class Uplink:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """One level of switches as somebody told it: every node is under one of them."""
+    """One level of switches as somebody reported it: every node is under one of them."""
 
     names: tuple[str, ...]
     members: Level
@@ -281,9 +281,9 @@ class Switches:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of each told
-    level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves, empty
-    for more pairs at random, None where all is decided.
+    """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
+    level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
+    empty for more pairs at random, None where all is decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -309,11 +309,11 @@ class Judgement:
         return tuple(uplink for uplink in self.uplinks if uplink.effect.state is State.SLOW)
 
 
-def judge(seen: Sequence[Observation], nodes: int, told: Sequence[Switches] = ()) -> Judgement:
-    """Return what the pairs measured so far say of `nodes` nodes under the switches that were told, if any."""
-    told = [level for level in told if any(len(members) > 1 for members in level.members)]  # others are nodes again
-    if told:
-        return _judge_told(seen, nodes, told)
+def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = ()) -> Judgement:
+    """Return what the pairs measured so far say of `nodes` nodes under the switches that were reported, if any."""
+    known = [level for level in known if any(len(members) > 1 for members in level.members)]  # others are nodes again
+    if known:
+        return _judge_known(seen, nodes, known)
     # Neighbours that were chosen for being slow are fast among themselves: they would hide what made them suspects.
     first = fit([one for one in seen if not one.among], nodes)
     low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
@@ -330,26 +330,26 @@ def judge(seen: Sequence[Observation], nodes: int, told: Sequence[Switches] = ()
     return _judgement(seen, found, uplinks, _suspects(found, low, among, groups))
 
 
-def _judge_told(seen: Sequence[Observation], nodes: int, told: Sequence[Switches]) -> Judgement:
-    levels = [level.members for level in told]
+def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
+    levels = [level.members for level in known]
     found = fit(seen, nodes, levels)
     if min(found.across) < math.log(1 - _OVERSUBSCRIBED):
         hiding = list(levels[0])
     else:
-        hiding = [uplink.members for uplink in _told_uplinks(found, told) if uplink.effect.state is State.SLOW]
+        hiding = [uplink.members for uplink in _known_uplinks(found, known) if uplink.effect.state is State.SLOW]
     if hiding:
         found = fit(seen, nodes, levels, hiding)
-    uplinks = _told_uplinks(found, told)
+    uplinks = _known_uplinks(found, known)
     open_nodes = {one.node for one in _node_effects(found) if one.state is State.UNDECIDED}
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
-    leaves = tuple(members for members in told[0].members if open_nodes & set(members))
+    leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     return _judgement(seen, found, uplinks, leaves if leaves or open_uplinks else None)
 
 
-def _told_uplinks(found: Fit, told: Sequence[Switches]) -> list[Uplink]:
+def _known_uplinks(found: Fit, known: Sequence[Switches]) -> list[Uplink]:
     return [
         Uplink(name, members, _effect(float(value), float(error), _quantile(found, len(values))))
-        for level, values, errors in zip(told, found.levels, found.level_errors, strict=True)
+        for level, values, errors in zip(known, found.levels, found.level_errors, strict=True)
         for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
     ]
 
@@ -439,7 +439,7 @@ class NodeChoice:
 
     `band` is the predicted all-reduce busbw in GB/s: high where a ring leaves each switch once, low where every node's
     traffic leaves its switch at the same time; None for a single node, which no pair tells of. `left_out` names the
-    nodes that were not taken for a reason; `switches` how many of each told level are used. `heuristic` where the
+    nodes that were not taken for a reason; `switches` how many of each reported level are used. `heuristic` where the
     switches were packed greedily.
     """
 
@@ -451,7 +451,7 @@ class NodeChoice:
     heuristic: bool
 
 
-def choose_nodes(judgement: Judgement, wanted: int, told: Sequence[Switches] = ()) -> NodeChoice:
+def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = ()) -> NodeChoice:
     """Return the best `wanted` nodes. Raises UsageError for a number that cannot be."""
     nodes = len(judgement.nodes)
     if not 1 <= wanted <= nodes:
@@ -460,20 +460,20 @@ def choose_nodes(judgement: Judgement, wanted: int, told: Sequence[Switches] = (
     limit, able = _able(rates, judgement.slow_uplinks, wanted)
     # Each node's switches from the top down: its pod, its leaf.
     homes = [
-        tuple(next(place for place, some in enumerate(level.members) if node in some) for level in reversed(told))
+        tuple(next(index for index, some in enumerate(level.members) if node in some) for level in reversed(known))
         for node in range(nodes)
     ]
     behind = {node for one in judgement.slow_uplinks for node in one.members}
     worth = [(-rate, node in behind, node) for node, rate in enumerate(rates)]
     members = _packed(able, worth, homes, wanted)
-    used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(told))))
+    used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
     return NodeChoice(
         members=members,
-        reason=_reason(limit, used, told, wanted, nodes),
+        reason=_reason(limit, used, known, wanted, nodes),
         band=_band(judgement, members, rates) if wanted > 1 else None,
         left_out=tuple(_left_out(judgement, set(members))),
         switches=used,
-        heuristic=len(told) > 1,  # of one level the largest first is the fewest
+        heuristic=len(known) > 1,  # of one level the largest first is the fewest
     )
 
 
@@ -510,9 +510,9 @@ def _packed(
         under: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for node in left:
             under[homes[node][: depth + 1]].append(node)
-        left = [node for place in _fewest(under, wanted) for node in under[place]]
+        left = [node for home in _fewest(under, wanted) for node in under[home]]
     # Of the last switch, which is used in part, the best nodes.
-    order = {place: number for number, place in enumerate(dict.fromkeys(homes[node] for node in left))}
+    order = {home: number for number, home in enumerate(dict.fromkeys(homes[node] for node in left))}
     left.sort(key=lambda node: (order[homes[node]], worth[node]))
     return tuple(sorted(left[:wanted], key=lambda node: (homes[node], node)))
 
@@ -520,12 +520,12 @@ def _packed(
 def _fewest(under: Mapping[tuple[int, ...], Sequence[int]], wanted: int) -> list[tuple[int, ...]]:
     """Return the fewest places that hold `wanted`: the largest, and last the smallest that is enough for the rest."""
     chosen: list[tuple[int, ...]] = []
-    for place in sorted(under, key=lambda place: (-len(under[place]), place)):
+    for home in sorted(under, key=lambda home: (-len(under[home]), home)):
         missing = wanted - sum(len(under[taken]) for taken in chosen)
         if missing <= 0:
             break
         enough = [other for other in under if other not in chosen and len(under[other]) >= missing]
-        chosen.append(min(enough, key=lambda other: (len(under[other]), other)) if enough else place)
+        chosen.append(min(enough, key=lambda other: (len(under[other]), other)) if enough else home)
     return chosen
 
 
@@ -541,15 +541,15 @@ def _band(judgement: Judgement, members: Members, rates: Sequence[float]) -> tup
     return judgement.typical_gbs * crowded * (1 - DELTA), judgement.typical_gbs * once * (1 + DELTA)
 
 
-def _reason(limit: float, used: Sequence[int], told: Sequence[Switches], wanted: int, nodes: int) -> str:
+def _reason(limit: float, used: Sequence[int], known: Sequence[Switches], wanted: int, nodes: int) -> str:
     if wanted == nodes:
         return f"all {nodes} nodes"
     slowest = "none of them is slow" if limit > 1 - DELTA else f"the slowest has {limit:.0%} of the typical rate"
-    if not told:
+    if not known:
         return f"{slowest}; no switches are known, so the first ones"
     under = " of ".join(
         f"{count} {level.names[0].rstrip('0123456789') or 'switch'}{'s' * (count != 1)}"
-        for count, level in zip(used, told, strict=True)
+        for count, level in zip(used, known, strict=True)
     )
     return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
 

@@ -49,13 +49,13 @@ def bindings(run: Run) -> tuple[Binding, ...]:
 
     A device is left out where a node or a direction was not measured.
     """
-    copies = {m.cell: m for m in run.measured(Variant.HOST) if m.cell.operation in _DIRECTIONS}
-    copies = {cell: one for cell, one in copies.items() if cell.numa_node is not None}
+    copies = {m.point: m for m in run.measured(Variant.HOST) if m.point.operation in _DIRECTIONS}
+    copies = {point: one for point, one in copies.items() if point.numa_node is not None}
     # At the size that most have, of these the largest.
-    counts = Counter(cell.size_bytes for cell in copies)
+    counts = Counter(point.size_bytes for point in copies)
     size = max(counts, key=lambda size: (counts[size], size), default=0)
-    found = {cell: one for cell, one in copies.items() if cell.size_bytes == size}
-    nodes = tuple(sorted({cell.numa_node for cell in found if cell.numa_node is not None}))
+    found = {point: one for point, one in copies.items() if point.size_bytes == size}
+    nodes = tuple(sorted({point.numa_node for point in found if point.numa_node is not None}))
     if len(nodes) < 2:
         return ()
     slower = _slower(found)
@@ -76,8 +76,8 @@ def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, E
     ]
     both = ways[0].keys() & ways[1].keys()
     made = []
-    for operation, cells in zip(_DIRECTIONS, ways, strict=True):
-        logs: dict[LaunchEnvironment, list[float]] = {place: log_rates(cells[place]) for place in both}
+    for operation, points in zip(_DIRECTIONS, ways, strict=True):
+        logs: dict[LaunchEnvironment, list[float]] = {place: log_rates(points[place]) for place in both}
         made.append(estimates_of(logs, dict.fromkeys(logs, operation.value)))
     return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
 
@@ -100,14 +100,14 @@ def _binding(device: Device, member: int, places: Mapping[int, Estimate], count:
 
 def _text(device: Device, rates: Sequence[NodeRate], best: Sequence[int], *, tied: bool, agrees: bool | None) -> str:
     """Return a clause that says which node, by what rates, and what NVML says."""
-    told = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in rates)
+    figures = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in rates)
     if tied:
-        return f"{device.tag}: its NUMA nodes tie ({told} GB/s)"
+        return f"{device.tag}: its NUMA nodes tie ({figures} GB/s)"
     if agrees is False:
         faster = " or ".join(map(str, best))
-        return f"{device.tag}: node {faster} is faster than node {device.numa_node}, which NVML names ({told} GB/s)"
+        return f"{device.tag}: node {faster} is faster than node {device.numa_node}, which NVML names ({figures} GB/s)"
     if len(best) > 1:
-        return f"{device.tag}: no NUMA node is significantly faster ({told} GB/s)"
+        return f"{device.tag}: no NUMA node is significantly faster ({figures} GB/s)"
     named = f"NVML names node {device.numa_node}, which was not measured"
     source = "as NVML says" if agrees else "NVML names none" if device.numa_node is None else named
-    return f"{device.tag}: node {best[0]}, {source} ({told} GB/s)"
+    return f"{device.tag}: node {best[0]}, {source} ({figures} GB/s)"

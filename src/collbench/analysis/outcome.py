@@ -26,7 +26,7 @@ class AbsenceKind(StrEnum):
 
     FAILED = "failed"
     SKIPPED = "skipped"
-    FEW_VISITS = "few visits"
+    FEW_TRIALS = "few trials"
     ONE_WAY = "one way"
     SMALL = "small messages"
     NOT_REACHED = "not reached"
@@ -37,7 +37,7 @@ class AbsenceKind(StrEnum):
 class Absence:
     """Why there is no figure. `by_design`: nothing is amiss, there never is one here.
 
-    `failure` and `skipped` say why, None where only the kind is known; of too few visits `visits` were made, and
+    `failure` and `skipped` say why, None where only the kind is known; of too few trials `trials` were made, and
     `needed` are needed, None for just more.
     """
 
@@ -45,7 +45,7 @@ class Absence:
     by_design: bool = False
     failure: Failure | None = None
     skipped: Skipped | None = None
-    visits: int = 0
+    trials: int = 0
     needed: int | None = None
 
 
@@ -57,8 +57,8 @@ class Absences:
         self._found: dict[tuple[Work, Members, int], Measurement] = {}
         self._failed: dict[tuple[Work, Members], Measurement] = {}
         for found in run.measurements:
-            place = found.cell.work, _place(found.cell.work, found.cell.members)
-            self._found[*place, found.cell.size_bytes] = found
+            place = found.point.work, _place(found.point.work, found.point.members)
+            self._found[*place, found.point.size_bytes] = found
             if found.failure:
                 self._failed.setdefault(place, found)
         self._skipped = {
@@ -67,7 +67,7 @@ class Absences:
         self._paths = {frozenset(path.devices): path for path in run.paths}
 
     def of(self, work: Work, members: Members, size_bytes: int | None = None) -> Absence:
-        """Return why a work has no figure, or too few visits for one, on its members; at any size for None."""
+        """Return why a work has no figure, or too few trials for one, on its members; at any size for None."""
         place = work, _place(work, members)
         found = self._failed.get(place) if size_bytes is None else self._found.get((*place, size_bytes))
         if found is not None and found.failure:
@@ -78,7 +78,7 @@ class Absences:
         if left is not None:
             return Absence(AbsenceKind.SKIPPED, left.kind.by_design, skipped=left)
         if found is not None and found.samples:
-            return Absence(AbsenceKind.FEW_VISITS, visits=len(found.samples))
+            return Absence(AbsenceKind.FEW_TRIALS, trials=len(found.samples))
         return Absence(AbsenceKind.NOT_MEASURED if self._run.complete else AbsenceKind.NOT_REACHED)
 
     def _refused(self, work: Work, members: Members) -> bool:
@@ -180,7 +180,7 @@ def outcome(run: Run) -> Outcome:
     for found in run.measurements:
         kind = _kind(found)
         if kind is not None:
-            counts[kind, tuple(sorted(found.cell.members))] += 1
+            counts[kind, tuple(sorted(found.point.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
 
@@ -189,7 +189,7 @@ def named(run: Run, places: Sequence[tuple[int, ...]]) -> str:
     """Name places: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown place" for none."""
     joints = {2: "-"}
     tags = (joints.get(len(place), ", ").join(run.devices[member].tag for member in place) for place in places)
-    return "; ".join(told or "an unknown place" for told in tags)
+    return "; ".join(tag or "an unknown place" for tag in tags)
 
 
 def _kind(found: Measurement) -> TroubleKind | None:

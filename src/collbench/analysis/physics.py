@@ -1,4 +1,4 @@
-"""What the hardware can carry, and which timed blocks exceed it (docs/method.md 9.3). Pure."""
+"""What the hardware can carry, and which batches exceed it (docs/method.md 9.3). Pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The most that a cell's rate can be, in GB/s (algbw of a copy, busbw of a collective), and what sets it.
+    """The most that a data point's rate can be, in GB/s (algbw of a copy, busbw of a collective), and what sets it.
 
     `devices` are the positions whose `part` it is.
     """
@@ -84,23 +84,23 @@ class Hardware:
         # What NCCL may do, it is allowed to have done: it is asked after the sweep, or never.
         self._in_switch = nvls(run) is not Nvls.OFF
         self._on_cores = capabilities(run.backend).cores
-        self._switched = {place: self._on_a_switch(place) for place in range(len(run.devices))}
-        self._ports = {place: self._reach(place, range(len(run.devices))) for place in range(len(run.devices))}
+        self._switched = {position: self._on_a_switch(position) for position in range(len(run.devices))}
+        self._ports = {position: self._reach(position, range(len(run.devices))) for position in range(len(run.devices))}
         self._limits: dict[tuple[Operation, Variant, tuple[int, ...]], Capacity | None] = {}
 
-    def of(self, cell: DataPoint) -> Capacity | None:
-        """Return the most that a cell can reach; None where it is not known, as of CPU cores."""
-        alike = (cell.operation, cell.variant, cell.members)  # of any size
+    def of(self, point: DataPoint) -> Capacity | None:
+        """Return the most that a data point can reach; None where it is not known, as of CPU cores."""
+        alike = (point.operation, point.variant, point.members)  # of any size
         if alike not in self._limits:
-            self._limits[alike] = self._limit(cell)
+            self._limits[alike] = self._limit(point)
         return self._limits[alike]
 
-    def _limit(self, cell: DataPoint) -> Capacity | None:
-        if self._on_cores or not self._known(cell.members):
+    def _limit(self, point: DataPoint) -> Capacity | None:
+        if self._on_cores or not self._known(point.members):
             return None
-        if cell.operation is Operation.CHASE:
-            return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Part.LIGHT, cell.members)
-        limits = list(self._collective(cell) if cell.operation.is_collective else self._copies(cell))
+        if point.operation is Operation.CHASE:
+            return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Part.LIGHT, point.members)
+        limits = list(self._collective(point) if point.operation.is_collective else self._copies(point))
         known = sorted((limit for limit in limits if limit is not None), key=lambda limit: limit.part is not Part.LINK)
         return min(known, key=lambda limit: limit.gbs, default=None)
 
@@ -110,80 +110,80 @@ class Hardware:
         if path is None or self._on_cores:
             return None
         if frozenset((a, b)) in self._hidden:
-            return min(theory.most_nvlink_gbs(self._devices[place].name) for place in (a, b))
+            return min(theory.most_nvlink_gbs(self._devices[position].name) for position in (a, b))
         if path.theory_gbs is not None or is_nvlink(path.label):
             return path.theory_gbs
-        return min((limit.gbs for place in (a, b) if (limit := theory.slot(self._devices[place]))), default=None)
+        return min((limit.gbs for position in (a, b) if (limit := theory.slot(self._devices[position]))), default=None)
 
     def over_nvlink(self, a: int, b: int) -> bool:
         """Return whether NVLinks join two devices, by their label or as measured."""
         pair = frozenset((a, b))
         return pair in self._hidden or (pair in self._paths and is_nvlink(self._paths[pair].label))
 
-    def switched(self, place: int) -> bool:
+    def switched(self, position: int) -> bool:
         """Return whether a device's NVLinks lead to a switch."""
-        return self._switched[place]
+        return self._switched[position]
 
     def _known(self, members: Sequence[int]) -> bool:
         return all(frozenset(pair) in self._paths for pair in combinations(members, 2))
 
-    def _joined(self, place: int, others: Iterable[int]) -> list[int]:
-        return [other for other in others if other != place and self.over_nvlink(place, other)]
+    def _joined(self, position: int, others: Iterable[int]) -> list[int]:
+        return [other for other in others if other != position and self.over_nvlink(position, other)]
 
-    def _on_a_switch(self, place: int) -> bool:
+    def _on_a_switch(self, position: int) -> bool:
         """Return whether links, each counted for every neighbour that it reaches, are more than a device has."""
-        others = self._joined(place, range(len(self._devices)))
-        counts = [self._paths[frozenset((place, other))] for other in others]
+        others = self._joined(position, range(len(self._devices)))
+        counts = [self._paths[frozenset((position, other))] for other in others]
         links = sum(map(nvlinks, counts))
-        hidden = any(frozenset((place, other)) in self._hidden for other in others)
-        return hidden or links > theory.most_nvlinks(self._devices[place].name)
+        hidden = any(frozenset((position, other)) in self._hidden for other in others)
+        return hidden or links > theory.most_nvlinks(self._devices[position].name)
 
-    def _reach(self, place: int, others: Iterable[int]) -> float | None:
+    def _reach(self, position: int, others: Iterable[int]) -> float | None:
         """Return what a device's NVLinks to some others carry, 0 without any; None where a link is not known.
 
         Through a switch they carry no more than one path does: that has all of them.
         """
-        limits = [self.link(place, other) for other in self._joined(place, others)]
+        limits = [self.link(position, other) for other in self._joined(position, others)]
         known = [limit for limit in limits if limit is not None]
         if len(known) < len(limits):
             return None
-        return max(known) if known and self.switched(place) else sum(known)
+        return max(known) if known and self.switched(position) else sum(known)
 
-    def _slot(self, place: int) -> float | None:
-        """Return what joins a device to its host carries; where nobody told its slot, by its paths over PCIe."""
-        limit = theory.slot(self._devices[place])
+    def _slot(self, position: int) -> float | None:
+        """Return what joins a device to its host carries; where nobody reported its slot, by its paths over PCIe."""
+        limit = theory.slot(self._devices[position])
         if limit is not None:
             return limit.gbs
-        others = (other for other in range(len(self._devices)) if other != place)
-        over_pcie = (self.link(place, other) for other in others if not self.over_nvlink(place, other))
+        others = (other for other in range(len(self._devices)) if other != position)
+        over_pcie = (self.link(position, other) for other in others if not self.over_nvlink(position, other))
         return max((gbs for gbs in over_pcie if gbs is not None), default=None)
 
-    def _copies(self, cell: DataPoint) -> Iterator[Capacity | None]:
-        """Yield what each link, port and slot allows all messages of a cell together."""
-        messages = _messages(cell)
-        through_host = cell.variant in (Variant.HOST, Variant.STAGED)
+    def _copies(self, point: DataPoint) -> Iterator[Capacity | None]:
+        """Yield what each link, port and slot allows all messages of a data point together."""
+        messages = _messages(point)
+        through_host = point.variant in (Variant.HOST, Variant.STAGED)
         loads: dict[tuple[Part, tuple[int, ...], bool], int] = {}
         for src, dst in messages:
             direct = not through_host and src is not None and dst is not None
-            ends = [(place, outward) for place, outward in ((src, True), (dst, False)) if place is not None]
+            ends = [(position, outward) for position, outward in ((src, True), (dst, False)) if position is not None]
             part = Part.PORT if direct and self.over_nvlink(src or 0, dst or 0) else Part.SLOT
             crossed: list[tuple[Part, tuple[int, ...], bool]] = []
             crossed += [(Part.LINK, (src or 0, dst or 0), True)] if direct else []
-            crossed += [(part, (place,), outward) for place, outward in ends]
+            crossed += [(part, (position,), outward) for position, outward in ends]
             for what in crossed:
                 loads[what] = loads.get(what, 0) + 1
-        for (part, places, _), load in loads.items():
-            gbs = self._carried(part, places)
-            yield None if gbs is None else Capacity(len(messages) * gbs / load, part, places)
+        for (part, positions, _), load in loads.items():
+            gbs = self._carried(part, positions)
+            yield None if gbs is None else Capacity(len(messages) * gbs / load, part, positions)
 
-    def _carried(self, part: Part, places: tuple[int, ...]) -> float | None:
+    def _carried(self, part: Part, positions: tuple[int, ...]) -> float | None:
         if part is Part.LINK:
-            return self.link(places[0], places[1])
-        return self._ports[places[0]] if part is Part.PORT else self._slot(places[0])
+            return self.link(positions[0], positions[1])
+        return self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
 
-    def _collective(self, cell: DataPoint) -> Iterator[Capacity | None]:
+    def _collective(self, point: DataPoint) -> Iterator[Capacity | None]:
         """Yield what the border of each rank, and of each group that NVLinks join, allows, and all ranks together."""
-        members, row = cell.members, cell.operation.collective
+        members, row = point.members, point.operation.collective
         ranks, factor, traffic = len(members), row.busbw.of(len(members)), row.traffic
         root = members[self._root] if self._root < ranks else members[0]
         islands = [island for island in self._islands(members) if 1 < len(island) < ranks]
@@ -215,10 +215,10 @@ class Hardware:
         NCCL may send each part of a message by another way, so both count.
         """
         total = 0.0
-        for place in inside:
-            ways = [self._reach(place, outside)]
-            if len(self._joined(place, outside)) < len(outside):
-                ways.append(self._slot(place))
+        for position in inside:
+            ways = [self._reach(position, outside)]
+            if len(self._joined(position, outside)) < len(outside):
+                ways.append(self._slot(position))
             if None in ways:
                 return None
             total += sum(gbs for gbs in ways if gbs is not None)
@@ -239,19 +239,19 @@ def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
     return islands
 
 
-def _messages(cell: DataPoint) -> list[tuple[int | None, int | None]]:
+def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
     """Return (source, destination) of each message of a copy, None for host memory."""
-    first, *rest = cell.members
-    if cell.variant is Variant.HOST:
-        return [(None, first) if cell.operation in (Operation.H2D_CE, Operation.H2D_SM) else (first, None)]
-    if cell.variant is Variant.BOTH_WAYS:
+    first, *rest = point.members
+    if point.variant is Variant.HOST:
+        return [(None, first) if point.operation in (Operation.H2D_CE, Operation.H2D_SM) else (first, None)]
+    if point.variant is Variant.BOTH_WAYS:
         return [(first, rest[0]), (rest[0], first)]
-    if cell.variant is Variant.ALL_TO_ONE:
+    if point.variant is Variant.ALL_TO_ONE:
         return [(other, first) for other in rest]
     return [(first, other) for other in rest]
 
 
-# What beats physics: timed blocks whose rate exceeds what the hardware can carry.
+# What beats physics: batches whose rate exceeds what the hardware can carry.
 #
 # A limit that is beaten means that the timing is wrong, or what the driver reports of the links. Where no limit is
 # known, nothing is found, and nothing is passed: `Hardware.of` is None there.
@@ -273,15 +273,15 @@ Pair = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """A cell with blocks that beat its limit: how many of how many, and the fastest one's rate, GB/s.
+    """A data point with batches that beat its limit: how many of how many, and the fastest one's rate, GB/s.
 
-    A launch loop counts as a block.
+    A launch loop counts as a batch.
     """
 
-    cell: DataPoint
+    point: DataPoint
     capacity: Capacity
     rate_gbs: float
-    blocks: int
+    batches: int
     of: int
 
 
@@ -290,21 +290,21 @@ _recent: deque[tuple[object, tuple[Impossible, ...]]] = deque(maxlen=4)
 
 
 def impossible(run: Run) -> list[Impossible]:
-    """Return the cells of a run that hold impossible blocks, those furthest beyond their limit first."""
+    """Return the data points of a run that hold impossible batches, those furthest beyond their limit first."""
     known = _decisive(run)
     for key, answer in tuple(_recent):
         if key == known:
             return list(answer)
     check = Check(run)
-    found = (check.cell(measurement) for measurement in run.measurements)
+    found = (check.beaten(measurement) for measurement in run.measurements)
     answer = tuple(
         sorted(
             (one for one in found if one is not None),
             key=lambda one: (
                 -one.rate_gbs / one.capacity.gbs,
-                str(one.cell.work),
-                one.cell.members,
-                one.cell.size_bytes,
+                str(one.point.work),
+                one.point.members,
+                one.point.size_bytes,
             ),
         )
     )
@@ -314,20 +314,20 @@ def impossible(run: Run) -> list[Impossible]:
 
 def _decisive(run: Run) -> object:
     """Return all of a run that decides what is impossible in it, as it is now: runs grow, and their parts do not."""
-    samples = [(found.cell, tuple(found.samples)) for found in run.measurements]
+    samples = [(found.point, tuple(found.samples)) for found in run.measurements]
     return run.backend, run.devices, run.paths, run.settings.root, nvls(run), samples
 
 
-def by_cell(run: Run) -> dict[DataPoint, Impossible]:
-    """Return the same by cell."""
-    return {one.cell: one for one in impossible(run)}
+def by_point(run: Run) -> dict[DataPoint, Impossible]:
+    """Return the same by data point."""
+    return {one.point: one for one in impossible(run)}
 
 
 def marked(run: Run) -> bool:
     """Set the marks of all samples to what the whole run shows, and return whether there are any."""
     check = Check(run)
     for found in run.measurements:
-        found.samples[:] = [check.marked(found.cell, sample) for sample in found.samples]
+        found.samples[:] = [check.marked(found.point, sample) for sample in found.samples]
     return any(sample.marks for found in run.measurements for sample in found.samples)
 
 
@@ -348,48 +348,48 @@ class Check:
         self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
         self._open = {pair for pair in over_pcie if pair not in kept}
 
-    def limit(self, cell: DataPoint, rate: float) -> Capacity | None:
-        """Return what a cell's rate in GB/s is judged by; None where it is not known."""
-        limit = self._labelled.of(cell)
+    def limit(self, point: DataPoint, rate: float) -> Capacity | None:
+        """Return what a data point's rate in GB/s is judged by; None where it is not known."""
+        limit = self._labelled.of(point)
         if limit is not None and rate <= MARGIN * limit.gbs:
             return limit
-        through_host = cell.variant in (Variant.HOST, Variant.STAGED) or cell.operation is Operation.CHASE
-        pairs = set() if through_host else {frozenset(pair) for pair in combinations(cell.members, 2)}
+        through_host = point.variant in (Variant.HOST, Variant.STAGED) or point.operation is Operation.CHASE
+        pairs = set() if through_host else {frozenset(pair) for pair in combinations(point.members, 2)}
         if pairs & self._open and rate > HIDDEN * (limit.gbs if limit else FASTEST_PCIE_GBS):
-            return self._beyond.of(cell)
+            return self._beyond.of(point)
         return limit
 
-    def flag(self, cell: DataPoint, seconds: float) -> Mark | None:
-        """Return what a block of this time per iteration is marked with, None where nothing is."""
-        rate = rate_gbs(cell, seconds)
-        limit = self.limit(cell, rate)
+    def flag(self, point: DataPoint, seconds: float) -> Mark | None:
+        """Return what a batch of this time per iteration is marked with, None where nothing is."""
+        rate = rate_gbs(point, seconds)
+        limit = self.limit(point, rate)
         if limit is None or rate <= MARGIN * limit.gbs:
             return None
         return Mark(MarkKind.IMPOSSIBLE, limit.devices, rate, limit.gbs)
 
-    def marked(self, cell: DataPoint, sample: Sample) -> Sample:
-        """Return the sample with its marks: one flag, of its fastest block."""
-        flag = self.flag(cell, min(_times(sample)))
+    def marked(self, point: DataPoint, sample: Sample) -> Sample:
+        """Return the sample with its marks: one flag, of its fastest batch."""
+        flag = self.flag(point, min(_times(sample)))
         marks = () if flag is None else (flag,)
         return sample if sample.marks == marks else replace(sample, marks=marks)
 
-    def cell(self, found: Measurement) -> Impossible | None:
-        """Return what is impossible in a cell, None where nothing is."""
-        blocks = [seconds for sample in found.samples for seconds in _times(sample)]
-        labelled = self._labelled.of(found.cell)
-        if labelled and (not blocks or rate_gbs(found.cell, min(blocks)) <= MARGIN * labelled.gbs):
+    def beaten(self, found: Measurement) -> Impossible | None:
+        """Return what is impossible in a data point, None where nothing is."""
+        batches = [seconds for sample in found.samples for seconds in _times(sample)]
+        labelled = self._labelled.of(found.point)
+        if labelled and (not batches or rate_gbs(found.point, min(batches)) <= MARGIN * labelled.gbs):
             return None  # as for nearly all data points; every ranking asks of every one
-        count = sum(self.flag(found.cell, seconds) is not None for seconds in blocks)
-        rate = rate_gbs(found.cell, min(blocks)) if count else 0.0
-        limit = self.limit(found.cell, rate) if count else None
-        return None if limit is None else Impossible(found.cell, limit, rate, count, len(blocks))
+        count = sum(self.flag(found.point, seconds) is not None for seconds in batches)
+        rate = rate_gbs(found.point, min(batches)) if count else 0.0
+        limit = self.limit(found.point, rate) if count else None
+        return None if limit is None else Impossible(found.point, limit, rate, count, len(batches))
 
     def _over_pcie(self, pair: Pair) -> float:
         return self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS
 
 
 def _times(sample: Sample) -> tuple[float, ...]:
-    """Return all times of a sample: its blocks', and the launch loop's."""
+    """Return all times of a sample: its batches', and the launch loop's."""
     return sample.seconds if sample.launch_seconds is None else (*sample.seconds, sample.launch_seconds)
 
 
@@ -397,10 +397,10 @@ def _shown(run: Run) -> dict[Pair, float]:
     """Return what each pair's copies carry, GB/s: by the copy engines where they were timed, else by kernels."""
     by_engine, by_kernel = dict[Pair, float](), dict[Pair, float]()
     for found in run.measured():
-        cell = found.cell
-        if cell.size_bytes < _SHOWS_BANDWIDTH or cell.operation not in (*_BY_ENGINE, *_BY_KERNEL):
+        point = found.point
+        if point.size_bytes < _SHOWS_BANDWIDTH or point.operation not in (*_BY_ENGINE, *_BY_KERNEL):
             continue
-        kind = by_engine if cell.operation in _BY_ENGINE else by_kernel
-        middle = rate_gbs(cell, median(trial_seconds(found)))
-        kind[frozenset(cell.members)] = max(kind.get(frozenset(cell.members), 0.0), middle)
+        kind = by_engine if point.operation in _BY_ENGINE else by_kernel
+        middle = rate_gbs(point, median(trial_seconds(found)))
+        kind[frozenset(point.members)] = max(kind.get(frozenset(point.members), 0.0), middle)
     return by_kernel | by_engine

@@ -15,7 +15,7 @@ from collbench.analysis.choice import LeftOut, Unfit, Why
 from collbench.analysis.outcome import outcome
 from collbench.analysis.rings import Sets, masks
 from collbench.analysis.stats import DELTA, summarize
-from collbench.analysis.tiers import Ranking, cells_of, rank_links, rank_pairs
+from collbench.analysis.tiers import Ranking, points_of, rank_links, rank_pairs
 from collbench.analysis.wiring import Wiring, guessed_rates, wiring
 from collbench.machine.limits import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.operations import Operation, Work
@@ -36,20 +36,20 @@ class Level:
 
 
 def decide(sets: Sets, levels: Sequence[Level], order: str) -> tuple[int, str]:
-    """Return the place of the set that wins and the words of the levels that told it from others, "" for a single set.
+    """Return the index of the set that wins and the words of the levels that decided, "" for a single set.
 
     Sets are rows of positions, and their order decides last; `order` names what it is an order of.
     """
-    places, words = np.arange(len(sets)), list[str]()
+    indices, words = np.arange(len(sets)), list[str]()
     for level in levels:
-        if len(places) > 1:
-            costs = level.costs(sets[places])
+        if len(indices) > 1:
+            costs = level.costs(sets[indices])
             words += [level.words] if costs.max() > costs.min() else []
-            places = places[costs == costs.min()]
-    if len(places) > 1:
+            indices = indices[costs == costs.min()]
+    if len(indices) > 1:
         words.append(order)
-        places = places[np.lexsort(sets[places].T[::-1])]
-    return int(places[0]), ", then ".join(words)
+        indices = indices[np.lexsort(sets[indices].T[::-1])]
+    return int(indices[0]), ", then ".join(words)
 
 
 def members_with(marks: NDArray[np.bool_]) -> Callable[[Sets], Values]:
@@ -79,12 +79,12 @@ def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], V
 
     def costs(some: Sets) -> Values:
         mine = masks(some)
-        left, open_places = np.zeros(len(some)), np.arange(len(some))
-        for place in order.tolist():
-            apart = (mine[open_places] & every[place]) == 0
-            left[open_places[apart]] = values[place]
-            open_places = open_places[~apart]
-            if not len(open_places):
+        left, open_indices = np.zeros(len(some)), np.arange(len(some))
+        for position in order.tolist():
+            apart = (mine[open_indices] & every[position]) == 0
+            left[open_indices[apart]] = values[position]
+            open_indices = open_indices[~apart]
+            if not len(open_indices):
                 break
         return np.where(left >= left.max() * (1 - delta), 0.0, 1.0)
 
@@ -97,7 +97,7 @@ def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], V
 _NOBODY_BYTES = 256 * 2**20
 # A training job wants most of the memory; a desktop's own use of it is a few percent.
 _LEAST_FREE = 0.5
-# A single flagged visit may be a spike of power; a tenth of them is a state.
+# A single flagged trial may be a spike of power; a tenth of them is a state.
 _FLAGGED_SHARE = 0.1
 # One failed pair may be either device's or the link's; with two partners it is the device that they share.
 _BLAMED_PARTNERS = 2
@@ -105,15 +105,15 @@ _BLAMED_PARTNERS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
-    """What the visits say of each device: how many it has, how many are flagged with what, and whom to blame."""
+    """What the trials say of each device: how many it has, how many are flagged with what, and whom to blame."""
 
-    visits: Counter[int]
+    trials: Counter[int]
     flagged: Counter[tuple[FlagKind, int]]
     blamed: int | None
 
-    def share(self, place: int, kind: FlagKind) -> float:
-        """Return the share of a device's visits that have such a flag about it."""
-        return self.flagged[kind, place] / max(1, self.visits[place])
+    def share(self, position: int, kind: FlagKind) -> float:
+        """Return the share of a device's trials that have such a flag about it."""
+        return self.flagged[kind, position] / max(1, self.trials[position])
 
 
 def left_out(run: Run, exclude: Collection[int] = (), *, allow_busy: bool = False) -> tuple[LeftOut, ...]:
@@ -121,83 +121,83 @@ def left_out(run: Run, exclude: Collection[int] = (), *, allow_busy: bool = Fals
 
     Faulty ones always; busy and throttled ones unless `allow_busy`. Throttling of all devices alike picks none out.
     """
-    rest = [place for place in range(len(run.devices)) if place not in exclude]
+    rest = [position for position in range(len(run.devices)) if position not in exclude]
     signs = _signs(run)
-    slowed = {place: _throttled(run, place, signs) for place in rest}
-    reasons = {place: [Why(Unfit.EXCLUDED)] for place in exclude}
-    for place in rest:
-        reasons[place] = _faults(run, place, signs)
+    slowed = {position: _throttled(run, position, signs) for position in rest}
+    reasons = {position: [Why(Unfit.EXCLUDED)] for position in exclude}
+    for position in rest:
+        reasons[position] = _faults(run, position, signs)
         if not allow_busy:
-            reasons[place] += _busy(run, place, signs) + (slowed[place] if not all(slowed.values()) else [])
-    return tuple(LeftOut(place, tuple(why)) for place, why in sorted(reasons.items()) if why)
+            reasons[position] += _busy(run, position, signs) + (slowed[position] if not all(slowed.values()) else [])
+    return tuple(LeftOut(position, tuple(why)) for position, why in sorted(reasons.items()) if why)
 
 
 def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
     """Return for each of these positions whether others use it, and whether anything was said against it, even once."""
     signs = _signs(run)
-    opened = [only_opened(_state(run.health_before, place)) for place in order]
-    busy = [bool(_busy(run, place, signs)) or others for place, others in zip(order, opened, strict=True)]
+    opened = [only_opened(_state(run.health_before, position)) for position in order]
+    busy = [bool(_busy(run, position, signs)) or others for position, others in zip(order, opened, strict=True)]
     suspect = [
-        bool(_throttled(run, place, signs) or _faults(run, place, signs))
-        or signs.flagged[FlagKind.THROTTLED, place] > 0
-        for place in order
+        bool(_throttled(run, position, signs) or _faults(run, position, signs))
+        or signs.flagged[FlagKind.THROTTLED, position] > 0
+        for position in order
     ]
     return busy, suspect
 
 
-def _busy(run: Run, place: int, signs: _Signs) -> list[Why]:
+def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
     """Return how a device is in use by others: processes, utilisation in percent, memory; empty where it is not."""
-    before = _state(run.health_before, place)
-    reasons = _others(before, _state(run.health_after, place), signs.share(place, FlagKind.SHARED))
+    before = _state(run.health_before, position)
+    reasons = _others(before, _state(run.health_after, position), signs.share(position, FlagKind.SHARED))
     used = before.memory_used
     nobody = before.processes == 0 and used is not None and used < _NOBODY_BYTES
     if (before.utilization or 0) > BUSY_PERCENT and not nobody:
         reasons.append(Why(Unfit.UTILISATION, before.utilization or 0))
-    memory = run.devices[place].memory_bytes
+    memory = run.devices[position].memory_bytes
     if used is not None and memory and memory - used < _LEAST_FREE * memory:
         reasons.append(Why(Unfit.MEMORY, max(memory - used, 0), memory))
     return reasons
 
 
 def _others(before: Health, after: Health, share: float) -> list[Why]:
-    """Return that others are at work on a device, or were in this share of its visits."""
+    """Return that others are at work on a device, or were in this share of its trials."""
     if only_opened(before):
         return []  # the tie-break tells such a device from one that nobody opened
     if count := max(before.processes or 0, after.processes or 0):
         return [Why(Unfit.PROCESSES, count)]
-    return [Why(Unfit.VISITS_SHARED, share)] if share >= _FLAGGED_SHARE else []
+    return [Why(Unfit.TRIALS_SHARED, share)] if share >= _FLAGGED_SHARE else []
 
 
-def _throttled(run: Run, place: int, signs: _Signs) -> list[Why]:
-    """Return what holds a device's clocks back, at the run's ends or in a tenth of its visits; empty where nothing."""
-    states = (_state(run.health_before, place), _state(run.health_after, place))
+def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
+    """Return what holds a device's clocks back, at the run's ends or in a tenth of its trials; empty where nothing."""
+    states = (_state(run.health_before, position), _state(run.health_after, position))
     reasons = {reason for state in states for reason in state.throttle if holds_back(reason)}
     if reasons:
         return [Why(Unfit.THROTTLED, reasons=tuple(sorted(reasons)))]
-    share = signs.share(place, FlagKind.THROTTLED)
-    return [Why(Unfit.VISITS_THROTTLED, share)] if share >= _FLAGGED_SHARE else []
+    share = signs.share(position, FlagKind.THROTTLED)
+    return [Why(Unfit.TRIALS_THROTTLED, share)] if share >= _FLAGGED_SHARE else []
 
 
 def broken_pairs(run: Run) -> set[frozenset[int]]:
     """Return the pairs on which anything failed or moved wrong data."""
-    return {frozenset(place) for place in outcome(run).places if len(place) == 2}
+    return {frozenset(members) for members in outcome(run).places if len(members) == 2}
 
 
-def _faults(run: Run, place: int, signs: _Signs) -> list[Why]:
-    before, after = _state(run.health_before, place), _state(run.health_after, place)
+def _faults(run: Run, position: int, signs: _Signs) -> list[Why]:
+    before, after = _state(run.health_before, position), _state(run.health_after, position)
     reasons = []
     if ecc := max(before.ecc_errors or 0, after.ecc_errors or 0):
         reasons.append(Why(Unfit.ECC_ERRORS, ecc))
-    if grown := new_errors(run, "nvlink_errors").get(place):
+    if grown := new_errors(run, "nvlink_errors").get(position):
         reasons.append(Why(Unfit.NVLINK_ERRORS, grown[1] - grown[0]))
-    if place == signs.blamed:
+    if position == signs.blamed:
         reasons.append(Why(Unfit.FAILING_PAIRS))
     return reasons
 
 
 def _blamed(run: Run) -> int | None:
     """Return the one device that all failed pairs share, where that is certain."""
-    bad = (m.cell.members for m in run.measurements if m.wrong or (m.failure and not m.untried))
+    bad = (m.point.members for m in run.measurements if m.wrong or (m.failure and not m.untried))
     pairs = {frozenset(members) for members in bad if len(members) == 2}
     partners = Counter(member for pair in pairs for member in pair)
     shared = [member for member, count in partners.items() if count == len(pairs) >= _BLAMED_PARTNERS]
@@ -207,30 +207,30 @@ def _blamed(run: Run) -> int | None:
 def at_the_ends(run: Run) -> Iterator[tuple[str, int, Health]]:
     """Yield each device's position and state before measuring, then after it, with that word."""
     for when, states in (("before", run.health_before), ("after", run.health_after)):
-        for place, state in enumerate(states[: len(run.devices)]):
-            yield when, place, state
+        for position, state in enumerate(states[: len(run.devices)]):
+            yield when, position, state
 
 
 def new_errors(run: Run, field: str) -> dict[int, tuple[int, int]]:
     """Return the devices on which one of `Health`'s counters grew during the run, with its first and last value."""
     states = zip(range(len(run.devices)), run.health_before, run.health_after, strict=False)
-    found = {place: (getattr(before, field), getattr(after, field)) for place, before, after in states}
-    return {place: ends for place, ends in found.items() if None not in ends and ends[0] < ends[1]}
+    found = {position: (getattr(before, field), getattr(after, field)) for position, before, after in states}
+    return {position: ends for position, ends in found.items() if None not in ends and ends[0] < ends[1]}
 
 
-def _state(states: tuple[Health, ...], place: int) -> Health:
-    return states[place] if place < len(states) else Health()
+def _state(states: tuple[Health, ...], position: int) -> Health:
+    return states[position] if position < len(states) else Health()
 
 
 def _signs(run: Run) -> _Signs:
-    visits, flagged = Counter[int](), Counter[tuple[FlagKind, int]]()
+    trials, flagged = Counter[int](), Counter[tuple[FlagKind, int]]()
     for found in run.measurements:
-        for place in found.cell.members:
-            visits[place] += len(found.samples)
+        for position in found.point.members:
+            trials[position] += len(found.samples)
         for sample in found.samples:
-            about = {(flag.kind, place) for flag in sample.flags for place in flag.devices}
-            flagged.update((kind, place) for kind, place in about if place in found.cell.members)
-    return _Signs(visits, flagged, _blamed(run))
+            about = {(flag.kind, position) for flag in sample.flags for position in flag.devices}
+            flagged.update((kind, position) for kind, position in about if position in found.point.members)
+    return _Signs(trials, flagged, _blamed(run))
 
 
 # The problem itself: the fit devices in the order of their PCI bus ids, how they are wired, what else differs.
@@ -249,7 +249,7 @@ _COPIES = (
 _EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
 # Two directions of a link differ from here on [docs/method.md 10.2, ASYMMETRY].
 _ASYMMETRIC = 1.10
-# Sets are told apart by what several noisy pairs show together, up to this much.
+# Sets are distinguished by what several noisy pairs show together, up to this much.
 _MOST_NOISE = 0.05
 
 
@@ -292,8 +292,8 @@ def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
 def in_bus_order(devices: Sequence[Device], among: Collection[int]) -> tuple[int, ...]:
     """Return positions in the order of PCI bus ids: what a device is decides, never the place that it was listed at."""
 
-    def identity(place: int) -> tuple[str, str, str, int]:
-        one = devices[place]
+    def identity(position: int) -> tuple[str, str, str, int]:
+        one = devices[position]
         bus = one.pci_bus_id.upper()
         return one.host, bus, one.uuid if bus else "", one.index
 
@@ -311,15 +311,15 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProbl
     """
     every = in_bus_order(run.devices, range(len(run.devices)))
     order = tuple(position for position in every if position in set(fit))
-    place = {position: at for at, position in enumerate(every)}
-    rates = _rates(run, ranking, place)
+    index = {position: at for at, position in enumerate(every)}
+    rates = _rates(run, ranking, index)
     broken = np.zeros(rates.shape, dtype=bool)
     for pair in broken_pairs(run):
-        a, b = (place[member] for member in pair)
+        a, b = (index[member] for member in pair)
         broken[a, b] = broken[b, a] = True
     devices = [run.devices[position] for position in every]
-    audits = [audit for audit in run.audits if audit.operation is ranking.operation]
-    wired = wiring(devices, _paths(run.paths, place), rates, audits, broken).of([place[one] for one in order])
+    checks = [check for check in run.interference_checks if check.operation is ranking.operation]
+    wired = wiring(devices, _paths(run.paths, index), rates, checks, broken).of([index[one] for one in order])
     alike = len({path.label for path in run.paths if set(path.devices) <= set(fit)}) <= 1
     # An interrupted run may lack some pairs, or all but a few at its largest size: not known to tie.
     whole = len(ranking.standings) == comb(len(order), 2) and not wired.missing.any()
@@ -338,20 +338,20 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProbl
     )
 
 
-def _rates(run: Run, ranking: Ranking, place: Mapping[int, int]) -> Rates:
+def _rates(run: Run, ranking: Ranking, index: Mapping[int, int]) -> Rates:
     """Return what each pair of a run carries by what decides, GB/s; 0 where it, or one way of a copy, has no sample."""
-    rates = np.zeros((len(place), len(place)))
+    rates = np.zeros((len(index), len(index)))
     one_way = ranking.operation.is_copy
     found = {
-        members: summarize(cell).busbw
-        for members, cell in cells_of(run, Work(ranking.operation), ranking.size_bytes).items()
+        members: summarize(point).busbw
+        for members, point in points_of(run, Work(ranking.operation), ranking.size_bytes).items()
     }
     for (source, target), gbs in found.items():
         if not one_way or (target, source) in found:
-            a, b = place[source], place[target]
+            a, b = index[source], index[target]
             rates[a, b] = rates[b, a] = min(gbs, found.get((target, source), gbs))
     for (source, target), more in _faster_ways(run, ranking).items():
-        rates[place[source], place[target]] *= more
+        rates[index[source], index[target]] *= more
     return rates
 
 
@@ -402,15 +402,15 @@ def _without_run(
 
 def _sizes(run: Run, operation: Operation, among: Collection[int] | None) -> Counter[int]:
     """Return how many pairs each size of an operation has."""
-    cells = (m.cell for m in run.measured() if m.cell.operation is operation and len(m.cell.members) == 2)
-    return Counter(cell.size_bytes for cell in cells if among is None or set(cell.members) <= set(among))
+    points = (m.point for m in run.measured() if m.point.operation is operation and len(m.point.members) == 2)
+    return Counter(point.size_bytes for point in points if among is None or set(point.members) <= set(among))
 
 
 def _only(run: Run, among: Collection[int] | None) -> Run:
-    """Return the run with the cells of these positions alone."""
+    """Return the run with the data points of these positions alone."""
     if among is None or len(among) == len(run.devices):
         return run
-    return replace(run, measurements=[m for m in run.measurements if set(m.cell.members) <= set(among)])
+    return replace(run, measurements=[m for m in run.measurements if set(m.point.members) <= set(among)])
 
 
 def _faster_ways(run: Run, ranking: Ranking) -> dict[tuple[int, int], float]:
@@ -425,9 +425,9 @@ def _faster_ways(run: Run, ranking: Ranking) -> dict[tuple[int, int], float]:
     return {}
 
 
-def _paths(paths: Sequence[Path], place: dict[int, int]) -> dict[tuple[int, int], Path]:
-    inside = (path for path in paths if set(path.devices) <= place.keys())
-    return {(min(pair), max(pair)): path for path in inside for pair in [tuple(place[d] for d in path.devices)]}
+def _paths(paths: Sequence[Path], index: dict[int, int]) -> dict[tuple[int, int], Path]:
+    inside = (path for path in paths if set(path.devices) <= index.keys())
+    return {(min(pair), max(pair)): path for path in inside for pair in [tuple(index[d] for d in path.devices)]}
 
 
 def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, ...]:

@@ -11,11 +11,11 @@ from enum import StrEnum
 from importlib import resources
 from itertools import chain, combinations
 
-from collbench.analysis.compare import Key, Named, Part, cells, estimates, reach
+from collbench.analysis.compare import Key, Named, Part, estimates, points_by_key, reach
 from collbench.analysis.outcome import TroubleKind, outcome
 from collbench.analysis.physics import Impossible, Nvls, impossible, nvls
-from collbench.analysis.stats import summarize
-from collbench.analysis.tiers import FEWEST_VISITS, Estimate
+from collbench.analysis.stats import FEWEST_TRIALS, summarize
+from collbench.analysis.tiers import Estimate
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
@@ -206,7 +206,7 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     """Return what the figures say of a run; of one operation where it is given."""
     names = {device.name for device in run.devices}
     ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
-    found = {key: named for key, named in cells(run).items() if operation in (None, named.work.operation)}
+    found = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
     labels = {frozenset(path.devices): path.label for path in run.paths}
     state = nvls(run)
     matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, found, labels))], state)
@@ -215,13 +215,13 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
     shown = _Evidence(found, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
     answers = tuple(_answer(figure, keys, shown, state) for figure, keys in matched)
-    told = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
-    return Answers(run, state, answers, tuple(_unknown(found, ours, told)), bool(ours))
+    answered = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
+    return Answers(run, state, answers, tuple(_unknown(found, ours, answered)), bool(ours))
 
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What a run shows: its cells and their estimates, what failed where, what is impossible; each answer's alpha."""
+    """What a run shows: its points and their estimates, what failed where, what is impossible; each answer's alpha."""
 
     found: dict[Key, Named]
     errors: dict[Key, Estimate]
@@ -251,7 +251,9 @@ def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | Non
 
     Times that are wrong in one pattern of an operation may be so in the others, where no limit shows it.
     """
-    of_work = (one for one in run.beaten if (one.cell.operation, one.cell.size_bytes) == (figure.operation, size_bytes))
+    of_work = (
+        one for one in run.beaten if (one.point.operation, one.point.size_bytes) == (figure.operation, size_bytes)
+    )
     of_place = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
     return next(chain(of_work, of_place), None)
 
@@ -276,7 +278,7 @@ def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
 
 
 def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
-    """Return the cells that a figure speaks for, at the largest size that it covers; of host copies the best node's."""
+    """Return the points that a figure speaks for, at the largest size it covers; of host copies the best node's."""
     low, high = figure.sizes
     ours = [
         key
@@ -301,7 +303,7 @@ def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> R
     low, high = figure.band
     if low <= gbs and (high is None or gbs <= high):
         return ReferenceVerdict.NORMAL
-    if len(estimate.visits) < FEWEST_VISITS:
+    if len(estimate.trials) < FEWEST_TRIALS:
         return ReferenceVerdict.UNDECIDED
     far = math.exp(reach([Part(estimate.wary**2, estimate.freedom, estimate.label)], alpha))
     if gbs * far < low:
@@ -317,13 +319,13 @@ def _mismatch(figure: Figure, state: Nvls) -> str:
 
 
 def _unknown(
-    found: dict[Key, Named], figures: Sequence[Figure], told: set[tuple[Operation, Variant, int]]
+    found: dict[Key, Named], figures: Sequence[Figure], answered: set[tuple[Operation, Variant, int]]
 ) -> Iterator[Unknown]:
     works: dict[tuple[str, int], Work] = {}
     for key, named in found.items():
         works.setdefault((str(Work(named.work.operation, named.work.variant)), len(key.members)), named.work)
     for (_, ranks), work in works.items():
-        if (work.operation, work.variant, ranks) not in told:
+        if (work.operation, work.variant, ranks) not in answered:
             kind = (work.operation, work.variant)
             others = (f for f in figures if (f.operation, f.variant) == kind and f.ranks == ranks)
             yield Unknown(Work(work.operation, work.variant), ranks, tuple(others))

@@ -21,12 +21,12 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             for path in run.paths
             if inside >= set(path.devices)
         ),
-        measurements=[renumbered(found, new) for found in run.measurements if inside >= set(found.cell.members)],
+        measurements=[renumbered(found, new) for found in run.measurements if inside >= set(found.point.members)],
         skipped=[_skipped(left, new) for left in run.skipped if inside >= set(left.members)],
-        audits=[
-            replace(audit, members=_renumbered(audit.members, new))
-            for audit in run.audits
-            if inside >= set(audit.members)
+        interference_checks=[
+            replace(check, members=_renumbered(check.members, new))
+            for check in run.interference_checks
+            if inside >= set(check.members)
         ],
         chosen=[],  # NCCL chose for sets that may not be inside
         health_before=tuple(run.health_before[member] for member in members if run.health_before),
@@ -36,9 +36,9 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
 
 def renumbered(found: Measurement, new: Mapping[int, int]) -> Measurement:
     """Return a measurement with other positions for its devices: of the data point, failure, flags and marks."""
-    cell = replace(found.cell, members=_renumbered(found.cell.members, new))
+    point = replace(found.point, members=_renumbered(found.point.members, new))
     samples = [_sample(sample, new) for sample in found.samples]
-    return replace(found, cell=cell, samples=samples, failure=_failure(found.failure, new))
+    return replace(found, point=point, samples=samples, failure=_failure(found.failure, new))
 
 
 def _failure(failure: Failure | None, new: Mapping[int, int]) -> Failure | None:

@@ -103,8 +103,8 @@ def _greedy(arcs: _Arcs, links: Capacities, bound: int, tries: int) -> int:
         while len(fitting := fitting[(left[fitting] >= 1).all(axis=1)]):
             contention = np.bincount(fitting.ravel(), minlength=left.size) / np.maximum(left, 1)
             blur = random.uniform(1.0, 1.3, len(fitting)) if attempt > 1 else 1.0
-            place = np.argmin(contention[fitting].sum(axis=1) * blur)
-            found += _taken(fitting[place], left, twice=attempt % 2 == 1)
+            index = np.argmin(contention[fitting].sum(axis=1) * blur)
+            found += _taken(fitting[index], left, twice=attempt % 2 == 1)
         best = max(best, found)
         if best >= bound:
             break
@@ -240,8 +240,8 @@ def ring_bound(rates: Rates) -> float:
     best = np.maximum(rates, rates.T)[0].copy()  # Prim's tree, grown from the first device by the fastest hop
     best[0] = -1.0
     for _ in range(n - 1):
-        place = int(np.argmax(best))
-        bound = min(bound, best[place])
-        best = np.where(best < 0, best, np.maximum(best, np.maximum(rates[place], rates[:, place])))
-        best[place] = -1.0
+        index = int(np.argmax(best))
+        bound = min(bound, best[index])
+        best = np.where(best < 0, best, np.maximum(best, np.maximum(rates[index], rates[:, index])))
+        best[index] = -1.0
     return float(bound)

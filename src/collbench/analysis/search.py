@@ -39,7 +39,7 @@ def grown(wired: Wiring, k: int) -> set[Members]:
 def _starts(rates: Values, k: int) -> list[int]:
     """Return the devices whose k−1 best neighbours are best: no set around another one can beat them."""
     reach = np.partition(rates, len(rates) - k + 1, axis=1)[:, len(rates) - k + 1]
-    return [int(place) for place in np.argsort(-reach, kind="stable")[:_STARTS]]
+    return [int(index) for index in np.argsort(-reach, kind="stable")[:_STARTS]]
 
 
 def _grow(rates: Values, start: int, k: int) -> list[int]:
@@ -47,10 +47,10 @@ def _grow(rates: Values, start: int, k: int) -> list[int]:
     lowest, total = rates[start].copy(), rates[start].copy()
     while len(members) < k:
         lowest[members] = -1.0
-        place = _best(lowest, total)
-        members.append(place)
-        lowest = np.minimum(lowest, rates[place])
-        total = total + rates[place]
+        index = _best(lowest, total)
+        members.append(index)
+        lowest = np.minimum(lowest, rates[index])
+        total = total + rates[index]
     return members
 
 
@@ -62,16 +62,16 @@ def _improved(rates: Values, members: list[int]) -> list[int]:
         return float(inside[~np.eye(len(some), dtype=bool)].min()), float(inside.sum())
 
     for _ in range(_MOST_SWAPS):
-        swapped = max((_swap(rates, members, place) for place in _weakest(rates, members)), key=worth)
+        swapped = max((_swap(rates, members, index) for index in _weakest(rates, members)), key=worth)
         if worth(swapped) <= worth(members):
             break
         members = swapped
     return members
 
 
-def _swap(rates: Values, members: list[int], place: int) -> list[int]:
+def _swap(rates: Values, members: list[int], index: int) -> list[int]:
     """Return the members with the one at a place replaced by the best for the others, which may be itself."""
-    others = members[:place] + members[place + 1 :]
+    others = members[:index] + members[index + 1 :]
     lowest, total = rates[:, others].min(axis=1), rates[:, others].sum(axis=1)
     lowest[others] = -1.0
     return [*others, _best(lowest, total)]
@@ -87,7 +87,7 @@ def _weakest(rates: Values, members: list[int]) -> list[int]:
     """Return the places of the members with the slowest pairs inside, of those with one as slow the lowest sums."""
     inside = rates[np.ix_(members, members)]
     slowest = np.where(np.eye(len(members), dtype=bool), np.inf, inside).min(axis=1)
-    return [int(place) for place in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
+    return [int(index) for index in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
 
 
 # Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (docs/method.md 11.4).
@@ -126,10 +126,10 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
 
 def best(field: Candidates, delta: float) -> NDArray[np.intp]:
     """Return the places of the sets that no figure tells from the best: by `lo`, then `hi`, then fewest hops."""
-    places = np.arange(len(field.sets))
+    indices = np.arange(len(field.sets))
     for values in (field.lo, field.hi):
-        places = places[values[places] >= values[places].max() * (1 - delta)]
-    return np.asarray(places[field.hops[places] == field.hops[places].min()])
+        indices = indices[values[indices] >= values[indices].max() * (1 - delta)]
+    return np.asarray(indices[field.hops[indices] == field.hops[indices].min()])
 
 
 def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
@@ -177,24 +177,24 @@ def _pack(wired: Wiring, field: Candidates, meshed: NDArray[np.intp], delta: flo
     enough = field.lo.max(initial=0.0) * (1 - delta)
     keys: dict[int, bytes] = {}
     order = meshed[np.argsort(-field.quick[meshed], kind="stable")]
-    for place in order.tolist():
-        if field.quick[place] < enough:
+    for index in order.tolist():
+        if field.quick[index] < enough:
             break
-        nvlink, links = _ordered(wired, field.sets[place])
-        key = keys[place] = nvlink.tobytes()
+        nvlink, links = _ordered(wired, field.sets[index])
+        key = keys[index] = nvlink.tobytes()
         if key not in packed:
             bound = widest[key] = cut_bound(nvlink)
             packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
-        port = float(wired.port[field.sets[place]].min())
-        field.lo[place] = max(field.lo[place], min(packed[key].gbs, port))
-        field.hi[place] = min(widest[key], port)
-        enough = max(enough, field.lo[place] * (1 - delta))
+        port = float(wired.port[field.sets[index]].min())
+        field.lo[index] = max(field.lo[index], min(packed[key].gbs, port))
+        field.hi[index] = min(widest[key], port)
+        enough = max(enough, field.lo[index] * (1 - delta))
     fractional: dict[bytes, float] = {}
-    for place, key in keys.items():
-        if field.lo[place] >= enough:
+    for index, key in keys.items():
+        if field.lo[index] >= enough:
             if key not in fractional:
-                fractional[key] = most(_ordered(wired, field.sets[place])[0], packed[key].gbs)
-            field.hi[place] = min(fractional[key], float(wired.port[field.sets[place]].min()))
+                fractional[key] = most(_ordered(wired, field.sets[index])[0], packed[key].gbs)
+            field.hi[index] = min(fractional[key], float(wired.port[field.sets[index]].min()))
 
 
 def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
@@ -206,13 +206,13 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
     rows = np.sort(nvlink, axis=1)
     near = np.sort(nvlink * rows.sum(axis=1), axis=1)
     order = np.lexsort(np.hstack([near, rows]).T)
-    place = np.ix_(members[order], members[order])
-    return wired.nvlink[place], wired.links[place]
+    index = np.ix_(members[order], members[order])
+    return wired.nvlink[index], wired.links[index]
 
 
 # Which few sets are worth measuring: the chosen one, others that may be better for what no pair shows, the default.
 
-# Each costs a communicator and six visits; the default is one more.
+# Each costs a communicator and six trials; the default is one more.
 _MOST = 4
 # The figures of a kind but the last.
 _COARSE = 4
@@ -221,9 +221,9 @@ _COARSE = 4
 def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
     """Return the set at the place `chosen` and up to three others, best first, and the first k wherever they stand.
 
-    All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no audit is sure enough to rule
-    out what the 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of each kind
-    goes first, then those that share the fewest devices with the others.
+    All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no interference check is sure
+    enough to rule out what the 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of
+    each kind goes first, then those that share the fewest devices with the others.
     """
     least = field.lo[chosen]
     if field.hops[chosen]:
@@ -235,12 +235,12 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
     picked = [chosen]
     for columns in (_COARSE, None):
         _, first = np.unique(kinds[order, :columns], axis=0, return_index=True)
-        picked += [place for place in order[np.sort(first)].tolist() if place not in picked]
+        picked += [index for index in order[np.sort(first)].tolist() if index not in picked]
         picked = picked[:_MOST]
     while len(picked) < min(_MOST, len(order)):
         picked.append(_farthest(field, order, picked))
     default = tuple(range(field.sets.shape[1]))
-    members = [tuple(field.sets[place].tolist()) for place in picked]
+    members = [tuple(field.sets[index].tolist()) for index in picked]
     found = dict.fromkeys([*members, default])
     return tuple(Candidate(some, predict(wired.of(some)), default=some == default) for some in found)
 
@@ -265,8 +265,8 @@ def _inside(wired: Wiring, field: Candidates) -> NDArray[np.float64]:
 def _farthest(field: Candidates, order: NDArray[np.intp], picked: list[int]) -> int:
     """Return the set that shares the fewest members with any picked one, the best predicted of those."""
     shared = np.zeros(len(order))
-    for place in picked:
-        common = np.isin(field.sets[order], field.sets[place]).sum(axis=1)
+    for index in picked:
+        common = np.isin(field.sets[order], field.sets[index]).sum(axis=1)
         shared = np.maximum(shared, common)
     shared[np.isin(order, picked)] = np.inf
     return int(order[np.argmin(shared)])

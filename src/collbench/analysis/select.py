@@ -44,11 +44,11 @@ def settle(choice: Choice, verification: Run) -> Choice:
     Its positions are the choice's. The fastest median wins; of those that tie with it, the one predicted best. What
     failed or moved wrong data cannot win. A run without any finalist leaves the choice as it is.
     """
-    cells = _cells(choice, verification)
-    if not cells:
+    points = _points(choice, verification)
+    if not points:
         return choice
-    found = estimates(cells, dict.fromkeys(cells, "set"))
-    delta = tolerance(next(iter(cells.values())).cell.size_bytes)
+    found = estimates(points, dict.fromkeys(points, "set"))
+    delta = tolerance(next(iter(points.values())).point.size_bytes)
     top = max(found.values(), key=lambda estimate: estimate.middle)
     ranked = [some.members for some in choice.finalists if some.members in found]
     tied = [members for members in ranked if ties(top, found[members], delta)]
@@ -56,12 +56,12 @@ def settle(choice: Choice, verification: Run) -> Choice:
     default = next((some.members for some in choice.finalists if some.default), ())
     gain, over = None, f" on the first {len(winner)}" if winner == default else ""
     if default in found and winner != default:
-        # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' visits.
+        # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' trials.
         difference = found[winner].middle - found[default].middle
         width = margin(found[winner], found[default], 2)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
         over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) the first {len(winner)}"
-    summaries = {members: summarize(cells[members]) for members in ranked}
+    summaries = {members: summarize(points[members]) for members in ranked}
     how = "in sim" if capabilities(verification.backend).simulated else "measured"
     reason = f"{fixed(summaries[winner].busbw, 3)} GB/s {how}{over}"
     failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
@@ -82,24 +82,24 @@ def settle(choice: Choice, verification: Run) -> Choice:
 
 
 def including(run: Run, failed: Sequence[Members]) -> str:
-    """Return the words without which no set with a failed place is told."""
+    """Return the words without which no set with a failed place is reported."""
     return f"; includes failed {named(run, failed)}" if failed else ""
 
 
-def _cells(choice: Choice, run: Run) -> dict[Members, Measurement]:
+def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
     """Return the sound all-reduces of the finalists, at the size that most of them have, then the largest."""
     wanted = {some.members for some in choice.finalists}
     found = [
         m
         for m in run.measured()
-        if m.cell.operation is Operation.ALLREDUCE
-        and tuple(sorted(m.cell.members)) in wanted
+        if m.point.operation is Operation.ALLREDUCE
+        and tuple(sorted(m.point.members)) in wanted
         and not m.wrong
         and not m.failure
     ]
-    sizes = Counter(m.cell.size_bytes for m in found)
+    sizes = Counter(m.point.size_bytes for m in found)
     size = max(sizes, key=lambda size: (sizes[size], size), default=None)
-    return {tuple(sorted(m.cell.members)): m for m in found if m.cell.size_bytes == size}
+    return {tuple(sorted(m.point.members)): m for m in found if m.point.size_bytes == size}
 
 
 # Which k devices to use, from a run or from labels alone: predicted, then tie-broken.
@@ -154,7 +154,7 @@ def choose_by_labels(
     devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
 ) -> Choice:
     """Return the k devices that labels alone promise most of. Raises UsageError for a k that cannot be."""
-    out = tuple(LeftOut(place, (Why(Unfit.EXCLUDED),)) for place in sorted(exclude))
+    out = tuple(LeftOut(position, (Why(Unfit.EXCLUDED),)) for position in sorted(exclude))
     fit = _fit(devices, k, out)
     choice = _decided(from_labels(devices, paths, fit), k)
     reason = f"estimated from labels, not measured: {choice.reason}"
@@ -179,7 +179,7 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
     unknown = sorted(set(gone) - set(range(n)))
     if unknown:
         raise UsageError(f"cannot leave out device {unknown[0]}: there are {n}, counted from 0")
-    fit = [place for place in range(n) if place not in gone]
+    fit = [position for position in range(n) if position not in gone]
     if len(fit) < k:
         names = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
         for_good = {Unfit.EXCLUDED, *FAULTY}
@@ -201,8 +201,8 @@ def _decided(case: SelectionProblem, k: int) -> Choice:
     """Return the choice among the devices of a case: by bandwidth where it matters, then by the tie-breaks."""
     if k == 1 or case.tied:
         sets, heuristic = _tied_sets(case, k)
-        place, words = decide(sets, case.levels, case.order_of)
-        members = tuple(sets[place].tolist())
+        index, words = decide(sets, case.levels, case.order_of)
+        members = tuple(sets[index].tolist())
         pair = "one device has no pair to compare" if k == 1 else case.verdict
         return _choice(case, members, pair, _with_default(case, members), words, tied=True, heuristic=heuristic)
     field = search(case.wired, k, case.delta)
@@ -211,8 +211,8 @@ def _decided(case: SelectionProblem, k: int) -> Choice:
     if not field.heuristic and 2 * k <= len(case.order):
         costs = what_remains(field.sets, field.quick, case.delta)
         levels = (*levels, Level("the best remainder for the next job", costs))
-    place, words = decide(field.sets[equal], levels, case.order_of)
-    chosen = int(equal[place])
+    index, words = decide(field.sets[equal], levels, case.order_of)
+    chosen = int(equal[index])
     found = finalists(case.wired, field, chosen, case.delta)
     why = _why(case, found) + (", the best of a heuristic search" if field.heuristic else "")
     return _choice(case, found[0].members, why, found, words, tied=False, heuristic=field.heuristic)
@@ -268,7 +268,7 @@ def _choice(
     """Return the choice in the run's positions."""
 
     def positions(some: Members) -> Members:
-        return tuple(sorted(case.order[place] for place in some))
+        return tuple(sorted(case.order[index] for index in some))
 
     return Choice(
         members=positions(members),

@@ -39,17 +39,17 @@ DELTA = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One cell in a person's units: the median visit's seconds and GB/s, and busbw's 95 % interval (None: too few).
+    """One point in a person's units: the median trial's seconds and GB/s, and busbw's 95 % interval (None: too few).
 
-    A visit counts as the median of its blocks, because blocks of one visit resemble each other; so the interval rests
-    on visits, too. `visits` are the busbw of each visit, GB/s, in the order they were made.
+    A trial counts as the median of its batches, because batches of one trial resemble each other; so the interval rests
+    on trials, too. `trials` are the busbw of each trial, GB/s, in the order they were made.
     """
 
     seconds: float
     algbw: float
     busbw: float
     interval: tuple[float, float] | None
-    visits: tuple[float, ...]
+    trials: tuple[float, ...]
     launch_seconds: float | None
     concurrent: bool
 
@@ -96,9 +96,9 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def deviations(logs: Sequence[float]) -> list[float]:
-    """Return how far each visit's log time or bandwidth lies from their median, widened for few visits.
+    """Return how far each trial's log time or bandwidth lies from their median, widened for few trials.
 
-    The factor is √(R/(R−1)) for R visits, at least two. The deviations of several cells may be pooled.
+    The factor is √(R/(R−1)) for R trials, at least two. The deviations of several data points may be pooled.
     """
     widen = math.sqrt(len(logs) / (len(logs) - 1))
     middle = median(logs)
@@ -106,22 +106,23 @@ def deviations(logs: Sequence[float]) -> list[float]:
 
 
 def sigma(pooled: Sequence[float]) -> float:
-    """Return σ̂ of one visit from deviations: 1.4826 · MAD (docs/method.md 8.2)."""
+    """Return σ̂ of one trial from deviations: 1.4826 · MAD (docs/method.md 8.2)."""
     return MAD_TO_SIGMA * float(np.median(pooled))
 
 
-def visit_noise(cells: Iterable[Sequence[float]]) -> float:
-    """Return σ̂ of one visit, pooled over the cells' log visits: the median difference of two of a cell; 0 without two.
+def trial_noise(points: Iterable[Sequence[float]]) -> float:
+    """Return σ̂ of one trial, pooled over points' log trials: the median difference of two of a point; 0 without two.
 
-    It holds for any number of visits. Deviations from a cell's own median do not: of three visits one is always 0, and
-    their MAD shows 57 % of σ. A quarter of the visits may be wild. [Rousseeuw & Croux, JASA 88 (1993), section 3]
+    It holds for any number of trials. Deviations from a data point's own median do not: of three trials one is always
+    0, and their MAD shows 57 % of σ. A quarter of the trials may be wild. [Rousseeuw & Croux, JASA 88 (1993), section
+    3]
     """
-    differences = [abs(a - b) for logs in cells for a, b in combinations(logs, 2)]
+    differences = [abs(a - b) for logs in points for a, b in combinations(logs, 2)]
     return float(np.median(differences)) / _DIFFERENCE_OF_TWO if differences else 0.0
 
 
 def tie_threshold(noise: float) -> float:
-    """Return δ = max(2 %, 3σ̂): a smaller difference is not told from noise, or changes nobody's decision."""
+    """Return δ = max(2 %, 3σ̂): a smaller difference is not distinguished from noise, or changes nobody's decision."""
     return max(DELTA, 3 * noise)
 
 
@@ -130,17 +131,17 @@ def trial_seconds(measurement: Measurement) -> list[float]:
     return [median(sample.seconds) for sample in measurement.samples]
 
 
-def rate_gbs(cell: DataPoint, seconds: float) -> float:
-    """Return a cell's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
-    factor = cell.operation.busbw_factor(len(cell.members))
-    return algbw(cell.moved_bytes, seconds) * factor
+def rate_gbs(point: DataPoint, seconds: float) -> float:
+    """Return a data point's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
+    factor = point.operation.busbw_factor(len(point.members))
+    return algbw(point.moved_bytes, seconds) * factor
 
 
 def summarize(measurement: Measurement) -> Summary:
-    """Return the cell's medians and interval. The measurement must hold at least one sample."""
-    cell = measurement.cell
-    factor = cell.operation.busbw_factor(len(cell.members))
-    moved = cell.moved_bytes
+    """Return the data point's medians and interval. The measurement must hold at least one sample."""
+    point = measurement.point
+    factor = point.operation.busbw_factor(len(point.members))
+    moved = point.moved_bytes
     trials = trial_seconds(measurement)
     middle = median(trials)
     interval = median_interval(trials)
@@ -151,7 +152,7 @@ def summarize(measurement: Measurement) -> Summary:
         busbw=algbw(moved, middle) * factor,
         # The slowest time is the lowest bandwidth.
         interval=interval and (algbw(moved, interval[1]) * factor, algbw(moved, interval[0]) * factor),
-        visits=tuple(algbw(moved, seconds) * factor for seconds in trials),
+        trials=tuple(algbw(moved, seconds) * factor for seconds in trials),
         launch_seconds=median(launches) if launches else None,
         concurrent=any(sample.concurrent for sample in measurement.samples),
     )
@@ -159,10 +160,10 @@ def summarize(measurement: Measurement) -> Summary:
 
 def log_rates(measurement: Measurement) -> list[float]:
     """Return the log of each trial's busbw in GB/s: differences of these are ratios."""
-    return [*map(math.log, summarize(measurement).visits)]
+    return [*map(math.log, summarize(measurement).trials)]
 
 
-# Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and visits works.
+# Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and trials works.
 #
 # scipy.stats.studentized_range has the same within 2e-4 (within 2e-3 at half a degree of freedom and 99 %), but its
 # import takes 0.8 s and each quantile 60 to 300 ms, where this one takes 0.5 ms.

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from collbench.analysis.fits import Fit, Unfitted, fit_links
 from collbench.analysis.outcome import Absence, Absences, Outcome, outcome
+from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.tiers import (
-    FEWEST_VISITS,
     Members,
     Ranking,
-    cells_of,
     kind_of,
     places_of,
+    points_of,
     rank_links,
     work_order,
 )
@@ -65,8 +65,8 @@ class RankSummary:
 
     @property
     def judged(self) -> bool:
-        """True where any ranking has the visits that tell noise."""
-        return any(ranking.visits >= FEWEST_VISITS for ranked in self.works for ranking in ranked.rankings)
+        """True where any ranking has the trials that tell noise."""
+        return any(ranking.trials >= FEWEST_TRIALS for ranked in self.works for ranking in ranked.rankings)
 
 
 def rank_summary(
@@ -88,9 +88,9 @@ def rank_summary(
 
 def _measured(run: Run) -> dict[Work, Counter[int]]:
     """Return each work that ran on links, pairs or devices, with how many of them each size has."""
-    works = sorted({found.cell.work for found in run.measurements if found.samples}, key=work_order)
-    sizes = {work: sorted({found.cell.size_bytes for found in run.measured(work.variant)}) for work in works}
-    counts = {work: Counter({size: len(cells_of(run, work, size)) for size in sizes[work]}) for work in works}
+    works = sorted({found.point.work for found in run.measurements if found.samples}, key=work_order)
+    sizes = {work: sorted({found.point.size_bytes for found in run.measured(work.variant)}) for work in works}
+    counts = {work: Counter({size: len(points_of(run, work, size)) for size in sizes[work]}) for work in works}
     return {work: +counted for work, counted in counts.items() if +counted}
 
 
@@ -113,7 +113,7 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], asked: i
 
 def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
     """Yield the links, pairs or devices that have no sample."""
-    there = {tuple(sorted(members)) if _unordered(work) else members for members in cells_of(run, work, size_bytes)}
+    there = {tuple(sorted(members)) if _unordered(work) else members for members in points_of(run, work, size_bytes)}
     absences = Absences(run)
     for members in places_of(work, range(len(run.devices))):
         if members not in there:

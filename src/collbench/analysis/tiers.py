@@ -19,13 +19,13 @@ from collbench.analysis.stats import (
     median_deviation,
     range_quantile,
     summarize,
-    visit_noise,
+    trial_noise,
 )
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES
 
-# What the visits of a link say, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
+# What the trials of a link say, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
@@ -33,28 +33,28 @@ Members = tuple[int, ...]
 
 # Below 1 MiB three times as much: 6 % of the 5 µs of a small message is what its launch alone may vary by.
 _SMALL_DELTA = 3 * DELTA
-FEWEST_VISITS = FEWEST_TRIALS  # three screen
-_PUBLISHING_VISITS = 5  # at least five publish a tier, so fewer have to be surer
+_PUBLISHING_TRIALS = 5  # at least five publish a tier, so fewer have to be surer
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
 _TIE_LEVEL = 0.90
-# σ̂ from differences of visits is as sure as a standard deviation of about half as many (benchmarks/ties.py).
+# σ̂ from differences of trials is as sure as a standard deviation of about half as many (benchmarks/ties.py).
 _FREEDOM_SHARE = 0.5
-# Of seven equally noisy visits σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its kind.
+# Of seven equally noisy trials σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its
+# kind.
 NOISIER = 2.5
-# From this many on one wild visit may be passed over on either side: 1 − 2 · 8/2^7 = 87 % still cover the median.
-VISITS_WITH_AN_OUTLIER = 7
+# From this many on one wild trial may be passed over on either side: 1 − 2 · 8/2^7 = 87 % still cover the median.
+TRIALS_WITH_AN_OUTLIER = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One link's log bandwidth: the median of its visits (ascending), its standard error with degrees of freedom.
+    """One link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
 
     `error` is by the noise of the link's label, `wary` by its own where that is much larger.
     """
 
     members: Members
     label: str
-    visits: tuple[float, ...]
+    trials: tuple[float, ...]
     middle: float
     error: float
     wary: float
@@ -62,9 +62,9 @@ class Estimate:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The order statistics that hold the median: all visits, from seven on all but the outermost."""
-        drop = int(len(self.visits) >= VISITS_WITH_AN_OUTLIER)
-        return self.visits[drop], self.visits[-1 - drop]
+        """The order statistics that hold the median: all trials, from seven on all but the outermost."""
+        drop = int(len(self.trials) >= TRIALS_WITH_AN_OUTLIER)
+        return self.trials[drop], self.trials[-1 - drop]
 
 
 def tolerance(size_bytes: int) -> float:
@@ -72,14 +72,14 @@ def tolerance(size_bytes: int) -> float:
     return DELTA if size_bytes >= TELLING_BYTES else _SMALL_DELTA
 
 
-def cells_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
+def points_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
     """Return the run's measurements of a work at a size, by members: links and pairs, of host copies single devices."""
     wanted = 1 if work.variant is Variant.HOST else 2
-    cells = (found for found in run.measured(work.variant) if found.cell.work == work)
+    points = (found for found in run.measured(work.variant) if found.point.work == work)
     return {
-        found.cell.members: found
-        for found in cells
-        if found.cell.size_bytes == size_bytes and len(found.cell.members) == wanted
+        found.point.members: found
+        for found in points
+        if found.point.size_bytes == size_bytes and len(found.point.members) == wanted
     }
 
 
@@ -89,26 +89,26 @@ def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
     return {some: "host" if len(some) == 1 else labels.get(frozenset(some), "?") for some in members}
 
 
-def estimates(cells: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
-    """Return the estimate of each cell's link, from busbw in GB/s."""
-    return estimates_of({members: log_rates(found) for members, found in cells.items()}, labels)
+def estimates(points: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
+    """Return the estimate of each data point's link, from busbw in GB/s."""
+    return estimates_of({members: log_rates(found) for members, found in points.items()}, labels)
 
 
 def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
-    """Return each link's estimate from the logs of its visits; σ̂ of a visit is pooled within a label."""
+    """Return each link's estimate from the logs of its trials; σ̂ of a trial is pooled within a label."""
     pools: dict[str, list[Members]] = defaultdict(list)
     for members in logs:
         pools[labels[members]].append(members)
     made = {}
     for label, pool in pools.items():
-        together = visit_noise(logs[members] for members in pool)
+        together = trial_noise(logs[members] for members in pool)
         freedom = _FREEDOM_SHARE * sum(len(logs[members]) - 1 for members in pool)
         for members in pool:
-            visits, own = tuple(sorted(logs[members])), visit_noise([logs[members]])
-            share = median_deviation(len(visits))
+            trials, own = tuple(sorted(logs[members])), trial_noise([logs[members]])
+            share = median_deviation(len(trials))
             wary = (own if own > NOISIER * together else together) * share
-            middle = median(visits)
-            made[members] = Estimate(members, label, visits, middle, together * share, wary, freedom)
+            middle = median(trials)
+            made[members] = Estimate(members, label, trials, middle, together * share, wary, freedom)
     return made
 
 
@@ -117,7 +117,7 @@ def margin(a: Estimate, b: Estimate, count: int) -> float:
 
     Tukey's and Kramer's: the studentized range's quantile over √2, times the difference's standard error.
     """
-    few = min(len(a.visits), len(b.visits)) < _PUBLISHING_VISITS
+    few = min(len(a.trials), len(b.trials)) < _PUBLISHING_TRIALS
     return _quantile(a, b, count, _SCREENING_LEVEL if few else _LEVEL) * math.hypot(a.error, b.error)
 
 
@@ -125,10 +125,10 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
     """Return whether one of `count` links is slower than another by more than δ, for certain.
 
     Two conditions beside the simultaneous interval guard against a link that is noisier than its pool, or hit by a
-    few wild visits: nearly all of its visits are slower than the other's median, and the other's faster than its own.
+    few wild trials: nearly all of its trials are slower than the other's median, and the other's faster than its own.
     """
-    if min(len(top.visits), len(other.visits)) < FEWEST_VISITS:
-        return False  # a visit or two show no noise, so everything would look certain
+    if min(len(top.trials), len(other.trials)) < FEWEST_TRIALS:
+        return False  # a trial or two show no noise, so everything would look certain
     wary = replace(other, error=other.wary)
     far = top.middle - other.middle > delta + margin(top, wary, count)
     return far and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
@@ -138,7 +138,7 @@ def ties(a: Estimate, b: Estimate, delta: float) -> bool:
     """Return whether two links are equal up to δ: the 90 % interval of their difference lies within ±δ."""
     if a is b:
         return True
-    if min(len(a.visits), len(b.visits)) < FEWEST_VISITS:
+    if min(len(a.trials), len(b.trials)) < FEWEST_TRIALS:
         return False
     error = _quantile(a, b, 2, _TIE_LEVEL) * math.hypot(a.error, b.error)
     return abs(a.middle - b.middle) + error <= delta
@@ -201,7 +201,7 @@ class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
     Ratios: `spread` is (best − worst) / best; `delta` the difference that changes nobody's decision; `noise` how far
-    apart equals may look. `visits` are the fewest that any got. `failed` are the places where something failed or moved
+    apart equals may look. `trials` are the fewest that any got. `failed` are the places where something failed or moved
     wrong data, `lacking` those without a figure though there should be one, and `excused` counts those that never have
     one here (no peer access).
     """
@@ -213,7 +213,7 @@ class Ranking:
     delta: float
     noise: float
     spread: float
-    visits: int
+    trials: int
     failed: tuple[Members, ...] = ()
     lacking: tuple[Members, ...] = ()
     excused: int = 0
@@ -240,7 +240,7 @@ class Ranking:
 
     @property
     def all_tied(self) -> bool:
-        """True where enough visits put all within δ, or within what noise makes of equals: the choice does not matter.
+        """True where enough trials put all within δ, or within what noise makes of equals: the choice does not matter.
 
         It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
         for being the highest of many noisy figures. Noise that would hide three times δ proves nothing; nor does a
@@ -248,7 +248,7 @@ class Ranking:
         """
         if self.failed or self.lacking:
             return False
-        proves = self.visits >= FEWEST_VISITS and self.noise <= _WIDEST_NOISE * self.delta
+        proves = self.trials >= FEWEST_TRIALS and self.noise <= _WIDEST_NOISE * self.delta
         return self.one_tier and proves and self.spread <= max(self.delta, self.noise)
 
     @property
@@ -284,10 +284,10 @@ def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = No
 
     `ended` is the run's outcome for who has it already; the run may then hold this work at this size alone.
     """
-    cells = cells_of(run, work, size_bytes)
+    points = points_of(run, work, size_bytes)
     places = tuple(places_of(work, range(len(run.devices))))
-    found = estimates(cells, labels_of(run, cells))
-    return _ranking(run, ended or outcome(run), work, kind_of(work), places, cells, found)
+    found = estimates(points, labels_of(run, points))
+    return _ranking(run, ended or outcome(run), work, kind_of(work), places, points, found)
 
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
@@ -297,10 +297,10 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
     pairs there should be, all by default.
     """
     work = Work(operation)
-    cells = cells_of(run, work, size_bytes)
-    found = estimates(cells, labels_of(run, cells))
-    asked = (m for m in run.measurements if (m.cell.work, m.cell.size_bytes) == (work, size_bytes))
-    untried = {frozenset(measurement.cell.members) for measurement in asked if measurement.untried}
+    points = points_of(run, work, size_bytes)
+    found = estimates(points, labels_of(run, points))
+    asked = (m for m in run.measurements if (m.point.work, m.point.size_bytes) == (work, size_bytes))
+    untried = {frozenset(measurement.point.members) for measurement in asked if measurement.untried}
     slower: dict[Members, Members] = {}
     for members in found:
         pair = (min(members), max(members))
@@ -316,7 +316,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
         work,
         "pair",
         tuple(combinations(positions, 2)),
-        {pair: cells[members] for pair, members in slower.items()},
+        {pair: points[members] for pair, members in slower.items()},
         {pair: found[members] for pair, members in slower.items()},
     )
 
@@ -348,13 +348,13 @@ def _ranking(
     work: Work,
     kind: str,
     places: tuple[Members, ...],
-    cells: Mapping[Members, Measurement],
+    points: Mapping[Members, Measurement],
     found: Mapping[Members, Estimate],
 ) -> Ranking | None:
-    """Return the ranking of what was `found` in `cells` of one size; `places` should be there, each a `kind`."""
+    """Return the ranking of what was `found` in `points` of one size; `places` should be there, each a `kind`."""
     if not found:
         return None
-    size_bytes = next(iter(cells.values())).cell.size_bytes
+    size_bytes = next(iter(points.values())).point.size_bytes
     order = sorted(found, key=lambda members: _rank(found[members]))
     delta = tolerance(size_bytes)
     ordered = [found[members] for members in order]
@@ -362,7 +362,7 @@ def _ranking(
     best, worst = ordered[0], ordered[-1]
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
-        summary = summarize(cells[members])
+        summary = summarize(points[members])
         if ended.failed(members):
             relation = Relation.FAILED
         elif differs(best, estimate, len(ordered), delta):
@@ -384,7 +384,7 @@ def _ranking(
         delta=delta,
         noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
         spread=1 - math.exp(worst.middle - best.middle),
-        visits=min(len(estimate.visits) for estimate in ordered),
+        trials=min(len(estimate.trials) for estimate in ordered),
         failed=tuple(place for place in places if ended.failed(place)),
         lacking=tuple(place for place in absent if place not in excused),
         excused=len(excused),
@@ -396,7 +396,7 @@ def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Mem
 
     Numbers decide between places last: under other numbers the machine is the same.
     """
-    return -estimate.middle, -len(estimate.visits), estimate.wary, estimate.visits, estimate.members
+    return -estimate.middle, -len(estimate.trials), estimate.wary, estimate.trials, estimate.members
 
 
 def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
@@ -406,10 +406,10 @@ def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
     only some of them differ for certain.
     """
     starts = [0]
-    for place, estimate in enumerate(ordered):
+    for index, estimate in enumerate(ordered):
         while differs(ordered[starts[-1]], estimate, len(ordered), delta):
-            starts.append(_below_widest_gap(ordered, starts[-1], place))
-    return [bisect_right(starts, place) for place in range(len(ordered))]
+            starts.append(_below_widest_gap(ordered, starts[-1], index))
+    return [bisect_right(starts, index) for index in range(len(ordered))]
 
 
 def _below_widest_gap(ordered: Sequence[Estimate], top: int, place: int) -> int:

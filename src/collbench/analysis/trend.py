@@ -14,10 +14,10 @@ from collbench.analysis.compare import (
     Key,
     Named,
     Verdict,
-    cells,
     compare,
     differences,
     match_devices,
+    points_by_key,
 )
 from collbench.model.operations import Operation
 from collbench.model.run import Run
@@ -27,7 +27,8 @@ from collbench.model.run import Run
 class Point:
     """One run's figures of a work at a size, GB/s. `worst` are positions of the first run; `change` is of the median.
 
-    `worse` counts the cells of this work and size that are worse than in the first run for certain, `cells` all.
+    `worse` counts the data points of this work and size that are worse than in the first run for certain,
+    `points_by_key` all.
     """
 
     run: int
@@ -36,7 +37,7 @@ class Point:
     median_gbs: float
     change: float
     worse: int
-    cells: int
+    compared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Runs by date, their lines, and the last one cell by cell against the first.
+    """Runs by date, their lines, and the last one data point by data point against the first.
 
     `steps` are of each run what else differs from the run before it: NCCL, driver, host, ….
     """
@@ -70,15 +71,15 @@ def by_date(runs: Sequence[Run]) -> list[int]:
 def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = None) -> Trend:
     """Return what became of the first run; `runs` are sorted by date, two at least."""
     first, *later = runs
-    all_cells = [cells(first), *(cells(run, match_devices(first, run).positions) for run in later)]
+    all_points = [points_by_key(first), *(points_by_key(run, match_devices(first, run).positions) for run in later)]
     compared = [compare(first, run, fail_below, operation) for run in later]
-    common = set.intersection(*(set(found) for found in all_cells))
-    works = {key.work for key in common if operation in (None, all_cells[0][key].work.operation)}
+    common = set.intersection(*(set(found) for found in all_points))
+    works = {key.work for key in common if operation in (None, all_points[0][key].work.operation)}
     lines = []
     for work in sorted(works):
         size = max(key.size_bytes for key in common if key.work == work)
         keys = sorted(key for key in common if key.work == work and key.size_bytes == size)
-        lines.append(_line(work, keys, all_cells, compared))
+        lines.append(_line(work, keys, all_points, compared))
     steps: list[tuple[Difference, ...]] = [()]
     for before, run in pairwise(runs):
         found = differences(before, run, match_devices(before, run).positions)
@@ -91,12 +92,12 @@ def _line(work: str, keys: list[Key], runs: list[dict[Key, Named]], compared: li
     found_worse = [{change.key for change in one.changes if change.verdict is Verdict.WORSE} for one in compared]
     worse = [0, *(len(found & wanted) for found in found_worse)]
     points: list[Point] = []
-    for place, found in enumerate(runs):
+    for index, found in enumerate(runs):
         rates = {key: found[key].gbs for key in keys}
         slowest = min(keys, key=lambda key: (rates[key], key))
         middle = median(rates.values())
         start = points[0].median_gbs if points else middle
         points.append(
-            Point(place, slowest.members, rates[slowest], middle, middle / start - 1, worse[place], len(keys))
+            Point(index, slowest.members, rates[slowest], middle, middle / start - 1, worse[index], len(keys))
         )
     return Line(work, keys[0].size_bytes, len(keys), tuple(points))

@@ -13,7 +13,7 @@ from collbench.analysis.physics import DEGRADED, HIDDEN, chained
 from collbench.analysis.rings import Sets
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, nvlinks
-from collbench.model.run import Audit, Device, Path
+from collbench.model.run import Device, InterferenceCheck, Path
 
 # What pairs and ports carry in one direction at most, GB/s, by labels and the GPUs' names; ∞ where not known.
 
@@ -45,12 +45,12 @@ def port_capacities(
     some of them.
     """
     ports = np.full(len(devices), math.inf)
-    hidden = {place for pair, path in paths.items() if links[pair] > 0 and not nvlinks(path) for place in pair}
-    for place, device in enumerate(devices):
-        there = capacity[place, links[place] > 0]
+    hidden = {position for pair, path in paths.items() if links[pair] > 0 and not nvlinks(path) for position in pair}
+    for position, device in enumerate(devices):
+        there = capacity[position, links[position] > 0]
         if len(there):
-            total = float(there.max() if plane[place] >= 0 else there.sum())
-            ports[place] = min(total, theory.most_nvlink_gbs(device.name)) if place in hidden else total
+            total = float(there.max() if plane[position] >= 0 else there.sum())
+            ports[position] = min(total, theory.most_nvlink_gbs(device.name)) if position in hidden else total
     return ports
 
 
@@ -103,9 +103,9 @@ class Uplinks:
     staged: NDArray[np.bool_]
     capacity: Values
 
-    def of(self, place: Sequence[int]) -> Uplinks:
+    def of(self, positions: Sequence[int]) -> Uplinks:
         """Return the same for some of the devices."""
-        some = list(place)
+        some = list(positions)
         return Uplinks(self.group[some], self.staged[some], self.capacity[some])
 
 
@@ -212,7 +212,7 @@ def _ways_out(sets: Sets, links: Values) -> Values:
 
 # An NVLink label at PCIe's rate is not in use.
 _NO_FASTER = 1.1
-# A pair this near to its whole number of links has them all: visits are no surer than that.
+# A pair this near to its whole number of links has them all: trials are no surer than that.
 _WHOLE = 0.04
 _BELOW_A_HOST = ("PIX", "PXB", "PHB")
 # What is left of a PCIe hop's bandwidth in a ring of many [docs/method.md 11.3: 5.6 of 9.5 GB/s on a DGX-1V].
@@ -253,22 +253,22 @@ class Wiring:
 
     def of(self, members: Sequence[int]) -> Wiring:
         """Return the wiring of some of the devices, in the order given."""
-        place = list(members)
-        some = np.ix_(place, place)
+        positions = list(members)
+        some = np.ix_(positions, positions)
         return Wiring(
             rates=self.rates[some],
             nvlink=self.nvlink[some],
             links=self.links[some],
             alone=self.alone[some],
             share=self.share[some],
-            plane=self.plane[place],
+            plane=self.plane[positions],
             capacity=self.capacity[some],
-            port=self.port[place],
-            uplinks=tuple(level.of(place) for level in self.uplinks),
-            host=self.host[place],
+            port=self.port[positions],
+            uplinks=tuple(level.of(positions) for level in self.uplinks),
+            host=self.host[positions],
             broken=self.broken[some],
             missing=self.missing[some],
-            filled=self.filled and self.filled.of(place),
+            filled=self.filled and self.filled.of(positions),
         )
 
 
@@ -276,7 +276,7 @@ def wiring(
     devices: Sequence[Device],
     paths: Mapping[Pair, Path],
     rates: Rates,
-    audits: Sequence[Audit] = (),
+    checks: Sequence[InterferenceCheck] = (),
     broken: NDArray[np.bool_] | None = None,
 ) -> Wiring:
     """Return the wiring that labels and measured rates show together; where they contradict, the rate decides.
@@ -287,9 +287,9 @@ def wiring(
     broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken
     missing = (np.minimum(rates, rates.T) <= 0) & ~np.eye(len(rates), dtype=bool)
     if not missing.any():
-        return _wired(devices, paths, rates, audits, broken)
-    filled = _wired(devices, paths, _filled(devices, paths, rates, missing), audits, broken)
-    found = _wired(devices, paths, np.where(missing, 0.0, rates), audits, broken, filled)
+        return _wired(devices, paths, rates, checks, broken)
+    filled = _wired(devices, paths, _filled(devices, paths, rates, missing), checks, broken)
+    found = _wired(devices, paths, np.where(missing, 0.0, rates), checks, broken, filled)
     return replace(found, missing=missing & ~broken, filled=filled)
 
 
@@ -297,7 +297,7 @@ def _wired(
     devices: Sequence[Device],
     paths: Mapping[Pair, Path],
     rates: Rates,
-    audits: Sequence[Audit],
+    checks: Sequence[InterferenceCheck],
     broken: NDArray[np.bool_],
     filled: Wiring | None = None,
 ) -> Wiring:
@@ -316,7 +316,7 @@ def _wired(
         nvlink=np.minimum(_snapped(nvlink, links), capacity),
         links=links,
         alone=np.minimum(single_hops(rates, links, below, capacity), capacity),
-        share=np.where(links > 0, 1.0, _shares(n, paths, audits)),
+        share=np.where(links > 0, 1.0, _shares(n, paths, checks)),
         plane=plane,
         capacity=capacity,
         port=port_capacities(devices, paths, joins, plane, capacity),
@@ -381,15 +381,15 @@ def _snapped(nvlink: Rates, links: Rates) -> Rates:
     return np.where(near, whole, nvlink)
 
 
-def _shares(n: int, paths: Mapping[Pair, Path], audits: Sequence[Audit]) -> Rates:
-    """Return what a hop keeps beside others: 0.6 (docs/method.md 11.3), or more where its label's audit found more.
+def _shares(n: int, paths: Mapping[Pair, Path], checks: Sequence[InterferenceCheck]) -> Rates:
+    """Return what a hop keeps beside others: 0.6 (docs/method.md 11.3), or more where its label's check found more.
 
-    Less is left to `pcie`: an audit loads all switches at once, a ring of few devices does not.
+    Less is left to `pcie`: an interference check loads all switches at once, a ring of few devices does not.
     """
     found: dict[str, float] = {}
-    for audit in audits:
-        if not is_nvlink(audit.label):
-            found[audit.label] = min(found.get(audit.label, 1.0), max(audit.ratio, CROWDED))
+    for check in checks:
+        if not is_nvlink(check.label):
+            found[check.label] = min(found.get(check.label, 1.0), max(check.ratio, CROWDED))
     shares = np.full((n, n), CROWDED)
     for pair, path in paths.items():
         shares[pair] = shares[pair[::-1]] = found.get(path.label, CROWDED)
@@ -409,7 +409,7 @@ def _planes(devices: Sequence[Device], nvlink: Rates, links: Rates) -> NDArray[n
         inside = np.flatnonzero(group == number)
         block = np.ix_(inside, inside)
         counted, carried = links[block].sum(axis=1), nvlink[block].sum(axis=1)
-        names = [devices[place].name for place in inside.tolist()]
+        names = [devices[position].name for position in inside.tolist()]
         ports = [theory.most_nvlink_gbs(name) for name in names]
         if any(counted > [theory.most_nvlinks(name) for name in names]) or any(carried > ports):
             planes[inside] = number

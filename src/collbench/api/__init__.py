@@ -207,8 +207,8 @@ def rank(
         work = Work(Operation(operation), Variant(variant), numa_node)
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
-    cells = [found.cell for found in run.measured(work.variant) if found.cell.work == work]
-    sizes = {cell.size_bytes for cell in cells if len(cell.members) <= 2}  # a communicator of more is no link
+    points = [found.point for found in run.measured(work.variant) if found.point.work == work]
+    sizes = {point.size_bytes for point in points if len(point.members) <= 2}  # a communicator of more is no link
     if not sizes:
         return None
     if wanted is not None and wanted not in sizes:
@@ -297,7 +297,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.api import surveying, values
     from collbench.api.measuring import serve
     from collbench.api.requests import MeasureOptions, request_of
-    from collbench.distributed.launchers import find_place
+    from collbench.distributed.launchers import find_launch
     from collbench.model.capabilities import BACKENDS, is_simulated
     from collbench.runfile import saved_runs
 
@@ -314,8 +314,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         return surveying.survey_simulated(asked, cluster, chosen)
     if cluster is not None:
         raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
-    place = find_place(os.environ)
-    if place is None:
+    launch = find_launch(os.environ)
+    if launch is None:
         raise UsageError(
             "nodes are measured by one process for each GPU: start them with srun, torchrun or mpirun, or simulate a "
             "cluster with backend='sim'"
@@ -323,11 +323,11 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     library = None if nccl is None else os.fspath(values.path(nccl))
     shared = request_of("nodes", MeasureOptions(backend=backend, nccl=library, seed=chosen), ("nodes",))
     request = surveying.request_for(asked, shared)
-    if place.rank > 0:
-        serve(request, place, SILENT)
+    if launch.rank > 0:
+        serve(request, launch, SILENT)
         return None
     path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
-    found = surveying.survey_launch(asked, request, path, place)
+    found = surveying.survey_launch(asked, request, path, launch)
     if found.failure is not None:
         raise found.failure
     return found
@@ -395,12 +395,12 @@ def _check_alone(what: str) -> None:
 
     In one of them CUDA_VISIBLE_DEVICES would come too late for the others, too.
     """
-    from collbench.distributed.launchers import find_place
+    from collbench.distributed.launchers import find_launch
 
-    place = find_place(os.environ)
-    if place is not None:
+    launch = find_launch(os.environ)
+    if launch is not None:
         raise UsageError(
-            f"collbench.{what} was called in one of {place.world_size} processes that {place.launcher} started, and "
+            f"collbench.{what} was called in one of {launch.world_size} processes that {launch.launcher} started, and "
             "each would act for itself: do it before they start, with 'collbench train' or 'collbench select'"
         )
 

@@ -15,7 +15,7 @@ from collbench.api import training
 from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.backends import factory
-from collbench.distributed.launchers import find_place
+from collbench.distributed.launchers import find_launch
 from collbench.launch import ablation as ablations
 from collbench.launch import experiment as experiments
 from collbench.launch import rendezvous, torchrun
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collbench.launch.experiment import Experiment, Reporter
 
 
-def prepare(arguments: AblateArguments, told: Reporter, notices: Notices = SILENT) -> Experiment:
+def prepare(arguments: AblateArguments, reported: Reporter, notices: Notices = SILENT) -> Experiment:
     """Choose the devices of both arms, as `collbench train` does, and return what is ready to be trained.
 
     Raises what cannot be compared or started, before anything is.
@@ -43,7 +43,7 @@ def prepare(arguments: AblateArguments, told: Reporter, notices: Notices = SILEN
     chosen = _choose(arguments, notices)
     words = (*arguments.passed, *chosen.binding, "--", *arguments.train.program)
     plan = experiments.Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force)
-    experiment = experiments.Experiment(_begun(arguments, change, chosen), plan, told)
+    experiment = experiments.Experiment(_begun(arguments, change, chosen), plan, reported)
     for _train, *rest in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in experiment.ablation.arms):
         training.prepare(split(rest))  # what `collbench train` would refuse, it refuses at once
     return experiment
@@ -70,7 +70,7 @@ def perform(experiment: Experiment, notices: Notices = SILENT, *, allreduce: boo
 def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None:
     """Raise UsageError for what cannot be compared here, before anything is started."""
     ablations.refuse_alike(change, os.environ)
-    if find_place(os.environ) is not None:
+    if find_launch(os.environ) is not None:
         raise UsageError(
             "ablate starts torchrun itself, many times: run it by itself, without torchrun, srun or mpirun"
         )

@@ -125,7 +125,7 @@ def _suspicious(run: Run, verdict: Verdict) -> Iterator[Pair]:
     if other is None:
         return
     pair = (min(first, other), max(first, other))
-    samples = [s for found in run.measured() if set(found.cell.members) == set(pair) for s in found.samples]
+    samples = [s for found in run.measured() if set(found.point.members) == set(pair) for s in found.samples]
     if any(sample.concurrent for sample in samples):
         yield pair
 
@@ -156,15 +156,15 @@ def _alone(request: Request, run: Run, pair: Pair) -> Run:
 
 
 def _add(run: Run, alone: Run, pair: Pair) -> None:
-    """Add the samples of a run of this pair alone to the cells of the whole run."""
-    cells = {found.cell: found for found in run.measurements}
+    """Add the samples of a run of this pair alone to the data points of the whole run."""
+    points = {found.point: found for found in run.measurements}
     for found in alone.measurements:
-        members = tuple(pair[member] for member in found.cell.members)
-        for cell in (replace(found.cell, members=members), replace(found.cell, members=members[::-1])):
-            if cell in cells and (cell.members == members or cell.operation.is_collective):
-                cells[cell].samples += found.samples
+        members = tuple(pair[member] for member in found.point.members)
+        for point in (replace(found.point, members=members), replace(found.point, members=members[::-1])):
+            if point in points and (point.members == members or point.operation.is_collective):
+                points[point].samples += found.samples
                 if found.failure:
-                    cells[cell].stop, cells[cell].failure = found.stop, found.failure
+                    points[point].stop, points[point].failure = found.stop, found.failure
                 break
 
 
@@ -195,13 +195,13 @@ class ToolTexts:
                     f"the text of nvidia-smi has {', '.join(text.gpus)}, and the run {', '.join(absent)} as well: "
                     "save the text on the run's machine"
                 )
-        told = with_words(run.devices, run.paths, self.topology, self.peers)
+        reported = with_words(run.devices, run.paths, self.topology, self.peers)
         paths = tuple(
             replace(
                 old,
                 tool_label=new.tool_label if self.topology else old.tool_label,
                 tool_peer_access=new.tool_peer_access if self.peers else old.tool_peer_access,
             )
-            for old, new in zip(run.paths, told, strict=True)
+            for old, new in zip(run.paths, reported, strict=True)
         )
         return replace(run, paths=paths)

@@ -75,7 +75,7 @@ class Evidence:
         """Return the run with the GPUs' health of this moment: who was busy when it was saved says little now.
 
         What its own counters of NVLink errors were stays as the start, so that errors since then count. A probe's
-        reading stands: its killed workers may still be on the GPUs. What visits saw of other processes is forgotten,
+        reading stands: its killed workers may still be on the GPUs. What trials saw of other processes is forgotten,
         for they may have gone. `states` are by UUID, where NVML was asked already. Raises MachineError for a lost GPU.
         """
         if self.probed or not capabilities(self.run.backend).nvml:
@@ -183,7 +183,7 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
     """Return a run without a measurement: enough where all of the devices are wanted, and only their health counts."""
     from importlib.metadata import version  # late: 10 ms
 
-    settings = Settings((), (), dtype="float32", redop="sum", visits=0, seed=0, command=(), environment={})
+    settings = Settings((), (), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={})
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine = replace(factory.here(), fabric=fabric or "")
     run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
@@ -248,7 +248,7 @@ def probe(wanted: Wanted, why: str, notices: Notices) -> Run:
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted in the probe: {wanted.undone}") from error
     except CollbenchError as error:
-        raise error.retold(f"the probe failed: {error}; {wanted.undone}") from error
+        raise error.reworded(f"the probe failed: {error}; {wanted.undone}") from error
     if status := outcome(run).status:
         from collbench.output.text.frame import headline  # late: numpy
 
@@ -284,7 +284,7 @@ def _unfit(run: Run) -> Unfit | None:
     from collbench.analysis.choice import BUSY
     from collbench.analysis.problem import left_out  # late: numpy
 
-    if not any(len(found.cell.members) == 2 and found.cell.size_bytes >= TELLING_BYTES for found in run.measured()):
+    if not any(len(found.point.members) == 2 and found.point.size_bytes >= TELLING_BYTES for found in run.measured()):
         return Unfit("timed no pairs at a size that shows bandwidth")
     busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
     return Unfit(f"was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}") if busy else None

@@ -13,7 +13,7 @@ from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.backends import factory
 from collbench.bench.plan import Request, requested
-from collbench.distributed.launchers import find_place
+from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
@@ -118,7 +118,7 @@ def check_fabric(backend: str, fabric: str | None) -> None:
             raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
         return
     factory.simulated(fabric)
-    if find_place(os.environ) is not None:
+    if find_launch(os.environ) is not None:
         raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
 
 

@@ -181,7 +181,7 @@ def _evidence(asked: SelectRequest, wanted: Wanted, notices: Notices) -> Evidenc
     if not present:
         raise MachineError("no GPU to choose: CUDA shows none to this process; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     excluded = _excluded(asked, present)
-    left = tuple(device for place, device in enumerate(present) if place not in excluded)
+    left = tuple(device for position, device in enumerate(present) if position not in excluded)
     if count > len(left):
         tags = ", ".join(device.tag for device in left) or "none"
         raise UsageError(f"{count} is more than the {len(left)} that may be chosen here ({tags}): ask for fewer")
@@ -252,7 +252,9 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
     except DataCorruption:
         raise  # its line says whom not to trust
     except CollbenchError as error:
-        raise error.retold(f"cannot measure the finalists: {error}; --no-verify answers by prediction alone") from error
+        raise error.reworded(
+            f"cannot measure the finalists: {error}; --no-verify answers by prediction alone"
+        ) from error
     run = run_file.again(found.run)
     if status := outcome(run).status:
         from collbench.output.text.frame import headline
@@ -282,7 +284,7 @@ def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
 def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
     """Return the run with its members as positions in `devices`."""
     measurements = [
-        replace(found, cell=replace(found.cell, members=tuple(used[member] for member in found.cell.members)))
+        replace(found, point=replace(found.point, members=tuple(used[member] for member in found.point.members)))
         for found in run.measurements
     ]
     return replace(run, devices=tuple(devices), paths=(), measurements=measurements)

@@ -167,7 +167,7 @@ def survey_launch(
             from collbench.bench.session import begun_run  # late: numpy
 
             works = tuple(work.operation for work in request.collectives)
-            settings = settings_of(request, works, request.sizes or (), visits=1, environment=dict(opened.environment))
+            settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
             run = begun_run(opened, replace(settings, processes=place.world_size, launcher=place.launcher))
             return _survey(asked, opened, run, RunWriter(run, path, notices.say, replace=request.force), notices)
         except KeyboardInterrupt as error:

@@ -126,7 +126,7 @@ _LAUNCH_WARMUP = 5
 _MIB = 2**20
 # Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): rotating through it, no message is served by a cache.
 _SMALLEST_BUFFER = 256 * _MIB
-# Where four times as much fits, room for more messages of a block, each of which is then verified. By arithmetic, not
+# Where four times as much fits, room for more messages of a batch, each of which is then verified. By arithmetic, not
 # measured: 0.3 ms to poison and 0.3 ms to compare at 3 TB/s, beside 2.5 ms to copy at 400 GB/s.
 _ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 # NCCL's own buffers: about 10 MiB a channel and peer, up to 32 channels [NCCL docs, NCCL_BUFFSIZE = 4 MiB, in and out].
@@ -136,7 +136,7 @@ _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
 _WORD = 8  # bytes that an access of the pointer chase reads
-# Longest wait for one block: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
+# Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # Whoever runs this backend in a child process has a shorter watch on it.
 _DEADLINE_S = 30.0
 
@@ -264,7 +264,7 @@ class CudaBackend:
                 pull=how.pull,
                 bytes=step.size_bytes,
                 iterations=step.iterations,
-                batches=step.blocks,
+                batches=step.batches,
                 warmup=step.warmup,
                 deadline=_DEADLINE_S,
             )
@@ -277,12 +277,12 @@ class CudaBackend:
             _native.ChaseRound(
                 links=[transfer for group in step.groups for transfer in _transfers(step.work, group)],
                 accesses=step.iterations,
-                batches=step.blocks,
+                batches=step.batches,
                 warmup=step.warmup,
                 deadline=_DEADLINE_S,
             )
         )
-        read = step.iterations * (step.blocks + step.warmup) * _WORD
+        read = step.iterations * (step.batches + step.warmup) * _WORD
         return Timing(tuple(map(tuple, seconds)), coverage=(Coverage(read, read),) * len(step.groups))
 
     def time_collective(self, step: Step) -> Timing:
@@ -306,7 +306,7 @@ class CudaBackend:
                     in_place=step.variant is Variant.IN_PLACE,
                     verify=step.verify,
                     iterations=step.iterations,
-                    batches=step.blocks,
+                    batches=step.batches,
                     warmup=step.warmup,
                     launch_iterations=step.launches,
                     launch_warmup=_LAUNCH_WARMUP,

@@ -283,7 +283,7 @@ def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, colle
         return Opened(
             backend,
             _with_facts(machine, facts),
-            tools.told(devices, _with_peers(paths, facts)),
+            tools.with_reports(devices, _with_peers(paths, facts)),
             health=lambda: _health(nvml, devices, occupants, held),
             close=stack.pop_all().close,
             vacate=backend.reap,

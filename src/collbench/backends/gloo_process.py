@@ -27,7 +27,7 @@ _SLOWEST_RATE = 20e6
 
 NO_WORDS = "it wrote nothing to stderr"
 
-# A worker whose pipe has closed is about to exit; a worker that was told to go exits at once.
+# A worker whose pipe has closed is about to exit; a worker that was asked to go exits at once.
 EXIT_S = 5.0
 
 
@@ -122,7 +122,7 @@ def task_of(step: Step) -> Task:
         groups=step.groups,
         count=_count(step),
         iterations=step.iterations,
-        blocks=step.blocks,
+        batches=step.batches,
         warmup=step.warmup,
         dtype=step.dtype,
         redop=step.redop,
@@ -149,7 +149,7 @@ def _count(step: Step) -> int:
 
 def expected_seconds(step: Step) -> float:
     """Return how long a step may take on the slowest machine, in seconds."""
-    messages = step.iterations * (step.blocks + step.warmup) + 1
+    messages = step.iterations * (step.batches + step.warmup) + 1
     return messages * step.size_bytes * max(map(len, step.groups)) / _SLOWEST_RATE
 
 

@@ -25,14 +25,14 @@ class Segment:
 class Layout:
     """One rank's buffers in elements: it sends `sent` and receives `received`, of which `segments` are verified.
 
-    With `shared` both lie in one buffer, the shorter at element `place` of the longer.
+    With `shared` both lie in one buffer, the shorter at element `offset` of the longer.
     """
 
     sent: int
     received: int
     segments: tuple[Segment, ...]
     shared: bool
-    place: int
+    offset: int
 
     @property
     def length(self) -> int:
@@ -45,8 +45,8 @@ def layout(task: Task, position: int, members: int) -> Layout:
     row, at_root = Operation(task["operation"]).collective, position == task["root"]
     sent, received = (part.count(task["count"], members, at_root=at_root) for part in (row.sends, row.receives))
     shared = task["in_place"] or row.gloo_buffers == 1  # gloo works in the buffer that holds the input
-    place = position * (task["count"] // members) if 0 < min(sent, received) < max(sent, received) else 0
-    return Layout(sent, received, tuple(_segments(task, position, members)), shared, place)
+    offset = position * (task["count"] // members) if 0 < min(sent, received) < max(sent, received) else 0
+    return Layout(sent, received, tuple(_segments(task, position, members)), shared, offset)
 
 
 def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:
@@ -106,7 +106,7 @@ class Task(TypedDict):
     groups: tuple[tuple[int, ...], ...]
     count: int
     iterations: int
-    blocks: int
+    batches: int
     warmup: int
     dtype: str
     redop: str

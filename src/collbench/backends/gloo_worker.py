@@ -77,7 +77,7 @@ class Message:
         buffer = torch.empty(elements.length, dtype=self._dtype)
         if not elements.shared:
             return Slot(buffer[: elements.sent], buffer[elements.sent :])
-        inner = slice(elements.place, elements.place + min(elements.sent, elements.received))
+        inner = slice(elements.offset, elements.offset + min(elements.sent, elements.received))
         return Slot(buffer, buffer[inner]) if elements.sent >= elements.received else Slot(buffer[inner], buffer)
 
     def fill(self, slot: Slot, *, steady: bool) -> None:
@@ -170,7 +170,7 @@ class GlooRank:
         wrong = message.first_wrong(slots[0], steady=False) if task["verify"] else None
         for slot in slots:
             message.fill(slot, steady=True)
-        seconds = [_time_block(run, slots, task["iterations"], group) for _ in range(task["warmup"] + task["blocks"])]
+        seconds = [_time_batch(run, slots, task["iterations"], group) for _ in range(task["warmup"] + task["batches"])]
         for slot in slots if task["verify"] else ():
             wrong = wrong or message.first_wrong(slot, steady=True)
         return Reply(seconds=seconds[task["warmup"] :], wrong=wrong)
@@ -223,7 +223,7 @@ def _collective(task: Task, order: Sequence[int], rank: int, group: dist.Process
     return calls[task["operation"]]
 
 
-def _time_block(
+def _time_batch(
     run: Callable[[Slot], object], slots: Sequence[Slot], iterations: int, group: dist.ProcessGroup
 ) -> float:
     """Return this rank's seconds per iteration, back to back after the group has met."""

@@ -118,7 +118,7 @@ def corruption(step: Step, rank: int, wrong: tuple[int, float, float], names: Se
 
 
 def _timing(step: Step, replies: Sequence[Reply], cores: Sequence[int]) -> Timing:
-    """Return the slowest rank's time of each block of each group. Raises DataCorruption for a wrong element."""
+    """Return the slowest rank's time of each batch of each group. Raises DataCorruption for a wrong element."""
     for rank, reply in enumerate(replies):
         if reply["wrong"] is not None:
             raise corruption(step, rank, reply["wrong"], [f"core {core}" for core in cores])
@@ -203,13 +203,13 @@ class HostBackend:
         pull = step.operation is Operation.CPU_READ
         try:
             session = self._session_for(step.size_bytes)
-            seconds = session.time_copies(links, pull, step.size_bytes, step.iterations, step.blocks, step.warmup)
+            seconds = session.time_copies(links, pull, step.size_bytes, step.iterations, step.batches, step.warmup)
         except _native.DataError as error:
             raise _corruption(step, links, error) from error
         except (RuntimeError, MemoryError) as error:
             size = format_approximate_size(step.size_bytes)
             raise BackendError(f"{step.operation} of {size} between cores {links} failed: {error}") from error
-        return Timing(seconds=tuple(tuple(blocks) for blocks in seconds))
+        return Timing(seconds=tuple(tuple(batches) for batches in seconds))
 
     def time_collective(self, step: Step) -> Timing:
         """Time one gloo collective on each group, concurrently; launch_seconds is empty: nothing is launched."""

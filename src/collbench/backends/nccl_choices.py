@@ -21,7 +21,7 @@ from collbench.model.run import Chosen, Device
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
-# Rank 0 tells, once for each launch or capture. Before 2.20 nothing is told.
+# Rank 0 tells, once for each launch or capture. Before 2.20 nothing is reported.
 _WORDS = re.compile(  # 2.24 and later [enqueue.cc]
     r"NCCL INFO (?P<name>\w+): (?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+) "
     r"channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
@@ -35,7 +35,7 @@ _SYMMETRIC = re.compile(  # since 2.28, on registered symmetric memory [symmetri
 
 
 def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step]) -> list[Chosen]:
-    """Return what NCCL chose for each step's first group, where it told; a step that fails is left out.
+    """Return what NCCL chose for each step's first group, where it reported; a step that fails is left out.
 
     `open_probe` starts a process with these variables beside the user's own and returns a backend that runs in it, with
     NCCL open. The GPUs must have room for it. Raises what opening raises.
@@ -68,7 +68,7 @@ def questions(steps: Iterable[Step]) -> list[Step]:
             variant=Variant.PLAIN,
             verify=False,
             iterations=1,
-            blocks=1,
+            batches=1,
             warmup=0,
             launches=0,
         )
@@ -85,16 +85,16 @@ def probe(devices: tuple[Device, ...], nccl_path: str | None, variables: Mapping
 
 
 def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chosen | None:
-    """Return what NCCL's log says of a message, None where it does not tell. `size_bytes` as in a cell.
+    """Return what NCCL's log says of a message, None where it does not tell. `size_bytes` as in a data point.
 
     Depending on its version NCCL gives all-gather's and reduce-scatter's bytes in all or for one rank.
     """
     fitting = {size_bytes, size_bytes // ranks} if operation.shares else {size_bytes}
-    told = None
+    chosen = None
     for match in (found for line in log.splitlines() if (found := _match(line))):
         if match["name"] in (None, operation.collective.nccl) and int(match["bytes"]) in fitting:
-            told = Chosen(operation, ranks, size_bytes, *_decision(match))
-    return told
+            chosen = Chosen(operation, ranks, size_bytes, *_decision(match))
+    return chosen
 
 
 def _variables(folder: Path) -> dict[str, str]:

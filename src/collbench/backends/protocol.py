@@ -16,10 +16,10 @@ from collbench.model.run import DataPoint, Device, Refusal
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One visit's work: the same operation and size on disjoint groups of devices at the same time.
+    """One trial's work: the same operation and size on disjoint groups of devices at the same time.
 
-    `groups` are members as in `model.Variant`. `iterations` per block (accesses of a pointer chase), `blocks`
-    timed blocks, `warmup` untimed blocks first. `launches` is how many ungraphed launches of a collective to time
+    `groups` are members as in `model.Variant`. `iterations` per batch (accesses of a pointer chase), `batches`
+    batches, `warmup` untimed batches first. `launches` is how many ungraphed launches of a collective to time
     beside (0: none). `verify` False leaves the data of collectives unchecked. `numa_node` as in `operations.Work`.
     """
 
@@ -27,7 +27,7 @@ class Step:
     groups: tuple[tuple[int, ...], ...]
     size_bytes: int
     iterations: int
-    blocks: int
+    batches: int
     warmup: int = 1
     dtype: str = "float32"
     redop: str = "sum"
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Bytes that a step's blocks delivered to a group, untimed ones too, and how many of them were compared there."""
+    """Bytes that a step's batches delivered to a group, untimed ones too, and how many of them were compared there."""
 
     moved: int
     verified: int
@@ -53,7 +53,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Raw seconds per iteration: `seconds[g][b]` for group g and block b, the maximum over a group's ranks.
+    """Raw seconds per iteration: `seconds[g][b]` for group g and batch b, the maximum over a group's ranks.
 
     `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
     much was compared, empty where nobody counts.
@@ -64,7 +64,7 @@ class Timing:
     coverage: tuple[Coverage, ...] = ()
 
     def region_seconds(self, step: Step) -> float:
-        """Return how long the step's timed blocks took; groups that ran at once count once."""
+        """Return how long the step's batches took; groups that ran at once count once."""
         longest: list[float] = [max(together) for together in zip(*self.seconds, strict=True)]
         return step.iterations * sum(longest)
 
@@ -115,7 +115,7 @@ class Backend(Protocol):
 
 
 def time_step(backend: Backend, step: Step) -> Timing:
-    """Time a step of either kind. Raises StepFailed where it costs its cells only."""
+    """Time a step of either kind. Raises StepFailed where it costs its data points only."""
     found = sound(backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step))
     if isinstance(found, StepFailed):
         raise found
@@ -123,10 +123,10 @@ def time_step(backend: Backend, step: Step) -> Timing:
 
 
 def sound(outcome: Timing | StepFailed) -> Timing | StepFailed:
-    """Return what became of a step: a failure where a block took no time, which no clock that runs gives."""
+    """Return what became of a step: a failure where a batch took no time, which no clock that runs gives."""
     if isinstance(outcome, StepFailed):
         return outcome
-    least = min(seconds for blocks in outcome.seconds for seconds in blocks)
+    least = min(seconds for batches in outcome.seconds for seconds in batches)
     if least > 0:
         return outcome
     return StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_TIME, seconds=least))
@@ -175,8 +175,8 @@ class Timeouts:
 
 
 def _expected_s(step: Step, rate: float) -> float:
-    messages = step.iterations * (step.warmup + step.blocks)
+    messages = step.iterations * (step.warmup + step.batches)
     messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
-    cells = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
+    points = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
     ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
-    return messages * (_SECONDS_A_MESSAGE + sum(cell.moved_bytes for cell in cells) * ranks / rate)
+    return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)

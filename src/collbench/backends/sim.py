@@ -31,7 +31,7 @@ _KERNELS = (Operation.SM_WRITE, Operation.SM_READ, Operation.H2D_SM, Operation.D
 _INWARD = (Operation.H2D_CE, Operation.H2D_SM)
 _MICRO = 1e-6
 _BUFFERS = 3  # as on real GPUs: source, send, target
-# What a step costs beside its blocks, for the clock alone: the visits of `pairs` on 4 × H200 were some 1300 steps, and
+# What a step costs beside its batches, for the clock alone: the trials of `pairs` on 4 × H200 were some 1300 steps, and
 # 0.8 s of their 1.9 s was queueing and verifying (README.md).
 _STEP_S = 6e-4
 # By the simulated clock, as Timeouts.floor_s by a real one.
@@ -54,8 +54,8 @@ class SimBackend:
         state = labels.health(fabric)
         self._health = tuple(state[gpu] for gpu in self._gpus)
         self._flags = tuple(
-            tuple(wrong(place, found.throttle, found.temperature, found.processes))
-            for place, found in enumerate(self._health)
+            tuple(wrong(position, found.throttle, found.temperature, found.processes))
+            for position, found in enumerate(self._health)
         )
         self._rng = np.random.default_rng(seed)
         self._drawn: Iterator[float] = iter(())
@@ -80,8 +80,8 @@ class SimBackend:
     def paths(self) -> tuple[Path, ...]:
         """Return the paths between the positions as the simulated tools tell them."""
         found = {frozenset(path.devices): path for path in labels.paths(self._fabric)}
-        places = combinations(range(len(self._gpus)), 2)
-        return tuple(replace(found[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in places)
+        pairs = combinations(range(len(self._gpus)), 2)
+        return tuple(replace(found[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in pairs)
 
     def health(self) -> tuple[Health, ...]:
         """Return each position's state."""
@@ -89,7 +89,7 @@ class SimBackend:
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
         """Return what is wrong on these positions, as machine.watch would see it."""
-        return tuple(flag for place in sorted(set(members)) for flag in self._flags[place])
+        return tuple(flag for position in sorted(set(members)) for flag in self._flags[position])
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the simulated user has set."""
@@ -157,7 +157,7 @@ class SimBackend:
         if not step.launches:
             return found
         launch = self._fabric.delays.launch * _MICRO
-        return Timing(found.seconds, tuple(blocks[0] + launch * self._noise() for blocks in found.seconds))
+        return Timing(found.seconds, tuple(batches[0] + launch * self._noise() for batches in found.seconds))
 
     def close(self) -> None:
         """Do nothing: nothing was opened."""
@@ -226,19 +226,19 @@ class SimBackend:
         return found
 
     def _timing(self, step: Step, costs: list[tuple[float, float]]) -> Timing:
-        """Return the blocks of each group: its time, times the visit's noise and the block's."""
+        """Return the batches of each group: its time, times the trial's noise and the batch's."""
         noise = self._fabric.noise
         seconds = []
         for wait, each_byte in costs:
-            visit = noise.visit * self._normal()
-            logs = (max(visit + noise.block * self._normal(), _FASTEST) for _ in range(step.blocks))
+            trial = noise.trial * self._normal()
+            logs = (max(trial + noise.batch * self._normal(), _FASTEST) for _ in range(step.batches))
             seconds.append(tuple((wait + step.size_bytes * each_byte) * math.exp(log) for log in logs))
-        slowest = max(blocks[0] for blocks in seconds)
-        self._seconds += _STEP_S + slowest * step.iterations * (step.blocks + step.warmup)
+        slowest = max(batches[0] for batches in seconds)
+        self._seconds += _STEP_S + slowest * step.iterations * (step.batches + step.warmup)
         return Timing(tuple(seconds))
 
     def _noise(self) -> float:
-        return math.exp(self._fabric.noise.visit * self._normal())
+        return math.exp(self._fabric.noise.trial * self._normal())
 
     def _normal(self) -> float:
         found = next(self._drawn, None)

@@ -51,7 +51,7 @@ class Open:
 class Facts:
     """What opening found: as Backend's methods of these names return, and where it comes from.
 
-    `operations` by variant; `multicast` is whether all GPUs support it, None where that cannot be told. `peers[i][j]`:
+    `operations` by variant; `multicast` is whether all GPUs support it, None where that is not known. `peers[i][j]`:
     CUDA lets GPU i reach GPU j's memory; empty where each GPU has a process of its own.
     """
 

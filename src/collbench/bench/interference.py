@@ -15,7 +15,7 @@ from collbench.bench.plan import Members, Plan, runs_alone
 from collbench.machine.labels import is_pcie, rank_key
 from collbench.model.errors import StepFailed
 from collbench.model.operations import Work
-from collbench.model.run import Audit, Path
+from collbench.model.run import InterferenceCheck, Path
 from collbench.model.units import algbw
 
 
@@ -59,15 +59,15 @@ def _disjoint(pairs: Sequence[Members]) -> list[Members]:
     return found
 
 
-_VISITS = 3
+_TRIALS = 3
 _PAIRS_A_LABEL = 2
 # Large enough that a shared wire would show; larger sizes only take longer.
 _LARGEST = 64 * 2**20
 
 
-def audit(
+def check_interference(
     backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random
-) -> tuple[list[Audit], float]:
+) -> tuple[list[InterferenceCheck], float]:
     """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed.
 
     Where labels tell of shared wires, pairs are taken that meet on them: in a random round they may happen not to.
@@ -83,18 +83,18 @@ def audit(
                 label = _label(paths, members)
                 if seen.get(label, 0) < _PAIRS_A_LABEL:
                     seen[label] = seen.get(label, 0) + 1
-                    with suppress(StepFailed):  # the cell's own visit will record why
+                    with suppress(StepFailed):  # the data point's own trial will record why
                         finding, seconds = _compare(backend, plan, work, together, members, label)
                         findings.append(finding)
                         timed += seconds
     return findings, timed
 
 
-def distrusted(plan: Plan, findings: list[Audit], paths: Mapping[frozenset[int], Path]) -> Plan:
-    """Return the plan with every label class that failed its audit measured alone, too.
+def distrusted(plan: Plan, findings: list[InterferenceCheck], paths: Mapping[frozenset[int], Path]) -> Plan:
+    """Return the plan with every label class that failed its interference check measured alone, too.
 
-    PCIe paths share wires across labels, and chance decides which of them meet in an audit: where one class fails for
-    one work, all of them are measured alone, for all works.
+    PCIe paths share wires across labels, and chance decides which of them meet in an interference check: where one
+    class fails for one work, all of them are measured alone, for all works.
     """
     failed = {(Work(found.operation, found.variant), found.label) for found in findings if not found.trusted}
     sharing = any(is_pcie(label) for _, label in failed)
@@ -118,17 +118,17 @@ def _label(paths: Mapping[frozenset[int], Path], members: Members) -> str:
 
 def _compare(
     backend: Backend, plan: Plan, work: Work, together: list[Members], members: Members, label: str
-) -> tuple[Audit, float]:
+) -> tuple[InterferenceCheck, float]:
     size = max((s for s in plan.sizes[work] if s <= _LARGEST), default=plan.sizes[work][0])
-    place = together.index(members)
+    index = together.index(members)
     steps = plan.step(work, together, size), plan.step(work, [members], size)
-    timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(_VISITS)]  # in turn
-    beside = [float(np.median(both.seconds[place])) for both, _ in timings]
+    timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(_TRIALS)]  # in turn
+    beside = [float(np.median(both.seconds[index])) for both, _ in timings]
     alone = [float(np.median(one.seconds[0])) for _, one in timings]
     delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (alone, beside)))
     ratio = float(np.median(alone) / np.median(beside))
     timed = sum(timing.region_seconds(step) for both in timings for step, timing in zip(steps, both, strict=True))
-    finding = Audit(
+    finding = InterferenceCheck(
         operation=work.operation,
         variant=work.variant,
         members=members,

@@ -28,8 +28,8 @@ _ROUND_START_S = 1.5
 _WORLD_START_S, _RANK_START_S = 0.65, 0.01
 # Assumed: rank 0 writes each step to every rank's connection, and reads the answer.
 _MESSAGE_S = 50e-6
-VISITS, BLOCKS, WARMUP = 3, 2, 1  # of a round: as of every cell that is screened (docs/method.md 6.3)
-_BLOCK_BYTES = 4 * 2**30  # as the longest blocks of copies: 20 ms on 8 cards of 400 Gb/s
+TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method.md 6.3)
+_BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards of 400 Gb/s
 _MOST_ITERATIONS = 20  # docs/method.md 3.1
 # What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].
 TARGETED = 8
@@ -50,8 +50,8 @@ class Phase:
 
 
 def iterations(size_bytes: int) -> int:
-    """Return how many all-reduces of a size make one timed block."""
-    return max(1, min(_MOST_ITERATIONS, _BLOCK_BYTES // size_bytes))
+    """Return how many all-reduces of a size make one batch."""
+    return max(1, min(_MOST_ITERATIONS, _BATCH_BYTES // size_bytes))
 
 
 def start_seconds(nodes: int, gpus: int) -> float:
@@ -60,10 +60,10 @@ def start_seconds(nodes: int, gpus: int) -> float:
 
 
 def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
-    """Return the seconds of one round: communicators, then visits of `size_bytes` at `gbs` GB/s of busbw."""
-    calls = WARMUP * iterations(size_bytes) + VISITS * BLOCKS * iterations(size_bytes)
+    """Return the seconds of one round: communicators, then trials of `size_bytes` at `gbs` GB/s of busbw."""
+    calls = WARMUP * iterations(size_bytes) + TRIALS * BATCHES * iterations(size_bytes)
     call = size_bytes * Operation.ALLREDUCE.busbw_factor(2 * gpus) / (gbs * 1e9)
-    return _ROUND_START_S + calls * call + VISITS * _MESSAGE_S * nodes * gpus
+    return _ROUND_START_S + calls * call + TRIALS * _MESSAGE_S * nodes * gpus
 
 
 def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase, ...]:
@@ -202,46 +202,46 @@ class NodePairs:
         """
         groups = tuple(self.ranks[a] + self.ranks[b] for a, b in pairs)
         operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
-        return self._visit(Step(operation, groups, self._size_bytes, iterations(self._size_bytes), BLOCKS, WARMUP))
+        return self._trial(Step(operation, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP))
 
     def measure_inside(self) -> None:
         """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
         for turn in zip(*(_rounds_of(len(ranks), max(map(len, self.ranks))) for ranks in self.ranks), strict=True):
             groups = tuple((own[a], own[b]) for own, pairs in zip(self.ranks, turn, strict=True) for a, b in pairs)
             if groups:
-                self._visit(
-                    Step(Operation.ALLREDUCE, groups, self._size_bytes, iterations(self._size_bytes), BLOCKS, WARMUP)
+                self._trial(
+                    Step(Operation.ALLREDUCE, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP)
                 )
 
-    def _visit(self, step: Step) -> list[float | None]:
-        """Visit the step's groups together; where that fails each alone, to find out which one it is."""
+    def _trial(self, step: Step) -> list[float | None]:
+        """Measure the step's groups together; where that fails each alone, to find out which one it is."""
         try:
             timings = [
-                time_step(self._backend, replace(step, warmup=0 if visit else WARMUP)) for visit in range(VISITS)
+                time_step(self._backend, replace(step, warmup=0 if trial else WARMUP)) for trial in range(TRIALS)
             ]
         except StepFailed as error:
             if len(step.groups) > 1:
-                return [rate for group in step.groups for rate in self._visit(replace(step, groups=(group,)))]
+                return [rate for group in step.groups for rate in self._trial(replace(step, groups=(group,)))]
             found = self._measurement(DataPoint(step.operation, step.groups[0], step.size_bytes))
             found.stop, found.failure = StopReason.FAILED, error.failure
             return [None]
         return [
-            self._record(step, group, [t.seconds[place] for t in timings]) for place, group in enumerate(step.groups)
+            self._record(step, group, [t.seconds[index] for t in timings]) for index, group in enumerate(step.groups)
         ]
 
-    def _record(self, step: Step, group: Members, visits: Sequence[tuple[float, ...]]) -> float:
-        """Keep the samples, and return busbw of the median visit."""
+    def _record(self, step: Step, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
+        """Keep the samples, and return busbw of the median trial."""
         found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
         concurrent = len(step.groups) > 1
-        found.samples += [Sample(seconds, step.iterations, concurrent) for seconds in visits]
-        middle = float(np.median([np.median(seconds) for seconds in visits]))
+        found.samples += [Sample(seconds, step.iterations, concurrent) for seconds in trials]
+        middle = float(np.median([np.median(seconds) for seconds in trials]))
         return algbw(step.size_bytes, middle) * step.operation.busbw_factor(len(group))
 
-    def _measurement(self, cell: DataPoint) -> Measurement:
-        if cell not in self._found:
-            self._found[cell] = Measurement(cell)
-            self._run.measurements.append(self._found[cell])
-        return self._found[cell]
+    def _measurement(self, point: DataPoint) -> Measurement:
+        if point not in self._found:
+            self._found[point] = Measurement(point)
+            self._run.measurements.append(self._found[point])
+        return self._found[point]
 
 
 def by_node(devices: Sequence[Device]) -> dict[str, Members]:
@@ -279,7 +279,7 @@ class Surveyed:
 
 def survey_nodes(
     nodes: int,
-    told: Sequence[Switches],
+    known: Sequence[Switches],
     measure: MeasurePairs,
     more: Callable[[int], bool],
     seed: int,
@@ -288,8 +288,8 @@ def survey_nodes(
 ) -> Surveyed:
     """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` says no. Raises BackendError.
 
-    `told` are the levels of switches that are known, leaves first. `one_way` measures each pair in each direction by
-    itself, so that a cable that is bad one way is told from a node that is slow.
+    `known` are the levels of switches that are known, leaves first. `one_way` measures each pair in each direction by
+    itself, so that a cable that is bad one way is distinguished from a node that is slow.
     """
     begin, seen = time.monotonic(), list[Observation]()
 
@@ -306,9 +306,9 @@ def survey_nodes(
     def looked_at() -> Judgement:
         if not seen:
             raise BackendError("no pair of nodes could be measured: time one with 'collbench allreduce' to see why")
-        return judge(seen, nodes, told)
+        return judge(seen, nodes, known)
 
-    leaves = told[0].members if told else ()
+    leaves = known[0].members if known else ()
     rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
     rounds = survey(nodes, leaves, take, lambda: looked_at().suspects, more, rng)
     return Surveyed(rounds, tuple(seen), looked_at(), time.monotonic() - begin)
@@ -336,9 +336,9 @@ def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, see
 
 def switches(cluster: Cluster) -> tuple[Switches, ...]:
     """Return the levels of switches that a simulated cluster tells, leaves first."""
-    told = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.told else ()
+    levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.told else ()
     levels = []
-    for kind, places in told:
+    for kind, places in levels_of:
         found = sorted(set(places))
         if len(found) > 1:  # one switch for all tells nothing
             members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in found)

@@ -1,4 +1,4 @@
-"""From a request to a plan: what a backend measures, in which rounds, with how many messages a block."""
+"""From a request to a plan: what a backend measures, in which rounds, with how many messages a batch."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from collbench.model.units import format_approximate_size, format_size
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Visits for every cell, more for those that decide, and seconds for all of it.
+    """Trials for every data point, more for those that decide, and seconds for all of it.
 
-    A cell that is unsettled after its visits gets more until the time is up; `screening` visits are always made.
-    `block_bytes` is how much one timed block of copies moves at least, and up to `longest_block_bytes` where few cells
+    A data point that is unsettled after its trials gets more until the time is up; `screening` trials are always made.
+    `batch_bytes` is how much one batch of copies moves at least, and up to `longest_batch_bytes` where few data points
     leave time for it, at about `rate` in B/s. `precision` replaces ±1 % or ±3 % (docs/method.md 6.4).
     """
 
     screening: int
     deciding: int
     budget_seconds: float
-    block_bytes: int
-    longest_block_bytes: int
+    batch_bytes: int
+    longest_batch_bytes: int
     rate: float
     precision: float | None = None
 
 
-# docs/method.md 6.3: three visits screen, at least five publish a tier; with seven the medians of six pairs on
-# 4 × H200 stay within the 2 % of a tie. Blocks: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against
-# the event clock's 0.5 µs; cores are fifty times slower. Each block has a start and an end that are no copying: of
+# docs/method.md 6.3: three trials screen, at least five publish a tier; with seven the medians of six pairs on
+# 4 × H200 stay within the 2 % of a tie. Batches: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against
+# the event clock's 0.5 µs; cores are fifty times slower. Each batch has a start and an end that are no copying: of
 # 128 MiB they are 1 % (copy engine) to 3 % (kernels), of 1 GiB 0.3 %. nvbandwidth moves 16 messages: with
 # as many, 8 GiB at 512 MiB, kernels' reads agree with it within 0.05 %, with four they are 0.2 % slower [2 × H200].
 # A simulated machine is measured as a real one would be, by its own clock.
 _GPUS = Effort(
-    screening=3, deciding=7, budget_seconds=2.3, block_bytes=128 * 2**20, longest_block_bytes=16 * 2**30, rate=3e11
+    screening=3, deciding=7, budget_seconds=2.3, batch_bytes=128 * 2**20, longest_batch_bytes=16 * 2**30, rate=3e11
 )
 _CORES = Effort(
-    screening=3, deciding=7, budget_seconds=8.0, block_bytes=4 * 2**20, longest_block_bytes=4 * 2**20, rate=5e9
+    screening=3, deciding=7, budget_seconds=8.0, batch_bytes=4 * 2**20, longest_batch_bytes=4 * 2**20, rate=5e9
 )
 
 
@@ -61,59 +61,59 @@ def effort_on(backend: str) -> Effort:
     return _CORES if capabilities(backend).cores else _GPUS
 
 
-# How many messages a timed block holds: enough for the clock, few enough for many blocks.
+# How many messages a batch holds: enough for the clock, few enough for many batches.
 
 
 # docs/method.md 3.1: the queue behind a blocking kernel stays shallow. 20 is also nccl-tests' default (-n).
 _MOST = 20
-# Copies that last microseconds: their launches cost more than the copies, so a block holds a few less.
+# Copies that last microseconds: their launches cost more than the copies, so a batch holds a few less.
 _MOST_SMALL, _SMALL_BELOW = 16, 2**20
 # Accesses of a pointer chase: 248 on each of an H200's 132 multiprocessors, 28 ms. From one multiprocessor to the next
 # takes the time of about one access.
 _CHASE_ACCESSES = 32768
 # A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
-# 4 × H200 that drain was 15 % of the time. So chains are longer than blocks of copies, and those of many ranks, whose
+# 4 × H200 that drain was 15 % of the time. So chains are longer than batches of copies, and those of many ranks, whose
 # pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
-_CHAIN_BLOCKS = 2
+_CHAIN_BATCHES = 2
 _FEWEST_OF_MANY_RANKS = 4
 _LONGEST_CHAIN = 32  # what the engine captures (collective_layout.cpp); a longer one tells no more
 _SINGLE_FROM = 512 * 2**20
 
 
-def iterations(work: Work, members: int, size_bytes: int, block_bytes: int) -> int:
-    """Return the messages of one timed block that should move about `block_bytes`; accesses for a pointer chase."""
+def iterations(work: Work, members: int, size_bytes: int, batch_bytes: int) -> int:
+    """Return the messages of one batch that should move about `batch_bytes`; accesses for a pointer chase."""
     if work.operation is Operation.CHASE:
         return _CHASE_ACCESSES
     if not work.operation.is_collective:
         most = _MOST_SMALL if size_bytes < _SMALL_BELOW else _MOST
-        return max(1, min(most, -(-block_bytes // size_bytes)))
+        return max(1, min(most, -(-batch_bytes // size_bytes)))
     fewest = _FEWEST_OF_MANY_RANKS if members > 2 else 1 if size_bytes >= _SINGLE_FROM else 2
-    return max(fewest, min(_MOST, -(-block_bytes * _CHAIN_BLOCKS // size_bytes)))
+    return max(fewest, min(_MOST, -(-batch_bytes * _CHAIN_BATCHES // size_bytes)))
 
 
 def asked_iterations(asked: int) -> int:
-    """Return the messages of a block where the user asked for so many (-n): the launch loop makes them all."""
+    """Return the messages of a batch where the user asked for so many (-n): the launch loop makes them all."""
     return min(asked, _LONGEST_CHAIN)
 
 
-# How much a timed block moves: the longer, the less of it is its start and end; as long as the time allows.
+# How much a batch moves: the longer, the less of it is its start and end; as long as the time allows.
 
 
-# Verification, launches and extra visits need their share of the time too.
+# Verification, launches and extra trials need their share of the time too.
 _SHARE = 0.45
-_BLOCKS_A_VISIT = 2
+_BATCHES_A_TRIAL = 2
 
 
-def block_bytes(
+def batch_bytes(
     groups: Mapping[Work, Sequence[tuple[int, ...]]], sizes: Mapping[Work, Sequence[int]], devices: int, effort: Effort
 ) -> int:
-    """Return the longest block, from the effort's shortest by doubling, with which the plan's visits fit its time."""
-    length = effort.block_bytes
-    while length * 2 <= effort.longest_block_bytes:
+    """Return the longest batch, from the effort's shortest by doubling, with which the plan's trials fit its time."""
+    length = effort.batch_bytes
+    while length * 2 <= effort.longest_batch_bytes:
         seconds = sum(
             _seconds(work, found, sizes[work], devices, length * 2, effort.rate) for work, found in groups.items()
         )
-        if seconds * effort.screening * _BLOCKS_A_VISIT > _SHARE * effort.budget_seconds:
+        if seconds * effort.screening * _BATCHES_A_TRIAL > _SHARE * effort.budget_seconds:
             break
         length *= 2
     return length
@@ -122,7 +122,7 @@ def block_bytes(
 def _seconds(
     work: Work, groups: Sequence[tuple[int, ...]], sizes: Sequence[int], devices: int, length: int, rate: float
 ) -> float:
-    """Return about how long one block of every cell takes, disjoint pairs at once."""
+    """Return about how long one batch of every data point takes, disjoint pairs at once."""
     if work.operation is Operation.CHASE:
         return 0.0
     members = len(groups[0])
@@ -158,22 +158,22 @@ def relabelled(rounds: Sequence[Sequence[Pair]], n: int, rng: random.Random) -> 
     return [[(min(names[a], names[b]), max(names[a], names[b])) for a, b in pairs] for pairs in rounds]
 
 
-# What to measure, as steps for a backend: every cell once a pass, disjoint groups together where that is trusted.
+# What to measure, as steps for a backend: every data point once a pass, disjoint groups together where that is trusted.
 
 
 Members = tuple[int, ...]
 
-# From this size on no untimed block comes before the timed ones: the backend wakes links and kernels for less time.
+# From this size on no untimed batch comes before the timed ones: the backend wakes links and kernels for less time.
 _SELF_WARMING = 16 * 2**20
-# docs/method.md 2.3: blocks of one visit share what disturbs it, so more of them add little; visits are repeated.
-BLOCKS_A_VISIT = 2
+# docs/method.md 2.3: batches of one trial share what disturbs it, so more of them add little; trials are repeated.
+BATCHES_A_TRIAL = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells of a sweep. `groups` are what each work runs on: directed links, pairs, single devices, or sets.
+    """The data points of a sweep. `groups` are what each work runs on: directed links, pairs, single devices, or sets.
 
-    `block_bytes` is how much a timed block moves: enough for the clock, little enough for many blocks. `launches` is
+    `batch_bytes` is how much a batch moves: enough for the clock, little enough for many batches. `launches` is
     how many ungraphed launches are timed beside a collective. `together` runs all groups of a collective at once, as
     the user asked. `iterations` and `warmup`, where given, replace what a step would choose. `isolated` lists
     (work, members) that must never run beside others.
@@ -184,7 +184,7 @@ class Plan:
     sizes: dict[Work, tuple[int, ...]]
     dtype: str
     redop: str
-    block_bytes: int
+    batch_bytes: int
     launches: int = 0
     root: int = 0
     together: bool = False
@@ -193,19 +193,19 @@ class Plan:
     verify: bool = True
     isolated: frozenset[tuple[Work, Members]] = frozenset()
 
-    def cells(self) -> Iterable[DataPoint]:
-        """Return every cell, in a stable order."""
+    def points(self) -> Iterable[DataPoint]:
+        """Return every data point, in a stable order."""
         for work, groups in self.groups.items():
             for members in groups:
                 for size in self.sizes[work]:
-                    yield cell_of(work, members, size)
+                    yield point_of(work, members, size)
 
     def largest_bytes(self) -> int:
         """Return the room in bytes that a buffer needs: all to one puts a message of each sender side by side."""
         return max(side_by_side(work, self.devices) * sizes[-1] for work, sizes in self.sizes.items())
 
     def step(self, work: Work, groups: Sequence[Members], size: int) -> Step:
-        """Return the step that visits these cells together."""
+        """Return the step that measures these data points together."""
         warmup = int(size < _SELF_WARMING) if self.warmup is None else self.warmup
         return Step(
             work.operation,
@@ -213,8 +213,8 @@ class Plan:
             size,
             asked_iterations(self.iterations)
             if self.iterations
-            else iterations(work, len(groups[0]), size, self.block_bytes),
-            BLOCKS_A_VISIT,
+            else iterations(work, len(groups[0]), size, self.batch_bytes),
+            BATCHES_A_TRIAL,
             warmup=warmup,
             dtype=self.dtype,
             redop=self.redop,
@@ -224,16 +224,16 @@ class Plan:
             numa_node=work.numa_node,
         )
 
-    def decides(self, cell: DataPoint) -> bool:
+    def decides(self, point: DataPoint) -> bool:
         """Return whether the choice of devices rests on it: the largest all-reduce, or without any the largest copy."""
         allreduce = Work(Operation.ALLREDUCE)
         deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
-        return cell.work == deciding and cell.size_bytes == self.sizes[deciding][-1]
+        return point.work == deciding and point.size_bytes == self.sizes[deciding][-1]
 
     def passes(self, rng: random.Random, wanted: set[DataPoint]) -> list[Step]:
-        """Return one pass: each wanted cell in exactly one step, steps in random order over the whole plan.
+        """Return one pass: each wanted data point in exactly one step, steps in random order over the whole plan.
 
-        What the user wants together stays so, though one group alone may need another visit.
+        What the user wants together stays so, though one group alone may need another trial.
         """
         steps = []
         for work in self.groups:
@@ -241,7 +241,7 @@ class Plan:
             inseparable = self.together and work.operation.is_collective
             for together in self.rounds(work, rng):
                 for size in self.sizes[work]:
-                    groups = [m for m in together if cell_of(work, m, size) in wanted]
+                    groups = [m for m in together if point_of(work, m, size) in wanted]
                     if groups:
                         groups = together if inseparable else groups
                         steps.append(replace(self.step(work, groups, size), launches=launches))
@@ -269,8 +269,8 @@ class Plan:
         return parts
 
 
-def cell_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
-    """Return the cell of a work on these members."""
+def point_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
+    """Return the data point of a work on these members."""
     return DataPoint(work.operation, members, size_bytes, work.variant, work.numa_node)
 
 
@@ -303,8 +303,8 @@ _SHORTEST_BUDGET = 1.0
 # A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger
 # ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which everybody then lacks.
 _LARGEST_ON_A_NODE = 64 * 2**20
-# docs/method.md 11.5: finalists are compared by at least six visits each.
-_VISITS_OF_SETS = 6
+# docs/method.md 11.5: finalists are compared by at least six trials each.
+_TRIALS_OF_SETS = 6
 QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 
 
@@ -314,7 +314,7 @@ class Request:
 
     `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
     each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
-    overlap: each alone, all in turn, at least six visits. `isolated`: no link or pair beside another one. `launches`
+    overlap: each alone, all in turn, at least six trials. `isolated`: no link or pair beside another one. `launches`
     times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
     the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
     of the sim backend, or its file. `resume` goes on with the run that is saved, `force` replaces another file.
@@ -360,13 +360,13 @@ class Request:
         """Return how long to measure: the backend's own effort, and what was asked for instead."""
         own = effort_on(self.backend)
         budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
-        screening = max(own.screening, _VISITS_OF_SETS) if self.sets else own.screening
+        screening = max(own.screening, _TRIALS_OF_SETS) if self.sets else own.screening
         return Effort(
             screening=screening,
             deciding=screening if self.quick else max(screening, own.deciding),
             budget_seconds=budget,
-            block_bytes=own.block_bytes,
-            longest_block_bytes=own.longest_block_bytes,
+            batch_bytes=own.batch_bytes,
+            longest_batch_bytes=own.longest_batch_bytes,
             rate=own.rate,
             precision=self.precision,
         )
@@ -381,14 +381,14 @@ def settings_of(
     request: Request,
     operations: tuple[Operation, ...],
     sizes: tuple[int, ...],
-    visits: int,
+    trials: int,
     environment: dict[str, str],
 ) -> Settings:
     """Return what a run says of the request, and of what was planned: enough for `requested` to ask for it again."""
     return Settings(
         operations=operations,
         sizes=sizes,
-        visits=visits,
+        trials=trials,
         environment=environment,
         devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
         requested_sizes=request.sizes,
@@ -462,7 +462,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         sizes={work: works[work] for work in kept},
         dtype=request.dtype,
         redop=request.redop,
-        block_bytes=block_bytes(kept, works, len(devices), request.effort()),
+        batch_bytes=batch_bytes(kept, works, len(devices), request.effort()),
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
         root=request.root,
         together=request.split > 1,

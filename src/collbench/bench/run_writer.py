@@ -12,12 +12,12 @@ from collbench.runfile.journal import Journal
 
 
 class RunWriter:
-    """Writes the run whole with its first finished visit, then a journal line for each, and whole again at the end.
+    """Writes the run whole with its first finished trial, then a journal line for each, and whole again at the end.
 
     Until there is something to keep, nothing is written; a stream (/dev/null) gets the run at the end only, and None
     for a path keeps nothing. `replace` are older files that give way; of a run that is taken up, `resumed` is what its
     file was, and `journal` its journal. Where another file has come to `path` meanwhile, the run goes beside it, and
-    `path` says where. What fails on the way is told once through `warn` and stays in `failure`; the run is kept in
+    `path` says where. What fails on the way is reported once through `warn` and stays in `failure`; the run is kept in
     memory, and the end tries again.
     """
 
@@ -43,13 +43,13 @@ class RunWriter:
         return None if self._file is None else self._file.path
 
     def finished(self, measurement: Measurement) -> None:
-        """Keep the latest visit of a cell, or its failure."""
+        """Keep the latest trial of a data point, or its failure."""
         if self._file is None or self._streams:
             return
         try:
             if not self._begun:
                 self._begun = True
-                self._begin(self._file)  # with this visit
+                self._begin(self._file)  # with this trial
             elif self._journal is not None:
                 self._journal.add(measurement)
         except OSError as error:

@@ -50,11 +50,11 @@ class Ranks(Protocol):
 
 
 class Session:
-    """One request on an open backend. `run` holds every finished visit at any moment, and so does the file `path`.
+    """One request on an open backend. `run` holds every finished trial at any moment, and so does the file `path`.
 
-    A save that fails on the way is told once through `warn` and stays in `failure`; measuring goes on. Without a path
-    (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError, MachineError,
-    and RunFileError if `path` cannot be written or taken up here, all before the first visit.
+    A save that fails on the way is reported once through `warn` and stays in `failure`; measuring goes on. Without a
+    path (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError,
+    MachineError, and RunFileError if `path` cannot be written or taken up here, all before the first trial.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Ru
 
 
 def _check_success(run: Run) -> None:
-    """Raise BackendError where every cell failed, for a hang if there was one."""
+    """Raise BackendError where every data point failed, for a hang if there was one."""
     if run.measurements and not any(found.samples for found in run.measurements):
         failures = [found.failure for found in run.measurements if found.failure is not None]
         failure = next((one for one in failures if one.kind is FailureKind.HANG), failures[-1])
@@ -203,12 +203,12 @@ def _check_success(run: Run) -> None:
 
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
-    """Return the run that a request begins: where it is measured and what was asked, and no visit yet."""
+    """Return the run that a request begins: where it is measured and what was asked, and no trial yet."""
     settings = settings_of(
         request,
         operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
         sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
-        visits=request.effort().screening,
+        trials=request.effort().screening,
         environment=dict(opened.environment),
     )
     return replace(begun_run(opened, settings), skipped=skipped)

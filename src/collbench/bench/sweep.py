@@ -1,4 +1,4 @@
-"""Visits every data point of a plan in random order until it is settled or the time is up."""
+"""Measures every data point of a plan in random order until it is settled or the time is up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collbench.analysis.physics import Check, marked
-from collbench.analysis.stats import half_width, trial_seconds, visit_noise
+from collbench.analysis.stats import half_width, trial_noise, trial_seconds
 from collbench.backends.protocol import Backend, Step, Timing, sound, time_step
-from collbench.bench.interference import audit, distrusted
-from collbench.bench.plan import Effort, Members, Plan, cell_of
+from collbench.bench.interference import check_interference, distrusted
+from collbench.bench.plan import Effort, Members, Plan, point_of
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Work
@@ -31,13 +31,13 @@ _STABLE_TRIALS = 8
 
 
 def stop_reason(measurement: Measurement, precision: float | None = None) -> StopReason | None:
-    """Return PRECISION or NOISE when the cell needs no further visit, None while it does.
+    """Return PRECISION or NOISE when the data point needs no further trial, None while it does.
 
     `precision` is the half interval over the median to reach; None takes ±1 % or ±3 %, by the size. Fewer than three
     trials have no interval.
     """
     trials = trial_seconds(measurement)
-    if half_width(trials) <= (precision or (_LARGE if measurement.cell.size_bytes >= _MIB else _SMALL)):
+    if half_width(trials) <= (precision or (_LARGE if measurement.point.size_bytes >= _MIB else _SMALL)):
         return StopReason.PRECISION
     return StopReason.NOISE if _noise_is_stable(trials) else None
 
@@ -49,19 +49,21 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
     return abs(now - before) <= _STABLE_CHANGE * before
 
 
-# Whether the cells that decide were visited often enough to tell a slow pair from a noisy one (docs/method.md 8.3).
+# Whether the data points that decide were measured often enough to tell a slow pair from a noisy one (docs/method.md
+# 8.3).
 
 
-# The error of a cell's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100 (benchmarks/ties.py).
+# The error of a data point's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100
+# (benchmarks/ties.py).
 _ERROR = 0.008
-_MEDIAN_TO_MEAN = 1.2533  # a median's standard error, in σ/√visits
-# At σ = 2 % ten visits reach it and at 2.4 % fifteen. Up to 4 % fifteen still help; beyond, a first look cannot.
+_MEDIAN_TO_MEAN = 1.2533  # a median's standard error, in σ/√trials
+# At σ = 2 % ten trials reach it and at 2.4 % fifteen. Up to 4 % fifteen still help; beyond, a first look cannot.
 _MOST_NOISE = 0.04
-_MOST_VISITS = 15
+_MOST_TRIALS = 15
 
 
 def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
-    """Return which of these cells, of one work and size, need another visit to be compared; none where nothing can be.
+    """Return which of these points, of one work and size, need another trial to be compared; none where nothing can be.
 
     Noise is pooled within a label, as when pairs are ranked.
     """
@@ -70,30 +72,30 @@ def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[DataP
     labels = {frozenset(path.devices): path.label for path in paths}
     pools: dict[str, list[Measurement]] = defaultdict(list)
     for measurement in found:
-        pools[labels.get(frozenset(measurement.cell.members), "?")].append(measurement)
-    cells = []
+        pools[labels.get(frozenset(measurement.point.members), "?")].append(measurement)
+    points = []
     for pool in pools.values():
-        visits = visits_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
-        cells += [measurement.cell for measurement in pool if len(measurement.samples) < visits]
-    return cells
+        trials = trials_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
+        points += [measurement.point for measurement in pool if len(measurement.samples) < trials]
+    return points
 
 
-def visits_wanted(logs: Sequence[Sequence[float]]) -> int:
-    """Return how many visits each cell of a label should have, from the log times of those it has; 0 for no more."""
-    noise = visit_noise(logs)
+def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
+    """Return how many trials each point of a label should have, from the log times of those it has; 0 for no more."""
+    noise = trial_noise(logs)
     if noise > _MOST_NOISE:
         return 0
-    return min(_MOST_VISITS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
+    return min(_MOST_TRIALS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
 
 
-# The visits of a sweep: who is still owed one, what each brought, and what a failed one costs.
+# The trials of a sweep: who is still owed one, what each brought, and what a failed one costs.
 
 
 _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
-# One stuck link costs its cell. When all copies that are tried fail, or all collectives, trying on is no use for them;
-# an NCCL that does not start says nothing of copies.
+# One stuck link costs its data point. When all copies that are tried fail, or all collectives, trying on is no use for
+# them; an NCCL that does not start says nothing of copies.
 _FAILURES_IN_A_ROW = 4
-# What noisy deciding cells may take beyond the budget, as a share of it: 0.25 s on GPUs.
+# What noisy deciding data points may take beyond the budget, as a share of it: 0.25 s on GPUs.
 _FOR_DECIDING = 0.1
 
 
@@ -111,24 +113,24 @@ class Watcher:
     clock: Callable[[], float] = time.monotonic
 
 
-class Visits:
-    """The state of a sweep between steps. `wanted` are the cells that need more; `timed_seconds` lay in timed regions.
+class Trials:
+    """The state of a sweep between steps. `wanted` are the points that need more; `timed_seconds` lay in timed regions.
 
     `plan` may be replaced by one that isolates more before `make` is called.
     """
 
     def __init__(self, plan: Plan, run: Run, effort: Effort, watcher: Watcher) -> None:
-        """Take up where `run` stands: settled cells are left alone, failed and interrupted ones get another chance."""
+        """Take up where `run` stands: settled points are left alone, failed and interrupted ones get another chance."""
         self.plan = plan
         self._run, self._effort, self._watcher = run, effort, watcher
         self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
-        self._results = {found.cell: found for found in run.measurements}
+        self._results = {found.point: found for found in run.measurements}
         self._owed: dict[DataPoint, int] = {}
-        for cell in plan.cells():
-            found = self._results.get(cell)
+        for point in plan.points():
+            found = self._results.get(point)
             if found is None or found.stop not in _SETTLED:
-                visits = effort.deciding if plan.decides(cell) else effort.screening
-                self._owed[cell] = max(0, visits - (len(found.samples) if found else 0))
+                trials = effort.deciding if plan.decides(point) else effort.screening
+                self._owed[point] = max(0, trials - (len(found.samples) if found else 0))
         for found in run.measurements:
             if found.stop not in _SETTLED:
                 found.stop, found.failure = None, None
@@ -136,10 +138,10 @@ class Visits:
         self.timed_seconds = 0.0
         self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
         self._hopeless: set[bool] = set()
-        self._last: float | None = None  # by the clock: when the deciding cells get no more visits than they are owed
+        self._last: float | None = None  # by the clock: when the deciding points get no more trials than they are owed
 
     def make(self, backend: Backend, rng: random.Random, deadline: float) -> None:
-        """Give every cell the visits that it is owed, and until the deadline (by the clock) the unsettled ones more."""
+        """Give every point the trials that it is owed, and until the deadline (by the clock) unsettled ones more."""
         first, done, total = True, 0, 0
         while self.wanted:
             steps = self.plan.passes(rng, self.wanted)
@@ -159,29 +161,29 @@ class Visits:
         for step in steps:
             if step.operation.is_collective in self._hopeless:
                 continue
-            if self._watcher.clock() <= deadline or any(self._owed[cell] > 0 for cell in cells_of(step)):
+            if self._watcher.clock() <= deadline or any(self._owed[point] > 0 for point in points_of(step)):
                 yield step
 
     def _dismiss(self, *, late: bool) -> None:
-        """Keep only the cells that are owed visits, or unsettled while there is time."""
+        """Keep only the data points that are owed trials, or unsettled while there is time."""
         self.wanted = {
-            cell
-            for cell in self.wanted
-            if not (self._results[cell].failure or cell.operation.is_collective in self._hopeless)
-            and (self._owed[cell] > 0 or not (late or stop_reason(self._results[cell], self._effort.precision)))
+            point
+            for point in self.wanted
+            if not (self._results[point].failure or point.operation.is_collective in self._hopeless)
+            and (self._owed[point] > 0 or not (late or stop_reason(self._results[point], self._effort.precision)))
         }
 
     def _owe_deciding(self, deadline: float) -> None:
-        """Owe the cells that decide one more visit where noise would hide a slow pair; soon after the deadline none."""
-        if self._effort.deciding == self._effort.screening or any(self._owed[cell] > 0 for cell in self.wanted):
+        """Owe points that decide one more trial where noise would hide a slow pair; soon after the deadline none."""
+        if self._effort.deciding == self._effort.screening or any(self._owed[point] > 0 for point in self.wanted):
             return
         now = self._watcher.clock()
         self._last = self._last or max(deadline, now) + _FOR_DECIDING * self._effort.budget_seconds
-        deciding = [self._results[cell] for cell in self._owed if self.plan.decides(cell) and cell in self._results]
-        hopeful = [m for m in deciding if not m.failure and m.cell.operation.is_collective not in self._hopeless]
-        for cell in undecided(hopeful, self._run.paths) if now < self._last else ():
-            self._owed[cell] = 1
-            self.wanted.add(cell)
+        deciding = [self._results[point] for point in self._owed if self.plan.decides(point) and point in self._results]
+        hopeful = [m for m in deciding if not m.failure and m.point.operation.is_collective not in self._hopeless]
+        for point in undecided(hopeful, self._run.paths) if now < self._last else ():
+            self._owed[point] = 1
+            self.wanted.add(point)
 
     def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
         """Record what a step brought. A failed step of several groups is tried again, each alone, to find the cause."""
@@ -200,8 +202,8 @@ class Visits:
             self._give_up(step, outcome)
 
     def _give_up(self, step: Step, error: StepFailed) -> None:
-        for cell in cells_of(step):
-            self._fail(cell, error.failure)
+        for point in points_of(step):
+            self._fail(point, error.failure)
         kind = step.operation.is_collective
         self._failures[kind] += 1
         if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._hopeless:
@@ -211,50 +213,50 @@ class Visits:
         """Leave collectives (True), or all others, as they are. Raises BackendError where nothing else is wanted."""
         self._hopeless.add(kind)
         many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
-        if all(cell.operation.is_collective in self._hopeless for cell in self.wanted):
+        if all(point.operation.is_collective in self._hopeless for point in self.wanted):
             text = f"measuring stops, as {_FAILURES_IN_A_ROW} data points in a row failed; the last: {last}"
             raise BackendError(text, failure=many)
-        for cell in self.plan.cells():
-            if cell.operation.is_collective is kind and self._owed.get(cell, 0) > 0:
-                self._fail(cell, replace(many, kind=FailureKind.UNTRIED))
+        for point in self.plan.points():
+            if point.operation.is_collective is kind and self._owed.get(point, 0) > 0:
+                self._fail(point, replace(many, kind=FailureKind.UNTRIED))
 
-    def _fail(self, cell: DataPoint, failure: Failure) -> None:
-        found = self._found(cell)
+    def _fail(self, point: DataPoint, failure: Failure) -> None:
+        found = self._found(point)
         if not found.failure:
             found.stop, found.failure = StopReason.FAILED, failure
             self._watcher.finished(found)
 
     def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
-        """Add the visit's samples; a cell enters the run with its first one."""
+        """Add the trial's samples; a data point enters the run with its first one."""
         flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
         self.timed_seconds += timing.region_seconds(step)
-        for place, cell in enumerate(cells_of(step)):
-            found = self._found(cell)
-            coverage = timing.coverage[place] if timing.coverage else None
+        for index, point in enumerate(points_of(step)):
+            found = self._found(point)
+            coverage = timing.coverage[index] if timing.coverage else None
             found.wrong = 0 if step.verify and step.work.verifiable else None
             sample = Sample(
-                seconds=tuple(map(_readable, timing.seconds[place])),
+                seconds=tuple(map(_readable, timing.seconds[index])),
                 iterations=step.iterations,
                 concurrent=concurrent,
-                launch_seconds=_readable(timing.launch_seconds[place]) if timing.launch_seconds else None,
+                launch_seconds=_readable(timing.launch_seconds[index]) if timing.launch_seconds else None,
                 flags=flags,
                 moved_bytes=coverage.moved if coverage else None,
                 verified_bytes=coverage.verified if coverage else None,
             )
-            found.samples.append(self._check.marked(cell, sample))
-            self._owed[cell] -= 1
+            found.samples.append(self._check.marked(point, sample))
+            self._owed[point] -= 1
             self._watcher.finished(found)
 
-    def _found(self, cell: DataPoint) -> Measurement:
-        if cell not in self._results:
-            self._results[cell] = Measurement(cell)
-            self._run.measurements.append(self._results[cell])
-        return self._results[cell]
+    def _found(self, point: DataPoint) -> Measurement:
+        if point not in self._results:
+            self._results[point] = Measurement(point)
+            self._run.measurements.append(self._results[point])
+        return self._results[point]
 
 
-def cells_of(step: Step) -> list[DataPoint]:
-    """Return the cells that a step visits, in the order of its groups."""
-    return [cell_of(step.work, members, step.size_bytes) for members in step.groups]
+def points_of(step: Step) -> list[DataPoint]:
+    """Return the data points that a step measures, in the order of its groups."""
+    return [point_of(step.work, members, step.size_bytes) for members in step.groups]
 
 
 def _readable(seconds: float) -> float:
@@ -262,46 +264,47 @@ def _readable(seconds: float) -> float:
     return float(f"{seconds:.7g}")
 
 
-# docs/method.md 6.1: warm until recent blocks drift by less than 1 %; 8 tries bound a machine too noisy to settle.
+# docs/method.md 6.1: warm until recent batches drift by less than 1 %; 8 tries bound a machine too noisy to settle.
 _DRIFT, _WARM_TRIES = 0.01, 8
 _WARM_BYTES = 16 * 2**20
 
 
 def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher) -> None:
-    """Measure the plan into `run`, which holds all finished visits at any moment, also when this is interrupted.
+    """Measure the plan into `run`, which holds all finished trials at any moment, also when this is interrupted.
 
-    Cells that `run` has settled already are not measured again. Raises BackendError once nothing works any more.
+    Data points that `run` has settled already are not measured again. Raises BackendError once nothing works any more.
     """
     clock, before = watcher.clock, run.seconds
     with _phase(run, NCCL_START, clock):
         backend.ready()
     begin = clock()
     paths = {frozenset(path.devices): path for path in run.paths}
-    visits = Visits(plan, run, effort, watcher)
+    trials = Trials(plan, run, effort, watcher)
     try:
-        if visits.wanted:
+        if trials.wanted:
             with _phase(run, "warm-up", clock):
                 warm_up(backend, plan, rng)
-            with _phase(run, "audit", clock):
-                run.audits[:], visits.timed_seconds = audit(backend, plan, paths, rng)
-            visits.plan = distrusted(plan, run.audits, paths)
-            with _phase(run, "visits", clock):
-                visits.make(backend, rng, deadline=begin + effort.budget_seconds)
+            with _phase(run, "interference check", clock):
+                run.interference_checks[:], trials.timed_seconds = check_interference(backend, plan, paths, rng)
+            trials.plan = distrusted(plan, run.interference_checks, paths)
+            with _phase(run, "trials", clock):
+                trials.make(backend, rng, deadline=begin + effort.budget_seconds)
         run.complete = True
     finally:
-        place = {cell: number for number, cell in enumerate(plan.cells())}
-        run.measurements.sort(key=lambda found: place.get(found.cell, len(place)))
+        index = {point: number for number, point in enumerate(plan.points())}
+        run.measurements.sort(key=lambda found: index.get(found.point, len(index)))
         for found in run.measurements:
             found.stop = found.stop or stop_reason(found, effort.precision) or StopReason.INTERRUPTED
         marked(run)
-        run.phases["timed"] = round(run.phases.get("timed", 0.0) + visits.timed_seconds, 6)
+        run.phases["timed"] = round(run.phases.get("timed", 0.0) + trials.timed_seconds, 6)
         run.seconds = round(before + clock() - begin, 3)
 
 
 def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
-    """Repeat each operation in each of its rounds until three visits in a row agree within 1 %.
+    """Repeat each operation in each of its rounds until three trials in a row agree within 1 %.
 
-    A step that fails ends its work's warm-up, for each may take a watchdog's time; the cell's own visit records why.
+    A step that fails ends its work's warm-up, for each may take a watchdog's time; the data point's own trial records
+    why.
     """
     for work in plan.groups:
         size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])

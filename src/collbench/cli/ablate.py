@@ -6,7 +6,7 @@ import click
 
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say, show_page
-from collbench.cli.train import interrupted, told
+from collbench.cli.train import interrupted, reporter
 from collbench.launch import torchrun
 from collbench.launch.arguments import AblateArguments, split_ablation
 from collbench.model.printable import one_line
@@ -72,7 +72,7 @@ def ablate(arguments: AblateArguments) -> None:
     from collbench.launch import experiment
 
     with interrupted("nothing was trained"):
-        prepared = ablating.prepare(arguments, told(verbose=arguments.verbose), NOTICES)
+        prepared = ablating.prepare(arguments, reporter(verbose=arguments.verbose), NOTICES)
         if arguments.train.dry_run:
             for arm in prepared.ablation.arms:
                 echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_words(arm))))

@@ -116,6 +116,6 @@ def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
     else:
         show_page(verdicts.page(run, found, prose_width()))
     if shortfall:
-        sys.stdout.flush()  # a full disk is told first
+        sys.stdout.flush()  # a full disk is reported first
         say(shortfall)
     leave(status)

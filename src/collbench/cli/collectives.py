@@ -41,11 +41,13 @@ _OFF = frozenset({0})
 _FLAGS = (
     _Flag("-a", "--average", frozenset({3}), "the time is always the slowest rank's, -a 3"),
     _Flag("-m", "--agg_iters", frozenset({1}), "calls are not grouped; -G 1 shows them without their launches"),
-    _Flag("-N", "--run_cycles", frozenset({1}), "each size is visited several times anyway; for more use --precision"),
+    _Flag("-N", "--run_cycles", frozenset({1}), "each size is measured several times anyway; for more use --precision"),
     _Flag("-p", "--parallel_init", None),
     _Flag("-z", "--blocking", _OFF, "the launch loop does not wait for each call; leave it out"),
     _Flag("-y", "--stream_null", _OFF, "collectives run on streams of their own; leave it out"),
-    _Flag("-T", "--timeout", _OFF, "a cell that hangs is given up without it; limit the whole run with --budget 10s"),
+    _Flag(
+        "-T", "--timeout", _OFF, "a data point that hangs is given up without it; limit the whole run with --budget 10s"
+    ),
     _Flag("-C", "--report_cputime", _OFF, "the processor's own time is not measured; leave it out"),
     _Flag("-S", "--report_timestamps", _OFF, "the run's start stands in the header; leave it out"),
     _Flag("-R", "--local_register", _OFF, "buffers are not registered with NCCL; leave it out"),
@@ -54,7 +56,7 @@ _FLAGS = (
     _Flag("-V", "--device_cta_count", None),
     _Flag("-M", "--memory", _OFF, "NCCL's memory is not reported; leave it out"),
     _Flag("-u", "--unalign", _OFF, "buffers stay aligned, as training's are; leave it out"),
-    _Flag("-I", "--per_iter_timing", _OFF, "every timed block is in the run file: save it with --output FILE"),
+    _Flag("-I", "--per_iter_timing", _OFF, "every batch is in the run file: save it with --output FILE"),
     _Flag("-K", "--per_iter_skip", None),
 )
 
@@ -253,9 +255,11 @@ NCCL_FLAGS = (
         help="Add this to sizes instead.  [default: 1M with both -b and -e, as nccl-tests; else sizes double]",
     ),
     click.option(
-        "-n", "--iters", metavar="N", type=_COUNT, help="Calls of a timed block, and of the launch loop.  [default: 20]"
+        "-n", "--iters", metavar="N", type=_COUNT, help="Calls of a batch, and of the launch loop.  [default: 20]"
     ),
-    click.option("-w", "--warmup_iters", metavar="N", type=click.IntRange(min=0), help="Untimed blocks before a cell."),
+    click.option(
+        "-w", "--warmup_iters", metavar="N", type=click.IntRange(min=0), help="Untimed batches before a data point."
+    ),
     click.option(
         "-d",
         "--dtype",

@@ -38,8 +38,8 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
 
     What differs beside the figures comes first: NCCL, driver, variables. Then only what is worse or better for certain,
     then counts. Of three runs and more, a trend by date, and the newest against the oldest. --reference says whether
-    one run is normal for its machine kind. Exit status: 0; 3 for a regression; 1 where nothing could be judged or cells
-    are missing; 1 or 4 where the new run failed.
+    one run is normal for its machine kind. Exit status: 0; 3 for a regression; 1 where nothing could be judged or data
+    points are missing; 1 or 4 where the new run failed.
 
     \b
     Examples:
@@ -109,14 +109,14 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
     from collbench.output.text import comparison
 
     order = by_date(runs)
-    found = trended([runs[place] for place in order], limit, wanted)
+    found = trended([runs[index] for index in order], limit, wanted)
     status = found.last.status
     if not found.last.changes:
         _nothing(paths, wanted)
     if as_json:
         echo(comparison.of_trend(found, status), end="")
     else:
-        show_page(comparison.trend_page(found, tuple(one_line(str(paths[place])) for place in order)))
+        show_page(comparison.trend_page(found, tuple(one_line(str(paths[index])) for index in order)))
     return status
 
 

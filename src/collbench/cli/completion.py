@@ -103,8 +103,8 @@ def _users_shell() -> str:
     """Return the name of the user's shell. Raises UsageError for one that is not served."""
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _SHELLS:
-        told = f"$SHELL is '{name}'" if name else "$SHELL is not set"
-        raise UsageError(f"{told}, and completion is for {', '.join(_SHELLS)}: write collbench completion bash")
+        problem = f"$SHELL is '{name}'" if name else "$SHELL is not set"
+        raise UsageError(f"{problem}, and completion is for {', '.join(_SHELLS)}: write collbench completion bash")
     return name
 
 

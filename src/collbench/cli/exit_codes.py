@@ -81,11 +81,11 @@ def send_nowhere(descriptor: int) -> None:
 
 def failed(error: CollbenchError | KeyboardInterrupt) -> int:
     """Print the error's line, and return its status."""
-    told = error if isinstance(error, CollbenchError | Interrupted) else Interrupted("interrupted before it was done")
-    if isinstance(told, Interrupted) and sys.stderr.isatty():
+    ending = error if isinstance(error, CollbenchError | Interrupted) else Interrupted("interrupted before it was done")
+    if isinstance(ending, Interrupted) and sys.stderr.isatty():
         click.echo(err=True)  # the terminal has just shown "^C"
     terminated = next((cause for cause in (error, error.__cause__) if isinstance(cause, Terminated)), None)
-    return _say(str(told), (terminated or told).exit_code)
+    return _say(str(ending), (terminated or ending).exit_code)
 
 
 def misused(error: click.UsageError) -> int:

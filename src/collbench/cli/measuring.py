@@ -19,7 +19,7 @@ from collbench.api.requests import MeasureOptions
 from collbench.bench.plan import Request
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import echo, progress_bar, say, show_page
-from collbench.distributed.launchers import find_place
+from collbench.distributed.launchers import find_launch
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Run, StopReason
@@ -66,8 +66,8 @@ class Showing(Notices):
             same = asked.file is not None and asked.file.resolve() == json.resolve()
             if same and not atomic_write.is_stream(json):
                 raise UsageError(_SAME)
-            place = find_place(os.environ)
-            if place is None or place.rank == 0:  # who writes it
+            launch = find_launch(os.environ)
+            if launch is None or launch.rank == 0:  # who writes it
                 atomic_write.check(json, *_JSON, force=asked.force)
         if as_json and layout == NCCL_TESTS:
             raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: leave one out")
@@ -130,13 +130,13 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing | Non
         showing.show(run)
         _leave(run, showing)
         return Measured(run, path)
-    place = find_place(os.environ)
-    if place is not None and place.rank > 0:
-        serve_rank_0(place, request)
+    launch = find_launch(os.environ)
+    if launch is not None and launch.rank > 0:
+        serve_rank_0(launch, request)
     advice = ", or name a file with --output FILE"
     path = path or saved_runs.new_run(request.name, request.backend, say, advice=advice)
     with _telling_what_is_saved(showing.sessions):
-        done = measure(request, path, showing, f"measuring {request.name}", place)
+        done = measure(request, path, showing, f"measuring {request.name}", launch)
     if done.failure is not None:
         raise done.failure
     if done.path is not None:
@@ -161,7 +161,7 @@ def _telling_what_is_saved(sessions: list[Session]) -> Iterator[None]:
         raise Interrupted(f"interrupted: {_saved(sessions)}") from error
     except CollbenchError as error:
         if any(session.run.measurements and session.failure is None for session in sessions):
-            raise error.retold(f"{error}; {_saved(sessions)}") from error
+            raise error.reworded(f"{error}; {_saved(sessions)}") from error
         raise
 
 

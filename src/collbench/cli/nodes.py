@@ -24,7 +24,7 @@ from collbench.api.surveying import (
 from collbench.cli import options
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, say, show_page, verbose_option
-from collbench.distributed.launchers import find_place
+from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
@@ -120,18 +120,18 @@ def nodes(  # noqa: PLR0913 - options
 
 def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
     """Measure the nodes of this launch as its rank 0. Raises UsageError outside one, and Followed on another rank."""
-    place = find_place(os.environ)
-    if place is None:
+    launch = find_launch(os.environ)
+    if launch is None:
         raise UsageError(
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, simulate a "
             "cluster with --backend sim, or see --plan"
         )
     request = request_for(asked, options.make_request("nodes", shared))
-    if place.rank > 0:
-        serve_rank_0(place, request)
+    if launch.rank > 0:
+        serve_rank_0(launch, request)
     path = shared.output
     path = path or saved_runs.new_run("nodes", request.backend, say, advice=", or name a file with --output FILE")
-    return survey_launch(asked, request, path, place, NOTICES)
+    return survey_launch(asked, request, path, launch, NOTICES)
 
 
 def _show_plan(shape: str, size_bytes: int) -> None:

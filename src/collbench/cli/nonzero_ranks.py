@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from collbench.cli.terminal import say
-from collbench.distributed.launchers import LaunchEnvironment, find_place, join_seconds
+from collbench.distributed.launchers import LaunchEnvironment, find_launch, join_seconds
 from collbench.model.errors import CollbenchError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "check": "one process judges: run 'collbench check' by itself, with the run file that the processes saved",
     "select": "each would choose for itself: run 'collbench select' once, before they start",
-    "topo": "labels are told by one process: run 'collbench topo' on a host by itself",
+    "topo": "labels are reported by one process: run 'collbench topo' on a host by itself",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
 # Started once on each node, these are not ranks: each finds the other nodes by torchrun.
@@ -30,25 +30,25 @@ _ONCE_A_NODE = ("train",)
 
 def processes() -> int:
     """Return how many processes were started together: 1 where this one is alone. Raises UsageError."""
-    place = find_place(os.environ)
-    return place.world_size if place else 1
+    launch = find_launch(os.environ)
+    return launch.world_size if launch else 1
 
 
-def place_of(words: list[str]) -> LaunchEnvironment | None:
+def launch_of(words: list[str]) -> LaunchEnvironment | None:
     """Return this process's place among those that run these words; None where it runs them for itself.
 
     Raises UsageError for launchers' variables that contradict each other.
     """
-    place = find_place(os.environ)
-    return None if place is not None and place.local_size == 1 and _command(words) in _ONCE_A_NODE else place
+    launch = find_launch(os.environ)
+    return None if launch is not None and launch.local_size == 1 and _command(words) in _ONCE_A_NODE else launch
 
 
 class Followed(Exception):
     """The end of a rank other than 0: its exit status, and what this rank alone has to tell, if anything."""
 
-    def __init__(self, status: int, told: str = "") -> None:
-        super().__init__(told)
-        self.status, self.told = status, told
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
 
 
 def check_command(words: list[str]) -> None:
@@ -75,8 +75,8 @@ def follow(invoke: Callable[[], object]) -> int:
         ):
             invoke()
     except Followed as end:
-        if end.told:
-            say(end.told)
+        if end.text:
+            say(end.text)
         return end.status
     except (CollbenchError, click.ClickException, click.exceptions.Exit):
         return 0
@@ -88,7 +88,7 @@ def _say_aside(text: str) -> None:
     say(text, sys.__stderr__)
 
 
-def serve_rank_0(place: LaunchEnvironment, request: Request) -> NoReturn:
+def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
     """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
     # Late: a tenth of a second.
     from collbench.api.measuring import serve
@@ -98,7 +98,7 @@ def serve_rank_0(place: LaunchEnvironment, request: Request) -> NoReturn:
     refuse(request)
     join_seconds(os.environ)  # rank 0 says what is wrong with it
     try:
-        serve(request, place, Notices(say=_say_aside))
+        serve(request, launch, Notices(say=_say_aside))
     except CollbenchError as error:
         raise Followed(error.exit_code, str(error)) from error
     raise Followed(0)

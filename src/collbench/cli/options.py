@@ -125,7 +125,7 @@ def sizes_option(default: str) -> Command:
 
 
 sizes = sizes_option("8:1G; host: 8:64M")
-# Every link of a machine has many cells: a curve in steps of four, so that they take seconds.
+# Every link of a machine has many data points: a curve in steps of four, so that they take seconds.
 survey_sizes = sizes_option("8,64:1G:4; host: 8,64:64M:4")
 backend = click.option(
     "--backend",

@@ -11,7 +11,7 @@ from typing import cast
 import click
 
 from collbench.cli import exit_codes
-from collbench.cli.nonzero_ranks import check_command, follow, place_of
+from collbench.cli.nonzero_ranks import check_command, follow, launch_of
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
 
@@ -122,10 +122,10 @@ def run() -> int:
     try:
         if question := os.environ.get("_COLLBENCH_COMPLETE"):
             _complete(question)
-        place = place_of(sys.argv[1:])
-        if place is not None and place.rank > 0:
+        launch = launch_of(sys.argv[1:])
+        if launch is not None and launch.rank > 0:
             return follow(_invoke_together)
-        (_invoke if place is None else _invoke_together)()
+        (_invoke if launch is None else _invoke_together)()
         sys.stdout.flush()
     except click.exceptions.Exit as leave:
         return leave.exit_code

@@ -45,7 +45,7 @@ def find_works(run: Run, typed: str, path: Path) -> list[Work]:
 def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list[Work]:
     """Return the works that were measured at a size. Raises UsageError, which names the sizes that the file holds."""
     sizes = {
-        work: {found.cell.size_bytes for found in run.measured(work.variant) if found.cell.work == work}
+        work: {found.point.size_bytes for found in run.measured(work.variant) if found.point.work == work}
         for work in works
     }
     kept = [work for work in works if size_bytes in sizes[work]]
@@ -125,7 +125,7 @@ def rank(file: Path | None, operation: str | None, size: str | None, as_json: bo
 
     For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
     latency and bandwidth fitted over the sizes. Any machine's run will do; what it lacks is named. Exit status: 0; 1
-    where too few visits say anything; 1 or 4 where data points failed.
+    where too few trials say anything; 1 or 4 where data points failed.
 
     \b
     Examples:
@@ -167,7 +167,7 @@ def _asked(operation: Operation | None, size_bytes: int | None) -> str:
 
 def _present(run: Run) -> str:
     """Say what could be ranked instead."""
-    works = {found.cell.work for found in run.measurements if found.samples and len(found.cell.members) <= 2}
+    works = {found.point.work for found in run.measurements if found.samples and len(found.point.members) <= 2}
     if not works:
         return "it holds no link, pair or device: measure with 'collbench pairs' first"
     names = ", ".join(sorted(map(str, works)))

@@ -46,7 +46,7 @@ def is_verbose() -> bool:
     return context is not None and _VERBOSE in context.meta
 
 
-# rich shortens cells to fit its width, so it is told one that fits every page; what a terminal lacks is folded.
+# rich shortens cells to fit its width, so it gets one that fits every page; what a terminal lacks is folded.
 _PAGE_WIDTH = 240
 # Sentences are easier to read in shorter lines; a pipe gets the longest, WIDE.
 _NARROWEST_PROSE = 40
@@ -71,7 +71,7 @@ def prose_width() -> int:
 
 
 def leave(status: int) -> None:
-    """End the command with a status other than 0; a full disk is told before that."""
+    """End the command with a status other than 0; a full disk is reported before that."""
     sys.stdout.flush()
     if status:
         raise click.exceptions.Exit(status)

@@ -41,7 +41,7 @@ def interrupted(what: str) -> Iterator[None]:
         raise Interrupted(f"interrupted: {what}") from error
 
 
-def told(*, verbose: bool) -> Reporter:
+def reporter(*, verbose: bool) -> Reporter:
     """Return how an experiment speaks: on stderr, and with `verbose` the script's own output among it."""
     from collbench.launch.experiment import Reporter  # late: numpy
 

@@ -146,7 +146,7 @@ class Listener:
 
 def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> socket.socket:
     """Return a connection to rank 0, which listens on one of these addresses and knows the key. Raises OSError."""
-    failure = OSError("rank 0 told no address")
+    failure = OSError("rank 0 reported no address")
     for address in addresses:
         try:
             found = socket.create_connection((address, port), timeout=_DIAL_S)
@@ -344,7 +344,7 @@ def pair() -> tuple[Line, FarEnd]:
 
 
 def own_address(peer: str, port: int) -> str:
-    """Return this host's address towards `peer`, "" where that cannot be told."""
+    """Return this host's address towards `peer`, "" where that is not known."""
     for family, kind, protocol, _, address in _resolved(peer, port):
         with socket.socket(family, kind, protocol) as probe:
             try:

@@ -59,7 +59,7 @@ class World:
 
     def __init__(
         self,
-        place: LaunchEnvironment,
+        launch: LaunchEnvironment,
         request: Request,
         timeout_s: float = JOIN_S,
         say: Callable[[str], object] = _in_silence,
@@ -69,11 +69,11 @@ class World:
         Raises UsageError for what is not for several processes.
         """
         refuse(request)
-        self.place = place
+        self.launch = launch
         self._stack = ExitStack()
         with ExitStack() as stack:
-            self._store = Store(place, timeout_s, say)
-            seat = _seat(place, request, self._store)
+            self._store = Store(launch, timeout_s, say)
+            seat = _seat(launch, request, self._store)
             ours, theirs = connection.pair()
             own = threading.Thread(target=serve, args=(theirs, seat), name="rank 0", daemon=True)
             own.start()
@@ -102,12 +102,12 @@ class World:
     @property
     def processes(self) -> int:
         """How many ranks there are."""
-        return self.place.world_size
+        return self.launch.world_size
 
     @property
     def launcher(self) -> str:
         """What started them."""
-        return self.place.launcher
+        return self.launch.launcher
 
     def open(self) -> Opened:
         """Return the ranks' devices as one backend. Raises UsageError, MachineError, BackendError."""
@@ -124,8 +124,8 @@ class World:
         distributed_ranks.check_libraries(known, backend.facts)
         guides = distributed_ranks.guides(known)
         asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
-        told = ranks.ask(asked)
-        found = {members: checked(told[first], FoundPaths).paths for first, members in guides.items()}
+        answers = ranks.ask(asked)
+        found = {members: checked(answers[first], FoundPaths).paths for first, members in guides.items()}
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),
@@ -138,19 +138,19 @@ class World:
     def _admit(self, timeout_s: float, say: Callable[[str], object]) -> Mapping[int, socket.socket]:
         """Say where rank 0 listens, and return the ranks' sockets. Raises BackendError, which names who is missing."""
         key = secrets.token_bytes(KEY_BYTES)
-        listener = Listener(key, self.place.world_size, _own_address(self.place))
-        told = {"address": listener.address, "port": listener.port, "key": key.hex()}
+        listener = Listener(key, self.launch.world_size, _own_address(self.launch))
+        address = {"address": listener.address, "port": listener.port, "key": key.hex()}
         begin = time.monotonic()
         try:
-            self._store.publish(_LISTENER, json.dumps(told))
+            self._store.publish(_LISTENER, json.dumps(address))
             missing = listener.admit(min(UNSAID_S, timeout_s))
             if missing and timeout_s > UNSAID_S:
                 say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
                 missing = listener.admit(begin + timeout_s - time.monotonic())
             if missing:
                 raise BackendError(
-                    f"{self._count(missing)} did not come to {self.place.meeting_point} within {timeout_s:.0f} s: "
-                    f"check that {self.place.launcher} started all, and that they reach that address"
+                    f"{self._count(missing)} did not come to {self.launch.meeting_point} within {timeout_s:.0f} s: "
+                    f"check that {self.launch.launcher} started all, and that they reach that address"
                 )
             return listener.take()
         finally:
@@ -159,28 +159,28 @@ class World:
 
     def _count(self, missing: Sequence[int]) -> str:
         names = ", ".join(map(str, missing))
-        return f"rank{'s' if len(missing) > 1 else ''} {names} of {self.place.world_size}"
+        return f"rank{'s' if len(missing) > 1 else ''} {names} of {self.launch.world_size}"
 
 
 def join(
-    place: LaunchEnvironment, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
+    launch: LaunchEnvironment, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
 ) -> bool:
     """Work for rank 0 as another rank; return whether it said in the end to leave, and did not just vanish.
 
     `say` tells that the wait for rank 0 lasts. Raises BackendError when it cannot be found, MachineError, UsageError.
     """
     refuse(request)
-    store = Store(place, timeout_s, say)
-    seat = _seat(place, request, store)
+    store = Store(launch, timeout_s, say)
+    seat = _seat(launch, request, store)
     try:
-        told = _told(store.read(_LISTENER))
-        candidates = tuple(dict.fromkeys(filter(None, (told.address, place.master_addr))))
+        address = _address(store.read(_LISTENER))
+        candidates = tuple(dict.fromkeys(filter(None, (address.address, launch.master_addr))))
         try:
-            found = connect(candidates, told.port, bytes.fromhex(told.key), place.rank)
+            found = connect(candidates, address.port, bytes.fromhex(address.key), launch.rank)
         except OSError as error:
             raise BackendError(
-                f"rank {place.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
-                f"port {told.port}: {error}; the hosts' firewalls must let ranks connect to each other"
+                f"rank {launch.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
+                f"port {address.port}: {error}; the hosts' firewalls must let ranks connect to each other"
             ) from error
     except BaseException:
         seat.close()
@@ -189,17 +189,17 @@ def join(
     return serve(connection.far_end(found), seat)
 
 
-def _own_address(place: LaunchEnvironment) -> str:
+def _own_address(launch: LaunchEnvironment) -> str:
     """Return the address to listen on: the one by which this host reaches the point where all meet.
 
     All addresses ("") where a name means loopback on its own host, as Debian has it, and others know it by another one.
     """
-    found = connection.own_address(place.master_addr, place.master_port)
-    return "" if connection.is_loopback(found) and place.local_size < place.world_size else found
+    found = connection.own_address(launch.master_addr, launch.master_port)
+    return "" if connection.is_loopback(found) and launch.local_size < launch.world_size else found
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Address:
     """What rank 0 leaves in the store: where it listens, and the key in hexadecimal digits."""
 
     address: str
@@ -207,24 +207,24 @@ class _Told:
     key: str
 
 
-def _told(text: str) -> _Told:
+def _address(text: str) -> _Address:
     """Return what rank 0 left. Raises BackendError for anything else."""
     try:
-        found: _Told = build(_Told, json.loads(text), "the value")
+        found: _Address = build(_Address, json.loads(text), "the value")
         bytes.fromhex(found.key)
     except ValueError as error:
         raise BackendError(f"what the store tells of rank 0 cannot be read: {error}; start all ranks again") from error
     return found
 
 
-def _seat(place: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
+def _seat(launch: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
     if capabilities(request.backend).cores:
         from collbench.distributed.rank_worker import HostRankWorker
 
-        return HostRankWorker(place)
+        return HostRankWorker(launch)
     from collbench.distributed.rank_worker import CudaRankWorker
 
-    return CudaRankWorker(place, store, request.nccl)
+    return CudaRankWorker(launch, store, request.nccl)
 
 
 def _ends(found: socket.socket) -> tuple[str, str]:
@@ -240,11 +240,11 @@ def _end_in_peace() -> None:
 
 def _with_facts(machine: Machine, facts: tuple[RankFacts, ...]) -> Machine:
     """Return rank 0's machine; multicast where all ranks' GPUs support it."""
-    told = [found.multicast for found in facts]
+    supports = [found.multicast for found in facts]
     return replace(
         machine,
         nccl=facts[0].nccl,
         nccl_path=facts[0].nccl_path,
         kernel_image=facts[0].kernel_image,
-        multicast=None if None in told else all(told),
+        multicast=None if None in supports else all(supports),
     )

@@ -46,7 +46,7 @@ _FIRST_PORT, _PORTS = 10_000, 20_000
 JOIN_S = 300.0
 JOIN_VARIABLE = "COLLBENCH_JOIN_SECONDS"
 _LONGEST_JOIN_S = 86_400
-# What `find_place` tells a launcher by.
+# What `find_launch` tells a launcher by.
 _TELLING = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -74,15 +74,15 @@ class LaunchEnvironment:
         return f"{self.master_addr}:{self.master_port}"
 
 
-def find_place(environment: Mapping[str, str]) -> LaunchEnvironment | None:
+def find_launch(environment: Mapping[str, str]) -> LaunchEnvironment | None:
     """Return this process's place, or None where it was started alone. Raises UsageError for contradictions.
 
     torchrun goes first, because srun and mpirun start it too; mpirun goes before srun, which it uses inside Slurm.
     """
     for launched in (_by_torchrun, _by_open_mpi, _by_slurm):
-        found, place = launched(environment)
+        found, launch = launched(environment)
         if found:
-            return _checked(place) if place is not None else None
+            return _checked(launch) if launch is not None else None
     return None
 
 
@@ -117,18 +117,18 @@ class Step:
 
 def find_step(environment: Mapping[str, str]) -> Step | None:
     """Return the Slurm step that this process is a task of, None outside one or on one node. Raises UsageError."""
-    found, place = _by_slurm(environment)
-    if not found or place is None:
+    found, launch = _by_slurm(environment)
+    if not found or launch is None:
         return None
     values = _Values(environment, "srun")
     nodes = values.number("SLURM_STEP_NUM_NODES", values.number("SLURM_NNODES", 1))
-    if _checked(place).local_size > 1 or nodes != place.world_size:
+    if _checked(launch).local_size > 1 or nodes != launch.world_size:
         raise UsageError(
-            f"srun starts {place.world_size} tasks on {nodes} nodes, and one starts all ranks of its node: "
+            f"srun starts {launch.world_size} tasks on {nodes} nodes, and one starts all ranks of its node: "
             "write srun --ntasks-per-node 1"
         )
     job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")
-    return Step(nodes, place.rank, place.master_addr, place.master_port, f"{job}.{step}")
+    return Step(nodes, launch.rank, launch.master_addr, launch.master_port, f"{job}.{step}")
 
 
 def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment | None]:
@@ -198,23 +198,23 @@ def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment |
     )
 
 
-def _checked(place: LaunchEnvironment) -> LaunchEnvironment:
+def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
     """Return the place. Raises UsageError where its numbers contradict each other."""
     for what, number, size in (
-        ("rank", place.rank, place.world_size),
-        ("local rank", place.local_rank, place.local_size),
+        ("rank", launch.rank, launch.world_size),
+        ("local rank", launch.local_rank, launch.local_size),
     ):
         if not 0 <= number < size:
             raise UsageError(
-                f"{place.launcher}'s variables contradict each other: {what} {number} of {size}; unset them to "
+                f"{launch.launcher}'s variables contradict each other: {what} {number} of {size}; unset them to "
                 "measure with one process"
             )
-    if not (place.local_size <= place.world_size and 0 < place.master_port < 2**16):
+    if not (launch.local_size <= launch.world_size and 0 < launch.master_port < 2**16):
         raise UsageError(
-            f"{place.launcher}'s variables contradict each other: {place.local_size} of {place.world_size} ranks here, "
-            f"port {place.master_port}; unset them to measure with one process"
+            f"{launch.launcher}'s variables contradict each other: {launch.local_size} of {launch.world_size} "
+            f"ranks here, port {launch.master_port}; unset them to measure with one process"
         )
-    return place
+    return launch
 
 
 @dataclass(frozen=True, slots=True)

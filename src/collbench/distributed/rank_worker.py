@@ -97,9 +97,9 @@ class RankWorker(Protocol):
 class CudaRankWorker:
     """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
 
-    def __init__(self, place: LaunchEnvironment, store: Store, nccl_path: str | None) -> None:
+    def __init__(self, launch: LaunchEnvironment, store: Store, nccl_path: str | None) -> None:
         """Start the worker, which takes a moment, and wait for nothing. Raises MachineError without a driver."""
-        self._place, self._store, self._nccl_path = place, store, nccl_path
+        self._launch, self._store, self._nccl_path = launch, store, nccl_path
         self._stack = ExitStack()
         self._backend = IsolatedBackend()
         self._backend.start()
@@ -128,11 +128,11 @@ class CudaRankWorker:
     def open(self, opening: OpenRank) -> RankFacts:
         """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
         if self._watch is None:
-            self._start_watch(opening.devices[self._place.rank])
+            self._start_watch(opening.devices[self._launch.rank])
         self._need_unused_worker()
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
-        world = World(self._place.rank, self._place.world_size, unique_id)
+        world = World(self._launch.rank, self._launch.world_size, unique_id)
         self._backend.open(opening.devices, self._nccl_path, collectives=True, world=world)
         facts = self._backend.facts
         return RankFacts(
@@ -170,7 +170,7 @@ class CudaRankWorker:
         return (replace(self._nvml.health(self._device), processes=others),)
 
     def flags(self) -> tuple[Flag, ...]:
-        """Return what is wrong with the GPU, as NVML told a moment ago."""
+        """Return what is wrong with the GPU, as NVML reported a moment ago."""
         return self._watch.flags((0,)) if self._watch else ()
 
     def interrupt(self) -> None:
@@ -204,12 +204,12 @@ class CudaRankWorker:
 
     def _own(self, visible: tuple[str, ...]) -> Device:
         """Return the GPU of this rank among the UUIDs that CUDA shows, in its order. Raises UsageError."""
-        if len(visible) > 1 and self._place.local_rank >= len(visible):
+        if len(visible) > 1 and self._launch.local_rank >= len(visible):
             raise UsageError(
-                f"{self._place.launcher} started {self._place.local_size} processes for {len(visible)} GPUs: start one "
-                "process for each GPU, or see what CUDA_VISIBLE_DEVICES hides"
+                f"{self._launch.launcher} started {self._launch.local_size} processes for {len(visible)} GPUs: start "
+                "one process for each GPU, or see what CUDA_VISIBLE_DEVICES hides"
             )
-        uuid = visible[self._place.local_rank] if len(visible) > 1 else "".join(visible)
+        uuid = visible[self._launch.local_rank] if len(visible) > 1 else "".join(visible)
         for device in self._nvml.devices():
             if device.uuid == uuid:
                 return device
@@ -226,11 +226,11 @@ _BUFFERS = 6
 class HostRankWorker:
     """One core: the LOCAL_RANK-th that this process may use, counted round where there are more ranks."""
 
-    def __init__(self, place: LaunchEnvironment, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, launch: LaunchEnvironment, patience_s: float = PATIENCE_S) -> None:
         """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
-        self._place, self._patience_s = place, patience_s
+        self._launch, self._patience_s = launch, patience_s
         reach = sorted(os.sched_getaffinity(0))
-        self._core = reach[place.local_rank % len(reach)]
+        self._core = reach[launch.local_rank % len(reach)]
         self._worker: GlooProcess | None = None
         self._folder: pathlib.Path | None = None
         self._devices: tuple[Device, ...] = ()
@@ -251,14 +251,14 @@ class HostRankWorker:
         self._devices = opening.devices
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
         self._worker = spawn(
-            self._place.rank,
-            [self._core] * self._place.world_size,
+            self._launch.rank,
+            [self._core] * self._launch.world_size,
             self._folder,
-            (self._place.master_addr, str(self._place.master_port), f"{prefix(self._place)}/{opening.key}"),
+            (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
             (interface_of(opening.address) if opening.address else "") or "lo",
         )
         self._receive(self._worker, self._patience_s)
-        here_too = max(1, self._place.local_size)
+        here_too = max(1, self._launch.local_size)
         return RankFacts(capacity_bytes=memory.available_bytes() // 2 // (_BUFFERS * here_too))
 
     def reserve(self, largest_bytes: int) -> None:
@@ -276,9 +276,9 @@ class HostRankWorker:
             self._worker.pipe.send(task)
         reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
         if reply["wrong"] is not None:
-            raise corruption(step, self._place.rank, reply["wrong"], [device.tag for device in self._devices])
+            raise corruption(step, self._launch.rank, reply["wrong"], [device.tag for device in self._devices])
         seconds = tuple(reply["seconds"])
-        return Timing(tuple(seconds if self._place.rank in group else () for group in step.groups))
+        return Timing(tuple(seconds if self._launch.rank in group else () for group in step.groups))
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between cores."""

@@ -119,7 +119,7 @@ def all_paths(world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]]) 
     known: dict[tuple[int, int], Path] = {}
     for members, paths in found.items():
         for path in paths:
-            first, second = sorted(members[place] for place in path.devices)
+            first, second = sorted(members[index] for index in path.devices)
             known[first, second] = replace(path, devices=(first, second))
     host_of = {rank: members for members in found for rank in members}
     pairs = [(a, b) for a in range(world_size) for b in range(a + 1, world_size)]
@@ -148,7 +148,7 @@ _Value = TypeVar("_Value")
 
 # Ranks send a sign of life every 2 s while they work. So much silence is a stopped process or a cut network.
 SILENCE_S = 30.0
-# Where ranks say that they have lost another one, that one has so long to say why before it is told to stop.
+# Where ranks say that they have lost another one, that one has so long to say why before it is asked to stop.
 CAUSE_S = 5.0
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25
@@ -177,8 +177,8 @@ class Ranks:
         self._names = dict(names)
         self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
         self._owing: set[int] = set()  # asked, and not answered yet
-        self._abandoning = False  # those who owe an answer were told that it is not wanted
-        self._abandoned: set[int] = set()  # those who were told so since the last request
+        self._abandoning = False  # those who owe an answer heard that it is not wanted
+        self._abandoned: set[int] = set()  # those who were reported so since the last request
         self._lost: RankLost | None = None
 
     @property
@@ -187,7 +187,7 @@ class Ranks:
         return range(len(self._names))
 
     def by_itself(self, failed: Mapping[int, CollbenchError]) -> dict[int, CollbenchError]:
-        """Return the failures that were not asked for, as those of ranks that were told to abandon their step are."""
+        """Return the failures that were not asked for, as those of ranks that were asked to abandon their step are."""
         return {rank: failure for rank, failure in failed.items() if rank not in self._abandoned}
 
     def rename(self, names: Mapping[int, str]) -> None:
@@ -197,7 +197,7 @@ class Ranks:
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Reply]:
         """Return these ranks' answers; a failure is an answer. Raises RankLost.
 
-        Once one has failed, those that still work are told to abandon it: they might wait for that one.
+        Once one has failed, those that still work are asked to abandon it: they might wait for that one.
         """
         if self._lost is not None:
             raise self._lost
@@ -221,7 +221,7 @@ class Ranks:
 
     def named(self, rank: int, failure: CollbenchError) -> CollbenchError:
         """Return the failure with its rank's name; what the user asked for is every rank's."""
-        return failure if isinstance(failure, UsageError) else failure.retold(f"{self._names[rank]}: {failure}")
+        return failure if isinstance(failure, UsageError) else failure.reworded(f"{self._names[rank]}: {failure}")
 
     def settle(self) -> bool:
         """End what an interrupted `ask` has left the ranks at. Return whether there was anything."""
@@ -312,7 +312,8 @@ def checked(reply: Reply, kind: type[_Value]) -> _Value:
 class Coordinator:
     """Times collectives on the ranks' devices; positions are ranks.
 
-    A step that fails on any rank costs its cells: all ranks end their workers, and join a new world before the next.
+    A step that fails on any rank costs its data points: all ranks end their workers, and join a new world before the
+    next.
     """
 
     def __init__(
@@ -445,9 +446,9 @@ class Coordinator:
             raise StepFailed(text, failure=Failure(why.kind, Cause.NO_WORLD, because=why)) from error
 
     def _failure(self, step: Step, failed: Mapping[int, CollbenchError]) -> CollbenchError:
-        """Return the first failure to be told: wrong data before all, then the one that came first.
+        """Return the first failure to be reported: wrong data before all, then the one that came first.
 
-        A rank that only lost another one is told where nobody knows more.
+        A rank that only lost another one is reported where nobody knows more.
         """
         for rank, reply in failed.items():
             if isinstance(reply, DataCorruption):
@@ -462,26 +463,26 @@ class Coordinator:
 
 
 def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:
-    """Return each group's times: of every block the maximum over its ranks, of the launch loop the mean.
+    """Return each group's times: of every batch the maximum over its ranks, of the launch loop the mean.
 
     What ranks received and compared adds up.
     """
     return Timing(
         seconds=tuple(
-            tuple(max(times) for times in zip(*(timings[rank].seconds[place] for rank in group), strict=True))
-            for place, group in enumerate(step.groups)
+            tuple(max(times) for times in zip(*(timings[rank].seconds[index] for rank in group), strict=True))
+            for index, group in enumerate(step.groups)
         ),
         launch_seconds=tuple(
-            fmean(timings[rank].launch_seconds[place] for rank in group) for place, group in enumerate(step.groups)
+            fmean(timings[rank].launch_seconds[index] for rank in group) for index, group in enumerate(step.groups)
         )
         if all(timings[rank].launch_seconds for group in step.groups for rank in group)
         else (),
         coverage=tuple(
             Coverage(
-                sum(timings[rank].coverage[place].moved for rank in group),
-                sum(timings[rank].coverage[place].verified for rank in group),
+                sum(timings[rank].coverage[index].moved for rank in group),
+                sum(timings[rank].coverage[index].verified for rank in group),
             )
-            for place, group in enumerate(step.groups)
+            for index, group in enumerate(step.groups)
         )
         if all(timings[rank].coverage for group in step.groups for rank in group)
         else (),

@@ -37,7 +37,7 @@ def host_key() -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has an address, or "" where it cannot be told."""
+    """Return the network interface that has an address, or "" where it is not known."""
     if ":" in address:
         return _interface_of_ipv6(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -111,7 +111,7 @@ class Store:
     """Small values by name, for all ranks of this launch. Who sets one deletes it after use: runs are long."""
 
     def __init__(
-        self, place: LaunchEnvironment, timeout_s: float, say: Callable[[str], object] = lambda _text: None
+        self, launch: LaunchEnvironment, timeout_s: float, say: Callable[[str], object] = lambda _text: None
     ) -> None:
         """Reach the store within `timeout_s` seconds; rank 0 opens it unless the launcher did. Raises MachineError.
 
@@ -124,30 +124,30 @@ class Store:
             from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from torch's __all__
         except ImportError as error:
             raise MachineError(
-                f"{place.launcher} started several ranks, which meet through torch: pip install torch"
+                f"{launch.launcher} started several ranks, which meet through torch: pip install torch"
             ) from error
-        self._place, self._timeout_s = place, timeout_s
+        self._launch, self._timeout_s = launch, timeout_s
         self._waiting = Waiting(
             timeout_s,
-            f"{_self(place)} has not found rank 0 at {place.meeting_point} yet",
-            say if speaks(place) else None,
+            f"{_self(launch)} has not found rank 0 at {launch.meeting_point} yet",
+            say if speaks(launch) else None,
         )
-        self._store: PrefixStore = PrefixStore(prefix(place), self._reached())
+        self._store: PrefixStore = PrefixStore(prefix(launch), self._reached())
 
     def _reached(self) -> TCPStore:
         """Open the store, or connect to it. Raises BackendError."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as above
 
-        place = self._place
-        opens = place.rank == 0 and not place.agent_listens
+        launch = self._launch
+        opens = launch.rank == 0 and not launch.agent_listens
         while True:
             if not opens:
                 self._await_listener()
             try:
                 return TCPStore(
-                    place.master_addr,
-                    place.master_port,
-                    place.world_size,
+                    launch.master_addr,
+                    launch.master_port,
+                    launch.world_size,
                     is_master=opens,
                     timeout=timedelta(seconds=max(1.0, min(_ATTEMPT_S, self._waiting.left()))),
                     wait_for_workers=False,  # rank 0 waits for them itself, and can then say who is missing
@@ -161,7 +161,7 @@ class Store:
         while True:
             try:
                 with socket.create_connection(
-                    (self._place.master_addr, self._place.master_port), max(0.1, min(_DIAL_S, self._waiting.left()))
+                    (self._launch.master_addr, self._launch.master_port), max(0.1, min(_DIAL_S, self._waiting.left()))
                 ):
                     return
             except OSError as error:
@@ -188,15 +188,15 @@ class Store:
             except DistStoreError as error:  # not yet
                 if waiting.over():
                     raise BackendError(
-                        f"{_self(self._place)} waited {self._timeout_s:.0f} s in vain for rank 0, which should have "
-                        f"come to {self._place.meeting_point}: see what rank 0 says, and whether both run the same "
+                        f"{_self(self._launch)} waited {self._timeout_s:.0f} s in vain for rank 0, which should have "
+                        f"come to {self._launch.meeting_point}: see what rank 0 says, and whether both run the same "
                         "command"
                     ) from error
             except RuntimeError as error:
-                keeper = self._place.launcher if self._place.agent_listens else "rank 0"
-                where = self._place.meeting_point
+                keeper = self._launch.launcher if self._launch.agent_listens else "rank 0"
+                where = self._launch.meeting_point
                 raise BackendError(
-                    f"{_self(self._place)} stops: {keeper}, which kept the store at {where}, is gone"
+                    f"{_self(self._launch)} stops: {keeper}, which kept the store at {where}, is gone"
                 ) from error
 
     def forget(self, name: str) -> None:
@@ -205,32 +205,32 @@ class Store:
             self._store.delete_key(name)
 
     def _where(self) -> str:
-        return f"the store at {self._place.meeting_point}"
+        return f"the store at {self._launch.meeting_point}"
 
     def _unreachable(self, error: Exception, *, opens: bool) -> str:
         if opens:
             return (
-                f"rank 0 cannot listen at {self._place.meeting_point}: {_first_line(error)}; MASTER_ADDR must be this "
+                f"rank 0 cannot listen at {self._launch.meeting_point}: {_first_line(error)}; MASTER_ADDR must be this "
                 f"host ({socket.gethostname()}), and MASTER_PORT a free port"
             )
         return (
-            f"{_self(self._place)} reached nobody at {self._place.meeting_point} within {self._timeout_s:.0f} s: check "
-            "that rank 0 was started there, and that this host may connect to that port"
+            f"{_self(self._launch)} reached nobody at {self._launch.meeting_point} within {self._timeout_s:.0f} s: "
+            "check that rank 0 was started there, and that this host may connect to that port"
         )
 
 
-def prefix(place: LaunchEnvironment) -> str:
+def prefix(launch: LaunchEnvironment) -> str:
     """Return what our names in the store begin with: the launcher's own, and an earlier start's, stay apart."""
-    return f"collbench/{place.generation}"
+    return f"collbench/{launch.generation}"
 
 
-def speaks(place: LaunchEnvironment) -> bool:
+def speaks(launch: LaunchEnvironment) -> bool:
     """Return whether this rank tells for all of its host that it waits: a thousand lines would say no more."""
-    return place.local_rank == 0 or place.rank == 1
+    return launch.local_rank == 0 or launch.rank == 1
 
 
-def _self(place: LaunchEnvironment) -> str:
-    return f"rank {place.rank} on {socket.gethostname()}"
+def _self(launch: LaunchEnvironment) -> str:
+    return f"rank {launch.rank} on {socket.gethostname()}"
 
 
 def _first_line(error: Exception) -> str:

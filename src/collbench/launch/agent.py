@@ -1,6 +1,6 @@
 """torchrun in this process, as `train` starts it: `python -P agent.py TORCHRUN-OPTION… -- SCRIPT ARGUMENT…`.
 
-It is `python -m torch.distributed.run`, but for two things at its end: a signal is told in one line instead of
+It is `python -m torch.distributed.run`, but for two things at its end: a signal is reported in one line instead of
 torchrun's traceback, and no folder stays in TMPDIR but one that torchrun's report of a failure names.
 
 Imports nothing of collbench: it ends where torchrun begins.
@@ -47,7 +47,7 @@ def _run() -> int:
         torchrun()
     except KeyboardInterrupt:
         return _ended_by(signal.SIGINT)
-    except SystemExit as error:  # wrong options, say: argparse has told
+    except SystemExit as error:  # wrong options, say: argparse has reported
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except Exception as error:  # noqa: BLE001  # as Python would, without this file's own lines
         if (number := getattr(error, "sigval", None)) is not None:  # torchrun's SignalException

@@ -83,12 +83,12 @@ def loads(text: str, name: str) -> Ablation:
 def _build(fields: dict[str, Any]) -> Ablation:
     found: Ablation = build(Ablation, fields, "ablation")
     if not any("without" in arm for arm in fields["arms"]):
-        found.arms[1].without = _told_by_name(found.arms[1].name)
+        found.arms[1].without = _variable_named(found.arms[1].name)
     _check_meaning(found)
     return found
 
 
-def _told_by_name(name: str) -> tuple[str, ...]:
+def _variable_named(name: str) -> tuple[str, ...]:
     """Return what an arm lacks, as files before `without` say it: in its name alone."""
     words = name.removeprefix("without ").split(" and ")
     return tuple(words) if name.startswith("without ") and set(words) <= set(SWITCHES) else ()
@@ -266,14 +266,14 @@ class Plan:
 class Experiment:
     """Fills an ablation with runs. Whatever ends it early, the runs that had ended are in its file."""
 
-    def __init__(self, ablation: Ablation, plan: Plan, told: Reporter) -> None:
-        self.ablation, self._plan, self._told = ablation, plan, told
+    def __init__(self, ablation: Ablation, plan: Plan, reporter: Reporter) -> None:
+        self.ablation, self._plan, self._reporter = ablation, plan, reporter
         self._total = 2 * ablation.repeats
-        self._file = own(plan.path, told.say, force=plan.force)
+        self._file = own(plan.path, reporter.say, force=plan.force)
 
     def measure_allreduces(self) -> None:
         """Time the all-reduce of both arms, each in its own environment. Raises BackendError."""
-        self._told.say("measuring the all-reduce of both, a few seconds each")
+        self._reporter.say("measuring the all-reduce of both, a few seconds each")
         for number, arm in enumerate(self.ablation.arms):
             saved = self._plan.logs / f"allreduce-{number}.json"
             sizes = ",".join(map(str, sizes_on(self.ablation.backend)))
@@ -282,7 +282,7 @@ class Experiment:
             reader = Reader()
             ended = run_child(collbench(*words), self._environment(arm), saved.with_suffix(".log"), reader)
             if ended.status != 0:
-                self._told.show(last_words(reader.tail))
+                self._reporter.show(last_words(reader.tail))
                 raise BackendError(
                     f"cannot measure the all-reduce {arm.name} ({_status(ended.status)}, see above): nothing was "
                     "trained; --no-allreduce goes on without it"
@@ -316,9 +316,9 @@ class Experiment:
         log = self._plan.logs / f"run-{order + 1}.log"
 
         def watch(data: bytes) -> None:
-            self._told.watch(data)
+            self._reporter.watch(data)
             if reader.steps:
-                self._told.step(f"{which}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
+                self._reporter.step(f"{which}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
 
         left = log.with_suffix(".torchrun")
         words = self._with_folder(collbench(*self.train_words(arm)), left)
@@ -331,7 +331,7 @@ class Experiment:
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)
         self._file.write(dumps(self.ablation))
         if ended.status != 0:
-            self._told.show(last_words(reader.tail))
+            self._reporter.show(last_words(reader.tail))
             raise BackendError(
                 f"{which}: the script failed ({_status(ended.status)}, see above); its output is {log}{self._saved()}"
             )
@@ -339,12 +339,12 @@ class Experiment:
         if self.ablation.measure is not before or not order:
             self._note_measure()
         own = measure_of([run], self.ablation.skip)
-        self._told.say(f"{which}: {format_seconds(value(run, own, self.ablation.skip))}{_UNITS[own]}")
+        self._reporter.say(f"{which}: {format_seconds(value(run, own, self.ablation.skip))}{_UNITS[own]}")
 
     def _note_measure(self) -> None:
         """Say by what all runs so far are compared, where it is not by their steps."""
         if self.ablation.measure is not Measure.STEP:
-            self._told.say(f"no step times to compare in the script's output: {_INSTEAD[self.ablation.measure]}")
+            self._reporter.say(f"no step times to compare in the script's output: {_INSTEAD[self.ablation.measure]}")
 
     def _check_steps(self, run: TrainingRun, which: str, log: Path) -> None:
         """Raise UsageError where steps were asked for, or printed, and none is left to count."""
@@ -402,8 +402,8 @@ def environment_of(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def _allreduce(saved: Path) -> tuple[AllReduce, ...]:
     run = run_file.load(saved)
-    found = sorted((one for one in run.measured()), key=lambda one: one.cell.size_bytes)
-    summaries = [(one.cell.size_bytes, summarize(one)) for one in found]
+    found = sorted((one for one in run.measured()), key=lambda one: one.point.size_bytes)
+    summaries = [(one.point.size_bytes, summarize(one)) for one in found]
     return tuple(AllReduce(size, summary.busbw, summary.seconds) for size, summary in summaries)
 
 

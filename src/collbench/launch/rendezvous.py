@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from collbench.distributed.launchers import Step, find_place, find_step
+from collbench.distributed.launchers import Step, find_launch, find_step
 from collbench.launch.arguments import RENDEZVOUS, TrainArguments
 from collbench.model.errors import UsageError
 
@@ -85,11 +85,11 @@ def _in_a_step(step: Step, arguments: TrainArguments) -> list[str]:
 
 def _refuse_others(environment: Mapping[str, str]) -> None:
     """Raise UsageError where a launcher started this once on each of several nodes: each would train for itself."""
-    place = find_place(environment)
-    if place is not None and place.local_size < place.world_size:
+    launch = find_launch(environment)
+    if launch is not None and launch.local_size < launch.world_size:
         raise UsageError(
-            f"{place.launcher} started this on {place.world_size // place.local_size} nodes, which do not know of each "
-            "other: add --nnodes N --rdzv-endpoint HOST:29500, or --standalone"
+            f"{launch.launcher} started this on {launch.world_size // launch.local_size} nodes, which do not know "
+            "of each other: add --nnodes N --rdzv-endpoint HOST:29500, or --standalone"
         )
 
 

@@ -160,8 +160,8 @@ def command(
 
 def with_agent(command: Sequence[str], inside: Inside) -> list[str]:
     """Return what runs for such a command: the same torchrun, started by agent.py, which ends it in a line."""
-    place = 1 + len(inside.options)  # of `-m torch.distributed.run`
-    return [*command[:place], f"{inside.shims}/agent.py", *command[place + 2 :]]
+    index = 1 + len(inside.options)  # of `-m torch.distributed.run`
+    return [*command[:index], f"{inside.shims}/agent.py", *command[index + 2 :]]
 
 
 def _check_process_count(arguments: TrainArguments, count: int) -> None:

@@ -27,7 +27,7 @@ _LEGEND = {
     "PXB": "Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)",
     "PIX": "Connection traversing at most a single PCIe bridge",
     "NV#": "Connection traversing a bonded set of # NVLinks",
-    UNKNOWN: "Not told by the driver",
+    UNKNOWN: "Not reported by the driver",
     "NET": "Connection between two hosts, through the network",
 }
 

@@ -67,7 +67,7 @@ def with_us(command: Sequence[str]) -> list[str]:
 
 def _hung_up(pipe: int, *, wait: bool) -> bool:
     poll = select.poll()
-    poll.register(pipe, 0)  # no event but those that are always told: the other side has hung up
+    poll.register(pipe, 0)  # no event but those that are always reported: the other side has hung up
     return bool(poll.poll(None if wait else 0))
 
 

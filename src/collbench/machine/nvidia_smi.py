@@ -239,8 +239,8 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
     column = f"{kind} AFFINITY"
     if column not in header.affinities:
         return ("",) * len(rows)
-    place = header.affinities.index(column)
-    return tuple(row.rest[place] if place < len(row.rest) and _is_whole(row) else "" for row in rows)
+    index = header.affinities.index(column)
+    return tuple(row.rest[index] if index < len(row.rest) and _is_whole(row) else "" for row in rows)
 
 
 def _is_whole(row: _Row) -> bool:
@@ -276,7 +276,7 @@ class LiveTools:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def told(self, devices: Sequence[Device], paths: Sequence[Path]) -> tuple[Path, ...]:
+    def with_reports(self, devices: Sequence[Device], paths: Sequence[Path]) -> tuple[Path, ...]:
         """Return the paths with what nvidia-smi says of them; waits for it until the time limit. To be called once."""
         texts = [self._text(process) for process in self._processes]
         self.close()
@@ -322,8 +322,8 @@ def with_words(
     found = []
     for path in paths:
         a, b = (f"GPU{devices[position].index}" for position in path.devices)
-        told = tuple(PeerStatus(word) for word in (states.get((a, b)), states.get((b, a))) if word is not None)
-        found.append(replace(path, tool_label=labels.get((a, b)), tool_peer_access=told))
+        reported = tuple(PeerStatus(word) for word in (states.get((a, b)), states.get((b, a))) if word is not None)
+        found.append(replace(path, tool_label=labels.get((a, b)), tool_peer_access=reported))
     return tuple(found)
 
 

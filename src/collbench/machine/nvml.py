@@ -286,7 +286,7 @@ class Glance:
 
 
 def glance(query: Query, handle: object) -> Glance:
-    """Return one GPU's temperature in °C, throttle reasons and compute processes now; None where not told."""
+    """Return one GPU's temperature in °C, throttle reasons and compute processes now; None where not reported."""
     return Glance(
         temperature=query.integer("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
         throttle=_throttle(query, handle),
@@ -434,7 +434,7 @@ class Nvml:
         return "" if version is None else f"{version // 1000}.{version % 1000 // 10}"
 
     def virtualization(self) -> str:
-        """Return how the first GPU is virtualized ("none", "pass-through", "vGPU", …); "" where not told."""
+        """Return how the first GPU is virtualized ("none", "pass-through", "vGPU", …); "" where not reported."""
         handle = next((self._handle_of(device) for device in self.devices()), None)
         mode = None if handle is None else self._query.integer("nvmlDeviceGetVirtualizationMode", handle)
         return _VIRTUALIZATION[mode] if mode is not None and mode < len(_VIRTUALIZATION) else ""

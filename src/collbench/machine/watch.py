@@ -68,8 +68,8 @@ class HealthWatch:
         if self._count and self._clock() - self._looked >= _PERIOD_S:
             self._look()
             self._looked = self._clock()
-        places = sorted(set(members)) if self._count else []
-        return tuple(dict.fromkeys(flag for place in places for flag in self._seen[place]))
+        positions = sorted(set(members)) if self._count else []
+        return tuple(dict.fromkeys(flag for position in positions for flag in self._seen[position]))
 
     def _look(self) -> None:
         try:
@@ -77,8 +77,8 @@ class HealthWatch:
         except CollbenchError:  # a GPU that fell off the bus: its own step will fail and say so
             return
         self._seen = tuple(
-            tuple(wrong(place, seen.throttle, seen.temperature, self._occupants.others(place, seen.processes)))
-            for place, seen in enumerate(glances)
+            tuple(wrong(position, seen.throttle, seen.temperature, self._occupants.others(position, seen.processes)))
+            for position, seen in enumerate(glances)
         )
 
 

@@ -47,11 +47,11 @@ class CollbenchError(Exception):
         super().__init__("; ".join(filter(None, (problem, advice))))
         self.problem, self.advice = problem, advice
 
-    def retold(self, text: str) -> Self:
+    def reworded(self, text: str) -> Self:
         """Return the same error with another text."""
-        told = type(self)(text)
-        told.__dict__.update(self.__dict__)
-        return told
+        reported = type(self)(text)
+        reported.__dict__.update(self.__dict__)
+        return reported
 
 
 class UsageError(CollbenchError):
@@ -97,7 +97,7 @@ def failure_of(error: CollbenchError) -> Failure:
 
 
 class StepFailed(BackendError):
-    """One step that hung, crashed or met a sticky device error. It costs its cells; the backend can go on."""
+    """One step that hung, crashed or met a sticky device error. It costs its data points; the backend can go on."""
 
 
 class PeerLost(StepFailed):

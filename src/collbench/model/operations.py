@@ -413,7 +413,7 @@ COLLECTIVES = tuple(operation for operation in Operation if operation.is_collect
 
 
 class Variant(StrEnum):
-    """How an operation runs. A cell's members mean, by variant of a copy:
+    """How an operation runs. A data point's members mean, by variant of a copy:
 
     plain (src, dst); both ways (a, b), two messages at once; one to all (src, *dsts) and all to one (dst, *srcs),
     n-1 messages at once; staged (src, dst) through host memory, peer access off; host (gpu,), to or from pinned

@@ -1,4 +1,4 @@
-"""The nouns that every stage shares: devices, paths, cells, samples and the run that holds them.
+"""The nouns that every stage shares: devices, paths, data points, samples and the run that holds them.
 
 Devices are referred to by *position*: the place in `Run.devices`, never an nvidia-smi or CUDA index.
 Matrices are row = source, column = destination, diagonal NaN.
@@ -19,7 +19,7 @@ NCCL_START = "NCCL start"
 
 
 class StopReason(StrEnum):
-    """Why a cell was not measured further (docs/method.md 6.4)."""
+    """Why a data point was not measured further (docs/method.md 6.4)."""
 
     PRECISION = "precision"
     NOISE = "noise-stable"
@@ -85,7 +85,7 @@ class PeerReadWrite:
 
     @property
     def statuses(self) -> tuple[PeerStatus, ...]:
-        """What was told, reading first, each status once."""
+        """What was reported, reading first, each status once."""
         return tuple(dict.fromkeys(one for one in (self.read, self.write) if one is not None))
 
     @property
@@ -166,7 +166,7 @@ class FlagKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One thing that was wrong with devices, by position, during a visit.
+    """One thing that was wrong with devices, by position, during a trial.
 
     `figure` is in °C of a hot device, and counts the other processes on a shared one. `reason` is why a device was
     throttled, as in `machine.limits`; of OTHER it is the words of an older file that no kind has.
@@ -179,16 +179,16 @@ class Flag:
 
 
 class MarkKind(StrEnum):
-    """What a mark says of a timed block: `impossible`, it beats what the hardware can carry."""
+    """What a mark says of a batch: `impossible`, it beats what the hardware can carry."""
 
     IMPOSSIBLE = "impossible"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is wrong with a sample, by its fastest block: the positions whose port, link or slot cannot carry it.
+    """What is wrong with a sample, by its fastest batch: the positions whose port, link or slot cannot carry it.
 
-    `rate_gbs` is the block's (algbw of copies, busbw of collectives) and `limit_gbs` what it cannot exceed, in GB/s.
+    `rate_gbs` is the batch's (algbw of copies, busbw of collectives) and `limit_gbs` what it cannot exceed, in GB/s.
     """
 
     kind: MarkKind
@@ -199,12 +199,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One visit of a cell: raw seconds per iteration of each timed block, shape (blocks,).
+    """One trial of a data point: raw seconds per iteration of each batch, shape (batches,).
 
     `concurrent` is True when other disjoint pairs were busy at the same time. `launch_seconds`, for collectives,
     is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
-    the machine meanwhile. `marks` say what is wrong with the sample itself (machine/impossible.py). The visit's blocks,
-    untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: nobody counted).
+    the machine meanwhile. `marks` say what is wrong with the sample itself (machine/impossible.py). The trial's
+    batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: nobody counted).
     """
 
     seconds: tuple[float, ...]
@@ -219,13 +219,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Measurement:
-    """All samples of one cell, none where it failed before the first was finished.
+    """All samples of one data point, none where it failed before the first was finished.
 
-    `failure` says why a cell was given up, None where it was not. `wrong` counts elements that failed verification: 0,
-    or the run has failed; None where nothing was verified.
+    `failure` says why a data point was given up, None where it was not. `wrong` counts elements that failed
+    verification: 0, or the run has failed; None where nothing was verified.
     """
 
-    cell: DataPoint
+    point: DataPoint
     samples: list[Sample] = field(default_factory=list)
     stop: StopReason | None = None
     wrong: int | None = 0
@@ -241,7 +241,7 @@ class SkipKind(StrEnum):
     """Why something that was asked for is not measured. Beside each kind stand the fields of Skipped that it fills."""
 
     NO_PEERS = "no peer access"  # for a kernel's copy: work, members
-    SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts blocks: work, sizes, count of ranks
+    SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts batches: work, sizes, count of ranks
     SMALL_ELEMENT = "less than an element"  # work, sizes
     NODE_LIMIT = "node limit"  # the most with each NUMA node's memory: sizes, limit_bytes
     ROOM = "room"  # in the devices' memory: sizes, limit_bytes of a message, free_bytes
@@ -274,7 +274,7 @@ NO_PEERS = Refusal(SkipKind.NO_PEERS)
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A cell, a family of cells, or the rest of a run that was not measured.
+    """A data point, a family of data points, or the rest of a run that was not measured.
 
     With `members` (positions) it is one place of `work`; `sizes` are those that were left out, in bytes. `free_bytes`
     are each device's, () where nobody tells. `detail` is in another's words: the kernel's, NCCL's, an older file's.
@@ -297,7 +297,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class InterferenceCheck:
     """One comparison of a pair measured alone and among others at a large size (docs/method.md 6.2); None: unrecorded.
 
     `ratio` is concurrent over isolated bandwidth; `trusted` is False where it leaves 1 ± `delta`.
@@ -372,7 +372,7 @@ class Settings:
     `operations` and `sizes` are those of the plan, `requested_sizes` those that were asked for (None: the default).
     `environment` holds the NCCL_* variables (and the like) that were set, no others. `command` is the command line, for
     people: nothing reads it. `precision` is half the 95 % interval over the median at which a data point has converged,
-    None for docs/method.md 6.4's; `budget_seconds` when visits that are not owed end. `processes` is 1, or the ranks of
+    None for docs/method.md 6.4's; `budget_seconds` when trials that are not owed end. `processes` is 1, or the ranks of
     a launch by `launcher`. `devices` are the words of --devices, () for all. `copies` lists how raw copies ran, `chase`
     adds the pointer chase. `collectives` ran on all devices, each pair, `split` disjoint sets, or `sets`, as `layout`
     says. `isolated`: no link or pair while another was busy. `launches`: the ungraphed loop was timed too. `iterations`
@@ -384,7 +384,7 @@ class Settings:
     sizes: tuple[int, ...]
     dtype: str
     redop: str
-    visits: int
+    trials: int
     seed: int
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -466,8 +466,8 @@ class Health:
 class Run:
     """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
 
-    `phases` are seconds: of warm-up, audit and visits, the most of `seconds`; of NCCL_START, which came before; and
-    "timed", those inside timed regions.
+    `phases` are seconds: of warm-up, interference check and trials, the most of `seconds`; of NCCL_START, which came
+    before; and "timed", those inside timed regions.
     """
 
     backend: str
@@ -479,7 +479,7 @@ class Run:
     settings: Settings
     measurements: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    audits: list[Audit] = field(default_factory=list)
+    interference_checks: list[InterferenceCheck] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     health_before: tuple[Health, ...] = ()
@@ -489,4 +489,4 @@ class Run:
 
     def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:
         """Return the measurements that hold at least one sample of the variant, in the file's order."""
-        return [found for found in self.measurements if found.samples and found.cell.variant is variant]
+        return [found for found in self.measurements if found.samples and found.point.variant is variant]

@@ -137,8 +137,8 @@ def sentence(clause: str) -> str:
 def columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
     """Return rows as lines of left-aligned columns, without empty ones and without blanks at the ends."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ((cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width) for row in rows)
-    return [gap.join(cells).rstrip() for cells in padded]
+    padded = ((point.ljust(width) for point, width in zip(row, widths, strict=True) if width) for row in rows)
+    return [gap.join(points).rstrip() for points in padded]
 
 
 def algbw(size_bytes: int, seconds: float) -> float:

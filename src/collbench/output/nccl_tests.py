@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from collbench.analysis.outcome import outcome
-from collbench.analysis.physics import Impossible, by_cell
+from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.stats import summarize
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
@@ -103,13 +103,13 @@ def tables(run: Run) -> tuple[Table, ...]:
     """
     found: dict[tuple[Operation, tuple[int, ...]], list[Measurement]] = {}
     for measurement in run.measurements:
-        if measurement.cell.operation.is_collective:
-            found.setdefault((measurement.cell.operation, measurement.cell.members), []).append(measurement)
+        if measurement.point.operation.is_collective:
+            found.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)
     if not found:
         raise UsageError(
             "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
         )
-    beaten = by_cell(run)
+    beaten = by_point(run)
     return tuple(_table(run, group, found[key], beaten) for group, key in enumerate(found))
 
 
@@ -163,34 +163,34 @@ def pci_address(device: Device) -> str:
 def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
     flags: dict[str, dict[str, None]] = {}  # each thing that was wrong with the machine, and where meanwhile
-    for measurement in sorted(found, key=lambda m: m.cell.size_bytes):
-        sizes.setdefault(measurement.cell.size_bytes, {})[measurement.cell.variant] = measurement
+    for measurement in sorted(found, key=lambda m: m.point.size_bytes):
+        sizes.setdefault(measurement.point.size_bytes, {})[measurement.point.variant] = measurement
     for measurement in found:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
             flags.setdefault(sentences.flag(flag, run.devices), {})[_place(measurement)] = None
     return Table(
-        operation=found[0].cell.operation,
-        members=found[0].cell.members,
+        operation=found[0].point.operation,
+        members=found[0].point.members,
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
         failures=tuple(
             f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in found if m.failure
         ),
-        flags=tuple(f"{flag}: {', '.join(cells)}" for flag, cells in flags.items()),
-        impossible=tuple(_beyond(m, beaten[m.cell]) for m in found if m.cell in beaten),
+        flags=tuple(f"{flag}: {', '.join(points)}" for flag, points in flags.items()),
+        impossible=tuple(_beyond(m, beaten[m.point]) for m in found if m.point in beaten),
     )
 
 
 def _row(run: Run, found: list[Measurement]) -> Row:
-    cell, wanted = found[0].cell, run.settings
-    halves = {measurement.cell.variant: _half(run, measurement) for measurement in found}
-    ranks = len(cell.members) if cell.operation.shares else 1
+    point, wanted = found[0].point, run.settings
+    halves = {measurement.point.variant: _half(run, measurement) for measurement in found}
+    ranks = len(point.members) if point.operation.shares else 1
     return Row(
-        size_bytes=cell.size_bytes,
-        count=cell.size_bytes // DTYPE_BYTES[wanted.dtype] // ranks,
+        size_bytes=point.size_bytes,
+        count=point.size_bytes // DTYPE_BYTES[wanted.dtype] // ranks,
         dtype=_TYPES.get(wanted.dtype, wanted.dtype),
-        redop=wanted.redop if cell.operation.collective.prints_redop else "none",
-        root=wanted.root if cell.operation.rooted else -1,
+        redop=wanted.redop if point.operation.collective.prints_redop else "none",
+        root=wanted.root if point.operation.rooted else -1,
         out_of_place=halves.get(Variant.PLAIN),
         in_place=halves.get(Variant.IN_PLACE),
         iterations=sum(sample.iterations * len(sample.seconds) for m in found for sample in m.samples),
@@ -204,7 +204,7 @@ def _half(run: Run, measurement: Measurement) -> Half | None:
     loops = [sample for sample in measurement.samples if sample.launch_seconds and not run.settings.graph]
     looped = [replace(sample, seconds=(sample.launch_seconds or 0.0,)) for sample in loops]
     summary = summarize(replace(measurement, samples=looped or measurement.samples))
-    unchecked = measurement.failure or not measurement.cell.work.verifiable
+    unchecked = measurement.failure or not measurement.point.work.verifiable
     return Half(
         microseconds=summary.seconds * 1e6,
         algbw=summary.algbw,
@@ -219,12 +219,12 @@ def _one_line(text: str) -> str:
 
 
 def _beyond(measurement: Measurement, one: Impossible) -> str:
-    told = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
-    return f"{_place(measurement)}: {told}, {one.blocks} of {one.of} times"
+    rate = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
+    return f"{_place(measurement)}: {rate}, {one.batches} of {one.of} times"
 
 
 def _place(measurement: Measurement) -> str:
-    return f"{measurement.cell.size_bytes} {'in' if measurement.cell.variant is Variant.IN_PLACE else 'out of'} place"
+    return f"{measurement.point.size_bytes} {'in' if measurement.point.variant is Variant.IN_PLACE else 'out of'} place"
 
 
 def _step(sizes: list[int]) -> tuple[int, str]:
@@ -247,7 +247,7 @@ _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _NOT_CHECKED = "    N/A"  # one column less than a number takes, as theirs
 _NOT_MEASURED = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}{_NOT_CHECKED}"
 _LOOP = "the ungraphed launch loop's; nccl-tests averages one loop over ranks"
-_BLOCKS = "the timed batches' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
+_BATCHES = "the timed batches' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
 
 
 def lines(run: Run) -> list[str]:
@@ -295,7 +295,7 @@ def _origin(run: Run, table: Table) -> Iterator[str]:
     )
     yield f"# measured {run.started}, seed {run.settings.seed}; Pid is not recorded"
     loops = {half.loop for row in table.rows for half in row.halves}
-    for loop, meaning in ((True, _LOOP), (False, _BLOCKS)):
+    for loop, meaning in ((True, _LOOP), (False, _BATCHES)):
         if loop in loops:
             yield f"# time: the slowest rank's, median of the trials, {meaning}"
     if asked["validation"]:

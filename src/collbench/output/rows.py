@@ -96,11 +96,11 @@ def rows(run: Run) -> list[Row]:
     paths = {frozenset(path.devices): path for path in run.paths}
     check, made = Check(run), []
     for found in run.measurements:
-        path = paths.get(frozenset(found.cell.members))
+        path = paths.get(frozenset(found.point.members))
         between = {"label": path.label if path else None, "theory_gbs": path.theory_gbs if path else None}
         row = {
             **origin,
-            **_point(run, found.cell),
+            **_point(run, found.point),
             **between,
             **_figures(found),
             **_judged(check, found),
@@ -179,9 +179,9 @@ def _figures(found: Measurement) -> Row:
 
 def _judged(check: Check, found: Measurement) -> Row:
     """Return what the figures are limited by, and how many batches are beyond it."""
-    beaten = check.cell(found)
-    limit = beaten.capacity if beaten else check.limit(found.cell, 0.0)
-    return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.blocks if beaten else 0}
+    beaten = check.beaten(found)
+    limit = beaten.capacity if beaten else check.limit(found.point, 0.0)
+    return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.batches if beaten else 0}
 
 
 def _ending(run: Run, found: Measurement) -> Row:

@@ -121,8 +121,8 @@ def wrong_data(found: WrongData, devices: Sequence[Device]) -> str:
     advice = "Do not train over this link; IOMMU or ACS settings are the usual cause"
     if devices and devices[0].is_core:
         advice = "Do not trust this machine; test its memory (memtest86+)"
-    told = f"{', '.join([*count, *first])}{values}"
-    return f"wrong data: {found.work} of {format_size(found.size_bytes)}, {where}: {told}. {advice}"
+    reported = f"{', '.join([*count, *first])}{values}"
+    return f"wrong data: {found.work} of {format_size(found.size_bytes)}, {where}: {reported}. {advice}"
 
 
 # What was not measured.
@@ -215,11 +215,11 @@ def absence(found: Absence, run: Run) -> str:
         return failure(found.failure, run.devices)
     if found.skipped is not None:
         return skipped_reason(found.skipped, run)
-    if found.kind is not AbsenceKind.FEW_VISITS:
+    if found.kind is not AbsenceKind.FEW_TRIALS:
         return _ABSENT[found.kind]
     if found.needed is not None:
-        return f"{found.visits} of the {found.needed} trials that the noise needs"
-    return f"{found.visits} trial{'s' if found.visits > 1 else ''} only"
+        return f"{found.trials} of the {found.needed} trials that the noise needs"
+    return f"{found.trials} trial{'s' if found.trials > 1 else ''} only"
 
 
 # What was not judged, and what a verdict rests on.

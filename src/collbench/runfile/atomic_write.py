@@ -73,7 +73,7 @@ class OwnFile:
     """A file that one process writes again and again. What another one has put in its place meanwhile is not replaced.
 
     Then, and where the first write finds a file that was not there before, the content goes beside it: `path` says
-    where, and `warn` is told. `force` replaces an older file; `stood` is what the file was where we go on with it.
+    where, and `warn` says so. `force` replaces an older file; `stood` is what the file was where we go on with it.
     """
 
     def __init__(

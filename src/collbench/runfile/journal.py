@@ -1,4 +1,4 @@
-"""Visits beside the run file, a JSON line each: what is left of a run whose process was killed.
+"""Trials beside the run file, a JSON line each: what is left of a run whose process was killed.
 
 A journal names the text of the file that it continues. Once that file is written anew, it means nothing any more. It is
 locked while its run is measured: so a run has one process that writes it.
@@ -24,7 +24,7 @@ from collbench.runfile.codec import build
 
 _FORMAT = "collbench-journal"
 _HEAD = json.dumps({"format": _FORMAT})[:-1].encode()
-# Visits of small messages last 0.1 ms, so a line is made in a fifth of that: tuples and enums are left to json.
+# Trials of small messages last 0.1 ms, so a line is made in a fifth of that: tuples and enums are left to json.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=lambda value: {n: getattr(value, n) for n in value.__slots__})
 
 
@@ -50,14 +50,14 @@ class Journal:
         self._file.write(json.dumps({"format": _FORMAT, "continues": _digest(text)}) + "\n")
 
     def add(self, found: Measurement) -> None:
-        """Append the latest visit of a cell, or why it was given up. Raises OSError."""
+        """Append the latest trial of a data point, or why it was given up. Raises OSError."""
         latest = [] if found.failure else found.samples[-1:]
-        visit = Measurement(found.cell, latest, found.stop, found.wrong, found.failure)
-        self._file.write(_ENCODER.encode(visit) + "\n")
+        trial = Measurement(found.point, latest, found.stop, found.wrong, found.failure)
+        self._file.write(_ENCODER.encode(trial) + "\n")
 
     def close(self) -> None:
         """Close the file and leave it where it is, if it holds anything."""
-        with contextlib.suppress(OSError, ValueError):  # a full disk has been told; it may be closed already
+        with contextlib.suppress(OSError, ValueError):  # a full disk has been reported; it may be closed already
             if not os.fstat(self._file.fileno()).st_size:
                 self._path.unlink()
         with contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ def _lock(number: int, run_file: Path) -> None:
 
 
 def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measurement]:
-    """Return the visits that continue the run file with this text, each with its latest sample, in order.
+    """Return the trials that continue the run file with this text, each with its latest sample, in order.
 
     Nothing where there is no journal, or where it continues another text. Reading ends at a line that is cut off.
     """
@@ -126,36 +126,36 @@ def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measureme
     header = next(_objects(lines[:1]), None)
     if header != {"format": _FORMAT, "continues": _digest(text)}:
         return []
-    return list(_visits(lines[1:], [device.tag for device in devices]))
+    return list(_trials(lines[1:], [device.tag for device in devices]))
 
 
-def merge(run: Run, visits: Iterable[Measurement]) -> None:
-    """Add visits to a run in their order."""
-    known: dict[DataPoint, Measurement] = {found.cell: found for found in run.measurements}
-    for visit in visits:
-        found = known.get(visit.cell)
+def merge(run: Run, trials: Iterable[Measurement]) -> None:
+    """Add trials to a run in their order."""
+    known: dict[DataPoint, Measurement] = {found.point: found for found in run.measurements}
+    for trial in trials:
+        found = known.get(trial.point)
         if found is None:
-            known[visit.cell] = visit
-            run.measurements.append(visit)
+            known[trial.point] = trial
+            run.measurements.append(trial)
         else:
-            found.samples += visit.samples
-            found.stop, found.wrong, found.failure = visit.stop, visit.wrong, visit.failure
+            found.samples += trial.samples
+            found.stop, found.wrong, found.failure = trial.stop, trial.wrong, trial.failure
 
 
 def mark_interrupted(run: Run) -> None:
-    """Give every cell of an unfinished run that has no reason to stop this one."""
+    """Give every data point of an unfinished run that has no reason to stop this one."""
     for found in run.measurements:
         found.stop = found.stop or StopReason.INTERRUPTED
 
 
-def _visits(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement]:
+def _trials(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement]:
     for number, data in enumerate(_objects(lines)):
         versions.replace([data], tags)
         try:
-            visit: Measurement = build(Measurement, data, f"visit {number}")
+            trial: Measurement = build(Measurement, data, f"trial {number}")
         except ValueError:
             return
-        yield visit
+        yield trial
 
 
 def _objects(lines: list[str]) -> Iterator[object]:

@@ -61,7 +61,7 @@ def check_writable(path: Path, *, replace: bool = False) -> None:
 def load(path: Path) -> Run:
     """Read a run file, and the journal beside it that a killed process left. Raises RunFileError: what is wrong, where.
 
-    Cells of an unfinished run that nobody marked are interrupted.
+    Data points of an unfinished run that nobody marked are interrupted.
     """
     text = _KIND.read(path)
     run = loads(text, str(path))
@@ -152,19 +152,21 @@ def _check_meaning(run: Run) -> None:
         _check_members(path.devices, positions, f"run.paths[{number}].devices")
     for number, found in enumerate(run.measurements):
         where = f"run.measurements[{number}]"
-        cell = found.cell
-        fewest = 1 if cell.variant is Variant.HOST else 2
-        _check_members(cell.members, positions, f"{where}.cell.members", fewest)
-        if cell.size_bytes < 1:
-            raise ValueError(f"{where}.cell.size_bytes is {cell.size_bytes}, not 1 or more")
-        on_a_link = cell.variant in (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
-        if not cell.operation.is_collective and on_a_link and len(cell.members) != 2:
-            raise ValueError(f"{where}.cell.members are {len(cell.members)}, but a copy has a source and a destination")
+        point = found.point
+        fewest = 1 if point.variant is Variant.HOST else 2
+        _check_members(point.members, positions, f"{where}.point.members", fewest)
+        if point.size_bytes < 1:
+            raise ValueError(f"{where}.point.size_bytes is {point.size_bytes}, not 1 or more")
+        on_a_link = point.variant in (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
+        if not point.operation.is_collective and on_a_link and len(point.members) != 2:
+            raise ValueError(
+                f"{where}.point.members are {len(point.members)}, but a copy has a source and a destination"
+            )
         for flag in (flag for sample in found.samples for flag in sample.flags):
             _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
         _check_failure(found.failure, positions, f"{where}.failure")
         if not all(sample.seconds for sample in found.samples) or not (found.samples or found.failure):
-            raise ValueError(f"{where} has no block times")
+            raise ValueError(f"{where} has no batch times")
         if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):
             raise ValueError(f"{where} has a time that is not positive and finite")
 

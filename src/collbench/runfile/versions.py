@@ -16,7 +16,7 @@ from collbench.model.printable import cleaned
 from collbench.model.run import CommandKind, FlagKind, Layout, PeerStatus, SkipKind
 from collbench.model.units import parse_size, parse_sizes
 
-# Our files as JSON: what each says first is its kind and version, and who reads one is told what is wrong with it.
+# Our files as JSON: what each says first is its kind and version, and who reads one learns what is wrong with it.
 #
 # They may be a stranger's: what a terminal would obey in their texts is made readable here, where they come in.
 
@@ -107,7 +107,7 @@ _SIZE_OPTIONS = ("-b", "-e", "-i", "-f")
 _ALL_COPIES = tuple(one for one in Variant if one is not Variant.IN_PLACE)
 _ALLREDUCE, _BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
 _QUICK = (CommandKind.CHECK, True)
-# The collectives and copies of commands that always timed the same; `--quick` told some apart.
+# The collectives and copies of commands that always timed the same; `--quick` distinguished some.
 _FIXED: dict[tuple[CommandKind, bool], tuple[tuple[Operation, ...], tuple[Variant, ...]]] = {
     (CommandKind.COPIES, False): ((), _ALL_COPIES),
     (CommandKind.LATENCY, False): ((_ALLREDUCE,), (Variant.PLAIN,)),
@@ -129,6 +129,9 @@ def from_version_2(fields: dict[str, Any], tags: Sequence[str]) -> None:
 
     What is not as a run file has it is left alone: reading it says what is wrong.
     """
+    _rename(fields, {"audits": "interference_checks"})
+    _rename(fields.get("settings"), {"visits": "trials"})
+    _rename(fields.get("phases"), {"audit": "interference check", "visits": "trials"})
     replace(fields.get("measurements"), tags)
     skipped = fields.get("skipped")
     if isinstance(skipped, list):
@@ -147,6 +150,11 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
             settings.update(_asked(words, sizes, fields))
 
 
+def _rename(fields: Any, names: Mapping[str, str]) -> None:
+    for old in names.keys() & fields.keys() if isinstance(fields, dict) else ():
+        fields[names[old]] = fields.pop(old)
+
+
 def _all_of(items: Any, kind: type[_Found]) -> list[_Found] | None:
     """Return a list whose items are all of the kind, None for anything else."""
     return items if isinstance(items, list) and all(type(item) is kind for item in items) else None
@@ -154,15 +162,15 @@ def _all_of(items: Any, kind: type[_Found]) -> list[_Found] | None:
 
 def _type_peer_access(path: dict[str, Any]) -> None:
     """Replace the words on a path's peer access: "CNS", "read TNS, write OK" of NVML's, "OK, GNS" of nvidia-smi's."""
-    told = path.get("peer_access")
-    if isinstance(told, str):
-        read, _, write = told.removeprefix("read ").partition(", write ")
+    words = path.get("peer_access")
+    if isinstance(words, str):
+        read, _, write = words.removeprefix("read ").partition(", write ")
         path["peer_access"] = {"read": _status(read), "write": _status(write or read)}
-    told = path.get("tool_peer_access")
-    if isinstance(told, str):
-        there, _, back = told.partition(", ")
+    words = path.get("tool_peer_access")
+    if isinstance(words, str):
+        there, _, back = words.partition(", ")
         path["tool_peer_access"] = [_status(there), _status(back or there)]
-    elif told is None:
+    elif words is None:
         path["tool_peer_access"] = []
 
 
@@ -216,7 +224,7 @@ def _of_a_collective(name: str, given: Mapping[str, str], *, on_host: bool) -> d
     both = "--in-place" in given or (as_nccl_tests and not on_host)
     split = _number(given, "--split") or 1
     return {
-        "collectives": [_work(name, place) for place in (Variant.PLAIN, Variant.IN_PLACE)[: 2 if both else 1]],
+        "collectives": [_work(name, variant) for variant in (Variant.PLAIN, Variant.IN_PLACE)[: 2 if both else 1]],
         "layout": Layout.PAIRS if "--pairs" in given else Layout.SPLIT if split > 1 else Layout.ALL,
         "split": split,
         "launches": True,
@@ -292,6 +300,7 @@ def replace(measurements: Any, tags: Sequence[str]) -> None:
         if isinstance(measurement.get("failure"), str):
             kind = measurement.pop("failure_kind", None)
             measurement["failure"] = _typed_failure(measurement["failure"], kind) if measurement["failure"] else None
+        _rename(measurement, {"cell": "point"})
         samples = measurement.get("samples")
         for sample in samples if isinstance(samples, list) else ():
             flags = sample.get("flags") if isinstance(sample, dict) else None

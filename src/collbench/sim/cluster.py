@@ -112,7 +112,7 @@ def best_bound(cluster: Cluster, count: int) -> float:
 def measured(
     cluster: Cluster, pairs: Sequence[Pair], rng: np.random.Generator, *, one_way: bool = False
 ) -> tuple[float, ...]:
-    """Return each pair's rate in GB/s as one measurement of the round shows it: the true one, with visit noise."""
+    """Return each pair's rate in GB/s as one measurement of the round shows it: the true one, with trial noise."""
     rates = pair_rates(cluster, pairs, one_way=one_way)
     return tuple((np.array(rates) * np.exp(rng.normal(0.0, cluster.noise, len(rates)))).tolist())
 
@@ -217,9 +217,12 @@ class _Piece(NamedTuple):
 def _route(cluster: Cluster, source: int, destination: int) -> list[_Piece]:
     """Return what a flow between two nodes takes."""
     pieces = [_Piece(_Level.NODE, source, inward=False), _Piece(_Level.NODE, destination, inward=True)]
-    for level, place in ((_Level.LEAF, cluster.leaf_of), (_Level.POD, cluster.pod_of)):
-        if place[source] != place[destination]:
-            pieces += [_Piece(level, place[source], inward=False), _Piece(level, place[destination], inward=True)]
+    for level, switch_of in ((_Level.LEAF, cluster.leaf_of), (_Level.POD, cluster.pod_of)):
+        if switch_of[source] != switch_of[destination]:
+            pieces += [
+                _Piece(level, switch_of[source], inward=False),
+                _Piece(level, switch_of[destination], inward=True),
+            ]
     return pieces
 
 
@@ -240,8 +243,8 @@ def _shares(cluster: Cluster, flows: Sequence[Iterable[Iterable[_Piece]]]) -> _A
     pieces: dict[_Piece, int] = {}
     used = [[pieces.setdefault(piece, len(pieces)) for hop in flow for piece in hop] for flow in flows]
     load = np.zeros((len(used), len(pieces)))
-    for flow, places in enumerate(used):
-        np.add.at(load[flow], places, 1.0)
+    for flow, indices in enumerate(used):
+        np.add.at(load[flow], indices, 1.0)
     left = np.array([_capacity(cluster, piece) for piece in pieces])
     rates, open_ = np.zeros(len(used)), np.ones(len(used), dtype=bool)
     while open_.any():

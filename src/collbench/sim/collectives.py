@@ -78,10 +78,10 @@ def hamiltonian_cycles(members: Sequence[int], arcs: Links) -> list[Cycle]:
 
 def _cut_bound(members: Sequence[int], arcs: Links) -> float:
     """Return the least GB/s that leaves or enters any part of the members: each ring crosses each cut both ways."""
-    place = {member: number for number, member in enumerate(members)}
+    index = {member: number for number, member in enumerate(members)}
     weight = np.zeros((len(members), len(members)))
     for (a, b), (count, rate) in arcs.items():
-        weight[place[a], place[b]] = count * rate
+        weight[index[a], index[b]] = count * rate
     if len(members) > _EXACT_GPUS:
         return float(min(weight.sum(axis=0).min(), weight.sum(axis=1).min()))
     parts = _parts(len(members))
@@ -102,7 +102,7 @@ def _greedy(members: Sequence[int], arcs: Links, cycles: list[Cycle] | None, bou
     for _ in range(_TRIES):
         left = {arc: count for arc, (count, _) in arcs.items()}
         total = 0.0
-        order = None if cycles is None else [cycles[place] for place in rng.permutation(len(cycles))]
+        order = None if cycles is None else [cycles[index] for index in rng.permutation(len(cycles))]
         while True:
             ring = _roomiest(order, left, arcs) if order is not None else _some_cycle(members, left, rng)
             if ring is None:

@@ -27,7 +27,7 @@ from collbench.runfile.codec import build, plain
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
 
 
-_NOTHING_TOLD = Health()
+_UNKNOWN_HEALTH = Health()
 
 
 class FaultKind(StrEnum):
@@ -66,7 +66,7 @@ class Gpu:
     pcie_generation: int = 4
     pcie_width: int = 16
     nvlink_line_mbps: int | None = None
-    health: Health = _NOTHING_TOLD
+    health: Health = _UNKNOWN_HEALTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +155,10 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Relative σ of a visit and of a block in it, both log-normal."""
+    """Relative σ of a trial and of a batch in it, both log-normal."""
 
-    visit: float = 0.003
-    block: float = 0.001
+    trial: float = 0.003
+    batch: float = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Fabric:
     """A machine to simulate. `source` says where its figures are from.
 
     `pcie_peers` False: only NVLinks give peer access. `unreachable` lists pairs without it in any case.
-    `virtualization` is NVML's word; a passed-through GPU's NUMA node is not told.
+    `virtualization` is NVML's word; a passed-through GPU's NUMA node is not reported.
     """
 
     name: str
@@ -240,7 +240,7 @@ _MOST_GPUS = 64
 _MOST_LINKS = 36  # nvml.h of r580: NVML_NVLINK_MAX_LINKS
 _FEWEST_GPUS = 2
 # Fields that may be zero; all other numbers of a fabric are above.
-_MAY_BE_ZERO = {"latency_us", "visit", "block", "offset", "numa_node"}
+_MAY_BE_ZERO = {"latency_us", "trial", "batch", "offset", "numa_node"}
 _ON_A_LINK = (
     FaultKind.SLOW_LINK,
     FaultKind.CORRUPT_LINK,
@@ -275,7 +275,7 @@ def check(fabric: Fabric) -> None:
     for number, pair in enumerate(fabric.unreachable):
         _check_gpus(pair, len(fabric.gpus), f"fabric.unreachable[{number}]")
     _check_labels(fabric)
-    if max(fabric.noise.visit, fabric.noise.block) > _MOST_NOISE:
+    if max(fabric.noise.trial, fabric.noise.batch) > _MOST_NOISE:
         raise ValueError(f"fabric.noise has a σ above {_MOST_NOISE}")
 
 
@@ -363,14 +363,18 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
 
 
 def _check_labels(fabric: Fabric) -> None:
-    for number, told in enumerate(fabric.labels):
+    for number, telling in enumerate(fabric.labels):
         where = f"fabric.labels[{number}]"
-        _check_gpus(told.gpus, len(fabric.gpus), where)
-        for name, word in (("label", told.label), ("ancestor", told.ancestor), ("tool_label", told.tool_label)):
+        _check_gpus(telling.gpus, len(fabric.gpus), where)
+        for name, word in (
+            ("label", telling.label),
+            ("ancestor", telling.ancestor),
+            ("tool_label", telling.tool_label),
+        ):
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', no label of nvidia-smi's")
-        if told.nvlinks is not None and not 0 <= told.nvlinks <= _MOST_LINKS:
-            raise ValueError(f"{where}.nvlinks is {told.nvlinks}, not 0 to {_MOST_LINKS}")
+        if telling.nvlinks is not None and not 0 <= telling.nvlinks <= _MOST_LINKS:
+            raise ValueError(f"{where}.nvlinks is {telling.nvlinks}, not 0 to {_MOST_LINKS}")
 
 
 def _check_gpus(found: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
@@ -382,7 +386,9 @@ def _check_gpus(found: Sequence[int], count: int, where: str, fewest: int = 2) -
 
 
 FORMAT = "collbench-fabric"
-VERSION = 1
+VERSION = 2
+# What version 1 called the two kinds of noise.
+_RENAMED = {"visit": "trial", "block": "batch"}
 _SUFFIX = ".json"
 _MOST_BYTES = 2**20  # sixteen GPUs take 4 KB; more than this is another file
 _HEAD = ("format", "format_version")
@@ -408,8 +414,11 @@ def loads(text: str, name: str) -> Fabric:
         raise UsageError(f"{name} is not a fabric file: not JSON, or cut off ({error})") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UsageError(f'{name} is JSON but not a fabric: it has no "format": "{FORMAT}"; see docs/fabric-file.md')
-    if data.get("format_version") != VERSION:
-        raise UsageError(f"{name} has fabric version {data.get('format_version')}, this collbench reads {VERSION}")
+    version, noise = data.get("format_version"), data.get("noise")
+    if version not in (1, VERSION):
+        raise UsageError(f"{name} has fabric version {version}, this collbench reads 1 and {VERSION}")
+    if version == 1 and isinstance(noise, dict):
+        data["noise"] = {_RENAMED.get(key, key): value for key, value in noise.items()}
     try:
         body = {key: data[key] for key in data if key not in _HEAD}
         _refuse_unknown(Fabric, body, "fabric")

@@ -187,7 +187,7 @@ def _order_inversion(fabric: Fabric, rng: np.random.Generator) -> Made:
 
 
 def _intra_label_outlier(fabric: Fabric, rng: np.random.Generator) -> Made:
-    """One cell, or one GPU's whole row, is slower than the others of its label."""
+    """One data point, or one GPU's whole row, is slower than the others of its label."""
     pair = _a_pair(fabric, rng, _has_fellows, "three pairs of one label")
     row = Fault(FaultKind.SLOW_GPU, pair[:1], factor=_CLEARLY_LESS)
     if len(fabric.gpus) > 3 and rng.random() < 0.5 and _slows_its_row(fabric, row):
@@ -218,10 +218,10 @@ def _p2p_cap_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
     network = network_of(fabric)
     pair = _a_pair(fabric, rng, _reachable, "pair with peer access")
     a, b = pair
-    told = Telling((a, b), tool_peer_access=PeerStatus.NS)
+    telling = Telling((a, b), tool_peer_access=PeerStatus.NS)
     if network.direct[a, b].medium is Medium.PCIE and rng.random() < 0.5:
-        told = Telling((a, b), peer_access=PeerStatus.OK, tool_peer_access=PeerStatus.OK, cuda_peers=False)
-    return replace(fabric, labels=(*fabric.labels, told)), pair
+        telling = Telling((a, b), peer_access=PeerStatus.OK, tool_peer_access=PeerStatus.OK, cuda_peers=False)
+    return replace(fabric, labels=(*fabric.labels, telling)), pair
 
 
 def _pcie_degraded(fabric: Fabric, rng: np.random.Generator) -> Made:
@@ -253,7 +253,7 @@ def _contention(fabric: Fabric, rng: np.random.Generator) -> Made:
 
 
 def _collective_contradiction(fabric: Fabric, rng: np.random.Generator) -> Made:
-    """NCCL is told not to use peer access, or is slow for no cause that can be seen."""
+    """NCCL is reported not to use peer access, or is slow for no cause that can be seen."""
     network = network_of(fabric)
     nvlinked = [p.devices for p in paths(fabric) if network.direct[p.devices].medium is Medium.NVLINK]
     if nvlinked and rng.random() < 0.5:
@@ -262,7 +262,7 @@ def _collective_contradiction(fabric: Fabric, rng: np.random.Generator) -> Made:
 
 
 def _virtual_flat(fabric: Fabric, _rng: np.random.Generator) -> Made:
-    """A virtual machine: one host bridge above all GPUs, no NUMA node told, and no NVLink shown."""
+    """A virtual machine: one host bridge above all GPUs, no NUMA node reported, and no NVLink shown."""
     every = tuple(range(len(fabric.gpus)))
     flat = tuple(Telling((a, b), label="PHB", ancestor="PHB", tool_label="PHB") for a, b in combinations(every, 2))
     hidden = (Fault(FaultKind.HIDDEN_NVLINK),) if fabric.bundles or fabric.switches else ()

@@ -46,9 +46,9 @@ def devices(fabric: Fabric) -> tuple[Device, ...]:
 def paths(fabric: Fabric) -> tuple[Path, ...]:
     """Return every pair's path as the tools tell it, theory in GB/s."""
     tree = Tree(fabric)
-    told = {frozenset(telling.gpus): telling for telling in fabric.labels}
+    tellings = {frozenset(telling.gpus): telling for telling in fabric.labels}
     pairs = combinations(range(len(fabric.gpus)), 2)
-    return tuple(_overridden(_path(fabric, tree, *pair), told.get(frozenset(pair))) for pair in pairs)
+    return tuple(_overridden(_path(fabric, tree, *pair), tellings.get(frozenset(pair))) for pair in pairs)
 
 
 def health(fabric: Fabric) -> tuple[Health, ...]:
@@ -98,12 +98,12 @@ def _overridden(path: Path, telling: Telling | None) -> Path:
     if telling is None:
         return path
     own: dict[str, Any] = {name: getattr(telling, name) for name in Telling.__dataclass_fields__ if name != "gpus"}
-    told = {name: value for name, value in own.items() if value is not None}
+    known = {name: value for name, value in own.items() if value is not None}
     if telling.peer_access is not None:
-        told["peer_access"] = PeerReadWrite(telling.peer_access, telling.peer_access)
+        known["peer_access"] = PeerReadWrite(telling.peer_access, telling.peer_access)
     if telling.tool_peer_access is not None:
-        told["tool_peer_access"] = (telling.tool_peer_access,) * 2
-    return replace(path, **told)
+        known["tool_peer_access"] = (telling.tool_peer_access,) * 2
+    return replace(path, **known)
 
 
 def _health(fabric: Fabric, gpu: int) -> Health:

@@ -312,7 +312,7 @@ class Network:
 
     def _barred(self, link: Link) -> bool:
         """Return whether this pair has no peer access, whatever its wires could do."""
-        denied = (told.gpus for told in self.fabric.labels if told.cuda_peers is False)
+        denied = (telling.gpus for telling in self.fabric.labels if telling.cuda_peers is False)
         return any(set(pair) == set(link) for pair in (*self.fabric.unreachable, *denied))
 
     def _apply_faults(self) -> None:

@@ -42,7 +42,7 @@ def make(rng: np.random.Generator) -> Fabric:
     """Return a random plausible machine; the same state of `rng` gives the same one."""
     families = (_nvswitch, _mesh, _bridged, _pcie_only)
     fabric = families[int(rng.integers(len(families)))](rng)
-    noise = Noise(visit=float(rng.uniform(0.001, 0.02)), block=float(rng.uniform(0.0002, 0.003)))
+    noise = Noise(trial=float(rng.uniform(0.001, 0.02)), batch=float(rng.uniform(0.0002, 0.003)))
     number = int(rng.integers(10**6))
     fabric = replace(fabric, name=f"random-{number:06d}", noise=noise, delays=_delays(rng))
     return _with_a_slow_part(fabric, rng) if rng.random() < _FAULTY else fabric
@@ -66,8 +66,8 @@ def _mesh(rng: np.random.Generator) -> Fabric:
     ring = [int(gpu) for gpu in rng.permutation(count)]
     backbone = [tuple(sorted(pair)) for pair in zip(ring, [*ring[1:], ring[0]], strict=True)]
     others = [pair for pair in combinations(range(count), 2) if pair not in backbone]
-    kept = [backbone[int(place)] for place in rng.permutation(count)][: count if rng.random() < 0.7 else count - 2]
-    for a, b in (*kept, *(others[int(place)] for place in rng.permutation(len(others)))):
+    kept = [backbone[int(index)] for index in rng.permutation(count)][: count if rng.random() < 0.7 else count - 2]
+    for a, b in (*kept, *(others[int(index)] for index in rng.permutation(len(others)))):
         wanted = int(rng.integers(1, 3)) if rng.random() < 0.8 else 0
         given = min(wanted, left[a], left[b])
         if given:

@@ -28,7 +28,7 @@ def slow(*nodes: int, ratio: float = 0.9) -> Rate:
 def leaves(nodes: int, size: int) -> tuple[Switches, ...]:
     """Return leaves of so many neighbours."""
     members = tuple(tuple(range(first, first + size)) for first in range(0, nodes, size))
-    return (Switches(tuple(f"leaf{place}" for place in range(len(members))), members),)
+    return (Switches(tuple(f"leaf{index}" for index in range(len(members))), members),)
 
 
 def names_of(found: Judgement) -> list[int]:
@@ -36,6 +36,6 @@ def names_of(found: Judgement) -> list[int]:
     return [one.node for one in found.slow_nodes]
 
 
-def judged(nodes: int, rate: Rate, told: Sequence[Switches] = ()) -> Judgement:
+def judged(nodes: int, rate: Rate, known: Sequence[Switches] = ()) -> Judgement:
     """Return what every pair, four times with 1 % noise, says."""
-    return judge(seen(nodes, rate, 4, 0.01), nodes, told)
+    return judge(seen(nodes, rate, 4, 0.01), nodes, known)

@@ -20,7 +20,7 @@ def behind(*members: int, ratio: float = 0.8) -> Rate:
 
 
 @pytest.mark.parametrize(
-    ("title", "rate", "told", "wanted", "members"),
+    ("title", "rate", "known", "wanted", "members"),
     [
         ("healthy nodes without switches: the first", slow(), (), 3, (0, 1, 2)),
         ("not the slow one", slow(1), (), 3, (0, 2, 3)),
@@ -39,14 +39,14 @@ def behind(*members: int, ratio: float = 0.8) -> Rate:
          (0, 1, 2, *range(4, 16))),
     ],
 )  # fmt: skip
-def test_chosen(title: str, rate: Rate, told: Sequence[Switches], wanted: int, members: tuple[int, ...]) -> None:
-    assert choose_nodes(judged(16, rate, told), wanted, told).members == members
+def test_chosen(title: str, rate: Rate, known: Sequence[Switches], wanted: int, members: tuple[int, ...]) -> None:
+    assert choose_nodes(judged(16, rate, known), wanted, known).members == members
 
 
 def test_neighbours_stand_side_by_side() -> None:
     """Leaves of every fourth node: ranks in this order leave each leaf once."""
-    told = (Switches(("a", "b", "c", "d"), tuple(tuple(range(first, 16, 4)) for first in range(4))),)
-    assert choose_nodes(judged(16, slow(), told), 8, told).members == (0, 4, 8, 12, 1, 5, 9, 13)
+    known = (Switches(("a", "b", "c", "d"), tuple(tuple(range(first, 16, 4)) for first in range(4))),)
+    assert choose_nodes(judged(16, slow(), known), 8, known).members == (0, 4, 8, 12, 1, 5, 9, 13)
 
 
 def test_the_band_and_the_reason_tell_of_the_bottleneck() -> None:

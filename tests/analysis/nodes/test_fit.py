@@ -21,7 +21,7 @@ def test_noiseless_effects_come_out_as_they_went_in() -> None:
     assert not found.directed
 
 
-def test_senders_and_receivers_are_told_apart() -> None:
+def test_senders_and_receivers_are_distinguished() -> None:
     receives = (0.0, 0.0, -0.2, 0.0, 0.0, 0.0, 0.01)
     pairs = seen(7, lambda a, b: 50 * math.exp(EFFECTS[a] + receives[b]), one_way=True)
     found = fit(pairs, 7)
@@ -51,7 +51,7 @@ def test_what_pairs_leave_open_has_an_error_that_says_so() -> None:
 
 
 @pytest.mark.parametrize("leaf", [0, 3])
-def test_uplinks_are_told_from_nodes(leaf: int) -> None:
+def test_uplinks_are_distinguished_from_nodes(leaf: int) -> None:
     switches = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
 
     def rate(a: int, b: int) -> float:
@@ -66,7 +66,7 @@ def test_uplinks_are_told_from_nodes(leaf: int) -> None:
     found = fit(seen(16, rate), 16, [switches])
     assert math.exp(found.typical) == pytest.approx(100, rel=1e-2)
     assert math.exp(found.across[0]) == pytest.approx(0.5, rel=1e-2)
-    assert np.exp(found.levels[0]) == pytest.approx([0.8 if place == leaf else 1.0 for place in range(4)], rel=1e-2)
+    assert np.exp(found.levels[0]) == pytest.approx([0.8 if index == leaf else 1.0 for index in range(4)], rel=1e-2)
     assert np.exp(found.sends) == pytest.approx([0.9 if node == 5 else 1.0 for node in range(16)], rel=1e-2)
 
 

@@ -18,7 +18,7 @@ def shared(*members: int, ratio: float = 0.8, also: Rate = lambda _a, _b: 100.0)
 
 
 @pytest.mark.parametrize(
-    ("title", "rate", "told", "found"),
+    ("title", "rate", "known", "found"),
     [
         ("healthy nodes", slow(), (), []),
         ("a slow node", slow(3), (), [3]),
@@ -29,16 +29,16 @@ def shared(*members: int, ratio: float = 0.8, also: Rate = lambda _a, _b: 100.0)
         ("a slow node under a leaf", slow(3), leaves(16, 4), [3]),
         ("a slow uplink is no node's fault", shared(4, 5, 6, 7), leaves(16, 4), []),
         ("a slow node behind it", shared(4, 5, 6, 7, also=slow(6, ratio=0.7)), leaves(16, 4), [6]),
-        ("nor where nobody told of it", shared(4, 5, 6, 7), (), []),
+        ("nor where nobody reported of it", shared(4, 5, 6, 7), (), []),
         ("nor is the slow node behind it lost", shared(4, 5, 6, 7, also=slow(6, ratio=0.7)), (), [6]),
     ],
 )  # fmt: skip
-def test_slow_nodes(title: str, rate: Rate, told: Sequence[Switches], found: list[int]) -> None:
-    assert sorted(names_of(judged(16, rate, told))) == found
+def test_slow_nodes(title: str, rate: Rate, known: Sequence[Switches], found: list[int]) -> None:
+    assert sorted(names_of(judged(16, rate, known))) == found
 
 
 @pytest.mark.parametrize(
-    ("title", "rate", "told", "found"),
+    ("title", "rate", "known", "found"),
     [
         ("healthy", slow(), leaves(16, 4), []),
         ("a leaf's", shared(4, 5, 6, 7), leaves(16, 4), [("leaf1", (4, 5, 6, 7))]),
@@ -49,9 +49,9 @@ def test_slow_nodes(title: str, rate: Rate, told: Sequence[Switches], found: lis
     ],
 )  # fmt: skip
 def test_slow_uplinks(
-    title: str, rate: Rate, told: Sequence[Switches], found: list[tuple[str, tuple[int, ...]]]
+    title: str, rate: Rate, known: Sequence[Switches], found: list[tuple[str, tuple[int, ...]]]
 ) -> None:
-    assert sorted((one.name, one.members) for one in judged(16, rate, told).slow_uplinks) == found
+    assert sorted((one.name, one.members) for one in judged(16, rate, known).slow_uplinks) == found
 
 
 def test_the_interval_holds_the_truth_and_the_direction_is_named() -> None:
@@ -77,7 +77,7 @@ def test_a_node_that_was_never_measured_is_not_called_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "pairs", "told", "suspects"),
+    ("title", "pairs", "known", "suspects"),
     [
         ("all is decided", seen(16, slow(), 4, 0.005), (), None),
         ("one slow node has nobody to meet", seen(16, slow(3), 4, 0.005), (), None),
@@ -87,20 +87,20 @@ def test_a_node_that_was_never_measured_is_not_called_healthy() -> None:
     ],
 )
 def test_where_to_look_next(
-    title: str, pairs: list[Observation], told: Sequence[Switches], suspects: tuple[tuple[int, ...], ...] | None
+    title: str, pairs: list[Observation], known: Sequence[Switches], suspects: tuple[tuple[int, ...], ...] | None
 ) -> None:
-    found = judge(pairs, 16, told)
+    found = judge(pairs, 16, known)
     assert found.suspects == suspects
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("told", [True, False])
-def test_relabelling_the_nodes_permutes_the_answer(seed: int, told: bool) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_relabelling_the_nodes_permutes_the_answer(seed: int, known: bool) -> None:
     names = random.Random(seed).sample(range(16), 16)
     pairs = seen(16, shared(4, 5, 6, 7, also=slow(1)), 4, 0.01)
     renamed = [Observation(names[one.first], names[one.second], one.gbs) for one in pairs]
     (level,) = leaves(16, 4)
     switches = Switches(level.names, tuple(tuple(names[node] for node in members) for members in level.members))
-    found = judge(renamed, 16, (switches,) if told else ())
+    found = judge(renamed, 16, (switches,) if known else ())
     assert names_of(found) == [names[1]]
     assert [set(one.members) for one in found.slow_uplinks] == [{names[node] for node in (4, 5, 6, 7)}]

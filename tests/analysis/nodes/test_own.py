@@ -16,7 +16,7 @@ def test_positions_and_pairs_are_the_nodes_own() -> None:
     run = run_of(gpus(4), pairs, paths(4))
     own = restricted(run, (2, 3))
     assert [device.index for device in own.devices] == [2, 3]
-    assert [found.cell.members for found in own.measurements] == [(0, 1), (1, 0)]
+    assert [found.point.members for found in own.measurements] == [(0, 1), (1, 0)]
     assert [path.devices for path in own.paths] == [(0, 1)]
     assert len(run.measurements) == 4
 

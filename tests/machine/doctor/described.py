@@ -43,8 +43,8 @@ def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: An
 def pairs(count: int, label: str = "NV18", peer_access: str | None = "OK") -> tuple[Path, ...]:
     """Return the path of every pair of so many GPUs, all alike."""
     ends = [(i, j) for i in range(count) for j in range(i + 1, count)]
-    told = None if peer_access is None else nvml_says(peer_access)
-    return tuple(Path(end, label, peer_access=told) for end in ends)
+    reported = None if peer_access is None else nvml_says(peer_access)
+    return tuple(Path(end, label, peer_access=reported) for end in ends)
 
 
 def machine(

@@ -21,7 +21,7 @@ class Fabric(ctypes.Structure):
     _fields_ = (("state", ctypes.c_uint8),)
 
 
-def told(nvml: FakeNvml, **answers: Any) -> FakeNvml:
+def reported(nvml: FakeNvml, **answers: Any) -> FakeNvml:
     """Return the machine whose every GPU gives these answers, too."""
     for gpu in nvml.gpus:
         gpu.answers.update(answers)
@@ -46,7 +46,7 @@ def test_a_machine_that_tells_everything(tmp_path: Path) -> None:
         "nvmlDeviceGetTotalEccErrors": 2,
         "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=1), SimpleNamespace(pid=2)],
     }
-    nvml = told(h200x4(), **answers)
+    nvml = reported(h200x4(), **answers)
     nvml.gpus[0].answers["nvmlDeviceGetComputeRunningProcesses"] = []
     found = read_driver(tmp_path, lambda: nvml)
     assert (found.version, found.cuda, found.virtualization, found.error) == ("580.159.04", "13.0", "pass-through", "")

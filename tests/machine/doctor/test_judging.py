@@ -57,7 +57,7 @@ def test_a_healthy_machine_is_ok_in_every_line_and_has_nothing_to_fix() -> None:
 )  # fmt: skip
 def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: str, says: str, fix: str) -> None:
     finding = named(facts, name)
-    assert (finding.level, says in finding.told, fix in finding.fix) == (Level.FAIL, True, True), (what, finding)
+    assert (finding.level, says in finding.text, fix in finding.fix) == (Level.FAIL, True, True), (what, finding)
     assert status(judge(facts)) == 1
 
 
@@ -114,7 +114,7 @@ def test_what_costs_speed_or_certainty_warns_with_its_fix(
     what: str, facts: Facts, name: str, says: str, fix: str
 ) -> None:
     finding = named(facts, name)
-    assert (finding.level, says in finding.told, fix in finding.fix) == (Level.WARN, True, True), (what, finding)
+    assert (finding.level, says in finding.text, fix in finding.fix) == (Level.WARN, True, True), (what, finding)
     assert status(judge(facts)) == 0
 
 
@@ -140,9 +140,9 @@ def test_what_costs_speed_or_certainty_warns_with_its_fix(
          "virtual machine (QEMU), GPU pass-through"),
     ],
 )  # fmt: skip
-def test_what_is_no_fault_is_told_as_ok(what: str, facts: Facts, name: str, says: str) -> None:
+def test_what_is_no_fault_is_reported_as_ok(what: str, facts: Facts, name: str, says: str) -> None:
     finding = named(facts, name)
-    assert (finding.level, says in finding.told, finding.fix) == (Level.OK, True, ""), (what, finding)
+    assert (finding.level, says in finding.text, finding.fix) == (Level.OK, True, ""), (what, finding)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_is_no_fault_is_told_as_ok(what: str, facts: Facts, name: str, says
          driver={"paths": pairs(2)}), "NUMA"),
     ],
 )  # fmt: skip
-def test_what_nobody_told_is_unknown_and_fails_nothing(what: str, facts: Facts, name: str) -> None:
+def test_what_nobody_reported_is_unknown_and_fails_nothing(what: str, facts: Facts, name: str) -> None:
     assert named(facts, name).level is Level.UNKNOWN, what
     assert status(judge(facts)) == 0
 
@@ -168,7 +168,7 @@ def test_what_nobody_told_is_unknown_and_fails_nothing(what: str, facts: Facts, 
 def test_gpus_out_of_sight_are_not_judged() -> None:
     facts = machine((*FOUR[:2], gpu(2, mig=True, links_up=3), FOUR[3]), environment={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert {finding.level for finding in judge(facts)} == {Level.OK}
-    assert "1 pair: 1 × NV18" in named(facts, "labels").told
+    assert "1 pair: 1 × NV18" in named(facts, "labels").text
 
 
 @pytest.mark.parametrize(

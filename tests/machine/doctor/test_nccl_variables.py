@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
         ("NCCL_IB_PCI_RELAXED_ORDERING", "virtual machines"),
     ],
 )
-def test_a_documented_variable_is_told_in_a_line(name: str, says: str) -> None:
+def test_a_documented_variable_is_reported_in_a_line(name: str, says: str) -> None:
     assert says in meaning(name, "2").does
 
 
@@ -70,9 +70,9 @@ def test_a_name_like_no_other_is_unknown_and_no_fault() -> None:
     ],
 )
 def test_a_value_tells_its_cost(name: str, value: str, cost: str) -> None:
-    told = meaning(name, value).cost
-    assert cost in told
-    assert bool(told) == bool(cost)
+    reported = meaning(name, value).cost
+    assert cost in reported
+    assert bool(reported) == bool(cost)
 
 
 def test_variables_between_hosts_say_so() -> None:
@@ -80,16 +80,16 @@ def test_variables_between_hosts_say_so() -> None:
     assert "between hosts" not in meaning("NCCL_P2P_LEVEL", "SYS").does
 
 
-def test_no_value_is_told_whole_that_is_longer_than_a_line() -> None:
-    told = named(machine(environment={"NCCL_DEBUG_FILE": "x" * 5000}), "NCCL_DEBUG_FILE").told
-    assert "x…:" in told
-    assert len(told) < 200
+def test_no_value_is_reported_whole_that_is_longer_than_a_line() -> None:
+    reported = named(machine(environment={"NCCL_DEBUG_FILE": "x" * 5000}), "NCCL_DEBUG_FILE").text
+    assert "x…:" in reported
+    assert len(reported) < 200
 
 
-def test_what_a_file_sets_is_told_with_its_file() -> None:
+def test_what_a_file_sets_is_reported_with_its_file() -> None:
     facts = machine(configured=(("/etc/nccl.conf", "NCCL_P2P_DISABLE", "1"),))
     finding = named(facts, "NCCL_P2P_DISABLE")
-    assert "1 (set in /etc/nccl.conf)" in finding.told
+    assert "1 (set in /etc/nccl.conf)" in finding.text
     assert "that file" in finding.fix
 
 

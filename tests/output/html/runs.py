@@ -12,12 +12,12 @@ from typing import Any
 
 from collbench.bench.plan import Request
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Audit, Chosen, Health, Machine, Measurement, Path, Run, Sample
+from collbench.model.run import Chosen, Health, InterferenceCheck, Machine, Measurement, Path, Run, Sample
 from collbench.output.html.content import content
 from collbench.output.html.page import render
 from collbench.runfile import run_file
 from collbench.sim import fabrics
-from tests.builders import GIB, gpus, left_out, measured, reported, run_of, throttled
+from tests.builders import GIB, gpus, in_words, left_out, measured, run_of, throttled
 from tests.sim.made import simulate
 
 RECORDED = FilePath(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -61,10 +61,10 @@ def recorded_content() -> dict[str, Any]:
 
 
 def recorded_gbs(operation: str, members: list[int], size: int) -> float:
-    """Return GB/s of a link or pair of two, by hand from the file's text: the median visit's median block."""
-    cells = json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]
+    """Return GB/s of a link or pair of two, by hand from the file's text: the median trial's median batch."""
+    points = json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]
     wanted = {"operation": operation, "members": members, "size_bytes": size}
-    found = next(one for one in cells if {key: one["cell"][key] for key in wanted} == wanted)
+    found = next(one for one in points if {key: one["cell"][key] for key in wanted} == wanted)
     seconds: float = median(median(sample["seconds"]) for sample in found["samples"])
     return size / seconds / 1e9
 
@@ -78,14 +78,14 @@ def by_hand(slow: float = 400.0) -> Run:
 
     Its pairs reach 300 GB/s.
     """
-    cells = [
+    points = [
         measured(Operation.CE_WRITE, link, slow if link == (0, 1) and size == GIB else 400.0, size)
         for size in (MIB, GIB)
         for link in permutations(range(4), 2)
     ]
-    cells += [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
+    points += [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
     links = [Path(pair, "NV18", "PHB", 18, 450.0, "18 × 25 GB/s") for pair in combinations(range(4), 2)]
-    return run_of(gpus(4), cells, links)
+    return run_of(gpus(4), points, links)
 
 
 def hostile() -> Run:
@@ -93,7 +93,7 @@ def hostile() -> Run:
     run = by_hand()
     device = replace(run.devices[0], uuid=EVIL, name=EVIL, pci_bus_id=EVIL, cpu_affinity=EVIL, host=EVIL)
     links = [replace(path, label=EVIL, ancestor=EVIL, theory_source=EVIL) for path in run.paths]
-    failed = Measurement(replace(run.measurements[0].cell, size_bytes=64), [], None, 0, failure=reported(EVIL))
+    failed = Measurement(replace(run.measurements[0].point, size_bytes=64), [], None, 0, failure=in_words(EVIL))
     flagged = Sample((0.001, 0.002), 1, concurrent=True, flags=(throttled(0, EVIL),))
     run.measurements[1].samples.append(flagged)
     state = Health(sm_clock=1, temperature=90, throttle=(EVIL,))
@@ -107,21 +107,21 @@ def hostile() -> Run:
         settings=replace(run.settings, environment={EVIL: EVIL}, command=(EVIL,), launcher=EVIL, processes=4),
         measurements=[*run.measurements, failed],
         skipped=[left_out(EVIL)],
-        audits=[Audit(Operation.CE_WRITE, (0, 1), EVIL, 1.0, 0.5, 0.5, 0.02, trusted=False)],
+        interference_checks=[InterferenceCheck(Operation.CE_WRITE, (0, 1), EVIL, 1.0, 0.5, 0.5, 0.02, trusted=False)],
         chosen=[Chosen(Operation.ALLREDUCE, 2, GIB, EVIL, EVIL, 1)],
         health_before=(state,) * 4,
         health_after=(state,) * 4,
     )
 
 
-def series(told: dict[str, Any], name: str) -> dict[str, Any]:
+def series(reported: dict[str, Any], name: str) -> dict[str, Any]:
     """Return one series of the first run."""
-    found: dict[str, Any] = next(one for one in told["runs"][0]["data"]["series"] if one["name"] == name)
+    found: dict[str, Any] = next(one for one in reported["runs"][0]["data"]["series"] if one["name"] == name)
     return found
 
 
 def figures(found: dict[str, Any], size: int, members: list[int], title: str) -> tuple[Any, Any, Any]:
-    """Return (low, value, high) of a figure of one cell."""
+    """Return (low, value, high) of a figure of one data point."""
     figure = next(one for one in found["figures"] if one["title"] == title)
     row = found["sizes"].index(size) if figure["by_size"] else 0
     low, value, high = (figure[end][row][found["places"].index(members)] for end in ("low", "value", "high"))

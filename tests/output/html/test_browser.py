@@ -12,7 +12,7 @@ import pytest
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.output.html.page import render
-from tests.builders import GIB, gpus, measured, pair_run, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.output.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ def test_hovering_a_cell_reads_what_the_run_file_holds(
     expected = f"{recorded_gbs(operation, pair, bytes_):.1f}"
     assert cell(tab, f"GPU{row}", f"GPU{column}").inner_text() == expected
     joint = " → " if "-" in operation else ", "
-    told = readout(tab)
-    assert f"{joint.join(f'GPU{place}' for place in pair)}\n" in told
-    assert f"{expected} GB/s" in told
+    reported = readout(tab)
+    assert f"{joint.join(f'GPU{place}' for place in pair)}\n" in reported
+    assert f"{expected} GB/s" in reported
     for name, text in (("label", "NV18"), ("size", size), ("theory", "450.0 GB/s one way")):
-        assert f"{name}\n{text}" in told
-    assert "95 % interval\n" in told
-    assert "tier\n1, " in told
+        assert f"{name}\n{text}" in reported
+    assert "95 % interval\n" in reported
+    assert "tier\n1, " in reported
 
 
 def test_time_fits_and_directions_can_be_chosen(opened: Open) -> None:
@@ -212,9 +212,9 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     assert cell(tab, "GPU0", "GPU1").get_attribute("class") == "sb"
     assert cell(tab, "GPU1", "GPU0").inner_text() == "1.000"
     cell(tab, "GPU0", "GPU1").hover()
-    told = tab.locator("article:visible .readout").inner_text()
-    assert "99 % interval of all at once" in told
-    assert "significantly slower" in told
+    reported = tab.locator("article:visible .readout").inner_text()
+    assert "99 % interval of all at once" in reported
+    assert "significantly slower" in reported
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()
     assert tab.locator("article:visible").get_attribute("id") == "run-1"
@@ -263,7 +263,7 @@ def unlike_links() -> Run:
             DataPoint(Operation.CE_WRITE, (1, 3), size),
             [],
             StopReason.FAILED,
-            failure=reported("hang: no answer in 5 s"),
+            failure=in_words("hang: no answer in 5 s"),
         )
         for size in (MIB, GIB)
     ]

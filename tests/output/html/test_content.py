@@ -12,13 +12,13 @@ import pytest
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Health, Measurement, Run, Sample, StopReason
 from collbench.output.html.content import content
-from tests.builders import GIB, gpus, measured, noisy, pair_run, paths, reported, run_of, shared
+from tests.builders import GIB, gpus, in_words, measured, noisy, pair_run, paths, run_of, shared
 from tests.output.html.runs import MIB, SIM_PAIRS, by_hand, figures, recorded_content, recorded_gbs, series, simulated
 
 BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
 
 
-def told(*runs: Run) -> dict[str, Any]:
+def reported(*runs: Run) -> dict[str, Any]:
     return content([(f"{'abc'[at]}.json", run) for at, run in enumerate(runs)], "0.1.0")
 
 
@@ -62,46 +62,46 @@ def test_a_recorded_runs_rate_and_tier_are_those_that_its_page_printed() -> None
     ],
 )
 def test_figures_by_hand(what: str, name: str, title: str, low: float, value: float, high: float) -> None:
-    assert figures(series(told(by_hand(slow=360.0)), name), GIB, [0, 1], title) == (low, value, high), what
+    assert figures(series(reported(by_hand(slow=360.0)), name), GIB, [0, 1], title) == (low, value, high), what
 
 
 def test_theory_is_that_of_show_for_both_ways_and_for_host_copies() -> None:
     both = measured(Operation.CE_WRITE, (0, 1), 360.0)  # each way, so 720 together
-    both = replace(both, cell=replace(both.cell, variant=Variant.BOTH_WAYS))
+    both = replace(both, point=replace(both.point, variant=Variant.BOTH_WAYS))
     host = measured(Operation.H2D_CE, (0,), 48.0)
-    host = replace(host, cell=replace(host.cell, variant=Variant.HOST))
+    host = replace(host, point=replace(host.point, variant=Variant.HOST))
     run = run_of(gpus(2), [both, host], by_hand().paths[:1])
     slots = tuple(replace(one, pcie_generation=5, pcie_width=16) for one in run.devices)
-    told_ = told(replace(run, devices=slots))
-    twice, slot = series(told_, "ce-write both-ways"), series(told_, "h2d-ce host")
+    reported_ = reported(replace(run, devices=slots))
+    twice, slot = series(reported_, "ce-write both-ways"), series(reported_, "h2d-ce host")
     assert (twice["theory"], twice["ways"]) == ([900], "both ways together")  # 450 GB/s each way
     assert figures(twice, GIB, [0, 1], "share of theory")[1] == 80
     # PCIe 5.0 ×16: 32 GT/s × 16 lanes × 128/130 / 8 = 63.0 GB/s [PCIe base specification 5.0]
     assert (slot["theory"], slot["ways"]) == ([pytest.approx(63.0, abs=0.05)], "one way")
 
 
-def test_too_few_visits_have_no_interval() -> None:
-    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0, visits=2)])
-    assert figures(series(told(run), "ce-write"), GIB, [0, 1], BANDWIDTH) == (None, 100, None)
+def test_too_few_trials_have_no_interval() -> None:
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0, trials=2)])
+    assert figures(series(reported(run), "ce-write"), GIB, [0, 1], BANDWIDTH) == (None, 100, None)
 
 
 def test_latency_and_bandwidth_are_fitted_over_sizes() -> None:
     # 10 µs and 100 GB/s: time = 10e-6 + size / 100e9, so a message of 1e6 B takes as long as it waits
     sizes = [8, 2**10, 2**16, 2**20, 2**26]
-    cells = [measured(Operation.CE_WRITE, (0, 1), s / (10e-6 + s / 100e9) / 1e9, s) for s in sizes]
-    found = series(told(run_of(gpus(2), cells)), "ce-write")
+    points = [measured(Operation.CE_WRITE, (0, 1), s / (10e-6 + s / 100e9) / 1e9, s) for s in sizes]
+    found = series(reported(run_of(gpus(2), points)), "ce-write")
     for title, value in (("α: latency", 10), ("β: bandwidth", 100), ("n½: size that reaches half of β", 1e6)):
         whole = next(figure["title"] for figure in found["figures"] if figure["title"].startswith(title))
         assert figures(found, 8, [0, 1], whole)[1] == pytest.approx(value, rel=1e-3)
 
 
-def test_what_is_wrong_with_a_cell_is_said_with_it() -> None:
+def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
     flagged = Sample((0.01,) * 6, 1, concurrent=True, flags=(shared(0),))
-    cells = [measured(Operation.CE_WRITE, (0, 1), 100.0), measured(Operation.CE_WRITE, (1, 0), 100.0)]
-    cells[0].samples.append(flagged)
-    cells[0].stop = StopReason.BUDGET
-    cells.append(replace(measured(Operation.CE_WRITE, (0, 2), 1.0), samples=[], failure=reported("it hung"), wrong=3))
-    found = series(told(run_of(gpus(3), cells)), "ce-write")
+    points = [measured(Operation.CE_WRITE, (0, 1), 100.0), measured(Operation.CE_WRITE, (1, 0), 100.0)]
+    points[0].samples.append(flagged)
+    points[0].stop = StopReason.BUDGET
+    points.append(replace(measured(Operation.CE_WRITE, (0, 2), 1.0), samples=[], failure=in_words("it hung"), wrong=3))
+    found = series(reported(run_of(gpus(3), points)), "ce-write")
     words = {tuple(place): found["words"][at] for place, at in zip(found["places"], found["notes"][0], strict=True)}
     assert words == {
         (0, 1): "time budget reached before it converged; measured concurrently with others; "
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_cell_is_said_with_it() -> None:
             run_of(
                 gpus(2),
                 [
-                    Measurement(replace(m.cell, variant=Variant.HOST, members=(1,)), m.samples)
+                    Measurement(replace(m.point, variant=Variant.HOST, members=(1,)), m.samples)
                     for m in [measured(Operation.H2D_CE, (0, 1), 1.0)]
                 ],
             ),
@@ -139,13 +139,13 @@ def test_what_is_wrong_with_a_cell_is_said_with_it() -> None:
     ],
 )
 def test_every_kind_of_place_has_its_map(what: str, run: Run, name: str, kind: str, places: list[list[int]]) -> None:
-    found = series(told(run), name)
+    found = series(reported(run), name)
     assert (found["kind"], found["places"]) == (kind, places), what
 
 
 def test_what_nccl_chose_stands_beside_its_message() -> None:
     run = replace(by_hand(), chosen=[Chosen(Operation.ALLREDUCE, 2, GIB, "RING", "LL128", 24)])
-    assert series(told(run), "allreduce")["chosen"] == ["RING/LL128, 24 channels"]
+    assert series(reported(run), "allreduce")["chosen"] == ["RING/LL128, 24 channels"]
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,11 @@ def test_what_nccl_chose_stands_beside_its_message() -> None:
 )
 def test_shades_grow_with_the_share_of_the_best(share: float, letter: str) -> None:
     run = pair_run(3, lambda a, b: 100.0 if (a, b) == (0, 1) else 100.0 * share)
-    assert series(told(run), "allreduce")["figures"][0]["shades"] == [f"Y{letter}{letter}"]
+    assert series(reported(run), "allreduce")["figures"][0]["shades"] == [f"Y{letter}{letter}"]
 
 
 def short_answers(run: Run) -> dict[str, tuple[str, str]]:
-    page = told(run)["runs"][0]
+    page = reported(run)["runs"][0]
     return {one["question"]: (one["short"], one["state"]) for one in page["answers"]}
 
 
@@ -203,7 +203,7 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
     hot = Health(temperature=88, throttle=("HW thermal slowdown",), nvlink_errors=0)
     well = Health(temperature=40, nvlink_errors=0)
     run = replace(by_hand(), health_before=(well,) * 4, health_after=(well, well, hot, replace(well, nvlink_errors=5)))
-    page = told(run)["runs"][0]
+    page = reported(run)["runs"][0]
     assert short_answers(run)["Is anything wrong"] == ("GPU2, GPU3 not fit", "warn")
     assert page["left_out"] == ["GPU2: throttled: HW thermal slowdown", "GPU3: faulty: 5 new NVLink errors"]
     rows = {row["tag"]: row for row in page["health"]["rows"]}
@@ -217,7 +217,7 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
 
 def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
     # docs/method.md 11.6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
-    page = told(simulated("dgx-1v", replace(SIM_PAIRS, sizes=(2**26,))))["runs"][0]
+    page = reported(simulated("dgx-1v", replace(SIM_PAIRS, sizes=(2**26,))))["runs"][0]
     chosen = {choice["k"]: choice["devices"] for choice in page["choices"]}
     assert chosen[2] in ("GPU0, GPU3", "GPU0, GPU4")
     assert chosen[4] == "GPU0, GPU1, GPU2, GPU3"
@@ -226,7 +226,7 @@ def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
 
 def test_verdicts_have_their_cause_and_command() -> None:
     run = run_of(gpus(4), by_hand(slow=100.0).measurements, by_hand().paths)
-    found = [one for one in told(run)["runs"][0]["verdicts"]["found"] if one["state"] == "warn"]
+    found = [one for one in reported(run)["runs"][0]["verdicts"]["found"] if one["state"] == "warn"]
     assert [one["kind"] for one in found] == ["NV_DEGRADED"]
     assert found[0]["devices"] == ["GPU0", "GPU1"]
     assert ("theory", "450 GB/s") in found[0]["lines"]
@@ -246,8 +246,8 @@ def test_all_that_the_header_says_is_in_the_environment() -> None:
     ("gbs", "ratio", "shade"),
     [(360.0, 0.9, "b"), (200.0, 0.5, "a"), (396.0, 0.99, "e"), (408.4, 1.021, "f"), (500.0, 1.25, "i")],
 )
-def test_a_second_run_is_compared_cell_by_cell(gbs: float, ratio: float, shade: str) -> None:
-    found = told(by_hand(), by_hand(slow=gbs))["comparisons"]
+def test_a_second_run_is_compared_point_by_point(gbs: float, ratio: float, shade: str) -> None:
+    found = reported(by_hand(), by_hand(slow=gbs))["comparisons"]
     assert len(found) == 1
     copies = next(one for one in found[0]["data"]["series"] if one["name"] == "ce-write")
     at = copies["places"].index([0, 1])
@@ -261,9 +261,9 @@ def test_a_second_run_is_compared_cell_by_cell(gbs: float, ratio: float, shade: 
 
 
 def test_overlapping_intervals_are_no_difference() -> None:
-    wide = [noisy(rate, 0.1, seed, visits=7) for rate, seed in ((400.0, 1), (380.0, 2))]
-    runs = [run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), rates, visits=7)]) for rates in wide]
-    found = told(*runs)["comparisons"][0]["data"]["series"][0]
+    wide = [noisy(rate, 0.1, seed, trials=7) for rate, seed in ((400.0, 1), (380.0, 2))]
+    runs = [run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), rates, trials=7)]) for rates in wide]
+    found = reported(*runs)["comparisons"][0]["data"]["series"][0]
     low, high = found["figures"][0]["low"][0][0], found["figures"][0]["high"][0][0]
     assert low < 1 < high
     assert found["figures"][0]["shades"] == ["e"]
@@ -272,7 +272,7 @@ def test_overlapping_intervals_are_no_difference() -> None:
 def test_devices_are_matched_by_uuid_wherever_they_stand() -> None:
     base = by_hand(slow=100.0)
     turned = replace(base, devices=tuple(reversed(base.devices)))  # position 3 is now the base's 0
-    found = told(base, turned)["comparisons"][0]
+    found = reported(base, turned)["comparisons"][0]
     copies = next(one for one in found["data"]["series"] if one["name"] == "ce-write")
     value = dict(zip(map(tuple, copies["places"]), copies["figures"][0]["value"][1], strict=True))
     assert value[0, 1] == 4.0  # other's 3 → 2 over base's 0 → 1
@@ -283,11 +283,11 @@ def test_devices_are_matched_by_uuid_wherever_they_stand() -> None:
 def test_other_devices_are_matched_by_their_order_and_the_page_says_so() -> None:
     base = by_hand()
     other = replace(base, devices=tuple(replace(one, uuid=f"GPU-other-{one.index}") for one in base.devices))
-    assert told(base, other)["comparisons"][0]["how"] == "other devices, matched by their order"
+    assert reported(base, other)["comparisons"][0]["how"] == "other devices, matched by their order"
 
 
 def test_runs_of_different_backends_are_not_compared() -> None:
-    found = told(by_hand(), replace(by_hand(), backend="host"))["comparisons"][0]
+    found = reported(by_hand(), replace(by_hand(), backend="host"))["comparisons"][0]
     assert found["how"] == "not compared: cuda and host backend"
     assert (found["overview"], found["data"]["series"], found["differences"]) == ([], [], [])
 
@@ -295,9 +295,9 @@ def test_runs_of_different_backends_are_not_compared() -> None:
 def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whole() -> None:
     base = by_hand()
     newer = replace(base.machine, driver="590.1", nccl="2.30.0")
-    slower = [measured(m.cell.operation, m.cell.members, 150.0, m.cell.size_bytes) for m in base.measurements[-6:]]
+    slower = [measured(m.point.operation, m.point.members, 150.0, m.point.size_bytes) for m in base.measurements[-6:]]
     other = replace(base, machine=newer, measurements=[*base.measurements[:-6], *slower])
-    found = told(base, other)["comparisons"][0]
+    found = reported(base, other)["comparisons"][0]
     assert [what for what, _, _ in found["differences"]] == ["driver", "NCCL"]
     assert found["differences"][1] == ("NCCL", base.machine.nccl or "none", "2.30.0")
     assert "allreduce at 1G: everywhere: significantly slower, × 0.500 (0.500–0.500, 6 data points)" in found["whole"]
@@ -306,21 +306,21 @@ def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whol
 def test_latencies_are_compared_as_speeds() -> None:
     # an access of 500 ns against one of 1000 ns is twice as fast
     runs = [run_of(gpus(2), [measured(Operation.CHASE, (0, 1), 8 / ns, size=8)]) for ns in (1000.0, 500.0)]
-    found = told(*runs)["comparisons"][0]["data"]["series"][0]
+    found = reported(*runs)["comparisons"][0]["data"]["series"][0]
     assert [found["figures"][0][end] for end in ("low", "value", "high")] == [[[2.0]]] * 3
 
 
-def test_runs_with_nothing_in_common_are_told_apart() -> None:
+def test_runs_with_nothing_in_common_are_distinguished() -> None:
     other = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, 1.0, size=8) for pair in combinations(range(3), 2)])
-    found = told(by_hand(), other)["comparisons"][0]
+    found = reported(by_hand(), other)["comparisons"][0]
     assert (found["overview"], found["data"]["series"]) == ([], [])
 
 
 def test_the_same_runs_give_the_same_json() -> None:
-    first, second = (json.dumps(told(by_hand()), allow_nan=False) for _ in range(2))
+    first, second = (json.dumps(reported(by_hand()), allow_nan=False) for _ in range(2))
     assert first == second
 
 
 def test_labels_stand_where_the_devices_do() -> None:
     run = run_of(gpus(3), [], paths(3, "SYS", {(0, 2): "NV2"}))
-    assert told(run)["runs"][0]["labels"] == [["X", "SYS", "NV2"], ["SYS", "X", "SYS"], ["NV2", "SYS", "X"]]
+    assert reported(run)["runs"][0]["labels"] == [["X", "SYS", "NV2"], ["SYS", "X", "SYS"], ["NV2", "SYS", "X"]]

@@ -16,7 +16,7 @@ from collbench.model.operations import COLLECTIVES, Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.output.html.content import content
 from collbench.output.html.page import render
-from tests.builders import GIB, gpus, measured, pair_run, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.output.html.runs import EVIL, SIM_PAIRS, by_hand, hostile, page, recorded_content, simulated, usual_page
 
 PIECES = Path(__file__).parents[3] / "src" / "collbench" / "output" / "html" / "pieces"
@@ -61,8 +61,8 @@ class Outline(HTMLParser):
 
 
 def test_the_page_holds_its_data_as_it_was_computed() -> None:
-    told = recorded_content()
-    assert json.loads(Outline(render(told)).blocks["run-0-data"]) == told["runs"][0]["data"]
+    reported = recorded_content()
+    assert json.loads(Outline(render(reported)).blocks["run-0-data"]) == reported["runs"][0]["data"]
 
 
 def test_a_table_without_script_shows_the_recorded_matrix() -> None:
@@ -142,7 +142,7 @@ def test_no_section_of_a_simulated_run_goes_without_the_word_sim_and_few_things_
 
 def test_without_script_a_link_that_failed_is_no_diagonal() -> None:
     lost = Measurement(
-        DataPoint(Operation.CE_WRITE, (0, 1), GIB), [], StopReason.FAILED, failure=reported("hang: no answer")
+        DataPoint(Operation.CE_WRITE, (0, 1), GIB), [], StopReason.FAILED, failure=in_words("hang: no answer")
     )
     found = [lost, measured(Operation.CE_WRITE, (1, 0), 400.0), measured(Operation.CE_WRITE, (0, 2), 400.0)]
     row = re.search(r'<th scope="row">GPU0</th>(.*?)</tr>', page(run_of(gpus(3), found)), re.DOTALL)

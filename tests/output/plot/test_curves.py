@@ -14,7 +14,7 @@ from collbench.model.run import Measurement, Run
 from collbench.output.plot import figure, scaling
 from collbench.output.plot.figure import Named, Picture
 from collbench.runfile import run_file
-from tests.builders import GIB, gpus, measured, paths, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, paths, run_of
 from tests.output.plot.pictures import curve_picture, drawn, ink_at_the_edges, named, svg_of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -23,9 +23,9 @@ SUM, WRITE = Work(Operation.ALLREDUCE), Work(Operation.CE_WRITE)
 
 
 def sums(*sets: tuple[int, ...], gbs: float = 200.0, devices: int = 4, **changes: object) -> Run:
-    cells = [measured(Operation.ALLREDUCE, some, gbs * share, size) for some in sets for size, share in POINTS.items()]
+    points = [measured(Operation.ALLREDUCE, some, gbs * share, size) for some in sets for size, share in POINTS.items()]
     links = tuple(replace(path, theory_gbs=450.0) for path in paths(devices))
-    return replace(run_of(gpus(devices), cells, links), **changes)  # type: ignore[arg-type]
+    return replace(run_of(gpus(devices), points, links), **changes)  # type: ignore[arg-type]
 
 
 POINTS = {MIB: 0.25, 2**28: 0.75, GIB: 1.0}  # share of the highest rate
@@ -41,12 +41,12 @@ def test_each_of_a_few_pairs_is_a_line_with_the_runs_points() -> None:
 
 
 def test_more_than_eight_links_become_a_line_for_each_tier() -> None:
-    cells = [
+    points = [
         measured(Operation.CE_WRITE, (a, b), 100.0 if a == 3 else 300.0 + 2 * b, size)
         for a, b in permutations(range(4), 2)
         for size in (MIB, GIB)
     ]
-    picture = curve_picture([(named(run_of(gpus(4), cells)), WRITE)])
+    picture = curve_picture([(named(run_of(gpus(4), points)), WRITE)])
     lines = drawn(picture)
     # 9 links at 300, 302, 304, 306 by their end: two at 300, two at 302, two at 304, three at 306.
     assert lines == {
@@ -60,10 +60,10 @@ def test_more_than_eight_links_become_a_line_for_each_tier() -> None:
 
 def test_a_line_has_its_interval_as_a_band() -> None:
     wide = [150.0, 150.0, 190.0, 200.0, 210.0, 250.0, 250.0]
-    cells = [measured(Operation.ALLREDUCE, (0, 1), wide, size) for size in (MIB, GIB)]
-    (axes,) = curve_picture([(named(run_of(gpus(2), cells)), SUM)]).figure.axes
+    points = [measured(Operation.ALLREDUCE, (0, 1), wide, size) for size in (MIB, GIB)]
+    (axes,) = curve_picture([(named(run_of(gpus(2), points)), SUM)]).figure.axes
     heights = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
-    # Of 14 blocks the 95 % interval ends at the third from either side [Hahn & Meeker, table A.15a].
+    # Of 14 batches the 95 % interval ends at the third from either side [Hahn & Meeker, table A.15a].
     assert (heights.min(), heights.max()) == pytest.approx((150.0, 250.0))
     assert "95 % interval" in axes.get_xlabel()
 
@@ -93,7 +93,7 @@ def test_several_operations_are_overlaid_by_name() -> None:
     cast = measured(Operation.BROADCAST, (0, 1), 99.0)
     run = sums((0, 1))
     run.measurements.append(cast)
-    lines = drawn(curve_picture([(named(run), SUM), (named(run), cast.cell.work)]))
+    lines = drawn(curve_picture([(named(run), SUM), (named(run), cast.point.work)]))
     assert [*lines] == ["allreduce: GPU0, GPU1 (NV18)", "broadcast: GPU0, GPU1 (NV18)"]
 
 
@@ -178,12 +178,12 @@ def test_scaling_takes_the_largest_size_that_all_have() -> None:
 )
 def test_what_does_not_scale_is_refused(title: str, runs: list[Run], size: int | None, line: str) -> None:
     with pytest.raises(UsageError, match=line):
-        scaled(*(named(run, str(place)) for place, run in enumerate(runs)), size=size)
+        scaled(*(named(run, str(index)) for index, run in enumerate(runs)), size=size)
 
 
-def test_a_cell_that_failed_is_not_drawn() -> None:
+def test_a_point_that_failed_is_not_drawn() -> None:
     run = sums((0, 1))
-    run.measurements[0] = Measurement(run.measurements[0].cell, [], failure=reported("it hung"))
+    run.measurements[0] = Measurement(run.measurements[0].point, [], failure=in_words("it hung"))
     (points,) = drawn(curve_picture([(named(run), SUM)])).values()
     assert sorted(points) == [2**28, GIB]
 

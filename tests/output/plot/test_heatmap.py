@@ -13,7 +13,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample
 from collbench.output.plot import figure, heatmap
 from collbench.output.plot.figure import Picture
-from tests.builders import GIB, gpus, measured, pair_run, reported, run_of
+from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.output.plot.pictures import SVG, ink_at_the_edges, named, svg_of
 
 HOSTILE = '<script>alert("x")</script> $x^{2$ & \x00\x1b]0;\u202e\udcff'
@@ -28,8 +28,8 @@ def drawn(run: Run, work: Work, size: int = GIB) -> Picture:
 
 def links(count: int) -> Run:
     """Return copies on every link, each at a rate that its ends tell."""
-    cells = [measured(Operation.CE_WRITE, (a, b), 100.0 + 10 * a + b) for a, b in permutations(range(count), 2)]
-    return run_of(gpus(count), cells)
+    points = [measured(Operation.CE_WRITE, (a, b), 100.0 + 10 * a + b) for a, b in permutations(range(count), 2)]
+    return run_of(gpus(count), points)
 
 
 @pytest.mark.parametrize("count", [2, 4, 9])
@@ -92,8 +92,8 @@ def test_links_that_tie_look_alike_and_the_scale_begins_at_nothing() -> None:
 
 
 def test_of_times_the_least_is_the_brightest() -> None:
-    cells = [measured(Operation.CE_WRITE, link, 0.001 * (1 + sum(link)), size=8) for link in permutations(range(3), 2)]
-    picture = drawn(run_of(gpus(3), cells), Work(Operation.CE_WRITE), 8)
+    points = [measured(Operation.CE_WRITE, link, 0.001 * (1 + sum(link)), size=8) for link in permutations(range(3), 2)]
+    picture = drawn(run_of(gpus(3), points), Work(Operation.CE_WRITE), 8)
     patches = picture.figure.axes[0].patches
     light = {patch.get_gid(): sum(to_rgb(patch.get_facecolor())) for patch in patches}
     assert light["square-1-2"] > light["square-0-2"] > light["square-0-1"]  # 2, 2.7 and 4 µs
@@ -135,9 +135,9 @@ def test_a_hostile_name_breaks_no_other_format(suffix: str) -> None:
 
 
 def test_the_origin_stands_below() -> None:
-    told = " ".join(svg_of(drawn(links(2), Work(Operation.CE_WRITE))).texts)
+    reported = " ".join(svg_of(drawn(links(2), Work(Operation.CE_WRITE))).texts)
     for word in ("box", "2 × NVIDIA H200", "driver 580.159.04", "NCCL 2.28.9", "collbench 0.1.0", "2026-01-02"):
-        assert word in told
+        assert word in reported
 
 
 def test_a_simulated_machine_is_named_so_in_title_text_and_tips() -> None:
@@ -172,7 +172,7 @@ def test_no_word_is_cut_off_or_covers_another(count: int, hosts: str) -> None:
 
 def test_failed_not_measured_and_diagonal_differ() -> None:
     run = links(3)
-    run.measurements[0] = replace(run.measurements[0], samples=[], failure=reported("it hung"))  # 0 → 1
+    run.measurements[0] = replace(run.measurements[0], samples=[], failure=in_words("it hung"))  # 0 → 1
     del run.measurements[1]  # 0 → 2
     picture = drawn(run, Work(Operation.CE_WRITE))
     (axes, _) = picture.figure.axes

@@ -9,7 +9,7 @@ from collbench.analysis.diagnose.devices import disturbing, foreign, slots, stag
 from collbench.analysis.diagnose.limits import beyond_labels, failures, limits
 from collbench.analysis.diagnose.links import asymmetries, inversions, outliers
 from collbench.analysis.diagnose.readings import Facts
-from collbench.analysis.diagnose.reported import told
+from collbench.analysis.diagnose.reported import reported
 from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict, explained
 from collbench.model.run import Run
 
@@ -24,7 +24,7 @@ def judge(run: Run) -> tuple[Verdict, ...]:
     odd = beyond_labels(facts, by_limit)
     findings = [
         *failures(facts),
-        *told(facts),
+        *reported(facts),
         *foreign(facts, ill),
         *disturbing(facts),
         *slots(facts),

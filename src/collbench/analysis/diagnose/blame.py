@@ -29,19 +29,19 @@ class UnhealthyDevices:
     def cause(self, members: Iterable[int]) -> tuple[str, str] | None:
         """Return (cause, command's query) for the first of these devices that something was wrong with."""
         for member in members:
-            for told, query in (
+            for sentence, query in (
                 (self.throttled.get(member), "-q -d PERFORMANCE,TEMPERATURE,POWER"),
                 (self.errors.get(member), "nvlink -e"),
             ):
-                if told:
-                    return told, query
+                if sentence:
+                    return sentence, query
         return None
 
 
 def ailing(facts: Facts) -> UnhealthyDevices:
     """Return what the samples' flags and the health before and after tell."""
     run = facts.run
-    visits = sum(len(found.samples) for found in run.measurements)
+    trials = sum(len(found.samples) for found in run.measurements)
     throttled: dict[int, str] = {}
     shared: dict[int, str] = {}
     samples = (sample for found in run.measurements for sample in found.samples)
@@ -52,7 +52,7 @@ def ailing(facts: Facts) -> UnhealthyDevices:
         for position in flag.devices
     )
     for (kind, position, reason), count in sorted(flags.items()):
-        tag, share = run.devices[position].tag, f"in {count} of {visits} trials"
+        tag, share = run.devices[position].tag, f"in {count} of {trials} trials"
         if kind is FlagKind.SHARED:
             shared[position] = f"on {tag} {share}"
         elif kind is FlagKind.THROTTLED and holds_back(reason):
@@ -68,11 +68,11 @@ def ailing(facts: Facts) -> UnhealthyDevices:
         for position, (first, last) in new_errors(run, field).items():
             errors.setdefault(position, f"{last - first} new {name} on {run.devices[position].tag}")
     opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
-    shared = {position: told for position, told in shared.items() if position not in opened}
+    shared = {position: sentence for position, sentence in shared.items() if position not in opened}
     return UnhealthyDevices(throttled, shared, errors)
 
 
-# Whom to blame for slow links: a whole row blames its GPU, one cell the link (docs/method.md 10.2).
+# Whom to blame for slow links: a whole row blames its GPU, one data point the link (docs/method.md 10.2).
 
 # More links than this, with no GPU in common, share a cause that no single one shows.
 _MOST_SINGLE = 4

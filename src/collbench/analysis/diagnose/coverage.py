@@ -12,7 +12,7 @@ from collbench.analysis.diagnose.limits import path_limit
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.analysis.diagnose.verdict import Link
 from collbench.analysis.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
-from collbench.analysis.tiers import FEWEST_VISITS
+from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.machine.labels import is_nvlink
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
@@ -55,7 +55,7 @@ class Coverage:
 def coverage(run: Run) -> Coverage:
     """Return which pairs of a run were judged.
 
-    A pair is judged by copies of 16 MiB or more both ways, or by a collective of 64 MiB or more on it, three visits
+    A pair is judged by copies of 16 MiB or more both ways, or by a collective of 64 MiB or more on it, three trials
     each, if nothing on it failed, moved wrong data or was left untried. Smaller messages show no bandwidth to hold
     against a label.
     """
@@ -82,15 +82,15 @@ def _judged(facts: Facts, pair: Pair) -> bool:
 
 def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     """Return why a pair was not judged: by design only where all that was asked for on it is absent by design."""
-    there = [m for m in run.measurements if set(m.cell.members) == set(pair) and _could_judge(m.cell.work)]
+    there = [m for m in run.measurements if set(m.point.members) == set(pair) and _could_judge(m.point.work)]
     given_up = next((found for found in there if found.failure), None)
     if given_up is not None:
-        return absences.of(given_up.cell.work, given_up.cell.members)
-    large = [found for found in there if found.cell.size_bytes >= _least(found.cell.work)]
+        return absences.of(given_up.point.work, given_up.point.members)
+    large = [found for found in there if found.point.size_bytes >= _least(found.point.work)]
     if large:
-        visits = max(len(found.samples) for found in large)
-        if visits < FEWEST_VISITS:
-            return Absence(AbsenceKind.FEW_VISITS, visits=visits, needed=FEWEST_VISITS)
+        trials = max(len(found.samples) for found in large)
+        if trials < FEWEST_TRIALS:
+            return Absence(AbsenceKind.FEW_TRIALS, trials=trials, needed=FEWEST_TRIALS)
         return Absence(AbsenceKind.ONE_WAY)
     if there:
         return Absence(AbsenceKind.SMALL)
@@ -98,8 +98,8 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     works = {work: None for work in map(Work, run.settings.operations) if _could_judge(work)}
     works |= {one.work: None for one in run.skipped if one.work is not None and one.members and _could_judge(one.work)}
     reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
-    told = next((reason for reason in reasons if reason.kind is AbsenceKind.SKIPPED), reasons[0])
-    return told if all(reason.by_design for reason in reasons) else replace(told, by_design=False)
+    first = next((reason for reason in reasons if reason.kind is AbsenceKind.SKIPPED), reasons[0])
+    return first if all(reason.by_design for reason in reasons) else replace(first, by_design=False)
 
 
 def _could_judge(work: Work) -> bool:
@@ -152,14 +152,14 @@ class NotDone:
 
 def missing(facts: Facts) -> Iterator[NotDone]:
     """Yield the checks that could not be made."""
-    yield from _cells(facts)
+    yield from _points(facts)
     if not capabilities(facts.run.backend).cores:
         yield from _copies(facts)
         yield from _collectives(facts)
         yield from _sources(facts)
 
 
-def _cells(facts: Facts) -> Iterator[NotDone]:
+def _points(facts: Facts) -> Iterator[NotDone]:
     """Yield the links that the others of their work were compared without, by the reason."""
     absences, n = Absences(facts.run), len(facts.run.devices)
     for work in facts.readings.works(collective=False):
@@ -181,7 +181,7 @@ def _reason(absence: Absence) -> Absence:
 
 def _copies(facts: Facts) -> Iterator[NotDone]:
     readings = facts.readings
-    copies = [r for r in readings.cells if r.work.operation.is_copy and r.work.variant is Variant.PLAIN]
+    copies = [r for r in readings.points if r.work.operation.is_copy and r.work.variant is Variant.PLAIN]
     if not any(reading.size_bytes >= COPY_BYTES for reading in copies):
         yield NotDone(CheckKind.COPIES)
         return
@@ -193,10 +193,10 @@ def _copies(facts: Facts) -> Iterator[NotDone]:
 
 
 def _collectives(facts: Facts) -> Iterator[NotDone]:
-    cells = [r for r in facts.readings.cells if r.work.operation.is_collective]
-    if not any(reading.size_bytes >= COLLECTIVE_BYTES for reading in cells):
+    points = [r for r in facts.readings.points if r.work.operation.is_collective]
+    if not any(reading.size_bytes >= COLLECTIVE_BYTES for reading in points):
         yield NotDone(CheckKind.COLLECTIVES)
-    elif not any(r.work.operation is Operation.ALLREDUCE and len(r.members) == 2 for r in cells):
+    elif not any(r.work.operation is Operation.ALLREDUCE and len(r.members) == 2 for r in points):
         yield NotDone(CheckKind.PAIRS)
 
 

@@ -15,7 +15,7 @@ from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Audit
+from collbench.model.run import InterferenceCheck
 
 # By more than a third: a host bridge that passes peer traffic on at less than a slot's rate makes staging a little
 # faster on machines that are well. nccl#814 has a factor of 2.2.
@@ -28,7 +28,7 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
     gpus = tuple(sorted(ill.shared))
     if gpus:
         n = len(facts.run.devices)
-        told = Message(
+        message = Message(
             f"Another process was {', '.join(ill.shared[gpu] for gpu in gpus)}.",
             "somebody else's job computes, copies or holds memory there; measure again when it has ended",
             f"nvidia-smi -i {facts.indices(gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
@@ -36,32 +36,32 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
         # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
         shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
         links = both_ways([*((gpu, other) for gpu in gpus for other in range(n) if other != gpu), *shared])
-        yield found(Kind.CONTENTION, gpus, links, told)
+        yield found(Kind.CONTENTION, gpus, links, message)
 
 
 def disturbing(facts: Facts) -> Iterator[Finding]:
-    """Yield the pairs that are slower beside others than alone, by the audit, though they share no wire.
+    """Yield the pairs that are slower beside others than alone, by the interference check, though they share no wire.
 
     NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
     wires, so there it is no contradiction.
     """
     worse = [
-        audit
-        for audit in facts.run.audits
-        if not audit.trusted
-        and _shares_nothing(facts, audit)
-        and -math.log(max(audit.ratio, 1e-9)) > audit.delta + _audit_noise(facts, audit)
+        check
+        for check in facts.run.interference_checks
+        if not check.trusted
+        and _shares_nothing(facts, check)
+        and -math.log(max(check.ratio, 1e-9)) > check.delta + _check_noise(facts, check)
     ]
     for over_nvlink in (True, False):
-        audits = [audit for audit in worse if is_nvlink(audit.label) is over_nvlink]
-        if audits:
-            yield _disturbed(facts, audits, over_nvlink=over_nvlink)
+        checks = [check for check in worse if is_nvlink(check.label) is over_nvlink]
+        if checks:
+            yield _disturbed(facts, checks, over_nvlink=over_nvlink)
 
 
-def _disturbed(facts: Facts, audits: list[Audit], *, over_nvlink: bool) -> Finding:
-    audit = min(audits, key=lambda found: found.ratio)
-    labels = sorted({found.label for found in audits}, key=rank_key)
-    works = ", ".join(sorted({str(Work(found.operation, found.variant)) for found in audits}))
+def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Finding:
+    check = min(checks, key=lambda found: found.ratio)
+    labels = sorted({found.label for found in checks}, key=rank_key)
+    works = ", ".join(sorted({str(Work(found.operation, found.variant)) for found in checks}))
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
     if over_nvlink:
@@ -70,42 +70,43 @@ def _disturbed(facts: Facts, audits: list[Audit], *, over_nvlink: bool) -> Findi
     else:
         cause = "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
         command = "nvidia-smi topo -m; nvidia-smi pmon -c 1; sudo lspci -vvv | grep ACSCtl"
-    told = Message(
-        f"{' and '.join(labels)} pairs: concurrently they reach {audit.ratio:.2f} of their isolated rate ({works}).",
+    message = Message(
+        f"{' and '.join(labels)} pairs: concurrently they reach {check.ratio:.2f} of their isolated rate ({works}).",
         cause,
         command,
     )
-    gbs, off = audit.concurrent_gbs, math.exp(_audit_noise(facts, audit))
-    rates = Rates(audit.label, audit.isolated_gbs, (gbs / off, gbs, gbs * off))
-    return found(Kind.CONTENTION, members, links, told, rates)
+    gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
+    rates = Rates(check.label, check.isolated_gbs, (gbs / off, gbs, gbs * off))
+    return found(Kind.CONTENTION, members, links, message, rates)
 
 
-def _shares_nothing(facts: Facts, audit: Audit) -> bool:
-    """Return whether an audited pair has its wires to itself, by the labels: NVLinks in use, or one bridge with peers.
+def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
+    """Return whether a checked pair has its wires to itself, by the labels: NVLinks in use, or one bridge with peers.
 
     Beside four GPUs there is one other pair; where each of the two has a NUMA node of its own, they share nothing.
     """
-    if is_nvlink(audit.label):
-        ceiling = pcie_ceiling(facts, audit.members)
-        return ceiling is None or audit.isolated_gbs > ceiling  # else it runs over PCIe, which is another verdict's
-    others = [m for m in range(len(facts.run.devices)) if m not in audit.members]
-    nodes = [{facts.run.devices[member].numa_node for member in pair} for pair in (audit.members, others)]
+    if is_nvlink(check.label):
+        ceiling = pcie_ceiling(facts, check.members)
+        return ceiling is None or check.isolated_gbs > ceiling  # else it runs over PCIe, which is another verdict's
+    others = [m for m in range(len(facts.run.devices)) if m not in check.members]
+    nodes = [{facts.run.devices[member].numa_node for member in pair} for pair in (check.members, others)]
     apart = len(others) == 2 and nodes[0].isdisjoint(nodes[1]) and all(len(node) == 1 for node in nodes)
-    own = audit.label == "PIX" or (apart and None not in nodes[0] | nodes[1])
-    return own and has_peers(facts, audit.members)
+    own = check.label == "PIX" or (apart and None not in nodes[0] | nodes[1])
+    return own and has_peers(facts, check.members)
 
 
-def _audit_noise(facts: Facts, audit: Audit) -> float:
-    """Return how far noise alone may lower an audit's log ratio: it is of two medians of three visits."""
-    alike = [r for r in facts.readings.cells if r.work == Work(audit.operation, audit.variant)]
+def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
+    """Return how far noise alone may lower an interference check's log ratio: it is of two medians of three trials."""
+    alike = [r for r in facts.readings.points if r.work == Work(check.operation, check.variant)]
     if not alike:
-        return audit.delta
-    # A reading's error is that of a median of at least three, as an audit's two medians are (measure/audit.py).
+        return check.delta
+    # A reading's error is that of a median of at least three, as an interference check's two medians are
+    # (bench/interference.py).
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 
 def slots(facts: Facts) -> Iterator[Finding]:
-    """Yield the GPUs whose PCIe link was below its best right after the last visit, with their contexts still open."""
+    """Yield the GPUs whose PCIe link was below its best right after the last trial, with their contexts still open."""
     for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
         best = (device.pcie_generation, device.pcie_width)
         now = (state.pcie_generation, state.pcie_width)
@@ -118,7 +119,7 @@ def slots(facts: Facts) -> Iterator[Finding]:
         ideal = slot(device)
         others = [other for other in range(len(facts.run.devices)) if other != position]
         pcie = [(position, other) for other in others if not is_nvlink(facts.label((position, other)))]
-        told = Message(
+        message = Message(
             f"{device.tag}: PCIe gen {now[0]} ×{now[1]} right after measuring, at best gen {best[0]} ×{best[1]}.",
             "the card sits in a slot with fewer lanes, badly seated or on a riser, or the link trained down"
             if now[1] != best[1]
@@ -126,7 +127,7 @@ def slots(facts: Facts) -> Iterator[Finding]:
             lspci(facts, (position,)),
         )
         rates = Rates("", ideal.gbs if ideal else None, facts.readings.interval(seen) if seen else None)
-        yield found(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), told, rates)
+        yield found(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), message, rates)
 
 
 def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
@@ -153,11 +154,11 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
                 f"peer traffic takes a detour:{one} ACS or the IOMMU sends it up to the root, or two sockets' link is "
                 "slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
             )
-        told = Message(
+        message = Message(
             f"{blame.where}: slower by peer access than through host memory, which reaches {span[1]:.1f} {unit}.",
             cause,
             f"sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; {lspci(facts, first)}",
         )
         alone = all(reading.alone for reading in plains)
         rates = Rates(facts.label(first), path_limit(facts, first), facts.readings.span(plains), confirmed=alone)
-        yield found(Kind.P2P_SLOWER_THAN_STAGED, blame.members, blame.links, told, rates)
+        yield found(Kind.P2P_SLOWER_THAN_STAGED, blame.members, blame.links, message, rates)

@@ -42,39 +42,39 @@ def _corruptions(facts: Facts) -> Iterator[Finding]:
             cases.setdefault(left.members, left)
     for bad in facts.run.measurements:
         if bad.wrong:
-            cases.setdefault(bad.cell.members, bad)
+            cases.setdefault(bad.point.members, bad)
     for members, case in cases.items():
-        told = "Wrong data arrived."
+        message = "Wrong data arrived."
         if isinstance(case, Measurement) and case.failure is None:
-            told = f"{told} {case.wrong} elements of {case.cell.work} were wrong."
-        yield _found(facts, Kind.DATA_CORRUPT, members, told, _set_links(members), case)
+            message = f"{message} {case.wrong} elements of {case.point.work} were wrong."
+        yield _found(facts, Kind.DATA_CORRUPT, members, message, _set_links(members), case)
 
 
 def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
     links: dict[Link, list[Measurement]] = defaultdict(list)
     for one in bad:
-        if len(one.cell.members) == 2:
+        if len(one.point.members) == 2:
             for link in _links_of(one):
                 links[link].append(one)
-    tried = {link for m in facts.run.measurements if len(m.cell.members) == 2 for link in _links_of(m)}
+    tried = {link for m in facts.run.measurements if len(m.point.members) == 2 for link in _links_of(m)}
     for blame in blames(facts, links, tried):
         ours = [one for link in sorted(blame.links) for one in links[link]]
         yield _found(facts, kind, blame.members, _what(kind, blame.where, ours), blame.links, ours[0])
-    for members in sorted({one.cell.members for one in bad if len(one.cell.members) != 2}):
-        ours = [one for one in bad if one.cell.members == members]
+    for members in sorted({one.point.members for one in bad if len(one.point.members) != 2}):
+        ours = [one for one in bad if one.point.members == members]
         yield _found(facts, kind, members, _what(kind, facts.tags(members), ours), _set_links(members), ours[0])
 
 
 def _what(kind: Kind, where: str, bad: Sequence[Measurement]) -> str:
-    works = ", ".join(sorted({str(one.cell.work) for one in bad}))
+    works = ", ".join(sorted({str(one.point.work) for one in bad}))
     if kind is Kind.HANG:
         return f"{where}: the work never ended ({works})."
     return f"{where}: the work failed ({works})."
 
 
 def _links_of(measurement: Measurement) -> tuple[Link, ...]:
-    a, b = measurement.cell.members
-    directed = measurement.cell.operation.is_copy and measurement.cell.variant is not Variant.BOTH_WAYS
+    a, b = measurement.point.members
+    directed = measurement.point.operation.is_copy and measurement.point.variant is not Variant.BOTH_WAYS
     return ((a, b),) if directed else ((a, b), (b, a))
 
 
@@ -90,8 +90,8 @@ def _found(
     first = min(links, default=None)
     label = facts.label(first) if first else ""
     skipped, failure = (case, None) if isinstance(case, Skipped) else (None, case.failure)
-    told = Message(what, cause, command, failure=None if kind is Kind.HANG else failure, skipped=skipped)
-    return found(kind, members, links, told, Rates(label))
+    message = Message(what, cause, command, failure=None if kind is Kind.HANG else failure, skipped=skipped)
+    return found(kind, members, links, message, Rates(label))
 
 
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
@@ -142,7 +142,7 @@ def path_limit(facts: Facts, link: Link) -> float | None:
 def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
     for one in beaten:
-        for link in ways(one.cell.work, one.cell.members):
+        for link in ways(one.point.work, one.point.members):
             of_links[link].append(one)
     on_cores = capabilities(facts.run.backend).cores
     over_pcie = {link for link in links if not on_cores and not is_nvlink(facts.label(link))} - of_links.keys()
@@ -151,11 +151,14 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     for blame in _by_label(facts, hidden, links):
         yield _hidden(facts, blame, links)
     judged = {
-        link for found in facts.run.measurements if found.samples for link in ways(found.cell.work, found.cell.members)
+        link
+        for found in facts.run.measurements
+        if found.samples
+        for link in ways(found.point.work, found.point.members)
     }
     for blame in _by_label(facts, set(of_links), judged):
         yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
-    of_others = [one for one in beaten if not ways(one.cell.work, one.cell.members)]
+    of_others = [one for one in beaten if not ways(one.point.work, one.point.members)]
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
         yield _impossible(facts, Blame(members, frozenset(), facts.tags(members)), of_others)
@@ -171,7 +174,7 @@ def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator
         yield from blames(facts, ours, alike)
 
 
-def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading], told: Message) -> Finding:
+def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading], message: Message) -> Finding:
     readings = [links[link] for link in blame.links]
     first = min(blame.links)
     rates = Rates(
@@ -180,35 +183,35 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading],
         facts.readings.span(readings),
         confirmed=all(reading.alone for reading in readings),
     )
-    return found(kind, blame.members, blame.links, told, rates)
+    return found(kind, blame.members, blame.links, message, rates)
 
 
 def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     virtual = facts.run.machine.virtualization
     where = f"the virtual machine ({virtual})" if virtual not in ("", "none") else "a virtual machine or the driver"
-    told = Message(
+    message = Message(
         f"{blame.where}: no NVLink in the label, and faster than PCIe can be.",
         f"{where} hides the NVLinks or NVSwitches from the labels; the links are there and are used",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; lspci | grep -i nvidia",
     )
-    return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, told)
+    return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, message)
 
 
 def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
-    """Return the finding on what beats its limit; noise needs no margin here, for no block can be too fast."""
+    """Return the finding on what beats its limit; noise needs no margin here, for no batch can be too fast."""
     worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
-    works = ", ".join(sorted({str(one.cell.work) for one in beaten}))
-    blocks = sum({one.cell: one.blocks for one in beaten}.values())
-    told = Message(
+    works = ", ".join(sorted({str(one.point.work) for one in beaten}))
+    batches = sum({one.point: one.batches for one in beaten}.values())
+    message = Message(
         f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} has a capacity of "
-        f"{worst.capacity.gbs:.0f} at most ({works}; {blocks} timed block{'' if blocks == 1 else 's'}).",
+        f"{worst.capacity.gbs:.0f} at most ({works}; {batches} batch{'' if batches == 1 else 'es'}).",
         "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; nvidia-smi topo -m",
     )
     rates = sorted(one.rate_gbs for one in beaten)
     label = facts.label(min(blame.links)) if blame.links else ""
     measured = (rates[0], median(rates), rates[-1])
-    return found(Kind.IMPOSSIBLE, blame.members, blame.links, told, Rates(label, worst.capacity.gbs, measured))
+    return found(Kind.IMPOSSIBLE, blame.members, blame.links, message, Rates(label, worst.capacity.gbs, measured))
 
 
 def _too_slow(facts: Facts, links: dict[Link, Reading], ill: UnhealthyDevices) -> Iterator[Finding]:
@@ -231,7 +234,7 @@ def _too_slow(facts: Facts, links: dict[Link, Reading], ill: UnhealthyDevices) -
 def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
     gpu = facts.indices(blame.members[:1])
-    told = Message(
+    message = Message(
         f"{blame.where}: copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}.",
         "CUDA refuses peer access, so copies pass through host memory"
         if refused
@@ -239,7 +242,7 @@ def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
         f"nvidia-smi topo -p2p r; nvidia-smi nvlink -s -i {gpu}; systemctl status nvidia-fabricmanager",
         sure=refused,
     )
-    return _finding(facts, Kind.NV_NOT_USED, blame, links, told)
+    return _finding(facts, Kind.NV_NOT_USED, blame, links, message)
 
 
 def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: UnhealthyDevices) -> Finding:
@@ -251,12 +254,12 @@ def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: Unhea
         where = blame.alone or "these paths"
         likely = f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
     gpus = facts.indices(blame.members[:2])
-    told = Message(
+    message = Message(
         f"{blame.where}: the rate of {_worth(facts, blame, links, count)} of {count} links.",
         seen[0] if seen else likely,
         f"nvidia-smi nvlink -s -i {gpus}; nvidia-smi nvlink -e -i {gpus}",
     )
-    return _finding(facts, Kind.NV_DEGRADED, blame, links, told)
+    return _finding(facts, Kind.NV_DEGRADED, blame, links, message)
 
 
 def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -> str:
@@ -286,9 +289,9 @@ class ExcludedLinks:
     def speaks(self, reading: Reading) -> bool:
         """Return whether a reading may be compared with others of its label.
 
-        PCIe paths share wires: there only what ran alone counts, or what an audit of their label found to be as fast
-        as alone. Of a label that mixes unlike paths, or whose copies all meet in host memory, an audit says nothing but
-        of the two pairs that it sampled.
+        PCIe paths share wires: there only what ran alone counts, or what an interference check of their label found to
+        be as fast as alone. Of a label that mixes unlike paths, or whose copies all meet in host memory, an
+        interference check says nothing but of the two pairs that it sampled.
         """
         if self.links & {(reading.members[0], reading.members[-1])}:
             return False

@@ -35,7 +35,7 @@ class Gap(NamedTuple):
     reading: Reading
     gap: float
     error: float
-    wild: bool = False  # a few of its visits make it so
+    wild: bool = False  # a few of its trials make it so
 
 
 def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
@@ -137,13 +137,18 @@ def _below(facts: Facts, group: Sequence[Reading]) -> Iterator[Gap]:
 
 
 def _slow(
-    facts: Facts, kind: Kind, blame: Blame, readings: Collection[Reading], told: tuple[str, str], ill: UnhealthyDevices
+    facts: Facts,
+    kind: Kind,
+    blame: Blame,
+    readings: Collection[Reading],
+    message: tuple[str, str],
+    ill: UnhealthyDevices,
 ) -> Finding:
-    """Return the finding; `told` are what and the likely cause, which gives way to one that was seen."""
+    """Return the finding; `message` are what and the likely cause, which gives way to one that was seen."""
     first = min(blame.links)
     seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
     command = f"nvidia-smi {seen[1]} -i {facts.indices(blame.members[:2])}" if seen else link_state(facts, first)
-    words = Message(told[0], seen[0] if seen else told[1], command)
+    words = Message(message[0], seen[0] if seen else message[1], command)
     return found(kind, blame.members, blame.links, words, rates_of(facts, first, readings))
 
 
@@ -227,13 +232,13 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
         link for case in cases for reading in case.readings for link in ways(reading.work, reading.members)
     )
     better = facts.label(min(links))
-    told = Message(
+    message = Message(
         f"{better} pairs of {facts.tags(members)} reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "
         f"though the label is better ({works_of(reading for case in cases for reading in case.readings)}).",
         _inverted_cause(facts, better, links),
         f"nvidia-smi topo -p2p r; {link_state(facts, min(links))}",
     )
-    return found(Kind.ORDER_INVERSION, members, links, told, rates_of(facts, min(links), worst.readings))
+    return found(Kind.ORDER_INVERSION, members, links, message, rates_of(facts, min(links), worst.readings))
 
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:

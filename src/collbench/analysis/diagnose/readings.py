@@ -12,8 +12,8 @@ from statistics import NormalDist, median
 
 from collbench.analysis.diagnose.verdict import Interval, Link
 from collbench.analysis.physics import Hardware
-from collbench.analysis.stats import log_rates, median_deviation, visit_noise
-from collbench.analysis.tiers import FEWEST_VISITS, NOISIER, VISITS_WITH_AN_OUTLIER
+from collbench.analysis.stats import FEWEST_TRIALS, log_rates, median_deviation, trial_noise
+from collbench.analysis.tiers import NOISIER, TRIALS_WITH_AN_OUTLIER
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Path, Run
@@ -21,11 +21,12 @@ from collbench.model.run import DataPoint, Measurement, Path, Run
 # The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
 # beyond the bounds, so a false contradiction is rarer still.
 _CHANCE_OF_ANY = 0.005
-# Fewer visits than this make a poor σ̂: the wider pool then counts, too.
-_FEW_VISITS = 30
-# Of so many visits a cell that is much noisier than its like is judged by its own noise.
-_VISITS_FOR_OWN_NOISE = 5
-# Two copies on one wire get half of it each, three a third; noise alone does not make an audit's ratio this low.
+# Fewer trials than this make a poor σ̂: the wider pool then counts, too.
+_FEW_TRIALS = 30
+# Of so many trials a data point that is much noisier than its like is judged by its own noise.
+_TRIALS_FOR_OWN_NOISE = 5
+# Two copies on one wire get half of it each, three a third; noise alone does not make an interference check's ratio
+# this low.
 _SHARES = 0.9
 # Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5 % of
 # its plateau, and an all-reduce of 64 MiB within 20 %.
@@ -40,10 +41,10 @@ STAGED = Work(Operation.CE_WRITE, Variant.STAGED)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One cell: the median log of its visits' busbw (GB/s), that median's standard error, and whether it ran alone.
+    """One point: the median log of its trials' busbw (GB/s), that median's standard error, and whether it ran alone.
 
-    `visits` are the logs, ascending. `alone` is also True where an audit found that its label may run beside others,
-    `isolated` only where nothing else ran.
+    `trials` are the logs, ascending. `alone` is also True where an interference check found that its label may run
+    beside others, `isolated` only where nothing else ran.
     """
 
     work: Work
@@ -54,12 +55,12 @@ class Reading:
     error: float
     alone: bool
     isolated: bool
-    visits: tuple[float, ...]
+    trials: tuple[float, ...]
 
     @property
     def high(self) -> float:
-        """Nearly all visits are below this: the highest, of seven or more the second."""
-        return self.visits[-1 - int(len(self.visits) >= VISITS_WITH_AN_OUTLIER)]
+        """Nearly all trials are below this: the highest, of seven or more the second."""
+        return self.trials[-1 - int(len(self.trials) >= TRIALS_WITH_AN_OUTLIER)]
 
     @property
     def gbs(self) -> float:
@@ -74,21 +75,21 @@ class Readings:
     `z` is how many standard errors a bound lies off.
     """
 
-    cells: tuple[Reading, ...]
+    points: tuple[Reading, ...]
     z: float
 
     def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
         """Return the readings of a work by members; none where its messages were smaller than that."""
-        return {r.members: r for r in self.cells if r.work == work and r.size_bytes >= least_bytes}
+        return {r.members: r for r in self.points if r.work == work and r.size_bytes >= least_bytes}
 
     def host(self, member: int) -> tuple[Reading, ...]:
         """Return the copies of 16 MiB or more between a device and host memory, on whatever NUMA node."""
-        copies = (r for r in self.cells if r.work.variant is Variant.HOST and r.work.operation.is_copy)
+        copies = (r for r in self.points if r.work.variant is Variant.HOST and r.work.operation.is_copy)
         return tuple(r for r in copies if r.members == (member,) and r.size_bytes >= COPY_BYTES)
 
     def works(self, *, collective: bool) -> tuple[Work, ...]:
         """Return the works that were measured plainly, in the run's order."""
-        kinds = dict.fromkeys(r.work for r in self.cells if r.work.variant is Variant.PLAIN)
+        kinds = dict.fromkeys(r.work for r in self.points if r.work.variant is Variant.PLAIN)
         return tuple(work for work in kinds if work.operation.is_collective is collective)
 
     def interval(self, reading: Reading) -> Interval:
@@ -146,52 +147,52 @@ class Facts:
 
 
 def read(run: Run) -> Readings:
-    """Return the readings of a run: cells with three visits or more, each at its work's deciding size."""
+    """Return the readings of a run: data points with three trials or more, each at its work's deciding size."""
     counts: dict[Work, Counter[int]] = defaultdict(Counter)
     for found in run.measurements:
         if found.samples:
-            counts[found.cell.work][found.cell.size_bytes] += 1
+            counts[found.point.work][found.point.size_bytes] += 1
     sizes = {work: max(have, key=lambda size: (have[size], size)) for work, have in counts.items()}
-    cells: dict[DataPoint, Measurement] = {}
+    points: dict[DataPoint, Measurement] = {}
     for found in run.measurements:
-        if found.samples and found.cell.size_bytes == sizes[found.cell.work]:
+        if found.samples and found.point.size_bytes == sizes[found.point.work]:
             # Isolated samples alone, where there are enough: they are the better evidence.
             alone = [sample for sample in found.samples if not sample.concurrent]
-            used = replace(found, samples=alone) if len(alone) >= FEWEST_VISITS else found
-            if len(used.samples) >= FEWEST_VISITS:
-                cells[used.cell] = used
+            used = replace(found, samples=alone) if len(alone) >= FEWEST_TRIALS else found
+            if len(used.samples) >= FEWEST_TRIALS:
+                points[used.point] = used
     words = {frozenset(path.devices): path.label for path in run.paths}
-    labels = {cell: _label_of(words, cell.members) for cell in cells}
-    logs = {cell: log_rates(found) for cell, found in cells.items()}
-    noise = _noise({cell: (cell.work, labels[cell]) for cell in cells}, logs)
+    labels = {point: _label_of(words, point.members) for point in points}
+    logs = {point: log_rates(found) for point, found in points.items()}
+    noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
     trusted = _trusted(run)
-    own = {cell: is_nvlink(labels[cell]) or _isolated(found) for cell, found in cells.items()}
+    own = {point: is_nvlink(labels[point]) or _isolated(found) for point, found in points.items()}
     readings = tuple(
         Reading(
-            work=cell.work,
-            members=cell.members,
-            size_bytes=cell.size_bytes,
-            label=labels[cell],
+            work=point.work,
+            members=point.members,
+            size_bytes=point.size_bytes,
+            label=labels[point],
             # Beside others a copy over PCIe is only ever slower than alone, and partners change: the fastest counts.
-            middle=median(logs[cell]) if own[cell] else max(logs[cell]),
-            error=noise[cell] * (median_deviation(len(logs[cell])) if own[cell] else 1.0),
-            alone=_isolated(found) or (cell.work, labels[cell]) in trusted,
+            middle=median(logs[point]) if own[point] else max(logs[point]),
+            error=noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0),
+            alone=_isolated(found) or (point.work, labels[point]) in trusted,
             isolated=_isolated(found),
-            visits=tuple(sorted(logs[cell])),
+            trials=tuple(sorted(logs[point])),
         )
-        for cell, found in cells.items()
+        for point, found in points.items()
     )
     return Readings(readings, NormalDist().inv_cdf(1 - _CHANCE_OF_ANY / 2 / max(1, len(readings))))
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:
-    """Return the works that may run beside others on a label, as audits found.
+    """Return the works that may run beside others on a label, as interference checks found.
 
-    An audit samples two pairs. PCIe paths share wires, so there a label that any work's audit saw sharing is distrusted
-    for all: chance decides which pairs met.
+    An interference check samples two pairs. PCIe paths share wires, so there a label that any work's interference check
+    saw sharing is distrusted for all: chance decides which pairs met.
     """
-    sharing = {audit.label for audit in run.audits if audit.ratio < _SHARES and not is_nvlink(audit.label)}
-    found = {(Work(audit.operation, audit.variant), audit.label) for audit in run.audits if audit.trusted}
+    sharing = {check.label for check in run.interference_checks if check.ratio < _SHARES and not is_nvlink(check.label)}
+    found = {(Work(check.operation, check.variant), check.label) for check in run.interference_checks if check.trusted}
     return {(work, label) for work, label in found if label not in sharing}
 
 
@@ -208,19 +209,19 @@ def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> s
 def _noise(
     pools: Mapping[DataPoint, tuple[Work, str]], logs: Mapping[DataPoint, Sequence[float]]
 ) -> dict[DataPoint, float]:
-    """Return σ̂ of one visit's log for each cell: pooled within its work and label, and wider where that is little."""
+    """Return σ̂ of one trial's log for each point: pooled within its work and label, and wider where that is little."""
     narrow: dict[tuple[Work, str], list[Sequence[float]]] = defaultdict(list)
     wide: dict[bool, list[Sequence[float]]] = defaultdict(list)
-    for cell, pool in pools.items():
-        narrow[pool].append(logs[cell])
-        wide[pool[0].operation.is_collective].append(logs[cell])
-    pooled = {pool: visit_noise(parts) for pool, parts in narrow.items()}
-    everywhere = {kind: visit_noise(parts) for kind, parts in wide.items()}
+    for point, pool in pools.items():
+        narrow[pool].append(logs[point])
+        wide[pool[0].operation.is_collective].append(logs[point])
+    pooled = {pool: trial_noise(parts) for pool, parts in narrow.items()}
+    everywhere = {kind: trial_noise(parts) for kind, parts in wide.items()}
     for pool, parts in narrow.items():
-        if sum(map(len, parts)) < _FEW_VISITS:
+        if sum(map(len, parts)) < _FEW_TRIALS:
             pooled[pool] = max(pooled[pool], everywhere[pool[0].operation.is_collective])
-    found = {cell: pooled[pool] for cell, pool in pools.items()}
-    for cell, noise in found.items():
-        own = visit_noise([logs[cell]]) if len(logs[cell]) >= _VISITS_FOR_OWN_NOISE else 0.0
-        found[cell] = own if own > NOISIER * noise else noise
+    found = {point: pooled[pool] for point, pool in pools.items()}
+    for point, noise in found.items():
+        own = trial_noise([logs[point]]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else 0.0
+        found[point] = own if own > NOISIER * noise else noise
     return found

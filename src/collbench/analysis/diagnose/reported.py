@@ -18,7 +18,7 @@ _NVML, _TOOL, _CUDA = "NVML", "nvidia-smi topo -p2p", "CUDA"
 _WAYS = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
 
 
-def told(facts: Facts) -> Iterator[Finding]:
+def reported(facts: Facts) -> Iterator[Finding]:
     """Yield the disagreements between the tools; equal ones share a finding."""
     if capabilities(facts.run.backend).cores:
         return  # the labels of CPU cores are our own
@@ -66,13 +66,13 @@ def _peer_access(path: Path) -> Message | None:
     # As `topo -p2p r` is about reading, so is what NVML says of it.
     nvml = None if path.peer_access is None else _all_allow(path.peer_access.statuses[:1])
     allowed = {_NVML: nvml, _TOOL: _all_allow(path.tool_peer_access), _CUDA: path.cuda_peers}
-    told = {source: answer for source, answer in allowed.items() if answer is not None}
+    answers = {source: answer for source, answer in allowed.items() if answer is not None}
     tool = ", ".join(dict.fromkeys(path.tool_peer_access))
     words = {_NVML: str(path.peer_access), _TOOL: tool, _CUDA: "yes" if path.cuda_peers else "no"}
-    said = ", ".join(f"{source} {words[source]}" for source in told)
-    if len(set(told.values())) > 1:
+    said = ", ".join(f"{source} {words[source]}" for source in answers)
+    if len(set(answers.values())) > 1:
         what = f"who is asked for peer access disagrees: {said}"
-    elif is_nvlink(path.label) and told and not any(told.values()):
+    elif is_nvlink(path.label) and answers and not any(answers.values()):
         what = f"the label {path.label} promises peer access and nobody allows it: {said}"
     else:
         return None
@@ -113,13 +113,13 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     labels = sorted({path.label for path in paths}, key=rank_key)
     ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
     way = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
-    told = Message(
+    message = Message(
         f"topo -m says {', '.join(labels)} where the PCIe tree, as topo -p reports it, says {', '.join(ancestors)}"
         f"{way}: both are right.",
         "topo -p reports how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
         f"nvidia-smi topo -m; nvidia-smi topo -p -i {facts.indices(paths[0].devices)}",
     )
-    yield found(Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), told, Rates(labels[0]))
+    yield found(Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), message, Rates(labels[0]))
 
 
 def _flat(facts: Facts) -> Iterator[Finding]:

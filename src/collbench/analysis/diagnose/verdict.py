@@ -62,8 +62,8 @@ class Verdict:
 
     `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
     all that are concerned. `explains` are kinds that would have been found for the same links without this one.
-    `confirmed` is False where only samples beside others showed it, and no audit says that they count. `failure` and
-    `skipped` are the first that it rests on, where it rests on one: `what` leaves them out.
+    `confirmed` is False where only samples beside others showed it, and no interference check says that they count.
+    `failure` and `skipped` are the first that it rests on, where it rests on one: `what` leaves them out.
     """
 
     kind: Kind
@@ -120,7 +120,7 @@ def found(
     kind: Kind,
     members: tuple[int, ...],
     links: Iterable[Link],
-    told: Message,
+    message: Message,
     rates: Rates = NO_RATES,
     severity: Severity | None = None,
 ) -> Finding:
@@ -132,14 +132,14 @@ def found(
         label=rates.label,
         theory_gbs=rates.theory_gbs,
         measured=rates.measured,
-        cause=told.cause,
-        command=told.command,
-        what=told.what,
+        cause=message.cause,
+        command=message.command,
+        what=message.what,
         confirmed=rates.confirmed,
-        failure=told.failure,
-        skipped=told.skipped,
+        failure=message.failure,
+        skipped=message.skipped,
     )
-    return Finding(verdict, frozenset(links), told.sure)
+    return Finding(verdict, frozenset(links), message.sure)
 
 
 def ways(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
@@ -156,7 +156,7 @@ def both_ways(links: Iterable[Link]) -> frozenset[Link]:
     return frozenset(link for a, b in links for link in ((a, b), (b, a)))
 
 
-# One root cause, one verdict: what a stronger one explains is named inside it and not told again.
+# One root cause, one verdict: what a stronger one explains is named inside it and not reported again.
 
 _SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
 _RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)

@@ -61,9 +61,11 @@ class Network:
         multiple of eight gets slow kernels: of GPT-2's 50257 tokens 41 % instead of 31 [H200, bf16, torch 2.11].
         """
         others = sum(unit.work for unit in self.units) - self.last.work
-        told = f"head and loss take {share:.0%} of the GPU's time, the other layers their share of the multiply-adds"
+        assumption = (
+            f"head and loss take {share:.0%} of the GPU's time, the other layers their share of the multiply-adds"
+        )
         last = replace(self.last, work=others * share / (1 - share))
-        return replace(self, last=last, assumed=(*self.assumed, told))
+        return replace(self, last=last, assumed=(*self.assumed, assumption))
 
     @property
     def root_parameters(self) -> int:

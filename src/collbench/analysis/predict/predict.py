@@ -66,7 +66,7 @@ class Machine:
         self._evidence = evidence
         self.left_out = problem.left_out(run, allow_busy=True)
         gone = {left.member for left in self.left_out}
-        self._fit = [place for place in range(len(run.devices)) if place not in gone]
+        self._fit = [position for position in range(len(run.devices)) if position not in gone]
         ranking = ranking_of(run, self._fit)
         self._case: SelectionProblem | None = None if ranking is None else from_run(run, self._fit, ranking)
 
@@ -92,15 +92,15 @@ class Machine:
         if case is not None and set(members) <= set(case.order):
             wired = case.wired.of(sorted(case.order.index(member) for member in members))
             return ceiling(wired), on_one_plane(wired)
-        run, place = self._evidence.run, {member: at for at, member in enumerate(sorted(members))}
+        run, index = self._evidence.run, {member: at for at, member in enumerate(sorted(members))}
         paths = {
-            (place[min(path.devices)], place[max(path.devices)]): path
+            (index[min(path.devices)], index[max(path.devices)]): path
             for path in run.paths
-            if set(path.devices) <= place.keys() and is_nvlink(path.label)
+            if set(path.devices) <= index.keys() and is_nvlink(path.label)
         }
-        if len(paths) < comb(len(place), 2):
+        if len(paths) < comb(len(index), 2):
             return inf, False
-        wired = wiring([run.devices[member] for member in place], paths, np.zeros((len(place), len(place))))
+        wired = wiring([run.devices[member] for member in index], paths, np.zeros((len(index), len(index))))
         return ceiling(wired), on_one_plane(wired)
 
     def sets(self, k: int, rank: Callable[[Members], float]) -> Sets:
@@ -159,7 +159,7 @@ def _worst(case: SelectionProblem, k: int) -> Members:
         carried = predict(case.wired.of(members)).lo
         if 0 < carried < lowest * (1 - _ROUNDING):
             lowest, found = carried, members
-    return tuple(sorted(case.order[place] for place in found))
+    return tuple(sorted(case.order[index] for index in found))
 
 
 def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float64]:
@@ -300,7 +300,7 @@ class Predictor:
             for gpus in question.gpus
             for strategy in question.strategies
         )
-        return Prediction(question, cases, sets, (*_general(question), *self._told()), self._machine.left_out)
+        return Prediction(question, cases, sets, (*_general(question), *self._assumptions()), self._machine.left_out)
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
         """Return what a step of so many compute seconds costs on these very devices, by position."""
@@ -377,15 +377,15 @@ class Predictor:
         for (operation, group), found in sizes.items():
             for some in groups(group, members, question.shards):
                 timing = self._timings.of(operation, some)
-                for told in (timing.told, beyond(timing, found)):
-                    if told:
-                        where = self._assumed.setdefault(told, _Where({}, {}))
+                for assumption in (timing.assumed, beyond(timing, found)):
+                    if assumption:
+                        where = self._assumed.setdefault(assumption, _Where({}, {}))
                         where.operations[operation.collective.title] = None
                         where.sets[self._evidence.tags(sorted(some))] = None
 
-    def _told(self) -> Iterator[str]:
-        for told, where in self._assumed.items():
-            yield f"{' and '.join(where.operations)} on {abridged(list(where.sets), _MOST_SETS, '; ')}: {told}"
+    def _assumptions(self) -> Iterator[str]:
+        for assumption, where in self._assumed.items():
+            yield f"{' and '.join(where.operations)} on {abridged(list(where.sets), _MOST_SETS, '; ')}: {assumption}"
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:

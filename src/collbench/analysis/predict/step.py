@@ -106,49 +106,49 @@ class _Lanes:
 
     def __init__(self, compute: float, host: Host | None) -> None:
         self._compute = host.gpu_seconds if host else compute
-        self._place = self._clock = 0.0
+        self._position = self._clock = 0.0
         self._waits: list[tuple[float, float]] = []
         launching = host.seconds(compute) if host else 0.0
-        self._launched = [(place, share * launching) for place, share in host.knots] if host else []
+        self._launched = [(position, share * launching) for position, share in host.knots] if host else []
         self._knot = 0
         self._last_launch = launching
 
-    def wait(self, place: float, until: float) -> None:
+    def wait(self, position: float, until: float) -> None:
         """Let compute stop at a place until some time."""
-        heapq.heappush(self._waits, (place, until))
+        heapq.heappush(self._waits, (position, until))
 
-    def reach(self, place: float, *, last: bool = False) -> float:
+    def reach(self, position: float, *, last: bool = False) -> float:
         """Return when compute gets to a place, after all waits before it; and at it, where it is the `last`.
 
-        A wait at the place itself holds compute, but not the communication that starts there with it.
+        A wait at the position itself holds compute, but not the communication that starts there with it.
         """
-        while self._waits and (self._waits[0][0] < place or last):
+        while self._waits and (self._waits[0][0] < position or last):
             stop, until = heapq.heappop(self._waits)
             self._walk(stop)
             self._clock = max(self._clock, until)
-        self._walk(place)
+        self._walk(position)
         return self._clock
 
     def end(self) -> float:
         """Return when compute has got to the step's end and the host has launched all of it."""
         return max(self.reach(1.0, last=True), self._last_launch)
 
-    def _walk(self, place: float) -> None:
+    def _walk(self, position: float) -> None:
         """Go on to a place: the host holds compute, if at all, the most at a knot or at the place itself."""
-        while self._knot < len(self._launched) and self._launched[self._knot][0] < place:
+        while self._knot < len(self._launched) and self._launched[self._knot][0] < position:
             at, launched = self._launched[self._knot]
             self._run(at)
             self._clock = max(self._clock, launched)
             self._knot += 1
-        self._run(place)
-        self._clock = max(self._clock, self._launched_by(place))
+        self._run(position)
+        self._clock = max(self._clock, self._launched_by(position))
 
-    def _run(self, place: float) -> None:
-        if place > self._place:
-            self._clock += (place - self._place) * self._compute
-            self._place = place
+    def _run(self, position: float) -> None:
+        if position > self._position:
+            self._clock += (position - self._position) * self._compute
+            self._position = position
 
-    def _launched_by(self, place: float) -> float:
+    def _launched_by(self, position: float) -> float:
         """Return when the host has launched all before a place, between two knots in proportion; 0 without a host."""
         if self._knot == len(self._launched):
             return self._launched[-1][1] if self._launched else 0.0
@@ -156,7 +156,7 @@ class _Lanes:
         if self._knot == 0:
             return 0.0
         begin, before = self._launched[self._knot - 1]
-        return before + (launched - before) * (place - begin) / (end - begin)
+        return before + (launched - before) * (position - begin) / (end - begin)
 
 
 # What each way of training in parallel sends in one step, when it can start and what waits for it (docs/method.md 12).
@@ -310,17 +310,17 @@ def _sharded(job: Job, group: Group, *, again: bool) -> Iterator[Transfer]:
         starts = [(number + FORWARD_SHARE * share) / job.micro_batches for share in [0.0, *forward[:-1]]]
         ends = [(shift + (1 - FORWARD_SHARE) * share) / job.micro_batches for share in backward]
         yield from _gather(job, root, group, starts[0], starts[0])
-        for place, block in enumerate(blocks):
-            yield from _gather(job, block.parameters, group, starts[place], starts[place + 1])
+        for position, block in enumerate(blocks):
+            yield from _gather(job, block.parameters, group, starts[position], starts[position + 1])
         if again:
             yield from _gather(job, root, group, turn, turn)
         before = [turn, *ends]  # where each unit's backward begins, the last unit's first
-        for place in range(len(blocks), -1, -1):
-            at = len(blocks) - place
-            if place:
-                yield from _gather(job, blocks[place - 1].parameters, group, before[at], before[at + 1])
+        for position in range(len(blocks), -1, -1):
+            at = len(blocks) - position
+            if position:
+                yield from _gather(job, blocks[position - 1].parameters, group, before[at], before[at + 1])
             if at:
-                yield from _scatter(job, blocks[place].parameters, group, ends[at])
+                yield from _scatter(job, blocks[position].parameters, group, ends[at])
         yield from _scatter(job, root, group, ends[-1])
 
 
@@ -350,7 +350,8 @@ def _scatter(job: Job, parameters: int, group: Group, ready: float) -> Iterator[
 
 # The host's lane of a training step: how far it has launched the kernels that the GPU will run.
 
-# A place in the step (share of the GPU's compute), and the share of the host's time after which all before is launched.
+# A position in the step (share of the GPU's compute), and the share of the host's time after which all before is
+# launched.
 Knot = tuple[float, float]
 
 
@@ -402,7 +403,7 @@ class Host:
 
         The most that make the step no longer: where it takes `gpu_seconds` the host never holds the GPU.
         """
-        waits = [(step - self.gpu_seconds * (1 - place)) / share for place, share in self.knots if share]
+        waits = [(step - self.gpu_seconds * (1 - position)) / share for position, share in self.knots if share]
         return max(0.0, min([step, *waits]))
 
 
@@ -419,16 +420,16 @@ def pace(network: Network, micro_batches: int, phases: Phases) -> tuple[Knot, ..
     return tuple(knots)
 
 
-def _stretch(units: Sequence[Unit], places: tuple[float, float], shares: tuple[float, float]) -> Iterator[Knot]:
+def _stretch(units: Sequence[Unit], positions: tuple[float, float], shares: tuple[float, float]) -> Iterator[Knot]:
     """Yield a knot at the end of each unit that computes: place by its work, host's share by its tensors."""
     computing = [unit for unit in units if unit.work]
     work, tensors = (sum(parts) for parts in zip(*((u.work, len(u.tensors)) for u in computing), strict=True))
     done, launched = 0.0, 0
     for unit in computing[:-1]:
         done, launched = done + unit.work, launched + len(unit.tensors)
-        place, share = done / work, launched / tensors if tensors else done / work
-        yield places[0] + place * (places[1] - places[0]), shares[0] + share * (shares[1] - shares[0])
-    yield places[1], shares[1]
+        position, share = done / work, launched / tensors if tensors else done / work
+        yield positions[0] + position * (positions[1] - positions[0]), shares[0] + share * (shares[1] - shares[0])
+    yield positions[1], shares[1]
 
 
 def parse_phases(text: str) -> Phases:

@@ -51,12 +51,12 @@ def gather(runs: Sequence[tuple[str, Run]]) -> Evidence:
     name, base = max(runs, key=lambda named: (len(named[1].devices), _pairs(named[1])))
     for other, run in runs:
         _check(name, base, other, run)
-    places = {device.uuid: place for place, device in reversed([*enumerate(base.devices)])}
+    places = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
     points: dict[Key, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _, run in runs:
-        for cell, seconds in _cells(run):
-            members = tuple(sorted(places[run.devices[member].uuid] for member in cell.members))
-            points[cell.operation, members][cell.size_bytes].append(seconds)
+        for point, seconds in _points(run):
+            members = tuple(sorted(places[run.devices[member].uuid] for member in point.members))
+            points[point.operation, members][point.size_bytes].append(seconds)
     if not points:
         files = ", ".join(name for name, _ in runs)
         raise UsageError(
@@ -67,24 +67,24 @@ def gather(runs: Sequence[tuple[str, Run]]) -> Evidence:
 
 
 def _pairs(run: Run) -> int:
-    return len({frozenset(found.cell.members) for found in run.measured() if len(found.cell.members) == 2})
+    return len({frozenset(found.point.members) for found in run.measured() if len(found.point.members) == 2})
 
 
-def _cells(run: Run) -> Iterator[tuple[DataPoint, float]]:
-    """Yield the sound cells of what training sends with their seconds, out of place; in place where that is all."""
-    found = {m.cell: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
+def _points(run: Run) -> Iterator[tuple[DataPoint, float]]:
+    """Yield the sound points of what training sends with their seconds, out of place; in place where that is all."""
+    found = {m.point: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
     plain = {(c.operation, c.members, c.size_bytes) for c in found if c.variant is Variant.PLAIN}
-    for cell, measurement in found.items():
-        instead = cell.variant is not Variant.PLAIN and (cell.operation, cell.members, cell.size_bytes) in plain
-        if cell.operation in SENT and not (measurement.wrong or measurement.failure or instead):
-            yield cell, summarize(measurement).seconds
+    for point, measurement in found.items():
+        instead = point.variant is not Variant.PLAIN and (point.operation, point.members, point.size_bytes) in plain
+        if point.operation in SENT and not (measurement.wrong or measurement.failure or instead):
+            yield point, summarize(measurement).seconds
 
 
 def _check(name: str, base: Run, other: str, run: Run) -> None:
     """Raise UsageError where two runs are not of one machine under the same settings."""
     if (base.backend, base.machine.fabric) != (run.backend, run.machine.fabric):
-        told = " and ".join(sorted({f"{one.backend} {one.machine.fabric}".strip() for one in (base, run)}))
-        raise UsageError(f"{name} and {other} are of different machines ({told}): give runs of one")
+        kinds = " and ".join(sorted({f"{one.backend} {one.machine.fabric}".strip() for one in (base, run)}))
+        raise UsageError(f"{name} and {other} are of different machines ({kinds}): give runs of one")
     known = {device.uuid for device in base.devices}
     strange = [device for device in run.devices if device.uuid not in known]
     if strange:
@@ -132,7 +132,7 @@ class Timing:
     A message takes as long as one of `ratio` times its bytes on the curve, which are the same bus bytes. What of that
     is not the curve's own `latency` is stretched by the ratio of two bandwidths, and the set's `start` is added. Where
     that was not measured, no byte takes less than `floor` seconds; `own` is the set's own curve of this operation,
-    `ring` one made of its pairs'. `told` is what was assumed, "" of what was measured.
+    `ring` one made of its pairs'. `assumed` is what was assumed, "" of what was measured.
     """
 
     curve: Curve
@@ -140,7 +140,7 @@ class Timing:
     latency: float = 0.0
     start: float = 0.0
     stretch: Span = _ALONE
-    told: str = ""
+    assumed: str = ""
     floor: float = 0.0
     own: bool = False
     ring: bool = False
@@ -202,9 +202,9 @@ class Timings:
             if other in curves:
                 ratio = operation.busbw_factor(len(members)) / other.busbw_factor(len(members))
                 share = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[ratio]
-                told = f"as long as the measured {other.collective.title} of {share}"
+                assumed = f"as long as the measured {other.collective.title} of {share}"
                 own = other is operation
-                return Timing(curves[other], ratio, told="" if own else told, own=own)
+                return Timing(curves[other], ratio, assumed="" if own else assumed, own=own)
         return None
 
     def _alike(self, operation: Operation, members: Members) -> Timing | None:
@@ -221,9 +221,9 @@ class Timings:
         for _, other in sorted(near):
             timing = self._measured(operation, other)
             if timing is not None:
-                also = f", {timing.told}" if timing.told else ""
-                told = f"as on {self._evidence.tags(other)}, which are predicted alike{also}"
-                return Timing(timing.curve, timing.ratio, told=told)
+                also = f", {timing.assumed}" if timing.assumed else ""
+                assumed = f"as on {self._evidence.tags(other)}, which are predicted alike{also}"
+                return Timing(timing.curve, timing.ratio, assumed=assumed)
         return None
 
     def _ring(self, operation: Operation, members: Members) -> Timing | None:
@@ -235,14 +235,16 @@ class Timings:
         _, gbs, pair, other = found
         curve, k = self._evidence.curves[other, pair], len(members)
         more = operation.collective.steps(k) - other.collective.steps(2)
-        told = f"a ring at {band} ({band.basis}), shaped as the {other.collective.title} of {self._evidence.tags(pair)}"
+        assumed = (
+            f"a ring at {band} ({band.basis}), shaped as the {other.collective.title} of {self._evidence.tags(pair)}"
+        )
         return Timing(
             curve=curve,
             ratio=operation.busbw_factor(k) / other.busbw_factor(2),
             latency=curve.latency,
             start=curve.latency * (1 + _STEP_SHARE * more),
             stretch=(gbs / band.hi, gbs / sqrt(band.lo * band.hi), gbs / band.lo),
-            told=told,
+            assumed=assumed,
             ring=True,
         )
 

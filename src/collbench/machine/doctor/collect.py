@@ -61,14 +61,14 @@ def acs_control(bridge: pathlib.Path) -> int | None:
         return None
     if len(config) <= _FIRST_EXTENDED:
         return None  # the kernel gives other users the first 64 bytes
-    place = _FIRST_EXTENDED
+    offset = _FIRST_EXTENDED
     for _ in range(_MOST_CAPABILITIES):
-        if place < _FIRST_EXTENDED or place + 8 > len(config):
+        if offset < _FIRST_EXTENDED or offset + 8 > len(config):
             return 0
-        (head,) = struct.unpack_from("<I", config, place)
+        (head,) = struct.unpack_from("<I", config, offset)
         if head & 0xFFFF == _ACS:
-            return int(struct.unpack_from("<H", config, place + _CONTROL)[0])
-        place = head >> 20
+            return int(struct.unpack_from("<H", config, offset + _CONTROL)[0])
+        offset = head >> 20
     return 0
 
 
@@ -217,8 +217,8 @@ def _fabric_state(query: Query, handle: object) -> int | None:
         return None
     info = structure()
     # byref: the binding hands on what it gets, and a structure by value ends the process [nvidia-ml-py 13, 4 × H200].
-    told = query.ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
-    return None if told is None else int(info.state)
+    answer = query.ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+    return None if answer is None else int(info.state)
 
 
 def _count_on_the_bus(root: pathlib.Path) -> int | None:

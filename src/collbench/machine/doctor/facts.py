@@ -1,4 +1,4 @@
-"""What the doctor looks at: plain facts about a machine, None or "" where nothing told them. No judgement here."""
+"""What the doctor looks at: plain facts about a machine, None or "" where nothing reported them. No judgement here."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from collbench.model.units import fixed, format_approximate_size
 
 
 class Level(StrEnum):
-    """How a fact bears on a run: it is fine, it costs speed or certainty, it prevents the run, nothing told it."""
+    """How a fact bears on a run: it is fine, it costs speed or certainty, it prevents the run, nothing reported it."""
 
     OK = "ok"
     WARN = "warn"
@@ -50,7 +50,7 @@ class Finding:
     group: Group
     name: str
     level: Level
-    told: str
+    text: str
     fix: str = ""
     devices: tuple[int, ...] = ()
 
@@ -116,8 +116,8 @@ def visibility(facts: Facts) -> list[Finding]:
     elif seen.problem:
         found.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
     elif len(seen.devices) < 2:
-        told = f"leaves {left} alone: no pair to measure" if given is not None else "one GPU: no pair to measure"
-        found.append(Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, told, "use two or more"))
+        text = f"leaves {left} alone: no pair to measure" if given is not None else "one GPU: no pair to measure"
+        found.append(Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, text, "use two or more"))
     elif given is not None:
         found.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
     return [*found, *_order(facts)]
@@ -129,48 +129,48 @@ def health(gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def _version(found: Driver) -> Finding:
-    told = f"{found.version}, CUDA {found.cuda or 'unknown'}"
+    text = f"{found.version}, CUDA {found.cuda or 'unknown'}"
     branch = found.version.partition(".")[0]
     if not branch.isdigit():
         return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{found.version}' cannot be read")
     if int(branch) < OLDEST_DRIVER:
         fix = f"install driver r{OLDEST_DRIVER} or newer"
-        return Finding(Group.GPUS, "driver", Level.FAIL, f"{told}: older than r{OLDEST_DRIVER}", fix)
-    return Finding(Group.GPUS, "driver", Level.OK, told)
+        return Finding(Group.GPUS, "driver", Level.FAIL, f"{text}: older than r{OLDEST_DRIVER}", fix)
+    return Finding(Group.GPUS, "driver", Level.OK, text)
 
 
 def _tool(found: Driver) -> list[Finding]:
     if found.nvidia_smi:
         return []
-    told = "not on PATH: its words on links are not compared with NVML's; NVML has all else"
-    return [Finding(Group.GPUS, "nvidia-smi", Level.OK, told)]
+    text = "not on PATH: its words on links are not compared with NVML's; NVML has all else"
+    return [Finding(Group.GPUS, "nvidia-smi", Level.OK, text)]
 
 
 def _count(facts: Facts) -> Finding:
     found = facts.driver
     kinds = Counter(gpu.device.name for gpu in found.gpus)
-    told = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
+    text = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
     hidden = (found.on_the_bus or 0) - len(found.gpus)
     if not found.gpus:
         fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "see nvidia-smi -L, and who may open /dev/nvidia*")
         return Finding(Group.GPUS, "GPUs", Level.FAIL, "the driver shows no GPU to this process", fix)
     if hidden <= 0:
-        return Finding(Group.GPUS, "GPUs", Level.OK, told)
+        return Finding(Group.GPUS, "GPUs", Level.OK, text)
     if facts.host.container:
-        return Finding(Group.GPUS, "GPUs", Level.OK, f"{told}; {hidden} more on PCI, not given to this container")
+        return Finding(Group.GPUS, "GPUs", Level.OK, f"{text}; {hidden} more on PCI, not given to this container")
     fix = "see dmesg | grep -i xid for a GPU that fell off the bus, and /dev/nvidia* for one that is not given to you"
-    return Finding(Group.GPUS, "GPUs", Level.WARN, f"{told}; {hidden} more on PCI that the driver does not show", fix)
+    return Finding(Group.GPUS, "GPUs", Level.WARN, f"{text}; {hidden} more on PCI that the driver does not show", fix)
 
 
 def _order(facts: Facts) -> list[Finding]:
-    """Warn where indices mean other GPUs to CUDA than to nvidia-smi: it puts the fastest first unless told."""
+    """Warn where indices mean other GPUs to CUDA than to nvidia-smi: it puts the fastest first unless asked."""
     given = facts.environment.get(NAME, "")
     by_bus = facts.environment.get(ORDER) == "PCI_BUS_ID"
     names = {gpu.device.name for gpu in facts.driver.gpus}
     if by_bus or len(names) < 2 or not any(word.strip().isdigit() for word in given.split(",")):
         return []
-    told = "unset, and the GPUs differ: CUDA's indices may not be nvidia-smi's"
-    return [Finding(Group.GPUS, ORDER, Level.WARN, told, f"export {ORDER}=PCI_BUS_ID")]
+    text = "unset, and the GPUs differ: CUDA's indices may not be nvidia-smi's"
+    return [Finding(Group.GPUS, ORDER, Level.WARN, text, f"export {ORDER}=PCI_BUS_ID")]
 
 
 def _modes(gpus: Sequence[Gpu]) -> Iterable[Finding]:
@@ -192,17 +192,17 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
     pending = [gpu for gpu in gpus if gpu.repair_pending]
     wrong = [gpu for gpu in gpus if gpu.ecc_errors]
     if failed:
-        told = f"{tags(failed, gpus)} could not replace a bad memory row"
-        yield Finding(Group.GPUS, "memory", Level.FAIL, told, "leave the GPU out and have it replaced", numbers(failed))
+        text = f"{tags(failed, gpus)} could not replace a bad memory row"
+        yield Finding(Group.GPUS, "memory", Level.FAIL, text, "leave the GPU out and have it replaced", numbers(failed))
     elif pending:
-        told = f"{tags(pending, gpus)} will replace a bad memory row at the next reset"
+        text = f"{tags(pending, gpus)} will replace a bad memory row at the next reset"
         fix = f"sudo nvidia-smi -i {indices(pending)} --gpu-reset, when nothing runs there; or reboot"
-        yield Finding(Group.GPUS, "memory", Level.WARN, told, fix, numbers(pending))
+        yield Finding(Group.GPUS, "memory", Level.WARN, text, fix, numbers(pending))
     elif wrong:
         each = ", ".join(f"{gpu.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
         fix = f"sudo nvidia-smi -i {indices(wrong)} --gpu-reset, when nothing runs there; replace it if they return"
-        told = f"uncorrected ECC errors since the driver started: {each}"
-        yield Finding(Group.GPUS, "memory", Level.WARN, told, fix, numbers(wrong))
+        text = f"uncorrected ECC errors since the driver started: {each}"
+        yield Finding(Group.GPUS, "memory", Level.WARN, text, fix, numbers(wrong))
     elif any(gpu.ecc_errors is None for gpu in gpus):
         yield Finding(Group.GPUS, "memory", Level.UNKNOWN, "errors are not counted: ECC is off, or NVML does not tell")
     else:
@@ -213,9 +213,9 @@ def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
     waiting = [gpu for gpu in gpus if gpu.fabric_state in _FABRIC_WORDS]
     if waiting:
         words = _FABRIC_WORDS[waiting[0].fabric_state or 1]
-        told = f"NVSwitch fabric {words} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
+        text = f"NVSwitch fabric {words} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
         fix = "sudo systemctl start nvidia-fabricmanager (its version must be the driver's)"
-        yield Finding(Group.GPUS, "fabric", Level.FAIL, told, fix, numbers(waiting))
+        yield Finding(Group.GPUS, "fabric", Level.FAIL, text, fix, numbers(waiting))
     elif any(gpu.fabric_state for gpu in gpus):
         yield Finding(Group.GPUS, "fabric", Level.OK, "NVSwitch fabric ready")
 
@@ -236,9 +236,9 @@ def _now(gpus: Sequence[Gpu]) -> Iterable[Finding]:
         each = ", ".join(
             f"{gpu.device.tag} ({gpu.processes}, {format_approximate_size(gpu.memory_used or 0)})" for gpu in busy
         )
-        told = f"processes on {each}: what is measured beside them is theirs, too"
+        text = f"processes on {each}: what is measured beside them is theirs, too"
         fix = "nvidia-smi names them; wait, or leave these GPUs out"
-        yield Finding(Group.GPUS, "in use", Level.WARN, told, fix, numbers(busy))
+        yield Finding(Group.GPUS, "in use", Level.WARN, text, fix, numbers(busy))
     elif all(gpu.processes is not None for gpu in gpus):
         yield Finding(Group.GPUS, "in use", Level.OK, "no compute process on any of them")
 
@@ -248,12 +248,12 @@ def _all_or(
     name: str,
     bad: Callable[[Gpu], bool | None],
     good: str,
-    told: Callable[[Collection[Gpu], Sequence[Gpu]], Finding],
+    problem: Callable[[Collection[Gpu], Sequence[Gpu]], Finding],
 ) -> Finding:
-    """Return `told` of the GPUs for which `bad` holds, else that all is good, or that NVML does not tell."""
+    """Return `text` of the GPUs for which `bad` holds, else that all is good, or that NVML does not tell."""
     answers = [bad(gpu) for gpu in gpus]
     if any(answers):
-        return told([gpu for gpu, answer in zip(gpus, answers, strict=True) if answer], gpus)
+        return problem([gpu for gpu, answer in zip(gpus, answers, strict=True) if answer], gpus)
     if name == "MIG" and all(answer is None for answer in answers):
         return Finding(Group.GPUS, name, Level.OK, "not supported by these GPUs")
     if any(answer is None for answer in answers):
@@ -262,24 +262,24 @@ def _all_or(
 
 
 def _mig(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
-    told = f"on for {tags(bad, gpus)}: CUDA shows parts of a GPU, and NCCL has no peer access between them"
-    return Finding(Group.GPUS, "MIG", Level.FAIL, told, f"sudo nvidia-smi -i {indices(bad)} -mig 0", numbers(bad))
+    text = f"on for {tags(bad, gpus)}: CUDA shows parts of a GPU, and NCCL has no peer access between them"
+    return Finding(Group.GPUS, "MIG", Level.FAIL, text, f"sudo nvidia-smi -i {indices(bad)} -mig 0", numbers(bad))
 
 
 def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
     fix = f"sudo nvidia-smi -i {indices(bad)} -c DEFAULT"
     prohibited = [gpu for gpu in bad if gpu.compute_mode == _PROHIBITED]
     if prohibited:
-        told = f"prohibited on {tags(prohibited, gpus)}: CUDA cannot start there"
-        return Finding(Group.GPUS, "compute mode", Level.FAIL, told, fix, numbers(prohibited))
-    told = f"exclusive on {tags(bad, gpus)}: a second process is refused, and torch may open all GPUs in each rank"
-    return Finding(Group.GPUS, "compute mode", Level.WARN, told, fix, numbers(bad))
+        text = f"prohibited on {tags(prohibited, gpus)}: CUDA cannot start there"
+        return Finding(Group.GPUS, "compute mode", Level.FAIL, text, fix, numbers(prohibited))
+    text = f"exclusive on {tags(bad, gpus)}: a second process is refused, and torch may open all GPUs in each rank"
+    return Finding(Group.GPUS, "compute mode", Level.WARN, text, fix, numbers(bad))
 
 
 def _cold(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
-    told = f"off on {tags(bad, gpus)}: each first start waits for the driver, up to seconds a GPU"
+    text = f"off on {tags(bad, gpus)}: each first start waits for the driver, up to seconds a GPU"
     fix = f"sudo nvidia-smi -i {indices(bad)} -pm 1"
-    return Finding(Group.GPUS, "persistence", Level.WARN, told, fix, numbers(bad))
+    return Finding(Group.GPUS, "persistence", Level.WARN, text, fix, numbers(bad))
 
 
 # What the operating system's limits mean for processes that share memory, pin it and spin on cores. Pure.
@@ -325,16 +325,16 @@ def _shm(facts: Facts, gpus: int) -> Finding:
     name, found = "shared memory", facts.host.shm
     fix = "docker run --shm-size=1g (or --ipc=host); elsewhere: sudo mount -o remount,size=8G /dev/shm"
     if found is None:
-        told = "no /dev/shm that can be read: processes on one host share memory there"
-        return Finding(Group.HOST, name, Level.FAIL, told, "mount a tmpfs on /dev/shm")
-    told = f"{format_approximate_size(found.free)} free of {format_approximate_size(found.total)} in /dev/shm"
+        text = "no /dev/shm that can be read: processes on one host share memory there"
+        return Finding(Group.HOST, name, Level.FAIL, text, "mount a tmpfs on /dev/shm")
+    text = f"{format_approximate_size(found.free)} free of {format_approximate_size(found.total)} in /dev/shm"
     if found.free < _LEAST_SHM_A_GPU * max(gpus, 1):
-        return Finding(Group.HOST, name, Level.FAIL, f"{told}: NCCL and torch's data loaders cannot start", fix)
+        return Finding(Group.HOST, name, Level.FAIL, f"{text}: NCCL and torch's data loaders cannot start", fix)
     if found.free < _ENOUGH_SHM:
         since = _by_cuda(facts)
         why = "NCCL needs little there with this driver, torch's data loaders more" if since else "NCCL may need 1 GiB"
-        return Finding(Group.HOST, name, Level.WARN, f"{told}: {why}", fix)
-    return Finding(Group.HOST, name, Level.OK, told)
+        return Finding(Group.HOST, name, Level.WARN, f"{text}: {why}", fix)
+    return Finding(Group.HOST, name, Level.OK, text)
 
 
 def _by_cuda(facts: Facts) -> bool:
@@ -348,55 +348,55 @@ def _limits(host: Host) -> Iterable[Finding]:
     if host.memlock is None:
         yield Finding(Group.HOST, name, Level.UNKNOWN, "the limit cannot be read")
     elif host.memlock < 0 or not cards:
-        told = "unlimited" if host.memlock < 0 else format_approximate_size(host.memlock)
+        text = "unlimited" if host.memlock < 0 else format_approximate_size(host.memlock)
         more = "" if host.memlock < 0 else "; it binds InfiniBand and RoCE only, and there is no such card"
-        yield Finding(Group.HOST, name, Level.OK, f"{told}{more}")
+        yield Finding(Group.HOST, name, Level.OK, f"{text}{more}")
     else:
-        told = f"{format_approximate_size(host.memlock)}: {cards} cannot register NCCL's buffers"
+        text = f"{format_approximate_size(host.memlock)}: {cards} cannot register NCCL's buffers"
         fix = "docker run --ulimit memlock=-1; elsewhere: memlock unlimited in /etc/security/limits.conf"
-        yield Finding(Group.HOST, name, Level.WARN, told, fix)
+        yield Finding(Group.HOST, name, Level.WARN, text, fix)
     if host.open_files is None:
         yield Finding(Group.HOST, "open files", Level.UNKNOWN, "the limit cannot be read")
     elif 0 <= host.open_files < _FEW_FILES:
-        told = f"{host.open_files} a process: sockets, shared memory and data may need more"
-        yield Finding(Group.HOST, "open files", Level.WARN, told, f"ulimit -n {_FEW_FILES * 64}")
+        text = f"{host.open_files} a process: sockets, shared memory and data may need more"
+        yield Finding(Group.HOST, "open files", Level.WARN, text, f"ulimit -n {_FEW_FILES * 64}")
     else:
-        told = "unlimited" if host.open_files < 0 else f"{host.open_files} a process"
-        yield Finding(Group.HOST, "open files", Level.OK, told)
+        text = "unlimited" if host.open_files < 0 else f"{host.open_files} a process"
+        yield Finding(Group.HOST, "open files", Level.OK, text)
 
 
 def _cores(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     host = facts.host
     count = len(host.cpus)
-    told = f"{count} in reach: {format_cpus(host.cpus)}"
+    text = f"{count} in reach: {format_cpus(host.cpus)}"
     fix = "widen the cgroup's cpuset, taskset's mask, or the CPUs that the job asks for (srun --cpus-per-task)"
     needed = 2 if capabilities(facts.backend).cores else len(gpus)
     if count < needed and capabilities(facts.backend).cores:
-        yield Finding(Group.HOST, "CPUs", Level.FAIL, f"{told}; the host backend needs two", fix)
+        yield Finding(Group.HOST, "CPUs", Level.FAIL, f"{text}; the host backend needs two", fix)
     elif count < needed:
         yield Finding(
-            Group.HOST, "CPUs", Level.WARN, f"{told}, for {needed} GPUs: ranks wait for each other's core", fix
+            Group.HOST, "CPUs", Level.WARN, f"{text}, for {needed} GPUs: ranks wait for each other's core", fix
         )
     else:
-        yield Finding(Group.HOST, "CPUs", Level.OK, told)
+        yield Finding(Group.HOST, "CPUs", Level.OK, text)
     if host.cpu_quota is not None:
         level = Level.WARN if host.cpu_quota < max(needed, 1) else Level.OK
-        told = (
+        text = (
             f"a cgroup allows {fixed(host.cpu_quota)} CPUs' worth of time: a rank that spins on it is stopped at times"
         )
         quota_fix = "docker run without --cpus; Kubernetes: raise or drop the CPU limit" if level is Level.WARN else ""
-        yield Finding(Group.HOST, "CPU quota", level, told, quota_fix)
+        yield Finding(Group.HOST, "CPU quota", level, text, quota_fix)
 
 
 def _memory(facts: Facts) -> Iterable[Finding]:
     if not capabilities(facts.backend).cores:
         return
     available = facts.host.memory_available
-    told = f"{format_approximate_size(available)} available" if available else "available memory is unknown"
+    text = f"{format_approximate_size(available)} available" if available else "available memory is unknown"
     if 0 < available < _LITTLE_MEMORY:
-        yield Finding(Group.HOST, "memory", Level.WARN, f"{told}: large messages may not fit", "--sizes 8:16M")
+        yield Finding(Group.HOST, "memory", Level.WARN, f"{text}: large messages may not fit", "--sizes 8:16M")
     else:
-        yield Finding(Group.HOST, "memory", Level.OK if available else Level.UNKNOWN, told)
+        yield Finding(Group.HOST, "memory", Level.OK if available else Level.UNKNOWN, text)
 
 
 def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
@@ -410,11 +410,11 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
         fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gpu-bind=closest"
         yield Finding(Group.HOST, "NUMA", Level.WARN, f"no CPU in reach is near {each}", fix, numbers(far))
     elif without:
-        told = f"no memory in reach of the node beside {tags(without, gpus)}"
-        yield Finding(Group.HOST, "NUMA", Level.WARN, told, "widen the cgroup's cpuset.mems", numbers(without))
+        text = f"no memory in reach of the node beside {tags(without, gpus)}"
+        yield Finding(Group.HOST, "NUMA", Level.WARN, text, "widen the cgroup's cpuset.mems", numbers(without))
     elif known:
-        told = "CPUs near every GPU are in reach"
-        yield Finding(Group.HOST, "NUMA", Level.OK, told)
+        text = "CPUs near every GPU are in reach"
+        yield Finding(Group.HOST, "NUMA", Level.OK, text)
     else:
         yield Finding(Group.HOST, "NUMA", Level.UNKNOWN, "neither driver nor kernel says which CPUs are near the GPUs")
 
@@ -428,17 +428,17 @@ def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     whom = "" if level is Level.WARN else "; no pair talks over PCIe and there is no network card that could"
     translated = [gpu for gpu in gpus if (slot := known.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
     if translated:
-        told = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
+        text = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
         fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware" if level is Level.WARN else ""
-        yield Finding(Group.HOST, "IOMMU", level, told, fix, numbers(translated))
+        yield Finding(Group.HOST, "IOMMU", level, text, fix, numbers(translated))
     else:
         words = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
         yield Finding(Group.HOST, "IOMMU", Level.OK, words[facts.host.iommu])
     turning = sorted({bridge for slot in known.values() for bridge in slot.redirecting})
     if turning:
-        told = f"bridges send peer traffic up to the CPU: {', '.join(turning)}{whom}"
+        text = f"bridges send peer traffic up to the CPU: {', '.join(turning)}{whom}"
         fix = f"sudo setpci -s {turning[0]} ECAP_ACS+0x6.w=0000, for each, on bare metal; or off in the firmware"
-        yield Finding(Group.HOST, "ACS", level, told, fix if level is Level.WARN else "")
+        yield Finding(Group.HOST, "ACS", level, text, fix if level is Level.WARN else "")
     elif any(slot.unreadable for slot in known.values()):
         yield Finding(Group.HOST, "ACS", Level.UNKNOWN, "only root may read it", "sudo $(which collbench) doctor")
     else:
@@ -454,8 +454,8 @@ def _network(host: Host) -> Iterable[Finding]:
         way = "nvidia_peermem" if host.peermem else "dma-buf of the open kernel modules"
         yield Finding(Group.HOST, "GPU direct", Level.OK, f"{cards} by {way}")
     else:
-        told = f"{cards} cannot reach GPU memory: neither nvidia_peermem nor the driver's open modules are loaded"
-        yield Finding(Group.HOST, "GPU direct", Level.WARN, told, "sudo modprobe nvidia-peermem")
+        text = f"{cards} cannot reach GPU memory: neither nvidia_peermem nor the driver's open modules are loaded"
+        yield Finding(Group.HOST, "GPU direct", Level.WARN, text, "sudo modprobe nvidia-peermem")
 
 
 def _runs(folder: Folder) -> Finding:
@@ -466,9 +466,9 @@ def _runs(folder: Folder) -> Finding:
         return Finding(Group.HOST, name, Level.WARN, f"{folder.path} cannot be written", fix)
     if folder.space is None:
         return Finding(Group.HOST, name, Level.UNKNOWN, f"{folder.path}: its room is unknown")
-    told = f"{format_approximate_size(folder.space.free)} free for {folder.path}"
+    text = f"{format_approximate_size(folder.space.free)} free for {folder.path}"
     level = Level.WARN if folder.space.free < _LITTLE_ROOM else Level.OK
-    return Finding(Group.HOST, name, level, told, fix if level is Level.WARN else "")
+    return Finding(Group.HOST, name, level, text, fix if level is Level.WARN else "")
 
 
 # What the libraries' versions and places mean: NCCL, the driver's CUDA library, torch. Pure.
@@ -497,8 +497,8 @@ def _libcuda(facts: Facts) -> Iterable[Finding]:
     found = facts.software
     if found.libcuda_error:
         if facts.driver.gpus:  # without a driver its line has said so
-            told = f"libcuda.so.1 cannot be opened: {found.libcuda_error}"
-            yield Finding(Group.LIBRARIES, "libcuda", Level.FAIL, told, _UTILITY_ONLY)
+            text = f"libcuda.so.1 cannot be opened: {found.libcuda_error}"
+            yield Finding(Group.LIBRARIES, "libcuda", Level.FAIL, text, _UTILITY_ONLY)
         return
     compatible = facts.driver.cuda and facts.driver.cuda != found.libcuda
     more = f", by a compatibility library: the driver's own is {facts.driver.cuda}" if compatible else ""
@@ -518,9 +518,9 @@ def _same_nccl(found: Software) -> Iterable[Finding]:
     name = "torch's NCCL"
     if not found.wheel:
         if found.torch_cuda:
-            told = "no nvidia-nccl wheel beside torch: it was built with NCCL inside, or takes the system's"
+            text = "no nvidia-nccl wheel beside torch: it was built with NCCL inside, or takes the system's"
             fix = "compare with python -c 'import torch; print(torch.cuda.nccl.version())'"
-            yield Finding(Group.LIBRARIES, name, Level.UNKNOWN, told, fix)
+            yield Finding(Group.LIBRARIES, name, Level.UNKNOWN, text, fix)
         return
     version = found.wheel_version or "of unknown version"
     if found.nccl_error or found.wheel == found.nccl_path:
@@ -528,16 +528,16 @@ def _same_nccl(found: Software) -> Iterable[Finding]:
     elif found.wheel_version == found.nccl:
         yield Finding(Group.LIBRARIES, name, Level.OK, f"{version} at {found.wheel}: the same version")
     else:
-        told = f"{version} at {found.wheel}: training loads that one, and collbench times {found.nccl}"
+        text = f"{version} at {found.wheel}: training loads that one, and collbench times {found.nccl}"
         fix = "unset COLLBENCH_NCCL and leave out --nccl to time torch's"
-        yield Finding(Group.LIBRARIES, name, Level.WARN, told, fix)
+        yield Finding(Group.LIBRARIES, name, Level.WARN, text, fix)
 
 
 def _preload(facts: Facts) -> Iterable[Finding]:
     preloaded = facts.environment.get("LD_PRELOAD", "")
     if "nccl" in preloaded.lower():
-        told = f"LD_PRELOAD={preloaded}: every process takes this NCCL first"
-        yield Finding(Group.LIBRARIES, "LD_PRELOAD", Level.WARN, told, "unset LD_PRELOAD, unless it is meant")
+        text = f"LD_PRELOAD={preloaded}: every process takes this NCCL first"
+        yield Finding(Group.LIBRARIES, "LD_PRELOAD", Level.WARN, text, "unset LD_PRELOAD, unless it is meant")
 
 
 def _torch(facts: Facts) -> Finding:
@@ -545,15 +545,15 @@ def _torch(facts: Facts) -> Finding:
     if not found.torch:
         return Finding(Group.LIBRARIES, "torch", Level.WARN, "not installed: collbench train needs it", _TORCH)
     if not found.torch_cuda:
-        told = f"{found.torch} has no CUDA: collbench measures, and training would run on CPU cores"
-        return Finding(Group.LIBRARIES, "torch", Level.WARN, told, _TORCH)
-    told = f"{found.torch}, built for CUDA {found.torch_cuda}"
+        text = f"{found.torch} has no CUDA: collbench measures, and training would run on CPU cores"
+        return Finding(Group.LIBRARIES, "torch", Level.WARN, text, _TORCH)
+    text = f"{found.torch}, built for CUDA {found.torch_cuda}"
     ours, theirs = _major(found.libcuda or facts.driver.cuda), _major(found.torch_cuda)
     if ours is not None and theirs is not None and ours < theirs:
         # Within one major version any driver will do [CUDA compatibility guide, "minor version compatibility"].
         fix = f"install a driver for CUDA {theirs}, or torch built for CUDA {ours}"
-        return Finding(Group.LIBRARIES, "torch", Level.FAIL, f"{told}; the driver has {ours}", fix)
-    return Finding(Group.LIBRARIES, "torch", Level.OK, told)
+        return Finding(Group.LIBRARIES, "torch", Level.FAIL, f"{text}; the driver has {ours}", fix)
+    return Finding(Group.LIBRARIES, "torch", Level.OK, text)
 
 
 def _major(version: str) -> int | None:
@@ -573,9 +573,9 @@ def judge_links(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
         return []
     kinds = Counter(path.label for path in paths)
     ordered = sorted(kinds, key=labels.rank_key)
-    told = ", ".join(f"{kinds[label]} × {label}" for label in ordered)
+    text = ", ".join(f"{kinds[label]} × {label}" for label in ordered)
     return [
-        Finding(Group.LINKS, "labels", Level.OK, f"{len(paths)} pair{'s' if len(paths) > 1 else ''}: {told}"),
+        Finding(Group.LINKS, "labels", Level.OK, f"{len(paths)} pair{'s' if len(paths) > 1 else ''}: {text}"),
         _peers(paths, devices),
         *_links_down(gpus),
     ]
@@ -589,10 +589,10 @@ def _peers(paths: Sequence[Path], devices: Sequence[Device]) -> Finding:
         first = refused[0].peer_access
         same = len(first.statuses) == 1
         meaning = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
-        told = f"refused ({first}: {meaning}) for {pairs}{more}: data goes through host memory"
+        text = f"refused ({first}: {meaning}) for {pairs}{more}: data goes through host memory"
         fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
         ends = sorted({devices[end].index for path in refused for end in path.devices})
-        return Finding(Group.LINKS, "peer access", Level.WARN, told, fix, tuple(ends))
+        return Finding(Group.LINKS, "peer access", Level.WARN, text, fix, tuple(ends))
     answers = [path.peer_access for path in paths]
     if any(one is None or PeerStatus.UNKNOWN in one.statuses for one in answers):
         return Finding(Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not tell; collbench pairs measures it")
@@ -639,10 +639,10 @@ def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
     known = meaning(name, value)
     shown = f"{given or '(empty)'}{source}"
     if not known.does:
-        told = f"{shown}: no NCCL from 2.18 to 2.30 reads such a name"
+        text = f"{shown}: no NCCL from 2.18 to 2.30 reads such a name"
         if known.near:
-            return Finding(Group.VARIABLES, name, Level.WARN, told, f"did you mean {known.near}?")
-        return Finding(Group.VARIABLES, name, Level.UNKNOWN, f"{told}; a plugin may")
+            return Finding(Group.VARIABLES, name, Level.WARN, text, f"did you mean {known.near}?")
+        return Finding(Group.VARIABLES, name, Level.UNKNOWN, f"{text}; a plugin may")
     if known.cost:
         fix = f"unset {name}, unless it is meant" if not source else "take it out of that file, unless it is meant"
         return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {known.does}; {known.cost}", fix)
@@ -651,9 +651,9 @@ def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
 
 def _cuda(facts: Facts) -> Iterable[Finding]:
     if facts.environment.get("CUDA_LAUNCH_BLOCKING") == "1":
-        told = "1: every launch waits for its kernel, so nothing overlaps"
+        text = "1: every launch waits for its kernel, so nothing overlaps"
         fix = "unset CUDA_LAUNCH_BLOCKING"
-        yield Finding(Group.VARIABLES, "CUDA_LAUNCH_BLOCKING", Level.WARN, told, fix)
+        yield Finding(Group.VARIABLES, "CUDA_LAUNCH_BLOCKING", Level.WARN, text, fix)
 
 
 # From facts about a machine to what they mean for a run on it. Pure.

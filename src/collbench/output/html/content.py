@@ -115,9 +115,9 @@ def health(run: Run) -> dict[str, Any]:
     return {"lines": health_lines(run), "rows": rows}
 
 
-def audits(run: Run) -> Iterator[dict[str, str]]:
+def interference_checks(run: Run) -> Iterator[dict[str, str]]:
     """Yield each comparison of a pair measured isolated and concurrently with others."""
-    for found in run.audits:
+    for found in run.interference_checks:
         plus = f"{found.operation} {'' if found.variant == 'plain' else found.variant}".strip()
         yield {
             "what": f"{plus} on {_tags(run, found.members)}",
@@ -197,19 +197,19 @@ def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
 def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     failed, covered = headline(run), coverage(run)
     faults = [verdict for verdict in judged if verdict.severity is not Severity.INFO]
-    told = verdicts.counts(faults)
+    shown = verdicts.counts(faults)
     lines = [failed] * bool(failed)
     lines += [f"{verdict.kind}: {sentences.what(verdict, run)}" for verdict in faults[:2]]
-    lines += [verdicts.conclusion(covered, judged).rstrip(".")] if not told else []
+    lines += [verdicts.conclusion(covered, judged).rstrip(".")] if not shown else []
     lines += health_lines(run)[:2]
     unfit = [run.devices[one.member].tag for one in left_out(run)]
-    told += [f"{', '.join(unfit)} not fit"] if unfit else []
+    shown += [f"{', '.join(unfit)} not fit"] if unfit else []
     hard = failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults)
-    state = "hard" if hard else "warn" if told or not covered.judged else "ok"
+    state = "hard" if hard else "warn" if shown or not covered.judged else "ok"
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
         state = "warn" if state == "ok" else state
-    short = " and ".join(told) or ("nothing found" if covered.judged else "not judged")
+    short = " and ".join(shown) or ("nothing found" if covered.judged else "not judged")
     return _answer("Is anything wrong", short, lines, state)
 
 
@@ -321,14 +321,14 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 
     The rest is compared with it. `version` is that of the collbench that makes the page.
     """
-    told = [_run(f"run-{number}", name, run) for number, (name, run) in enumerate(runs)]
-    rest = list(zip(told[1:], runs[1:], strict=True))
-    titles = dict.fromkeys(f"{run['title']}{' (sim)' if run['sim'] else ''}" for run in told)
+    shown = [_run(f"run-{number}", name, run) for number, (name, run) in enumerate(runs)]
+    rest = list(zip(shown[1:], runs[1:], strict=True))
+    titles = dict.fromkeys(f"{run['title']}{' (sim)' if run['sim'] else ''}" for run in shown)
     return {
         "version": version,
         "title": f"collbench: {' and '.join(titles)}",
-        "runs": told,
-        "comparisons": [_comparison(told[0], runs[0][1], page, run) for page, (_, run) in rest],
+        "runs": shown,
+        "comparisons": [_comparison(shown[0], runs[0][1], page, run) for page, (_, run) in rest],
     }
 
 
@@ -354,7 +354,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "legend": list(labels.legend(path.label for path in run.paths)),
         "limits": limits(run),
         "paths": paths(run),
-        "audits": list(audits(run)),
+        "interference_checks": list(interference_checks(run)),
         "data": {"id": key, "sim": sim, "tags": tags, "series": series(run, works)},
     }
 
@@ -363,7 +363,7 @@ def _works(run: Run) -> list[RankedWork]:
     """Return `rank`'s summary of each work. One by one: it looks at all data points for each size."""
     points: dict[Work, list[Measurement]] = defaultdict(list)
     for found in run.measurements:
-        points[found.cell.work].append(found)
+        points[found.point.work].append(found)
     ended = outcome(run)
     parts = (replace(run, measurements=[*found, *broken(run, found)]) for found in points.values())
     pages = (rank_summary(part, ended=ended).works for part in parts)
@@ -382,7 +382,7 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
     data["series"] = ratio_series(found, base_page["data"]["series"])
     return {
         **shape,
-        "how": found.match.told,
+        "how": found.match.how,
         "differences": [(one.what, one.base or "none", one.new or "none") for one in found.differences],
         "whole": as_a_whole(found),
         "overview": overview(data["series"]),

@@ -25,7 +25,7 @@ _MOST_DEVICES = 16
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def render(told: Mapping[str, Any]) -> str:
+def render(content: Mapping[str, Any]) -> str:
     """Return the page as text, from what `content.content` returns."""
     environment = Environment(
         loader=PackageLoader("collbench.output.html", "pieces"),
@@ -39,7 +39,7 @@ def render(told: Mapping[str, Any]) -> str:
     # One scope, so that nothing becomes a global name.
     script = f'(() => {{\n"use strict";\n{_joined(environment, _SCRIPTS)}}})();\n'
     return environment.get_template("page.html").render(
-        told,
+        content,
         policy=_policy(script, style),
         style=Markup(style),  # noqa: S704  # our own file, not a machine's words
         script=Markup(script),  # noqa: S704  # likewise
@@ -106,12 +106,12 @@ def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
     return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}
 
 
-def _cell(series: Mapping[str, Any], row: int, place: int | None) -> tuple[str, str]:
+def _cell(series: Mapping[str, Any], row: int, index: int | None) -> tuple[str, str]:
     """Return a cell's text and shade: "–" where nothing was measured, "✕" where it was given up."""
-    if place is None:
+    if index is None:
         return "–", "-"
     first = series["figures"][0]
-    value = first["value"][row][place]
+    value = first["value"][row][index]
     if value is None:
-        return ("✕", "0") if place in series["failed"][row] else ("–", "-")
-    return f"{value:.3f}" if first["unit"] == "×" else figure(value), first["shades"][row][place]
+        return ("✕", "0") if index in series["failed"][row] else ("–", "-")
+    return f"{value:.3f}" if first["unit"] == "×" else figure(value), first["shades"][row][index]

@@ -13,7 +13,7 @@ import numpy as np
 from collbench.analysis.compare import Change, Comparison, Verdict, unordered
 from collbench.analysis.fits import Fit, Unfitted
 from collbench.analysis.outcome import Outcome, outcome
-from collbench.analysis.physics import Impossible, by_cell
+from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.stats import median_interval, summarize, trial_seconds
 from collbench.analysis.summary import RankedWork
 from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
@@ -73,8 +73,8 @@ def families(run: Run) -> list[Family]:
     """Return the run's data points by operation and kind of device set, in the model's order; larger sets come last."""
     groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
     for found in run.measurements:
-        many = len(found.cell.members) if found.cell.work.operation.is_collective else 0
-        groups[found.cell.work, many][found.cell.size_bytes, found.cell.members] = found
+        many = len(found.point.members) if found.point.work.operation.is_collective else 0
+        groups[found.point.work, many][found.point.size_bytes, found.point.members] = found
     made = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         members = next(iter(points))[1]
@@ -130,7 +130,7 @@ def _figure(  # what the page's script reads, a field each
     shades: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return a figure with the ends of its interval; `least`: the smallest is the best."""
-    low, value, high = ([[short(cell[end]) for cell in row] for row in rows] for end in range(3))
+    low, value, high = ([[short(three[end]) for three in row] for row in rows] for end in range(3))
     shape = {"title": title, "unit": unit, "least": least, "by_size": by_size, "covers": covers}
     shades = [_shades(row, least=least) for row in value] if shades is None else shades
     return {**shape, "value": value, "low": low, "high": high, "shades": shades}
@@ -158,7 +158,7 @@ def _times(found: Measurement, scale: float) -> Bounds:
 
 
 def _share(limits: Mapping[Members, float], found: Measurement) -> Bounds:
-    limit = limits.get(found.cell.members)
+    limit = limits.get(found.point.members)
     return _scaled(_rates(found), 100 / limit) if limit else NOTHING
 
 
@@ -214,7 +214,7 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
     labels = labels_of(family.run, family.places) if family.kind in ("link", "pair") else {}
     limits = limits_of(family.run, family.work, family.places)
     rankings = [_ranking(family, ended, size) for size in family.sizes]
-    beaten = by_cell(family.run)
+    beaten = by_point(family.run)
     notes = [[_note(family, beaten, size, members) for members in family.places] for size in family.sizes]
     words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
     return {
@@ -257,8 +257,8 @@ def _ranking(family: Family, ended: Outcome, size: int) -> Ranking | None:
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
     bad = [found for found in run.measurements if found.failure or found.wrong]
-    known = {found.cell for found in besides} if bad else set()
-    return [replace(found, samples=[]) for found in bad if found.cell not in known]
+    known = {found.point for found in besides} if bad else set()
+    return [replace(found, samples=[]) for found in bad if found.point not in known]
 
 
 def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
@@ -275,9 +275,9 @@ def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, mem
     found = family.points.get((size, members))
     if found is None:
         return ""
-    one = beaten.get(found.cell)
-    told = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
-    return "; ".join(dict.fromkeys([told] * bool(told) + list(_remarks(found, family.run.devices))))
+    one = beaten.get(found.point)
+    sentence = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
+    return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(found, family.run.devices))))
 
 
 def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
@@ -297,8 +297,8 @@ def _chosen(family: Family, size: int) -> str:
     if not family.work.operation.is_collective:
         return ""
     wanted = (family.work.operation, len(family.places[0]), size)
-    told = (found for found in family.run.chosen if (found.operation, found.ranks, found.size_bytes) == wanted)
-    return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in told)
+    choices = (found for found in family.run.chosen if (found.operation, found.ranks, found.size_bytes) == wanted)
+    return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in choices)
 
 
 # One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
@@ -322,7 +322,7 @@ Points = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and
 def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a series of ratios for each of the base's series that shares a data point with the new run."""
     found = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
-    told = {one["name"]: one for one in base}
+    by_name = {one["name"]: one for one in base}
     made = []
     for family in families(comparison.base):
         keys = [(str(family.work), unordered(family.work, one)) for one in family.places]
@@ -332,7 +332,7 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
             for column, (work, members) in enumerate(keys)
             if (work, members, size) in found
         }
-        made += [_ratios(told[family.name], points)] if points else []
+        made += [_ratios(by_name[family.name], points)] if points else []
     return made
 
 
@@ -402,6 +402,6 @@ def as_a_whole(comparison: Comparison) -> list[str]:
     groups = [group for group in comparison.groups if group.verdict in _SIGNS]
     return [
         f"{group_name(comparison, group)}: {_WORDS[group.verdict]}, × {group.ratio:.3f} "
-        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.cells} data points)"
+        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.points} data points)"
         for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
     ]

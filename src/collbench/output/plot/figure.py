@@ -89,7 +89,7 @@ def _origin(run: Run) -> str:
 # A matplotlib figure that is the same bytes everywhere: settings, colours, the three file formats, accessible SVG.
 
 SUFFIXES = ("svg", "png", "pdf")
-# Okabe and Ito's colours, told apart by the colour-blind; without their yellow, which white paper swallows.
+# Okabe and Ito's colours, distinguished by the colour-blind; without their yellow, which white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # and without colour
 THEORY = "#595959"

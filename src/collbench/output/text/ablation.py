@@ -74,9 +74,9 @@ def _header(ablation: Ablation) -> str:
         f"machine   {ablation.hostname}: {counted(ablation.gpus)}",
         f"script    {shlex.join(ablation.command)}",
     ]
-    told = settings(ablation.environment)
-    if told:
-        lines.append(f"settings  {told}")
+    variables = settings(ablation.environment)
+    if variables:
+        lines.append(f"settings  {variables}")
     lines += [f"arm       {arm.name}: {_setting(arm, ablation.backend)}" for arm in ablation.arms]
     lines.append(f"trained   {ablation.started}, {ablation.repeats} repeats, both in turn, seed {ablation.seed}")
     lines.append(f"value     of a run: {_value(ablation)}")

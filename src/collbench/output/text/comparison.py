@@ -59,7 +59,7 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
     devices = trend.runs[0].devices
     for point in line.points:
         where = "-".join(devices[member].tag for member in point.worst if member >= 0)
-        worse = f"{point.worse} of {point.cells}" if point.worse else ("no" if point.run else "-")
+        worse = f"{point.worse} of {point.compared}" if point.worse else ("no" if point.run else "-")
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
         worst = figure(point.worst_gbs)
@@ -161,7 +161,7 @@ def _beaten(answers: Answers, answer: Answer) -> str:
     if answer.standing is not ReferenceVerdict.NOT_JUDGED or beaten is None:
         return ""
     where = named(answers.run, [beaten.capacity.devices])
-    what = f"{beaten.cell.work} at {format_size(beaten.cell.size_bytes)}"
+    what = f"{beaten.point.work} at {format_size(beaten.point.size_bytes)}"
     return (
         f"; {what} reached {figure(beaten.rate_gbs)} GB/s, and the capacity of {where} is {figure(beaten.capacity.gbs)}"
     )
@@ -216,7 +216,7 @@ _VERSION = 1
 _Json = dict[str, Any]
 _OF_A_CHANGE = (
     *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
-    *("interval", "verdict", "visits"),
+    *("interval", "verdict", "trials"),
 )
 
 
@@ -256,12 +256,12 @@ def _comparison(comparison: Comparison) -> _Json:
     return {
         "base": _run(comparison.base),
         "new": _run(comparison.new),
-        "devices": comparison.match.told,
+        "devices": comparison.match.how,
         "differences": plain(comparison.differences),
         "fail_below": comparison.fail_below,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
         "groups": plain(comparison.groups),
-        "cells": [
+        "points": [
             plain(change.key) | {name: plain(getattr(change, name)) for name in _OF_A_CHANGE}
             for change in comparison.changes
         ],
@@ -305,12 +305,12 @@ def _answer_json(answer: Answer) -> _Json:
 
 
 def _impossible_json(answer: Answer) -> _Json | None:
-    """Return the cell of the run that beats its limit, for which an answer is not judged."""
+    """Return the data point of the run that beats its limit, for which an answer is not judged."""
     beaten = answer.impossible
     if beaten is None:
         return None
-    cell, limit = beaten.cell, beaten.capacity
-    place = {"work": str(cell.work), "members": list(cell.members), "size_bytes": cell.size_bytes}
+    point, limit = beaten.point, beaten.capacity
+    place = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
     return place | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
 
 
@@ -372,7 +372,7 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     for word, run, name in (("base", base, names[0]), ("new", new, names[1])):
         where = run.machine.fabric or run.machine.hostname
         yield f"{word:<9} {name}: {where}, {run.started}"
-    yield f"devices   {comparison.match.told}"
+    yield f"devices   {comparison.match.how}"
     for difference in comparison.differences:
         yield f"differs   {difference.what}: {difference.base or 'none'} → {difference.new or 'none'}"
 
@@ -400,7 +400,7 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
     rows = table("what", "points", "new/base", "interval")
     for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:most]:
-        rows.add_row(group_name(comparison, group), str(group.cells), *_ratio(group.ratio, group.interval))
+        rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
     yield rows
     yield from _more(len(found) - most)
 

@@ -27,7 +27,7 @@ from collbench.output.text.frame import place
 _TICK, _MOST_TICKS = 10, 6
 _FEWEST_ROWS, _MOST_ROWS = 12, 16
 _ROUND = (1, 2, 2.5, 3, 4, 5, 6, 8, 10)  # what a row may stand for, times a power of ten
-# Okabe and Ito's colours, told apart by the colour-blind, in 256-colour numbers that show on black and on white.
+# Okabe and Ito's colours, distinguished by the colour-blind, in 256-colour numbers that show on black and on white.
 _COLOURS = (32, 208, 35, 170)
 _GREY = 245
 _THEORY = "="
@@ -45,7 +45,7 @@ def draw(lines: Sequence[Line], limits: Sequence[float]) -> Text | None:
         return None
     scale = _scale(sizes, max([*limits, *(spread.middle for line in lines for spread in line.points.values())]))
     # plotille asks the environment for colours, so they are ours: those of the first line that alone is drawn there.
-    layers = [(_COLOURS[place % len(_COLOURS)], _plain(scale, [line], [])) for place, line in enumerate(lines)]
+    layers = [(_COLOURS[index % len(_COLOURS)], _plain(scale, [line], [])) for index, line in enumerate(lines)]
     layers.append((_GREY, _plain(scale, [], limits)))
     return _coloured(_plain(scale, lines, limits), layers)
 
@@ -100,11 +100,11 @@ def _coloured(rows: Sequence[str], layers: Sequence[tuple[int, Sequence[str]]]) 
 
 def legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:
     """Return what the marks stand for; `limits` are GB/s by what reaches them, "NV18"."""
-    told = [f"{line.mark} {line.name}{f', median of {line.places}' if line.places > 1 else ''}" for line in lines]
+    entries = [f"{line.mark} {line.name}{f', median of {line.places}' if line.places > 1 else ''}" for line in lines]
     if limits:
         words = ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items())
-        told.append(f"{_THEORY} theory: {words}")
-    return "\n".join(f"  {line}" for line in told)
+        entries.append(f"{_THEORY} theory: {words}")
+    return "\n".join(f"  {line}" for line in entries)
 
 
 def _scale(sizes: Sequence[int], top: float) -> _Scale:
@@ -153,16 +153,16 @@ Curves = dict[Members, dict[int, Summary]]
 
 def works_of(run: Run) -> list[Work]:
     """Return the works that hold a sample, in the model's order: plain ones first."""
-    works = {found.cell.work for found in run.measurements if found.samples}
+    works = {found.point.work for found in run.measurements if found.samples}
     return sorted(works, key=work_order)
 
 
 def curves_of(run: Run, work: Work) -> Curves:
-    """Return each place's figures by size in bytes, both ascending. A place is the members of a cell."""
+    """Return each place's figures by size in bytes, both ascending. A place is the members of a data point."""
     found: Curves = defaultdict(dict)
     for measurement in run.measured(work.variant):
-        if measurement.cell.work == work:
-            found[measurement.cell.members][measurement.cell.size_bytes] = summarize(measurement)
+        if measurement.point.work == work:
+            found[measurement.point.members][measurement.point.size_bytes] = summarize(measurement)
     return {members: dict(sorted(found[members].items())) for members in sorted(found)}
 
 

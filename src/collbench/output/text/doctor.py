@@ -54,11 +54,11 @@ def printable(text: str) -> str:
 def _line(finding: Finding, column: int, width: int) -> Text:
     """Return "level  name  what was found", wrapped below itself, and the fix in a line of its own."""
     indent = " " * (2 + _LEVEL_WIDTH + 2 + column + 2)
-    told = filled(printable(finding.told), width, indent, indent)
+    text = filled(printable(finding.text), width, indent, indent)
     line = Text("  ")
     line.append(f"{finding.level:<{_LEVEL_WIDTH}}", style=_STYLES[finding.level])
     line.append(f"  {printable(finding.name):<{column}}  ")
-    line.append(told.lstrip(" ") if len(finding.name) <= column else f"\n{told}")
+    line.append(text.lstrip(" ") if len(finding.name) <= column else f"\n{text}")
     if finding.fix:
         line.append(f"\n{filled(printable(f'fix: {finding.fix}'), width, indent, indent)}")
     return line

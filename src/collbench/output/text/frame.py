@@ -18,10 +18,10 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
 from collbench.model.run import (
     NCCL_START,
-    Audit,
     Device,
     Flag,
     FlagKind,
+    InterferenceCheck,
     Measurement,
     Run,
     SkipKind,
@@ -215,8 +215,6 @@ _STOPS = {
     StopReason.INTERRUPTED: "interrupted",
     StopReason.FAILED: "failed",
 }
-# The phases of a run by the names that it saves them with.
-_PHASES = {"audit": "interference check", "visits": "trials"}
 # NCCL's start is reported from here on: below, NCCL was ready when the sweep was.
 _REPORTED_S = 0.05
 # More failures than this say the same thing again; the file holds them all.
@@ -281,9 +279,7 @@ def _stopped(run: Run) -> Iterator[str]:
 def _time(run: Run) -> Iterator[str]:
     if "timed" in run.phases:
         inside = [
-            f"{_PHASES.get(name, name)} {seconds:.1f} s"
-            for name, seconds in run.phases.items()
-            if name not in ("timed", NCCL_START)
+            f"{name} {seconds:.1f} s" for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)
         ]
         start = run.phases.get(NCCL_START, 0.0)
         around = f" ({', '.join(inside)})" if inside else ""
@@ -297,7 +293,7 @@ def _verified(run: Run) -> Iterator[str]:
     for found in run.measurements:
         for sample in found.samples:
             if sample.moved_bytes and sample.verified_bytes is not None:
-                key = (found.cell.work, found.cell.size_bytes)
+                key = (found.point.work, found.point.size_bytes)
                 verified, moved = bytes_of.get(key, (0, 0))
                 bytes_of[key] = (verified + sample.verified_bytes, moved + sample.moved_bytes)
     if not bytes_of:
@@ -320,7 +316,7 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
     failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
     for found in run.measurements:
         if found.failure:
-            failed[tuple(sorted(found.cell.members)), found.failure.kind].append(found)
+            failed[tuple(sorted(found.point.members)), found.failure.kind].append(found)
     for (members, _), points in list(failed.items())[:most]:
         why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
         yield f"failed    {named(run, [members])}: {_points(points)}: {why}"
@@ -330,8 +326,8 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
 
 def _points(points: Sequence[Measurement]) -> str:
     """Say which data points these are: "ce-write at 8 B", "6 data points (ce-read, ce-write; 8 B to 1G)"."""
-    works = ", ".join(sorted({str(found.cell.work) for found in points}))
-    sizes = sorted({found.cell.size_bytes for found in points})
+    works = ", ".join(sorted({str(found.point.work) for found in points}))
+    sizes = sorted({found.point.size_bytes for found in points})
     span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
     return f"{works} at {span}" if len(points) == 1 else f"{len(points)} data points ({works}; {span}), the first"
 
@@ -352,22 +348,22 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
 
 def _interference(run: Run) -> Iterator[str]:
     """Yield what the interference check found: whether pairs keep their rates while other pairs are busy."""
-    trusted = [abs(1 - found.ratio) for found in run.audits if found.trusted]
+    trusted = [abs(1 - found.ratio) for found in run.interference_checks if found.trusted]
     if trusted:
         yield (
             f"checked   interference: pairs timed concurrently and isolated agree within {max(trusted):.1%} "
             f"({amount(len(trusted), 'comparison')})"
         )
-    apart: dict[tuple[str, Work], list[Audit]] = defaultdict(list)
-    for found in run.audits:
+    apart: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
+    for found in run.interference_checks:
         if not found.trusted:
             apart[found.label, Work(found.operation, found.variant)].append(found)
-    for (label, work), audits in apart.items():
-        sizes = sorted({found.size_bytes for found in audits if found.size_bytes is not None})
+    for (label, work), checks in apart.items():
+        sizes = sorted({found.size_bytes for found in checks if found.size_bytes is not None})
         at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
-        ratios = [found.ratio for found in audits]
+        ratios = [found.ratio for found in checks]
         share = span(f"{min(ratios):.2f}", f"{max(ratios):.2f}")
-        allowed = f"±{max(found.delta for found in audits):.1%} was allowed"
+        allowed = f"±{max(found.delta for found in checks):.1%} was allowed"
         yield (
             f"isolated  {work} on {label} pairs{at}: concurrently they reach {share} of their isolated rate ({allowed})"
         )

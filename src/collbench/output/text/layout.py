@@ -121,11 +121,11 @@ def _folded(line: Text, width: int) -> Iterator[Text]:
         yield line
         return
     end = 0
-    for told in named(line.plain, width).split("\n"):
-        words = told.strip() if end else told
+    for piece in named(line.plain, width).split("\n"):
+        words = piece.strip() if end else piece
         start = line.plain.index(words, end)
         end = start + len(words)
-        yield Text(told[: len(told) - len(words)]).append_text(line[start:end])
+        yield Text(piece[: len(piece) - len(words)]).append_text(line[start:end])
 
 
 def trim(table: Summary, width: int) -> list[RenderableType]:
@@ -140,8 +140,8 @@ def trim(table: Summary, width: int) -> list[RenderableType]:
     while spare and _width(kept) > width:
         gone.append(str(spare[0].header))
         kept.remove(spare.pop(0))
-    told = [named(f"not here  {', '.join(reversed(gone))}: {table.elsewhere}", width)] if gone else []
-    return [*fold(_of(kept) if gone else table, width), *map(Text, told)]
+    pieces = [named(f"not here  {', '.join(reversed(gone))}: {table.elsewhere}", width)] if gone else []
+    return [*fold(_of(kept) if gone else table, width), *map(Text, pieces)]
 
 
 def fold(table: Table, width: int) -> list[Table]:

@@ -31,14 +31,14 @@ _KINDS = {
 
 
 def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measurement], float]) -> Matrix:
-    """Return a figure of each cell on two devices, shape (devices, devices), row = first; NaN where nothing is known.
+    """Return a figure of each point on two devices, shape (devices, devices), row = first; NaN where nothing is known.
 
     What is symmetric, a collective on a pair or a copy both ways, fills both halves.
     """
     found: dict[Members, float] = {
-        one.cell.members: figure(one)
+        one.point.members: figure(one)
         for one in run.measured(work.variant)
-        if one.cell.work == work and one.cell.size_bytes == size_bytes and len(one.cell.members) == 2
+        if one.point.work == work and one.point.size_bytes == size_bytes and len(one.point.members) == 2
     }
     return _filled(run, found, symmetric=work.operation.is_collective or work.variant is Variant.BOTH_WAYS)
 
@@ -125,7 +125,7 @@ def unit_of(run: Run, work: Work, size_bytes: int) -> str:
 
 
 def value(seconds: float, gbs: float, unit: str) -> float:
-    """Return a cell's figure in a unit of `unit_of`."""
+    """Return a data point's figure in a unit of `unit_of`."""
     return gbs if unit not in _PER_SECOND else seconds * _PER_SECOND[unit]
 
 

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collbench.analysis.physics import Impossible, by_cell
+from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.problem import left_out
 from collbench.analysis.select import choose_each, evidence
 from collbench.analysis.stats import half_width, summarize, trial_seconds
@@ -38,14 +38,14 @@ def _normal(run: Run) -> Iterator[RenderableType]:
 
 def _operations(found: Collection[Measurement]) -> list[Operation]:
     """Return the operations present, in the order of the model."""
-    present = {measurement.cell.operation for measurement in found}
+    present = {measurement.point.operation for measurement in found}
     return [operation for operation in Operation if operation in present]
 
 
 def _at_largest(found: Sequence[Measurement], operation: Operation) -> list[Measurement]:
-    these = [measurement for measurement in found if measurement.cell.operation is operation]
-    largest = max(measurement.cell.size_bytes for measurement in these)
-    return [measurement for measurement in these if measurement.cell.size_bytes == largest]
+    these = [measurement for measurement in found if measurement.point.operation is operation]
+    largest = max(measurement.point.size_bytes for measurement in these)
+    return [measurement for measurement in these if measurement.point.size_bytes == largest]
 
 
 def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:
@@ -76,9 +76,9 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from whole("header", Lines(header(run)))
     yield from _copies_summary(run)
     for variant in (*_MATRICES, *_TABLES):
-        found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
+        found = [m for m in run.measured(variant) if m.point.operation.is_copy]
         if found:
-            several = len({measurement.cell.numa_node for measurement in found}) > 1
+            several = len({measurement.point.numa_node for measurement in found}) > 1
             tables = _nodes if several else _matrices if variant in _MATRICES else _devices
             yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, found))
     yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
@@ -90,16 +90,16 @@ def _copies_summary(run: Run) -> Iterator[Block]:
     """Yield the short page's table, the range of each pattern and kind of copy, and the matrix of the first kind."""
     rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s")
     for variant in (*_MATRICES, *_TABLES):
-        found = [m for m in run.measured(variant) if m.cell.operation.is_copy]
+        found = [m for m in run.measured(variant) if m.point.operation.is_copy]
         for operation in _operations(found):
             largest = _at_largest(found, operation)
             rates = _least_to_most([summarize(one).busbw for one in largest])
-            rows.add_row(str(Work(operation, variant)), format_size(largest[0].cell.size_bytes), *rates)
+            rows.add_row(str(Work(operation, variant)), format_size(largest[0].point.size_bytes), *rates)
     if rows.row_count:
         yield from short(*_normal(run), Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
-    plain = [m for m in run.measured() if m.cell.operation.is_copy and len(m.cell.members) == 2]
+    plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in _operations(plain)[:1]:
-        size_bytes = _at_largest(plain, operation)[0].cell.size_bytes
+        size_bytes = _at_largest(plain, operation)[0].point.size_bytes
         yield from short(Text(), render_bandwidths(run, operation, size_bytes), legend())
 
 
@@ -111,16 +111,16 @@ def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Itera
         half = max(half_width(trial_seconds(one)) for one in largest)
         within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
         yield Text()
-        yield render_bandwidths(run, operation, largest[0].cell.size_bytes, variant)
+        yield render_bandwidths(run, operation, largest[0].point.size_bytes, variant)
         yield Text(f"{low} to {high}, median {middle}; {within}")
     yield legend()
 
 
 def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
-    size = format_size(max(measurement.cell.size_bytes for measurement in found))
+    size = format_size(max(measurement.point.size_bytes for measurement in found))
     yield Text(f"\n{variant} at {size}, GB/s ({_TABLES[variant]})")
     operations = _operations(found)
-    columns = [{m.cell.members[0]: _with_interval(m) for m in _at_largest(found, one)} for one in operations]
+    columns = [{m.point.members[0]: _with_interval(m) for m in _at_largest(found, one)} for one in operations]
     rows = table("device", *operations)
     for position, device in enumerate(run.devices):
         rows.add_row(device.tag, *(values.get(position, "-") for values in columns))
@@ -129,13 +129,15 @@ def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterat
 
 def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
     """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
-    size = format_size(max(measurement.cell.size_bytes for measurement in found))
+    size = format_size(max(measurement.point.size_bytes for measurement in found))
     yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)")
-    nodes = sorted({measurement.cell.numa_node for measurement in found}, key=lambda node: -1 if node is None else node)
+    nodes = sorted(
+        {measurement.point.numa_node for measurement in found}, key=lambda node: -1 if node is None else node
+    )
     heads = ("anywhere" if node is None else f"node {node}" for node in nodes)
     rows, operations = table("device", "copy", *heads, words=("device", "copy")), _operations(found)
     printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _rate
-    figures = {(m.cell.members[0], m.cell.work): printed(m) for op in operations for m in _at_largest(found, op)}
+    figures = {(m.point.members[0], m.point.work): printed(m) for op in operations for m in _at_largest(found, op)}
     for position, device in enumerate(run.devices):
         for operation in operations:
             works = (Work(operation, variant, node) for node in nodes)
@@ -184,12 +186,12 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
     medians: dict[str, str] = {}
     rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest")
-    works = dict.fromkeys(found.cell.work for found in run.measurements if found.samples)
+    works = dict.fromkeys(found.point.work for found in run.measurements if found.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
-        found = [m for m in run.measured(work.variant) if m.cell.work == work]
-        smallest = min(m.cell.size_bytes for m in found)
+        found = [m for m in run.measured(work.variant) if m.point.work == work]
+        smallest = min(m.point.size_bytes for m in found)
         scale, unit = (1e9, " ns") if work.operation is Operation.CHASE else (1e6, " µs")
-        times = [summarize(m).seconds * scale for m in found if m.cell.size_bytes == smallest]
+        times = [summarize(m).seconds * scale for m in found if m.point.size_bytes == smallest]
         figures = _least_to_most(times, unit)
         rows.add_row(str(work), format_size(smallest), *figures)
         medians[str(work)] = figures[1]
@@ -203,8 +205,8 @@ def _chase(run: Run) -> Iterator[RenderableType]:
     matrix = pair_matrix(run, Work(Operation.CHASE), 8, lambda found: summarize(found).seconds * 1e9)
     host = np.full((len(run.devices), 1), np.nan)
     for found in run.measured(Variant.HOST):
-        if found.cell.operation is Operation.CHASE:
-            host[found.cell.members[0], 0] = summarize(found).seconds * 1e9
+        if found.point.operation is Operation.CHASE:
+            host[found.point.members[0], 0] = summarize(found).seconds * 1e9
     every = np.hstack((matrix, host))
     if np.isfinite(every).any():
         yield Text(f"\n{_CHASE}\n").append_text(render_matrix(run, every, extra=("host",), best_is_least=True))
@@ -212,7 +214,7 @@ def _chase(run: Run) -> Iterator[RenderableType]:
 
 def _copies(run: Run) -> Iterator[RenderableType]:
     for operation in Operation:
-        sizes = [m.cell.size_bytes for m in run.measured() if m.cell.operation is operation]
+        sizes = [m.point.size_bytes for m in run.measured() if m.point.operation is operation]
         if operation.is_copy and sizes:
             matrix = pair_matrix(run, Work(operation), min(sizes), lambda found: summarize(found).seconds * 1e6)
             text = Text(f"\n{operation} of {format_size(min(sizes))}, µs (row sends to column)\n")
@@ -220,15 +222,15 @@ def _copies(run: Run) -> Iterator[RenderableType]:
 
 
 def _allreduce(run: Run) -> Iterator[RenderableType]:
-    found = [m for m in run.measured() if m.cell.operation is Operation.ALLREDUCE]
+    found = [m for m in run.measured() if m.point.operation is Operation.ALLREDUCE]
     if not found:
         return
-    yield Text(f"\nallreduce of {format_size(found[0].cell.size_bytes)} on each pair")
+    yield Text(f"\nallreduce of {format_size(found[0].point.size_bytes)} on each pair")
     launches = any(summarize(measurement).launch_seconds for measurement in found)
     heads = ("time µs", "launch µs") if launches else ("time µs",)
     rows = table("pair", *heads)
-    for measurement in sorted(found, key=lambda m: m.cell.members):
-        name = "-".join(run.devices[member].tag for member in measurement.cell.members)
+    for measurement in sorted(found, key=lambda m: m.point.members):
+        name = "-".join(run.devices[member].tag for member in measurement.point.members)
         rows.add_row(name, *map(_figures(measurement).__getitem__, heads))
     yield rows
     yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")
@@ -244,21 +246,21 @@ _ONLY_WHOLE = ("count", "launch µs", "wrong")
 def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, one table for each communicator; of many the short page compares the largest size."""
     yield from whole("header", Lines(header(run)))
-    groups = sorted(dict.fromkeys((m.cell.operation, m.cell.members) for m in run.measurements))
-    few, beaten = len(groups) <= 1, by_cell(run)
+    groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
+    few, beaten = len(groups) <= 1, by_point(run)
     if any(measurement.samples for measurement in run.measurements):
         yield from short(*_normal(run))
     if not few:
         yield from short(*_communicators(run))
     for operation, members in groups:
-        found = [m for m in run.measurements if (m.cell.operation, m.cell.members) == (operation, members)]
+        found = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, members)]
         head = Lines(f"\n{_title(run, operation, members, found)}")
         yield from whole("tables", head, _table(run, found, beaten))
         if few:
             # The largest size, and below it as many as fit at even steps.
-            sizes = sorted({measurement.cell.size_bytes for measurement in found}, reverse=True)
+            sizes = sorted({measurement.point.size_bytes for measurement in found}, reverse=True)
             kept = sizes[:: ceil(len(found) / _FEW_ROWS)]
-            spaced = [measurement for measurement in found if measurement.cell.size_bytes in kept]
+            spaced = [measurement for measurement in found if measurement.point.size_bytes in kept]
             yield from short(head, _table(run, spaced, beaten, without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
@@ -267,24 +269,24 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _communicators(run: Run) -> Iterator[RenderableType]:
     """Yield what the communicators reach at the largest size: pairs as a ranking and a matrix, sets as a table."""
-    for operation in dict.fromkeys(m.cell.operation for m in run.measurements):
-        found = [m for m in run.measured() if m.cell.operation is operation]
-        pairs = [m for m in found if len(m.cell.members) == 2]
+    for operation in dict.fromkeys(m.point.operation for m in run.measurements):
+        found = [m for m in run.measured() if m.point.operation is operation]
+        pairs = [m for m in found if len(m.point.members) == 2]
         if pairs:
-            ranking = rank_pairs(run, operation, max(m.cell.size_bytes for m in pairs))
+            ranking = rank_pairs(run, operation, max(m.point.size_bytes for m in pairs))
             if ranking is not None:
                 yield from _ranked_pairs(run, ranking)
         if len(pairs) < len(found):
-            yield from _sets(run, operation, [m for m in found if len(m.cell.members) != 2])
+            yield from _sets(run, operation, [m for m in found if len(m.point.members) != 2])
 
 
 def _sets(run: Run, operation: Operation, found: Sequence[Measurement]) -> Iterator[RenderableType]:
     largest = _at_largest(found, operation)
-    yield Text(f"\n{sim(run)}{operation} at {format_size(largest[0].cell.size_bytes)}")
+    yield Text(f"\n{sim(run)}{operation} at {format_size(largest[0].point.size_bytes)}")
     rows = table("devices", "time µs", "busbw GB/s", "95 % interval")
     for measurement in largest[:_FEW_ROWS]:
         figures = _figures(measurement)
-        name = ", ".join(run.devices[member].tag for member in measurement.cell.members)
+        name = ", ".join(run.devices[member].tag for member in measurement.point.members)
         rows.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
     yield rows
     if len(largest) > _FEW_ROWS:
@@ -321,8 +323,8 @@ def _table(
     without: Sequence[str] = (),
 ) -> Table:
     """Return the table of one communicator, but for columns without a single figure."""
-    ordered = sorted(measurements, key=lambda m: (m.cell.size_bytes, m.cell.variant is Variant.IN_PLACE))
-    rows = [_columns(run, found, impossible=found.cell in beaten) for found in ordered]
+    ordered = sorted(measurements, key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE))
+    rows = [_columns(run, found, impossible=found.point in beaten) for found in ordered]
     filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
     heads = [head for head in rows[0] if head in filled and head not in without]
     made = table(*heads, words=("in place", "flags"))
@@ -333,16 +335,16 @@ def _table(
 
 def _columns(run: Run, measurement: Measurement, *, impossible: bool) -> dict[str, str]:
     """Return a data point's text in each column; its flags are a word each, of which the page's notes say more."""
-    cell = measurement.cell
-    blocks = len(cell.members) if cell.operation.shares else 1
-    wanted = (cell.operation, len(cell.members), cell.size_bytes)
+    point = measurement.point
+    blocks = len(point.members) if point.operation.shares else 1
+    wanted = (point.operation, len(point.members), point.size_bytes)
     chosen = next((one for one in run.chosen if (one.operation, one.ranks, one.size_bytes) == wanted), None)
     flags = ["failed"] * bool(measurement.failure) + ["impossible"] * impossible
     flags += [flag.kind.value for sample in measurement.samples for flag in sample.flags]
     return {
-        "size": format_size(cell.size_bytes),
-        "in place": "yes" if cell.variant is Variant.IN_PLACE else "",
-        "count": str(cell.size_bytes // DTYPE_BYTES[run.settings.dtype] // blocks),
+        "size": format_size(point.size_bytes),
+        "in place": "yes" if point.variant is Variant.IN_PLACE else "",
+        "count": str(point.size_bytes // DTYPE_BYTES[run.settings.dtype] // blocks),
         **_figures(measurement),
         "algo": chosen.algorithm if chosen else "-",
         "proto": chosen.protocol if chosen else "-",
@@ -355,7 +357,7 @@ def _figures(measurement: Measurement) -> dict[str, str]:
     if not measurement.samples:
         return dict.fromkeys(("time µs", "launch µs", "algbw", "busbw", "interval", "wrong"), "-")
     summary = summarize(measurement)
-    unchecked = not measurement.cell.work.verifiable
+    unchecked = not measurement.point.work.verifiable
     return {
         "time µs": f"{summary.seconds * 1e6:.2f}",
         "launch µs": f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-",
@@ -404,7 +406,7 @@ def _ranked_pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
 
 def _on_pairs(run: Run) -> list[Operation]:
     """Return the operations measured on pairs."""
-    return _operations([found for found in run.measured() if len(found.cell.members) == 2])
+    return _operations([found for found in run.measured() if len(found.point.members) == 2])
 
 
 def _shown(run: Run) -> list[Operation]:
@@ -416,7 +418,7 @@ def _shown(run: Run) -> list[Operation]:
 
 
 def _largest(run: Run, operation: Operation) -> int:
-    return max(m.cell.size_bytes for m in run.measured() if m.cell.operation is operation)
+    return max(m.point.size_bytes for m in run.measured() if m.point.operation is operation)
 
 
 def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[RenderableType]:
@@ -472,7 +474,7 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
     drawn = _PAGES.get(run.settings.kind, collectives_page)
-    if drawn is collectives_page and not all(found.cell.operation.is_collective for found in run.measurements):
+    if drawn is collectives_page and not all(found.point.operation.is_collective for found in run.measurements):
         drawn = pairs_page  # no command measures that, but a file may hold it
     yield from drawn(run)
 

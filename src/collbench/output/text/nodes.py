@@ -158,7 +158,7 @@ def lost(run: Run) -> tuple[str, ...]:
     lines = []
     for found in run.measurements:
         if found.failure is not None:
-            hosts = dict.fromkeys(run.devices[rank].host for rank in found.cell.members)
+            hosts = dict.fromkeys(run.devices[rank].host for rank in found.point.members)
             lines.append(f"{' and '.join(hosts)}: {sentences.failure(found.failure, run.devices)}")
     return tuple(lines)
 

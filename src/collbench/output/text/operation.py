@@ -69,28 +69,28 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
 def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:
     """Yield a table of what no heat map shows: single devices, and sets of more than two."""
     mapped = {standing.members for standing in ranking.standings if ranking.kind != "device"} if ranking else set()
-    found = [m for m in run.measured(work.variant) if m.cell.work == work and m.cell.size_bytes == size]
-    left = [measurement for measurement in found if measurement.cell.members not in mapped]
+    found = [m for m in run.measured(work.variant) if m.point.work == work and m.point.size_bytes == size]
+    left = [measurement for measurement in found if measurement.point.members not in mapped]
     if not left:
         return
     title = f"{sim(run)}{work} at {format_size(size)}"
     yield Text("" if ranking else f"\n{title}{', busbw' if work.operation.is_collective else ''}")
     unit = unit_of(run, work, size)
     rows = table("devices", *(("ns",) if unit == "ns" else ("µs", "GB/s", "95 % interval")))
-    for measurement in sorted(left, key=lambda m: (len(m.cell.members), m.cell.members)):
+    for measurement in sorted(left, key=lambda m: (len(m.point.members), m.point.members)):
         summary = summarize(measurement)
         figures = [figure(summary.seconds * 1e6), figure(summary.busbw)]
         figures.append("-" if summary.interval is None else " to ".join(map(figure, summary.interval)))
         if unit == "ns":
             figures = [figure(value(summary.seconds, summary.busbw, unit))]
-        rows.add_row(place_name(run, work, measurement.cell.members), *figures)
+        rows.add_row(place_name(run, work, measurement.point.members), *figures)
     yield rows
 
 
 def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
-    failed = [m for m in run.measurements if m.failure and m.cell.work == work and m.cell.size_bytes == size]
+    failed = [m for m in run.measurements if m.failure and m.point.work == work and m.point.size_bytes == size]
     for measurement in failed[:_MOST_FAILURES]:
-        where = place(run.devices, work, measurement.cell.members)
+        where = place(run.devices, work, measurement.point.members)
         why = sentences.failure(measurement.failure, run.devices) if measurement.failure else ""
         yield Lines(f"failed    {work} at {format_size(size)} on {where}: {why}")
     if len(failed) > _MOST_FAILURES:

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.fits import Bounded, Fit, Unfitted
+from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.summary import Missing, RankedWork, RankSummary
-from collbench.analysis.tiers import FEWEST_VISITS, RankedLink, Ranking, Relation, kind_of
+from collbench.analysis.tiers import RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import amount, figure, format_approximate_size, format_size, sentence, span
@@ -29,7 +30,7 @@ _MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
 _MOST_FITS = 28
 # On the short page.
 _MOST_RANKINGS, _MOST_TIERS = 14, 4
-_FIGURES = ("size_bytes", "delta", "noise", "spread", "visits", "tiers", "one_tier", "all_tied", "verdict")  # in JSON
+_FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied", "verdict")  # in JSON
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
 _RELATIONS_LEGEND = """\
 tied, different: against the best, by the 90 % and the simultaneous 95 %
@@ -47,7 +48,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
     """
     yield from alarm(run)
     if not summary.judged:
-        few = f"no operation has {FEWEST_VISITS} trials on all its devices, which the noise needs"
+        few = f"no operation has {FEWEST_TRIALS} trials on all its devices, which the noise needs"
         yield not_judged(f"{few}: measure it again, or finish the run with --resume")
     yield from whole("header", Lines(header(run)))
     rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
@@ -93,7 +94,7 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]
 def _matters(ranking: Ranking) -> str:
     """Say in a word or two whether the choice matters."""
     failed = f"; {len(ranking.failed)} failed" if ranking.failed else ""
-    if ranking.visits < FEWEST_VISITS:
+    if ranking.trials < FEWEST_TRIALS:
         return f"too few trials{failed}"
     return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
 
@@ -137,11 +138,11 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers)
     yield Text(sentence(ranking.verdict))
-    visits = ranking.visits  # the fewest that any got
+    trials = ranking.trials  # the fewest that any got
     shown = f"Differences above {ranking.delta + ranking.noise:.1%} show"
-    shown += f" on {ranking.kind}s no noisier than most ({visits} trials or more)."
-    if visits < FEWEST_VISITS:
-        shown = f"Nothing is significant: some have {visits} of the {FEWEST_VISITS} trials that the noise needs."
+    shown += f" on {ranking.kind}s no noisier than most ({trials} trials or more)."
+    if trials < FEWEST_TRIALS:
+        shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials that the noise needs."
     if len(ranking.standings) > 1:
         yield Text(shown)
     if mapped:
@@ -236,7 +237,9 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     for size, count in ranked.incomplete:
         some = _some(ranked.work, count)
         yield f"missing   {ranked.work} at {format_size(size)} was passed over: it was measured on {some} only"
-    failed = {(m.cell.size_bytes, m.cell.members) for m in run.measurements if m.failure and m.cell.work == ranked.work}
+    failed = {
+        (m.point.size_bytes, m.point.members) for m in run.measurements if m.failure and m.point.work == ranked.work
+    }
     groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
     for lack in ranked.missing:
         if (lack.size_bytes, lack.members) in failed:

@@ -97,15 +97,16 @@ def _joined(path: Path) -> str:
     return f"are joined by a path that the driver does not name ({path.label}){limit}"
 
 
-def _peer_access(told: PeerReadWrite | None) -> str:
+def _peer_access(access: PeerReadWrite | None) -> str:
     """Return what NVML says of peer access, with its meaning: "CNS", or "read TNS, write OK" where they differ."""
-    if told is None or not told.statuses or told.statuses == (PeerStatus.UNKNOWN,):
+    if access is None or not access.statuses or access.statuses == (PeerStatus.UNKNOWN,):
         return "peer access unknown"
-    if told.statuses == (PeerStatus.OK,):
+    if access.statuses == (PeerStatus.OK,):
         return "peer access OK"
-    if len(told.statuses) == 1:
+    if len(access.statuses) == 1:
         return (
-            f"peer access refused ({told}: {labels.PEER_STATES[told.statuses[0]]}), so copies pass through host memory"
+            f"peer access refused ({access}: {labels.PEER_STATES[access.statuses[0]]}), "
+            "so copies pass through host memory"
         )
-    refusals = [f"{one}: {labels.PEER_STATES[one]}" for one in told.statuses if one is not PeerStatus.OK]
-    return f"peer access incomplete ({told}; {', '.join(refusals)})"
+    refusals = [f"{one}: {labels.PEER_STATES[one]}" for one in access.statuses if one is not PeerStatus.OK]
+    return f"peer access incomplete ({access}; {', '.join(refusals)})"

@@ -1,6 +1,6 @@
 import pytest
 
-from collbench.bench.plan import Members, block_bytes, directed_links, effort_on, unordered_pairs
+from collbench.bench.plan import Members, batch_bytes, directed_links, effort_on, unordered_pairs
 from collbench.model.operations import Operation, Work
 
 MIB, GIB = 2**20, 2**30
@@ -17,22 +17,22 @@ def plan(n: int, sizes: tuple[int, ...], operations: tuple[Operation, ...]) -> d
     [
         ("all of pairs on four GPUs", "cuda", (*COPIES, Operation.ALLREDUCE), 4, EVERYTHING, 128 * MIB),
         ("copies of one size on a pair, as nvbandwidth", "cuda", COPIES, 2, (64 * MIB,), 16 * GIB),
-        ("small messages never fill a block", "cuda", COPIES, 4, (8, 64), 16 * GIB),
+        ("small messages never fill a batch", "cuda", COPIES, 4, (8, 64), 16 * GIB),
         ("one collective on a pair", "cuda", (Operation.ALLREDUCE,), 2, (64 * MIB,), 16 * GIB),
         ("cores have one length", "host", (Operation.CPU_WRITE,), 2, (8,), 4 * MIB),
     ],
 )
-def test_blocks_are_as_long_as_the_time_allows(
+def test_batches_are_as_long_as_the_time_allows(
     title: str, backend: str, operations: tuple[Operation, ...], n: int, sizes: tuple[int, ...], length: int
 ) -> None:
     groups = plan(n, sizes, operations)
-    assert block_bytes(groups, dict.fromkeys(groups, sizes), n, effort_on(backend)) == length, title
+    assert batch_bytes(groups, dict.fromkeys(groups, sizes), n, effort_on(backend)) == length, title
 
 
-def test_more_to_measure_never_makes_blocks_longer() -> None:
+def test_more_to_measure_never_makes_batches_longer() -> None:
     lengths = []
     for n in range(2, 17):
         groups = plan(n, EVERYTHING, COPIES)
-        lengths.append(block_bytes(groups, dict.fromkeys(groups, (64 * MIB, GIB)), n, effort_on("cuda")))
+        lengths.append(batch_bytes(groups, dict.fromkeys(groups, (64 * MIB, GIB)), n, effort_on("cuda")))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1]

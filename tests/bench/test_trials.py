@@ -13,18 +13,18 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import DataPoint, MarkKind, Measurement, Run, StopReason
 from tests.bench.fakes import FakeBackend
-from tests.builders import gpus, hot, paths, reported, run_of
+from tests.builders import gpus, hot, in_words, paths, run_of
 
 MIB = 2**20
 COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
 EFFORT = Effort(
-    screening=3, deciding=5, budget_seconds=3600, block_bytes=64 * MIB, longest_block_bytes=64 * MIB, rate=1e11
+    screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
 )
 
 
 def plan_for(n: int) -> Plan:
     groups = {COPY: directed_links(n), SUM: unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), "float32", "sum", EFFORT.block_bytes)
+    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), "float32", "sum", EFFORT.batch_bytes)
 
 
 def empty(n: int) -> Run:
@@ -33,33 +33,33 @@ def empty(n: int) -> Run:
     return run
 
 
-def measure(backend: FakeBackend, run: Run, told: list[Measurement] | None = None) -> Run:
+def measure(backend: FakeBackend, run: Run, reported: list[Measurement] | None = None) -> Run:
     def finished(found: Measurement) -> None:
-        if told is not None:
-            told.append(found)
+        if reported is not None:
+            reported.append(found)
 
     watcher = Watcher(lambda _done, _total: None, finished, lambda members: (hot(1, 86),) if 1 in members else ())
     sweep(backend, plan_for(len(backend.devices())), run, EFFORT, random.Random(3), watcher)
     return run
 
 
-def stuck(cell: DataPoint) -> FakeBackend:
-    """Return a machine on which one cell never comes back, wherever it is tried."""
+def stuck(point: DataPoint) -> FakeBackend:
+    """Return a machine on which one data point never comes back, wherever it is tried."""
 
     def on_step(_number: int, step: Step) -> None:
-        if (step.operation, step.size_bytes) == (cell.operation, cell.size_bytes) and cell.members in step.groups:
+        if (step.operation, step.size_bytes) == (point.operation, point.size_bytes) and point.members in step.groups:
             raise StepFailed("hang: no answer within 5 s")
 
     return FakeBackend(4, on_step=on_step)
 
 
-def test_a_step_that_fails_costs_its_own_cell_and_no_other() -> None:
-    cell = DataPoint(Operation.CE_WRITE, (1, 3), MIB)
-    run = measure(stuck(cell), empty(4))
+def test_a_step_that_fails_costs_its_own_point_and_no_other() -> None:
+    point = DataPoint(Operation.CE_WRITE, (1, 3), MIB)
+    run = measure(stuck(point), empty(4))
     failed = [found for found in run.measurements if found.stop is StopReason.FAILED]
-    assert [found.cell for found in failed] == [cell]
-    assert failed[0].failure == reported("hang: no answer within 5 s", FailureKind.ERROR)
-    assert len(run.measurements) == len(list(plan_for(4).cells()))
+    assert [found.point for found in failed] == [point]
+    assert failed[0].failure == in_words("hang: no answer within 5 s", FailureKind.ERROR)
+    assert len(run.measurements) == len(list(plan_for(4).points()))
     assert all(len(found.samples) >= 3 for found in run.measurements if found is not failed[0])
     assert run.complete
 
@@ -81,19 +81,19 @@ def test_collectives_that_all_fail_cost_no_copy() -> None:
             raise StepFailed("NCCL did not start")
 
     run = measure(FakeBackend(4, on_step=on_step), empty(4))
-    failed = {found.cell for found in run.measurements if found.stop is StopReason.FAILED}
-    assert failed == {cell for cell in plan_for(4).cells() if cell.operation.is_collective}
-    first = reported("NCCL did not start", FailureKind.ERROR)
+    failed = {found.point for found in run.measurements if found.stop is StopReason.FAILED}
+    assert failed == {point for point in plan_for(4).points() if point.operation.is_collective}
+    first = in_words("NCCL did not start", FailureKind.ERROR)
     given_up = Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=first)
-    assert {found.failure for found in run.measurements if found.cell in failed} == {first, given_up}
-    assert all(len(found.samples) >= 3 for found in run.measurements if found.cell not in failed)
+    assert {found.failure for found in run.measurements if found.point in failed} == {first, given_up}
+    assert all(len(found.samples) >= 3 for found in run.measurements if found.point not in failed)
     assert run.complete
 
 
-def test_every_finished_visit_and_every_failure_is_told_at_once() -> None:
-    told: list[Measurement] = []
-    run = measure(stuck(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), told)
-    assert len(told) == sum(len(found.samples) for found in run.measurements) + 1
+def test_every_finished_trial_and_every_failure_is_reported_at_once() -> None:
+    reported: list[Measurement] = []
+    run = measure(stuck(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), reported)
+    assert len(reported) == sum(len(found.samples) for found in run.measurements) + 1
 
 
 def test_a_run_taken_up_again_measures_only_what_is_not_settled() -> None:
@@ -102,15 +102,15 @@ def test_a_run_taken_up_again_measures_only_what_is_not_settled() -> None:
     cut = done.measurements[5]
     cut.samples, cut.stop = cut.samples[:1], StopReason.INTERRUPTED
     failed = done.measurements[7]
-    failed.samples, failed.stop, failed.failure = [], StopReason.FAILED, reported("hang")
-    done.measurements[:] = [found for found in done.measurements if found.cell not in lost]
-    before = {found.cell: len(found.samples) for found in done.measurements}
+    failed.samples, failed.stop, failed.failure = [], StopReason.FAILED, in_words("hang")
+    done.measurements[:] = [found for found in done.measurements if found.point not in lost]
+    before = {found.point: len(found.samples) for found in done.measurements}
     again = measure(FakeBackend(4), done)
-    changed = {found.cell for found in again.measurements if len(found.samples) != before.get(found.cell, 0)}
-    assert changed == lost | {cut.cell, failed.cell}
+    changed = {found.point for found in again.measurements if len(found.samples) != before.get(found.point, 0)}
+    assert changed == lost | {cut.point, failed.point}
     assert len(cut.samples) == len(failed.samples) == 3
     assert failed.failure is None
-    assert [found.cell for found in again.measurements] == list(plan_for(4).cells())
+    assert [found.point for found in again.measurements] == list(plan_for(4).points())
     assert {found.stop for found in again.measurements} == {StopReason.PRECISION}
 
 
@@ -127,22 +127,22 @@ def test_samples_are_flagged_with_what_ailed_their_devices() -> None:
         assert {sample.flags for sample in found.samples} == {(hot(1, 86),)}
 
 
-def test_a_block_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
+def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
     """700 GB/s on one pair, where the links between two carry 450."""
     run = replace(empty(4), paths=tuple(replace(path, nvlinks=18, theory_gbs=450.0) for path in paths(4)))
-    told: list[Measurement] = []
-    measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, told)
-    beaten = {found.cell.members for found in run.measurements if any(sample.marks for sample in found.samples)}
+    reported: list[Measurement] = []
+    measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, reported)
+    beaten = {found.point.members for found in run.measurements if any(sample.marks for sample in found.samples)}
     assert beaten == {(1, 2), (2, 1)}
     assert all(len(found.samples) >= EFFORT.screening for found in run.measurements)
-    first = next(found for found in told if found.cell == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
+    first = next(found for found in reported if found.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
     (flag,) = first.samples[0].marks
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
     assert flag.rate_gbs == pytest.approx(700)
 
 
 @pytest.mark.parametrize(("case", "jitter"), [("stands still", 0.0), ("runs back", -1.0)])
-def test_a_clock_without_time_fails_the_cell(case: str, jitter: float) -> None:
+def test_a_clock_without_time_fails_the_point(case: str, jitter: float) -> None:
     def on_step(_number: int, step: Step) -> None:
         backend.jitter = jitter if (0, 1) in step.groups and step.operation is Operation.ALLREDUCE else 1.0
 
@@ -151,19 +151,19 @@ def test_a_clock_without_time_fails_the_cell(case: str, jitter: float) -> None:
 
         def time_collective(self, step: Step) -> Timing:
             found = super().time_collective(step)
-            return Timing(tuple(tuple(s * self.jitter for s in blocks) for blocks in found.seconds))
+            return Timing(tuple(tuple(s * self.jitter for s in batches) for batches in found.seconds))
 
     backend = Clockless(3, on_step=on_step)
     run = measure(backend, empty(3))
-    failed = {(found.cell.operation, found.cell.members) for found in run.measurements if found.failure}
+    failed = {(found.point.operation, found.point.members) for found in run.measurements if found.failure}
     assert failed == {(Operation.ALLREDUCE, (0, 1))}, case
 
 
-def test_the_seconds_in_timed_regions_are_those_of_the_visits() -> None:
+def test_the_seconds_in_timed_regions_are_those_of_the_trials() -> None:
     run = measure(FakeBackend(2, gbs=100.0), empty(2))  # two devices: no two groups at once
-    blocks = [(s.iterations, seconds) for found in run.measurements for s in found.samples for seconds in s.seconds]
-    assert run.phases["timed"] == pytest.approx(sum(count * seconds for count, seconds in blocks), rel=1e-4)
-    assert {"warm-up", "audit", "visits"} <= set(run.phases)
+    batches = [(s.iterations, seconds) for found in run.measurements for s in found.samples for seconds in s.seconds]
+    assert run.phases["timed"] == pytest.approx(sum(count * seconds for count, seconds in batches), rel=1e-4)
+    assert {"warm-up", "interference check", "trials"} <= set(run.phases)
 
 
 def test_communicators_are_waited_for_before_the_first_step() -> None:
@@ -178,8 +178,8 @@ def test_what_nothing_verified_is_not_called_right() -> None:
     in_place: dict[Work, tuple[tuple[int, ...], ...]] = {
         Work(operation, Variant.IN_PLACE): ((0, 1),) for operation in COLLECTIVES
     }
-    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), "float32", "sum", EFFORT.block_bytes)
+    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), "float32", "sum", EFFORT.batch_bytes)
     run = empty(2)
     sweep(FakeBackend(2), plan, run, EFFORT, random.Random(1), Watcher(lambda _d, _t: None, lambda _found: None))
-    unchecked = {found.cell.operation for found in run.measurements if found.wrong is None}
+    unchecked = {found.point.operation for found in run.measurements if found.wrong is None}
     assert unchecked == {Operation.ALLTOALL, Operation.SENDRECV}  # as nccl-tests prints N/A [src/alltoall.cu:44]

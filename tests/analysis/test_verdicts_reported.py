@@ -38,7 +38,7 @@ def test_nvlinks_that_nvml_does_not_see() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "told"),
+    ("case", "words", "reported"),
     [
         ("CUDA refuses", {"cuda_peers": False}, "CUDA no"),
         ("nvidia-smi refuses", {"tool_peer_access": smi_says("CNS")}, "nvidia-smi topo -p2p CNS"),
@@ -46,10 +46,10 @@ def test_nvlinks_that_nvml_does_not_see() -> None:
         ("NVML refuses reading", {"peer_access": nvml_says("TNS", "OK")}, "NVML read TNS"),
     ],
 )
-def test_peer_access_that_the_sources_disagree_on(case: str, words: dict[str, object], told: str) -> None:
+def test_peer_access_that_the_sources_disagree_on(case: str, words: dict[str, object], reported: str) -> None:
     verdict = the(saying(h200(), (0, 1), **words), Kind.P2P_CAP_MISMATCH)
     assert verdict.members == (0, 1), case
-    assert told in verdict.what, case
+    assert reported in verdict.what, case
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def flat(run: Run, virtualization: str, numa: int | None) -> Run:
         ("passed through, one label, no NUMA node", {}, "pass-through", None, True),
         ("a slice of a GPU", {}, "vGPU", None, True),
         ("bare metal", {}, "none", None, False),
-        ("the NUMA nodes are told", {}, "pass-through", 0, False),
+        ("the NUMA nodes are reported", {}, "pass-through", 0, False),
         ("labels differ", {(0, 1): "PIX"}, "pass-through", None, False),
     ],
 )
@@ -146,15 +146,15 @@ def test_links_are_counted_at_the_first_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ancestors", "told"),
+    ("ancestors", "reported"),
     [
         (("PHB",) * 6, "says PHB (a PCIe host bridge): both"),
         (("SYS",) * 6, "says SYS: both"),
         (("PIX", *["SYS"] * 5), "says PIX, SYS: both"),
     ],
 )
-def test_the_pcie_way_beside_nvlinks_is_named_where_it_is_one(ancestors: tuple[str, ...], told: str) -> None:
+def test_the_pcie_way_beside_nvlinks_is_named_where_it_is_one(ancestors: tuple[str, ...], reported: str) -> None:
     run = h200()
     paths = [replace(path, ancestor=word) for path, word in zip(run.paths, ancestors, strict=True)]
     (verdict,) = judge(replace(run, paths=tuple(paths)))
-    assert told in verdict.what
+    assert reported in verdict.what
