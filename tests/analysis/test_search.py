@@ -42,6 +42,20 @@ def test_all_sets_together_are_judged_as_each_alone(machine: Wiring, k: int) -> 
     assert all(bands[index].lo >= top * 0.98 for index in places)
 
 
+def test_one_member_below_a_switch_has_its_chains_share_of_a_hop_in_every_search() -> None:
+    # Below one switch GPUs 0, 4 and 5, below another 1, 2 and 3; NVLinks lead across alone. Of {0, 1, 2} all are chained
+    # by NVLinks through 0, so each has a third of a hop over PCIe: 1/3 below the first switch, one below the second.
+    linked = {(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 4), (3, 5)}
+    paths = {pair: Path(pair, "NV1" if pair in linked else "PIX") for pair in combinations(range(6), 2)}
+    rates = np.zeros((6, 6))
+    for pair, path in paths.items():
+        rates[pair] = rates[pair[::-1]] = V100[path.label]
+    machine = wiring(gpus(6), paths, rates)
+    for members, hops in zip(combinations(range(6), 3), search(machine, 3, 0.02).hops, strict=True):
+        assert hops == predict(machine.of(members)).hops, members
+    assert search(machine, 3, 0.02).hops[0] == pytest.approx(4 / 3)
+
+
 def test_seventeen_devices_are_searched_by_a_heuristic_which_finds_an_island() -> None:
     rates = np.full((40, 40), 10.0)
     rates[np.ix_([5, 11, 23, 38], [5, 11, 23, 38])] = 50.0

@@ -91,7 +91,7 @@ def test_of_what_is_slow_to_load_only_numpy_is_loaded(fakes: Fakes, tmp_path: Pa
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "real = os._exit\n"
-        "def told(status):\n"
+        "def reported(status):\n"
         "    print(*sorted({'torch', 'scipy', 'pynvml', 'numpy'} & set(sys.modules)), file=sys.stderr, flush=True)\n"
         "    real(status)\n"
         "os._exit = reported\n"

@@ -114,7 +114,7 @@ def test_ranks_are_captured_by_their_own_threads_and_wait_for_nobody_between_poi
         collective(held, {_ALL}, batches=2)
     """
     log = fakes.script(script, tmp_path).log
-    trial = log[log.index("visited") + 1 :]
+    trial = log[log.index("measured") + 1 :]
 
     # Fresh data once, and for each of two blocks of each rank one poison, blocking kernel, graph and check.
     assert Counter(line.split()[1] for line in trial if line.startswith("launch ")) == {

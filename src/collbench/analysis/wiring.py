@@ -166,8 +166,8 @@ def uplink_limits(sets: Sets, levels: Sequence[Uplinks], links: Values) -> tuple
             inside = level.group[sets] == number
             leaving = inside.any(axis=1) & ~inside.all(axis=1)
             member = int(np.flatnonzero(level.group == number)[0])
-            alone = (level.group == number).sum() == 1
-            load = (inside * out).sum(axis=1) if level.staged[member] or alone else leaving.astype(float)
+            shares = level.staged[member] | (inside.sum(axis=1) == 1)  # else one hop leaves for all of them
+            load = np.where(shares, (inside * out).sum(axis=1), leaving)
             carried = np.where(load > 0, level.capacity[member] / np.maximum(load, 1e-9), np.inf)
             limits = np.minimum(limits, carried)
             hops += load
