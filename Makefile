@@ -2,7 +2,7 @@
 #   PYTHON=python3.12   the interpreter that makes $(VENV), and that runs `make test-gpu` (default there: $(VENV)'s)
 #   VENV=.venv          where everything is installed
 #   PYTHONS='…'         further interpreters that `make wheel` builds for
-#   JOBS=2              how many tests run at a time
+#   JOBS=3              how many tests run at a time: most wait for processes
 #   ARGS='…'            goes to the command that is run: make pairs ARGS='--sizes 1M:1G', make test ARGS='-k sizes'
 
 SHELL := /bin/bash
@@ -13,7 +13,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-JOBS ?= 2
+JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PINS := pyproject.toml setup.py constraints.txt

@@ -43,7 +43,7 @@ def test_all_sets_together_are_judged_as_each_alone(machine: Wiring, k: int) -> 
 
 
 def test_one_member_below_a_switch_has_its_chains_share_of_a_hop_in_every_search() -> None:
-    # Below one switch GPUs 0, 4 and 5, below another 1, 2 and 3; NVLinks lead across alone. Of {0, 1, 2} all are chained
+    # Below one switch GPUs 0, 4, 5, below another 1, 2, 3; NVLinks lead across alone. Of {0, 1, 2} all are chained
     # by NVLinks through 0, so each has a third of a hop over PCIe: 1/3 below the first switch, one below the second.
     linked = {(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 4), (3, 5)}
     paths = {pair: Path(pair, "NV1" if pair in linked else "PIX") for pair in combinations(range(6), 2)}

@@ -291,7 +291,8 @@ class Origin:
     """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
 
     `fabric` names the simulated machine of a sim run, "" otherwise. `verification` is the file of the run that measured
-    the finalists at `size_bytes`; "" and None where none did.
+    the finalists at `size_bytes`; "" and None where none did. `operation` at `measured_bytes` is what the run's pairs
+    are ranked by, and so what is predicted; None for all-reduces of labels' rates.
     """
 
     backend: str
@@ -300,6 +301,15 @@ class Origin:
     fabric: str = ""
     verification: str = ""
     size_bytes: int | None = None
+    operation: Operation | None = None
+    measured_bytes: int | None = None
+
+    @classmethod
+    def of(cls, run: Run, backend: str, source: str) -> Origin:
+        """Return it for a run that decides by its pairs."""
+        ranking = evidence(run)
+        by = (ranking.work.operation, ranking.size_bytes) if ranking else (None, None)
+        return cls(backend, source, run.machine.hostname, run.machine.fabric, operation=by[0], measured_bytes=by[1])
 
     @property
     def simulated(self) -> bool:

@@ -131,7 +131,7 @@ def _by_a_run_of_elsewhere(asked: SelectRequest, file: str) -> Selected:
     choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
     words = f"{mark}{torchrun.saved_run(run.started, file)}"
-    origin = Origin(run.backend, words, run.machine.hostname, run.machine.fabric)
+    origin = Origin.of(run, run.backend, words)
     return _answer(run, choice, origin)
 
 
@@ -142,7 +142,7 @@ def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
 
     found, run = evidence.as_of_now(wanted, first, notices, allow_busy=asked.allow_busy)
     choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
-    origin = Origin(wanted.backend, found.source, run.machine.hostname, run.machine.fabric)
+    origin = Origin.of(run, wanted.backend, found.source)
     if _worth_measuring(asked, choice, wanted.backend):
         sets = tuple(one.members for one in choice.finalists)
         finalists = FinalistRequest(run.backend, run.devices, sets, asked.size_bytes, asked.nccl, asked.fabric)

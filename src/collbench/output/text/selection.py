@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from collbench.analysis.numa_binding import Binding, bindings
-from collbench.analysis.select import Finalist, Selection
+from collbench.analysis.select import Finalist, Origin, Selection
+from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.model.units import columns, fixed, format_size, span
+from collbench.model.units import TELLING_BYTES, columns, fixed, format_size, span
 from collbench.output.text.frame import sim
 from collbench.output.text.layout import named
 
@@ -57,13 +58,21 @@ def explanation(selection: Selection, width: int | None = None, *, verbose: bool
     return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in heads)
 
 
+def _rate_name(origin: Origin) -> str:
+    """Return what is predicted: what the pairs were measured by. Of a small message the size belongs to it."""
+    other = origin.operation is not None and origin.operation is not Operation.ALLREDUCE
+    small = origin.measured_bytes is not None and origin.measured_bytes < TELLING_BYTES
+    size = f" at {format_size(origin.measured_bytes)}" if small and origin.measured_bytes else ""
+    return (str(origin.operation) if other else "all-reduce busbw") + size
+
+
 def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     origin = selection.origin
     yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
         how, reachable = selection.predicted_how, selection.predicted[1] > 0
         how = f"{' over ' if reachable else ', '}{how}" if how else ""
-        yield f"predicted all-reduce busbw {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
+        yield f"predicted {_rate_name(origin)} {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
     if len(selection.finalists) > 1:
         size = f" at {format_size(origin.size_bytes)}" if origin.size_bytes else ""
         yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
