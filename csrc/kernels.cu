@@ -83,12 +83,12 @@ extern "C" __global__ void verify(const u8* buffer, u64 base, u64 stride, u64 by
   atomicMin(&report->first, first);
 }
 
-// Eight loads in flight a thread. A large message has one block on each multiprocessor (copy.cpp), which take its tiles of
-// 64 KiB in turn: so they walk through it side by side, and all of it has crossed the link before any of it is read
+// Eight loads in flight a thread. A large message has one block on each multiprocessor (copy.cpp), which take its tiles
+// of 64 KiB in turn: so they walk through it side by side, and all of it has crossed the link before any of it is read
 // again. Of more blocks than are resident, the first ones would copy their share of every message while it lies in the
-// L2 cache: 64 MiB, again and again from one place, were read at 3,770 GB/s over a link of 376 [2 × H200]. There 512 MiB
-// and 1 GiB are written at 371.1 GB/s (369.6 by sixteen blocks a multiprocessor with four loads, 370.0 by nvbandwidth's
-// kernel) and read at 376.1 (376.1, 376.0). Of a small message each thread copies one vector.
+// L2 cache: 64 MiB, again and again from one place, were read at 3,770 GB/s over a link of 376 [2 × H200]. There 512
+// MiB and 1 GiB are written at 371.1 GB/s (369.6 by sixteen blocks a multiprocessor with four loads, 370.0 by
+// nvbandwidth's kernel) and read at 376.1 (376.1, 376.0). Of a small message each thread copies one vector.
 const u32 kInFlight = 8;
 
 template <bool kWhole>
