@@ -18,6 +18,7 @@ settings.load_profile("collbench")
 # starts: the tests of Ctrl-C and of a closed terminal would wait for ever. What is not ignored here, is not there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -114,8 +114,6 @@ def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
     if as_json:
         echo(verdicts.dumps(run, found, status), end="")
     else:
-        if shortfall:
-            echo(f"FAILED: {shortfall}")
         show_page(verdicts.page(run, found, prose_width()))
     if shortfall:
         sys.stdout.flush()  # a full disk is reported first
