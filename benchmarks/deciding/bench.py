@@ -16,7 +16,7 @@ from collbench.bench.session import empty_run, wrong_data
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import CollbenchError, DataCorruption
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Run, Skipped
+from collbench.model.run import Run, SkipKind, Skipped
 from collbench.sim import fabrics, random_fabrics
 from collbench.sim.fabrics import Fabric, Noise
 
@@ -144,7 +144,7 @@ def measured(fabric: Fabric, request: Request, seed: int) -> Run:
     except DataCorruption as error:
         run.skipped.append(wrong_data(error))
     except CollbenchError as error:  # nothing works any more: the data points say why
-        run.skipped.append(Skipped("the rest", str(error)))
+        run.skipped.append(Skipped(SkipKind.OTHER, detail=f"the rest: {error}"))
     run.health_after = opened.health()
     return run
 
