@@ -23,10 +23,11 @@ EVERYTHING := [test,dev]
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 
-# Build tools first, then the project without build isolation: only so do the pins hold for the build, too.
+# Build tools first, then the project without build isolation: only so do the pins hold for the build, too. With --no-compile
+# pip writes no bytecode: for checks it would be half a minute of one core, and they load a quarter of those modules.
 define install
 @echo "installing collbench$(1) in $(VENV)"
-@set -o pipefail; pip() { $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt "$$@" | \
+@set -o pipefail; pip() { $(BIN)/python -m pip --disable-pip-version-check install $(2) --constraint constraints.txt "$$@" | \
     sed -unE 's/^ *((Collecting|Downloading|Building|Installing) [^:]*).*/  \1/p'; }; \
     pip setuptools pybind11 ninja && pip --no-build-isolation --editable '.$(1)' || { \
     echo "make: pip could not install collbench$(1), see above. Without a network, install by hand as CONTRIBUTING.md says." >&2; \
@@ -41,8 +42,10 @@ help:  ## list the targets
 pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's GPUs (of its cores where there is none)
 	@$(BIN)/collbench pairs $(ARGS)
 
-# Tests start hundreds of processes: images that forbid bytecode would let each compile all our modules.
+# Tests start hundreds of processes: images that forbid bytecode would let each compile all our modules. The large packages
+# are compiled by one process, before several load them at once.
 test: $(INSTALLED)-test build $(INSTALLED)-browser  ## install, then run every test that needs no GPU
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import hypothesis, matplotlib.pyplot, pandas, scipy.stats, torch.distributed.run'
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
@@ -60,8 +63,9 @@ lint: $(INSTALLED)-dev
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(if $(CPP),$(BIN)/clang-format --dry-run --Werror $(CPP))
 
+# Two, as CI has cores: by itself mypy keeps one of them waiting for half a minute.
 types: $(INSTALLED)-dev
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 build: $(INSTALLED)  ## compile what changed of the extension
 	@$(BIN)/python setup.py --quiet build_ext --inplace
@@ -111,11 +115,11 @@ $(INSTALLED): $(BIN)/python $(PINS)
 	@touch $@
 
 $(INSTALLED)-test: $(BIN)/python $(PINS)
-	$(call install,[test])
+	$(call install,[test],--no-compile)
 	@touch $(INSTALLED) $@
 
 $(INSTALLED)-dev: $(BIN)/python $(PINS)
-	$(call install,$(EVERYTHING))
+	$(call install,$(EVERYTHING),--no-compile)
 	@touch $(INSTALLED) $(INSTALLED)-test $@
 
 # Chromium opens the report's page in tests/output/html. No wheel brings one, so root on Debian installs it, once for each

@@ -83,7 +83,7 @@ def drawn(seed: int, *, known: bool) -> Cluster:
     cabled = tuple(rng.sample(cluster.leaf_of, cluster.nodes))
     return replace(
         cluster,
-        told=known,
+        reported=known,
         placement=() if known else cabled,
         slow_nodes=tuple(NodeFault(node, _SLOW_NODE, _SLOW_NODE) for node in slow),
         slow_uplinks=(UplinkFault(leaf, _SLOW_UPLINK, _SLOW_UPLINK),) if up else (),

@@ -25,7 +25,7 @@ import numpy as np
 from deciding.bench import FIRST_SEED, NOISY, drawn_seed, healthy, measured, noisy, rng_of, share, spread, survey
 
 from collbench.analysis.compare import Kind, Verdict, compare
-from collbench.sim.fabrics import Fabric, Fault, FaultKind
+from collbench.sim.fabrics import Delays, Fabric, Fault, FaultKind
 
 RUNS = 1_000
 MOST_FALSE, LEAST_FOUND = 0.01, 0.99
@@ -67,7 +67,7 @@ def trial(part: str, seed: int, number: int) -> Trial:
     points = [change.key.members for change in found.changes if change.verdict is Verdict.WORSE]
     groups = [group for group in found.groups if group.verdict is Verdict.WORSE]
     # Where a link is slow, its works may be slower as a whole: only a place that is named is another link.
-    worse = [*points, *(group.members for group in groups if part == "healthy" or group.kind is Kind.PLACE)]
+    worse = [*points, *(group.members for group in groups if part == "healthy" or group.kind is Kind.DEVICES)]
     ours = [members for members in worse if part == "slow" and set(members) == set(pair)]
     return Trial(
         part=part,
@@ -77,13 +77,13 @@ def trial(part: str, seed: int, number: int) -> Trial:
         noise=round(fabric.noise.trial, 5),
         points=len(found.changes),
         wrong=len(worse) - len(ours),
-        better=sum(one.verdict is Verdict.BETTER for one in (*found.changes, *found.groups)),
+        better=[one.verdict for those in (found.changes, found.groups) for one in those].count(Verdict.BETTER),
         found=bool(ours),
         regressed=bool(found.regressions),
     )
 
 
-def _own(fabric: Fabric, rng: np.random.Generator) -> object:
+def _own(fabric: Fabric, rng: np.random.Generator) -> Delays:
     own = float(rng.uniform(-OWN_LATENCY_US, OWN_LATENCY_US))
     delays = fabric.delays
     return replace(delays, copy=delays.copy + own, kernel=delays.kernel + own, collective=delays.collective + own)

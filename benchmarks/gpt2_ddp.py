@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 from training import language, ranks
 from training.language import NextToken
 from training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "amp": torch.float32}  # of the parameters
 STRATEGIES = ("ddp", "fsdp", "local", "none")
@@ -129,7 +133,7 @@ class Messages:
         """Forget the step before: DDP makes its buckets anew after the first."""
         self._sent.clear()
 
-    def _note(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _note(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self._sent.append(bucket.buffer().nbytes)
         return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None is the whole world, as its docstring says
 
@@ -153,7 +157,8 @@ def train_step(
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=amp):
             loss: Tensor = model(tokens)
         times.append(time.perf_counter())
-        loss.backward()  # on a GPU its own thread launches, and this one waits for it, not for the GPU
+        # On a GPU its own thread launches, and this one waits for it, not for the GPU.
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
     times.append(time.perf_counter())
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

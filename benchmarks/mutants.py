@@ -39,10 +39,14 @@ ROOT = Path(__file__).resolve().parents[1]
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "results", "__pycache__", ".*_cache", ".hypothesis")
 # One change of each kind: every operator to its likeliest confusion, not to all others. Loops that never run and
 # exceptions that are never caught are cosmic-ray's, too, but no test can miss them.
-_BINARY = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul", "BitOr_BitAnd")
-_BINARY += ("BitAnd_BitOr", "LShift_RShift", "RShift_LShift", "BitXor_BitAnd")
-_COMPARED = ("Eq_NotEq", "NotEq_Eq", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_GtE", "LtE_Gt", "Gt_LtE", "GtE_Lt")
-_COMPARED += ("Is_IsNot", "IsNot_Is")
+_BINARY = (
+    *("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul", "BitOr_BitAnd"),
+    *("BitAnd_BitOr", "LShift_RShift", "RShift_LShift", "BitXor_BitAnd"),
+)
+_COMPARED = (
+    *("Eq_NotEq", "NotEq_Eq", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_GtE", "LtE_Gt", "Gt_LtE", "GtE_Lt"),
+    *("Is_IsNot", "IsNot_Is"),
+)
 OPERATORS = (
     *(f"core/ReplaceBinaryOperator_{name}" for name in _BINARY),
     *(f"core/ReplaceComparisonOperator_{name}" for name in _COMPARED),

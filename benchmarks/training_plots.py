@@ -173,9 +173,13 @@ def predicted(folder: Path) -> Picture | None:
     figure, (axes,) = _figure(1, title, about, wide=5.2)
     for number, cell in enumerate(data["cells"]):
         x, y = cell["measured_ms"], cell["predicted_ms"]
-        spread = [[[one["middle"] - one["low"]], [one["high"] - one["middle"]]] for one in (y, x)]
-        style = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)], "linestyle": "none"}
-        axes.errorbar(x["middle"], y["middle"], *spread, label=cell["label"], capsize=2, **style)
+        tall, wide = ([[one["middle"] - one["low"]], [one["high"] - one["middle"]]] for one in (y, x))
+        style: dict[str, Any] = {
+            "marker": MARKERS[number % len(MARKERS)],
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": "none",
+        }
+        axes.errorbar(x["middle"], y["middle"], tall, wide, label=cell["label"], capsize=2, **style)
         if cell.get("without_host"):
             axes.plot(x["middle"], cell["without_host"]["predicted_ms"]["middle"], fillstyle="none", **style)
     most = 1.1 * max(cell[key]["high"] for cell in data["cells"] for key in ("measured_ms", "predicted_ms"))

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from peers.bench import Bench
 from peers.rates import PROGRAMS, collectives, copies, host
+from peers.registration import registration
 from peers.table import Table, markdown, text
 from peers.times import growth, repeat, wall
 
@@ -35,8 +36,9 @@ PARTS: dict[str, Callable[[Bench], Table]] = {
     "copies": copies,
     "host": host,
     "collectives": collectives,
+    "registration": registration,
 }
-_NEEDS_NCCL_TESTS = {"collectives", "repeat", "wall"}
+_NEEDS_NCCL_TESTS = {"collectives", "registration", "repeat", "wall"}
 _NEEDS_NVBANDWIDTH = {"copies", "host", "wall"}
 _HOW = (
     "Get the sources NVIDIA/nccl-tests and NVIDIA/nvbandwidth (on GitHub) and build them with CUDA's nvcc: in "

@@ -88,6 +88,10 @@ void bind_enums(py::module_& module) {
       .value("bfloat16", Dtype::bfloat16)
       .value("float8_e4m3fn", Dtype::float8_e4m3fn)
       .value("float8_e5m2", Dtype::float8_e5m2);
+  py::enum_<Registration>(module, "Registration")
+      .value("none", Registration::none)
+      .value("buffer", Registration::buffer)
+      .value("window", Registration::window);
   py::enum_<Reduction>(module, "Reduction")
       .value("sum", Reduction::sum)
       .value("prod", Reduction::prod)
@@ -99,11 +103,12 @@ void bind_enums(py::module_& module) {
 void bind_rounds(py::module_& module) {
   py::class_<CopyRound>(module, "CopyRound")
       .def(py::init([](std::vector<std::vector<Link>> groups, Engine engine, bool pull, std::size_t bytes,
-                       int iterations, int batches, int warmup, double deadline, std::uint64_t shift) {
-             return CopyRound{std::move(groups), engine, pull, bytes, shift, iterations, batches, warmup, deadline};
+                       int iterations, int batches, int warmup, double deadline, std::uint64_t shift, bool covered) {
+             return CopyRound{std::move(groups), engine,  pull,   bytes,    shift,
+                              iterations,        batches, warmup, deadline, covered};
            }),
            py::kw_only(), "groups"_a, "engine"_a, "pull"_a, "bytes"_a, "iterations"_a, "batches"_a, "warmup"_a,
-           "deadline"_a, "shift"_a = 0);
+           "deadline"_a, "shift"_a = 0, "covered"_a = false);
   py::class_<ChaseRound>(module, "ChaseRound")
       .def(py::init([](std::vector<Link> links, int accesses, int batches, int warmup, double deadline) {
              return ChaseRound{std::move(links), accesses, batches, warmup, deadline};
@@ -112,21 +117,47 @@ void bind_rounds(py::module_& module) {
   py::class_<CollectiveRound>(module, "CollectiveRound")
       .def(py::init([](std::vector<Group> groups, Collective operation, Dtype dtype, Reduction reduction, int root,
                        std::size_t count, bool in_place, bool verify, int iterations, int batches, int warmup,
-                       int launch_iterations, int launch_warmup, double deadline) {
-             return CollectiveRound{std::move(groups), operation, dtype,      reduction, root,   count,
-                                    in_place,          verify,    iterations, batches,   warmup, launch_iterations,
-                                    launch_warmup,     deadline};
+                       int launch_iterations, int launch_warmup, double deadline, int single_launches, int hold_rank,
+                       std::uint64_t hold_nanoseconds, Registration registration) {
+             return CollectiveRound{std::move(groups),
+                                    operation,
+                                    dtype,
+                                    reduction,
+                                    root,
+                                    count,
+                                    in_place,
+                                    verify,
+                                    iterations,
+                                    batches,
+                                    warmup,
+                                    launch_iterations,
+                                    launch_warmup,
+                                    deadline,
+                                    single_launches,
+                                    {hold_rank, hold_nanoseconds},
+                                    registration};
            }),
            py::kw_only(), "groups"_a, "operation"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "in_place"_a,
-           "verify"_a, "iterations"_a, "batches"_a, "warmup"_a, "launch_iterations"_a, "launch_warmup"_a, "deadline"_a);
+           "verify"_a, "iterations"_a, "batches"_a, "warmup"_a, "launch_iterations"_a, "launch_warmup"_a, "deadline"_a,
+           "single_launches"_a = 0, "hold_rank"_a = -1, "hold_nanoseconds"_a = 0,
+           "registration"_a = Registration::none);
   py::class_<Coverage>(module, "Coverage")
       .def_readonly("moved", &Coverage::moved)
       .def_readonly("verified", &Coverage::verified);
   py::class_<Times>(module, "Times")
       .def_readonly("seconds", &Times::seconds)
       .def_readonly("coverage", &Times::coverage);
+  py::class_<RankLaunches>(module, "RankLaunches")
+      .def_readonly("group", &RankLaunches::group)
+      .def_readonly("rank", &RankLaunches::rank)
+      .def_readonly("arrived", &RankLaunches::arrived)
+      .def_readonly("left", &RankLaunches::left)
+      .def_readonly("uncertainty", &RankLaunches::uncertainty)
+      .def_readonly("step", &RankLaunches::step)
+      .def_readonly("cost", &RankLaunches::cost);
   py::class_<CollectiveTimes, Times>(module, "CollectiveTimes")
-      .def_readonly("launch_seconds", &CollectiveTimes::launch_seconds);
+      .def_readonly("launch_seconds", &CollectiveTimes::launch_seconds)
+      .def_readonly("singles", &CollectiveTimes::singles);
 }
 
 void bind_gpus(py::module_& module) {
@@ -164,11 +195,12 @@ void bind_nccl(py::module_& module) {
         return py::bytes(id);
       });
   py::class_<Collectives>(module, "Collectives")
-      .def(py::init([](Gpus& gpus, const Nccl& nccl, int rank, int world_size, const std::string& unique_id) {
-             return std::make_unique<Collectives>(gpus, nccl, World{rank, world_size, unique_id});
+      .def(py::init([](Gpus& gpus, const Nccl& nccl, int rank, int world_size, const std::string& unique_id,
+                       const NcclOptions& options) {
+             return std::make_unique<Collectives>(gpus, nccl, World{rank, world_size, unique_id}, options);
            }),
-           "gpus"_a, "nccl"_a, "rank"_a = 0, "world_size"_a = 0, "unique_id"_a = py::bytes(), py::keep_alive<1, 2>(),
-           py::keep_alive<1, 3>())
+           "gpus"_a, "nccl"_a, "rank"_a = 0, "world_size"_a = 0, "unique_id"_a = py::bytes(),
+           "options"_a = NcclOptions{}, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("prepare", &Collectives::prepare, "groups"_a, Unlocked())
       .def("time", &Collectives::time, "round"_a, Unlocked())
       .def("close", &Collectives::close, Unlocked());

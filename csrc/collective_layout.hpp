@@ -29,7 +29,17 @@ enum class Dtype {
 // Values of ncclRedOp_t; `copied` is kernels.cu's, where nothing is reduced.
 enum class Reduction { sum, prod, max, min, avg, copied };
 
+// Where a collective's messages lie (registered_memory.hpp): in ordinary memory, in memory of ncclMemAlloc that
+// ncclCommRegister knows, or in windows that ncclCommWindowRegister made symmetric.
+enum class Registration { none, buffer, window };
+
 std::size_t bytes_of(Dtype dtype);
+
+// A rank of the world that is made late on purpose: its stream is held so long before each single launch.
+struct Hold {
+  int rank = -1;
+  std::uint64_t nanoseconds = 0;
+};
 
 struct CollectiveRound {
   std::vector<Group> groups;  // disjoint
@@ -46,6 +56,9 @@ struct CollectiveRound {
   int launch_iterations;  // collectives in the launch loop, 0 for none
   int launch_warmup;      // untimed calls before it
   double deadline;        // longest wait for one batch, seconds
+  int single_launches;    // plain launches that are timed one by one, 0 for none
+  Hold hold;              // of these, in tests
+  Registration registration;
   std::size_t bytes() const { return count * bytes_of(dtype); }
 };
 

@@ -9,13 +9,13 @@ constexpr unsigned char kPoison = 0xff;  // not a number in every float, and lar
 std::uint64_t seed_of(const CollectiveRound& round) { return 0x72616e6b73756dull ^ round.count; }
 
 // Where the rank's data of the message at `offset` begins. In place, both lie in the buffer that receives.
-CUdeviceptr send_address(const Gpu& gpu, const CollectiveRound& round, const LocalRank& local, std::uint64_t offset) {
-  return (round.in_place ? gpu.target : gpu.send).get() + offset + local.layout.send_at * bytes_of(round.dtype);
+CUdeviceptr send_address(const CollectiveRound& round, const LocalRank& local, std::uint64_t offset) {
+  return (round.in_place ? local.buffers.target : local.buffers.send) + offset +
+         local.layout.send_at * bytes_of(round.dtype);
 }
 
-CUdeviceptr receive_address(const Gpu& gpu, const CollectiveRound& round, const LocalRank& local,
-                            std::uint64_t offset) {
-  return gpu.target.get() + offset + local.layout.receive_at * bytes_of(round.dtype);
+CUdeviceptr receive_address(const CollectiveRound& round, const LocalRank& local, std::uint64_t offset) {
+  return local.buffers.target + offset + local.layout.receive_at * bytes_of(round.dtype);
 }
 
 // What NCCL's functions take, ready.
@@ -112,12 +112,18 @@ ncclResult_t dispatch(const Call& c, Collective operation, int reduction) {
 
 }  // namespace
 
+std::vector<int> positions_of(const std::vector<LocalRank>& ranks) {
+  std::vector<int> positions;
+  for (const LocalRank& rank : ranks) positions.push_back(rank.communicator.position);
+  return positions;
+}
+
 void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round, const LocalRank& local,
                       std::uint64_t offset) {
   const Gpu& gpu = gpus[local.communicator.position];
   const Call call{nccl,
-                  reinterpret_cast<const void*>(send_address(gpu, round, local, offset)),
-                  reinterpret_cast<void*>(receive_address(gpu, round, local, offset)),
+                  reinterpret_cast<const void*>(send_address(round, local, offset)),
+                  reinterpret_cast<void*>(receive_address(round, local, offset)),
                   local.layout.count,
                   static_cast<int>(round.dtype),
                   round.root,
@@ -141,7 +147,7 @@ void queue_barrier(Gpus& gpus, const Nccl& nccl, const LocalRank& local, double 
 
 void queue_fill(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, unsigned slots) {
   const Gpu& gpu = gpus[local.communicator.position];
-  CUdeviceptr send = send_address(gpu, round, local, local.captured->slots.base);
+  CUdeviceptr send = send_address(round, local, local.captured->slots.base);
   std::uint64_t stride = local.captured->slots.stride, count = local.layout.sent, seed = seed_of(round);
   auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
        ranks = static_cast<std::uint32_t>(local.communicator.ranks),
@@ -155,7 +161,7 @@ void queue_poison(Gpus& gpus, const CollectiveRound& round, const LocalRank& loc
   const Gpu& gpu = gpus[local.communicator.position];
   const Slots& used = local.captured->slots;
   const std::uint64_t bytes = used.stride * (slots - 1) + round.bytes();
-  CUDA_CHECK(cuMemsetD8Async, gpu.target.get() + used.base, kPoison, bytes, gpu.stream());
+  CUDA_CHECK(cuMemsetD8Async, local.buffers.target + used.base, kPoison, bytes, gpu.stream());
 }
 
 void queue_verify(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, const Elements& elements) {
@@ -163,7 +169,7 @@ void queue_verify(Gpus& gpus, const CollectiveRound& round, const LocalRank& loc
   Expected expected = local.layout.expected;
   Elements checked = elements;
   std::uint64_t stride = local.captured->slots.stride, seed = seed_of(round);
-  CUdeviceptr received = receive_address(gpu, round, local, local.captured->slots.base + checked.slot * stride);
+  CUdeviceptr received = receive_address(round, local, local.captured->slots.base + checked.slot * stride);
   auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
        ranks = static_cast<std::uint32_t>(local.communicator.ranks);
   double tolerance = tolerance_of(round, local.communicator.ranks);

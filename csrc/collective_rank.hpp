@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "communicators.hpp"
+#include "registered_memory.hpp"
 
 namespace collbench {
 
@@ -19,8 +19,12 @@ struct LocalRank {
   std::size_t group;  // in CollectiveRound::groups
   Communicator communicator;
   Layout layout;
+  Buffers buffers;
   const CapturedGroup* captured;
 };
+
+// Where the ranks live: positions in Gpus.
+std::vector<int> positions_of(const std::vector<LocalRank>& ranks);
 
 // Queues the rank's call on the message that begins `offset` bytes into the buffers. Where NCCL goes on with it in the
 // background, waits until it is queued.

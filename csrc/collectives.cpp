@@ -25,12 +25,6 @@ bool has_result(const LocalRank& rank) { return rank.layout.expected.count > 0; 
 
 Elements all_elements(const LocalRank& rank, unsigned slots) { return {0, rank.layout.expected.count, 0, slots}; }
 
-std::vector<int> positions_of(const std::vector<LocalRank>& ranks) {
-  std::vector<int> positions;
-  for (const LocalRank& rank : ranks) positions.push_back(rank.communicator.position);
-  return positions;
-}
-
 // Adds what `collectives` of them brought to this process's ranks; `checked`: and what their slots held was compared.
 void count(const CollectiveRound& round, const std::vector<LocalRank>& ranks, int collectives, bool checked,
            std::vector<Coverage>& coverage) {
@@ -54,14 +48,16 @@ void Collectives::prepare(const std::vector<Group>& groups) {
 void Collectives::close() {
   const std::lock_guard<std::mutex> lock(mutex_);
   graphs_.clear();  // before the communicators that they use
+  registered_.deregister();
   communicators_.close();
+  registered_.free();
 }
 
 CollectiveTimes Collectives::time(const CollectiveRound& round) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check(round);
   communicators_.prepare(round.groups);
-  if (round.launch_iterations > 0) communicators_.prepare_launches(round.groups);
+  if (round.launch_iterations > 0 || round.single_launches > 0) communicators_.prepare_launches(round.groups);
   std::exception_ptr seen;
   try {
     return time_all(round);
@@ -78,6 +74,7 @@ CollectiveTimes Collectives::time(const CollectiveRound& round) {
 }
 
 CollectiveTimes Collectives::time_all(const CollectiveRound& round) {
+  register_memory(round);
   Ranks ranks = local_ranks(round);
   capture(round, ranks);
   CollectiveTimes times(round.groups.size());
@@ -91,6 +88,7 @@ CollectiveTimes Collectives::time_all(const CollectiveRound& round) {
         times.seconds[rank.group].push_back(slowest[rank.group]);
   }
   if (round.launch_iterations > 0) time_launches(round, ranks, times);
+  if (round.single_launches > 0) time_singles(round, ranks, times);
   communicators_.check(round.groups);
   return times;
 }
@@ -99,40 +97,54 @@ Collectives::Ranks Collectives::local_ranks(const CollectiveRound& round) {
   Ranks ranks;
   for (std::size_t group = 0; group < round.groups.size(); ++group)
     for (const Communicator& communicator : communicators_[round.groups[group]])
-      ranks.push_back({group, communicator, layout_of(round, communicator.rank, communicator.ranks), nullptr});
+      ranks.push_back({group, communicator, layout_of(round, communicator.rank, communicator.ranks),
+                       registered_(round.registration, communicator.position), nullptr});
   return ranks;
+}
+
+// With the communicators that graphs use, then with those of the launch loop: in that order on every rank.
+void Collectives::register_memory(const CollectiveRound& round) {
+  std::vector<Communicator> captured, launched;
+  for (const Group& group : round.groups) {
+    const std::vector<Communicator>& ours = communicators_[group];
+    captured.insert(captured.end(), ours.begin(), ours.end());
+    if (round.launch_iterations == 0) continue;
+    const std::vector<Communicator>& loops = communicators_.for_launches(group);
+    launched.insert(launched.end(), loops.begin(), loops.end());
+  }
+  registered_.prepare(round.registration, captured, round.deadline);
+  registered_.prepare(round.registration, launched, round.deadline);
 }
 
 // Gives every rank its graph. Captures what is missing, all ranks at once: NCCL's ranks wait for each other when they
 // connect. A capture that fails leaves nothing behind.
 void Collectives::capture(const CollectiveRound& round, Ranks& ranks) {
-  const auto key = [&](const LocalRank& rank) -> GraphKey {
-    return {round.groups[rank.group],
+  const auto key = [&](std::size_t group) -> GraphKey {
+    return {round.groups[group],
             {static_cast<std::uint64_t>(round.operation), static_cast<std::uint64_t>(round.dtype),
              static_cast<std::uint64_t>(reduction_of(round)), static_cast<std::uint64_t>(round.root), round.count,
-             static_cast<std::uint64_t>(round.in_place), static_cast<std::uint64_t>(round.iterations)}};
+             static_cast<std::uint64_t>(round.in_place), static_cast<std::uint64_t>(round.iterations),
+             static_cast<std::uint64_t>(round.registration)}};
   };
   std::map<GraphKey, CapturedGroup> made;
   Ranks missing;
-  for (LocalRank& rank : ranks) {
-    const auto known = graphs_.find(key(rank));
-    if (known != graphs_.end()) {
-      rank.captured = &known->second;
-      continue;
-    }
-    CapturedGroup& group = made[key(rank)];
-    if (group.graphs.empty()) {
-      group.slots = gpus_.next_slots(round.bytes(), round.iterations, 0);
-      group.graphs.resize(static_cast<std::size_t>(rank.communicator.ranks));
-    }
-    rank.captured = &group;
-    missing.push_back(rank);
+  // Of every group, ours or not: so all processes give a group the same slots, which windows need on all its ranks.
+  for (std::size_t group = 0; group < round.groups.size(); ++group) {
+    if (graphs_.count(key(group)) != 0) continue;
+    CapturedGroup& captured = made[key(group)];
+    captured.slots = gpus_.next_slots(round.bytes(), round.iterations, 0);
+    captured.graphs.resize(round.groups[group].size());
   }
-  if (missing.empty()) return;
-  threads_.run(positions_of(missing), [&](std::size_t i) {
-    const auto rank = static_cast<std::size_t>(missing[i].communicator.rank);
-    made.at(key(missing[i])).graphs[rank] = capture(round, missing[i]);
-  });
+  for (LocalRank& rank : ranks) {
+    const auto known = made.find(key(rank.group));
+    rank.captured = known == made.end() ? &graphs_.at(key(rank.group)) : &known->second;
+    if (known != made.end()) missing.push_back(rank);
+  }
+  if (!missing.empty())
+    threads_.run(positions_of(missing), [&](std::size_t i) {
+      const auto rank = static_cast<std::size_t>(missing[i].communicator.rank);
+      made.at(key(missing[i].group)).graphs[rank] = capture(round, missing[i]);
+    });
   graphs_.merge(made);  // moves nodes: the ranks' pointers stay good
 }
 
@@ -239,11 +251,17 @@ void Collectives::check_data(const CollectiveRound& round, const Ranks& ranks, c
   }
 }
 
-void Collectives::time_launches(const CollectiveRound& round, const Ranks& captured, CollectiveTimes& times) {
-  Ranks ranks = captured;  // the same ones, each on its communicator that is never captured
+// The same ranks, each on its communicator that is never captured.
+Collectives::Ranks Collectives::for_launches(const CollectiveRound& round, const Ranks& captured) const {
+  Ranks ranks = captured;
   for (LocalRank& rank : ranks)
     for (const Communicator& communicator : communicators_.for_launches(round.groups[rank.group]))
       if (communicator.position == rank.communicator.position) rank.communicator = communicator;
+  return ranks;
+}
+
+void Collectives::time_launches(const CollectiveRound& round, const Ranks& captured, CollectiveTimes& times) {
+  const Ranks ranks = for_launches(round, captured);
   std::vector<double> seconds(ranks.size());
   ThreadBarrier start(threads_, ranks.size());
   threads_.run(positions_of(ranks), [&](std::size_t i) { seconds[i] = launch_loop(round, ranks[i], start); });
@@ -297,9 +315,10 @@ void Collectives::throw_cause(const CollectiveRound& round, const std::exception
 // Aborts the round's communicators, so that ranks which wait for a failed one end, here and in other processes. NCCL
 // may wait in there itself: then the process's end must do. A communicator in which a thread still sits is left alone.
 void Collectives::abort(const CollectiveRound& round) {
-  if (threads_.stuck()) return;
-  auto aborts = [graphs = std::exchange(graphs_, {}), handles = communicators_.release(round.groups),
-                 end = nccl_.ncclCommAbort]() mutable {
+  if (threads_.stuck() || communicators_.threads().stuck()) return;
+  const std::vector<ncclComm_t> released = communicators_.release(round.groups);
+  registered_.forget(released);
+  auto aborts = [graphs = std::exchange(graphs_, {}), handles = released, end = nccl_.ncclCommAbort]() mutable {
     graphs.clear();
     for (const ncclComm_t handle : handles) end(handle);
   };

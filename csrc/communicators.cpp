@@ -49,10 +49,12 @@ void finish(const Nccl& nccl, ncclComm_t communicator, ncclResult_t result, cons
       });
 }
 
-Communicators::Communicators(Gpus& gpus, const Nccl& nccl, World world)
+Communicators::Communicators(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options)
     : gpus_(gpus),
       nccl_(nccl),
       world_(std::move(world)),
+      configured_(!options.empty()),
+      config_(config_of(options, nccl.version())),
       everyone_(distributed() ? static_cast<std::size_t>(world_.size) : gpus.size()),
       threads_(new DeviceThreads(gpus), &DeviceThreads::dispose) {
   std::iota(everyone_.begin(), everyone_.end(), 0);
@@ -95,6 +97,13 @@ std::vector<ncclComm_t> Communicators::make_all(const char* doing,
   return made;
 }
 
+// NCCL is asked for nothing that nobody asked for: a config, even one that leaves all open, is another call.
+ncclResult_t Communicators::start(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const {
+  if (!configured_) return NCCL_CHECK(nccl_, ncclCommInitRank, made, ranks, id, rank);
+  NcclConfig config = config_;
+  return NCCL_CHECK(nccl_, ncclCommInitRankConfig, made, ranks, id, rank, &config);
+}
+
 void Communicators::make_world() {
   if (made_.count(everyone_) != 0) return;
   const std::string shared = distributed() ? world_.unique_id : nccl_.unique_id();
@@ -104,7 +113,7 @@ void Communicators::make_world() {
   const auto rank = [this](int position) { return distributed() ? world_.rank : position; };
   const std::vector<ncclComm_t> handles = make_all("NCCL's start", [&](int position) {
     ncclComm_t handle = nullptr;  // on this thread's own stack, where a late NCCL may still write
-    const ncclResult_t result = NCCL_CHECK(nccl_, ncclCommInitRank, &handle, ranks, id, rank(position));
+    const ncclResult_t result = start(&handle, ranks, id, rank(position));
     finish(nccl_, handle, result, *threads_, kStartSeconds);
     return handle;
   });
@@ -126,8 +135,9 @@ void Communicators::split(const std::vector<Group>& groups, ByGroup& made) {
     const auto rank = static_cast<std::size_t>(whole.rank);
     ncclComm_t handle = nullptr;
     // Of a communicator that does not block, the new one is there once the world is done with it.
-    const ncclResult_t result =
-        NCCL_CHECK(nccl_, ncclCommSplit, whole.handle, color[rank], key[rank], &handle, nullptr);
+    NcclConfig config = config_;
+    const ncclResult_t result = NCCL_CHECK(nccl_, ncclCommSplit, whole.handle, color[rank], key[rank], &handle,
+                                           configured_ ? &config : nullptr);
     finish(nccl_, whole.handle, result, *threads_, kStartSeconds);
     if (handle != nullptr) finish(nccl_, handle, result, *threads_, kStartSeconds);
     return handle;

@@ -8,6 +8,7 @@
 #include "collective_layout.hpp"
 #include "device_threads.hpp"
 #include "nccl.hpp"
+#include "nccl_config.hpp"
 
 namespace collbench {
 
@@ -37,8 +38,9 @@ struct Communicator {
 // so it happens in close() alone: a process that ends leaves them to the driver.
 class Communicators {
  public:
-  // Throws std::invalid_argument for a world that this process cannot be part of.
-  Communicators(Gpus& gpus, const Nccl& nccl, World world);
+  // `options` are the communicators' own, none for NCCL's; a split's too. Throws std::invalid_argument for a world that
+  // this process cannot be part of, and for options that this NCCL does not have.
+  Communicators(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options);
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
 
@@ -58,6 +60,8 @@ class Communicators {
   // The same ranks in the same order, prepared for plain launches.
   const std::vector<Communicator>& for_launches(const Group& group) const { return for_launches_.at(group); }
   const Nccl& nccl() const { return nccl_; }
+  // For what else ranks wait for each other.
+  DeviceThreads& threads() { return *threads_; }
   // Whether ranks live in other processes.
   bool distributed() const { return world_.size > 0; }
   // Throws NcclError, which names the rank, if this one has failed in the background.
@@ -72,6 +76,7 @@ class Communicators {
   using ByGroup = std::map<Group, std::vector<Communicator>>;
 
   int position_of(int rank) const;
+  ncclResult_t start(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const;
   std::vector<ncclComm_t> make_all(const char* doing, const std::function<ncclComm_t(int position)>& make);
   void make_world();
   void split_missing(const std::vector<Group>& groups, ByGroup& made);
@@ -80,6 +85,8 @@ class Communicators {
   Gpus& gpus_;
   const Nccl& nccl_;
   const World world_;
+  const bool configured_;
+  const NcclConfig config_;
   Group everyone_;
   ByGroup made_, for_launches_;
   // For the start, where ranks wait for each other; the threads of Gpus may be timing copies meanwhile.

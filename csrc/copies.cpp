@@ -58,7 +58,6 @@ void check(std::size_t gpus, const CopyRound& round) {
   for (const std::vector<Link>& group : round.groups) {
     if (group.empty()) throw std::invalid_argument("a group without transfers");
     for (const Link& link : group) {
-      if (link.first == link.second) throw std::invalid_argument("a transfer to itself");
       if (is_host(link.first) && is_host(link.second)) throw std::invalid_argument("a transfer within host memory");
       const int node = kNodePosition - std::min(link.first, link.second);
       if (node >= kMostNodes) throw std::invalid_argument("no NUMA node " + std::to_string(node));
@@ -72,8 +71,9 @@ void check(std::size_t gpus, const CopyRound& round) {
       }
     }
   }
-  if (round.iterations < 1 || round.iterations > kMostIterations)
-    throw std::invalid_argument("a batch holds 1 to 29 messages");
+  const int most = kMostIterations / (round.covered ? 2 : 1);
+  if (round.iterations < 1 || round.iterations > most)
+    throw std::invalid_argument("a batch holds 1 to " + std::to_string(most) + " messages");
 }
 
 Transfer make_transfer(Gpus& gpus, const CopyRound& round, const Link& link) {
@@ -86,7 +86,7 @@ Transfer make_transfer(Gpus& gpus, const CopyRound& round, const Link& link) {
   if (!from_host && !to_host) {
     const auto near = static_cast<std::size_t>(pull ? link.second : link.first),
                far = static_cast<std::size_t>(pull ? link.first : link.second);
-    transfer.staged = !gpus.peer_access()[near][far];
+    transfer.staged = near != far && !gpus.peer_access()[near][far];
   }
   if (transfer.staged && round.engine == Engine::multiprocessors)
     throw std::invalid_argument("a kernel cannot copy between GPUs without peer access");
@@ -173,6 +173,8 @@ class CopyTimer {
         for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, verifier->poisoned, round_.deadline);
       blocking.unblock();
       await_end();
+      if (round_.covered)  // or what is still copied would write into the next batch
+        each([&](const Transfer& transfer) { gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline); });
       for (const TransferSet& set : sets_)
         for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, round_.deadline);
       each([&](const Transfer& transfer) { check_data(transfer, slots); });
@@ -250,6 +252,13 @@ class CopyTimer {
       CUDA_CHECK(cuEventRecord, transfer.first->start.get(), stream);
     else
       CUDA_CHECK(cuStreamWaitEvent, stream, transfer.first->start.get(), 0u);
+    queue_messages(transfer, slots);
+    if (!round_.covered) return;
+    if (transfer.stream == transfer.first) CUDA_CHECK(cuEventRecord, transfer.first->end.get(), stream);
+    queue_messages(transfer, slots);
+  }
+
+  void queue_messages(const Transfer& transfer, const Slots& slots) {
     const Slots own = slots.of_sender(transfer.sender);
     if (round_.engine == Engine::multiprocessors && own.bytes >= kLooped)
       return launch_copy(transfer, own, static_cast<std::uint32_t>(round_.iterations));
@@ -265,6 +274,7 @@ class CopyTimer {
       gpus_.on(*transfer.issuer,
                [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->get()); });
     }
+    if (round_.covered) return;  // the end stands before the first transfer's last messages
     for (const Transfer& transfer : set.transfers) {
       if (transfer.stream != transfer.first) continue;
       gpus_.on(*transfer.issuer, [&] {
@@ -285,6 +295,8 @@ class CopyTimer {
       CUDA_CHECK(cuMemcpyHtoDAsync_v2, target, reinterpret_cast<const void*>(source), bytes, stream);
     } else if (transfer.target.context == nullptr) {
       CUDA_CHECK(cuMemcpyDtoHAsync_v2, reinterpret_cast<void*>(target), source, bytes, stream);
+    } else if (transfer.source.context == transfer.target.context) {
+      CUDA_CHECK(cuMemcpyDtoDAsync_v2, target, source, bytes, stream);
     } else {
       CUDA_CHECK(cuMemcpyPeerAsync, target, transfer.target.context, source, transfer.source.context, bytes, stream);
     }
@@ -331,7 +343,7 @@ class CopyTimer {
     const Report found = transfer.stream->report();
     if (found.wrong == 0) {
       Coverage& coverage = times_.coverage[static_cast<std::size_t>(transfer.group)];
-      coverage.moved += slots.bytes * static_cast<std::uint64_t>(round_.iterations);
+      coverage.moved += slots.bytes * static_cast<std::uint64_t>(round_.iterations) * (round_.covered ? 2 : 1);
       coverage.verified += slots.bytes * slots.count;
       return;
     }

@@ -11,7 +11,7 @@ namespace collbench {
 
 enum class Engine { copy_engine, multiprocessors };
 
-// Source and destination: positions in Gpus, or those of host_memory.hpp for host memory.
+// Source and destination: positions in Gpus, or those of host_memory.hpp for host memory. A GPU may copy to itself.
 using Link = std::pair<int, int>;
 
 struct CopyRound {
@@ -26,12 +26,17 @@ struct CopyRound {
   int batches;          // timed ones
   int warmup;           // batches before them
   double deadline;      // seconds, the longest wait for a batch
+  // Each group's first transfer is timed alone, while all others of the round run: behind its messages of a batch every
+  // transfer copies as many again, as nvbandwidth's interfering copies have twice the size. So a transfer at half the
+  // rate of what it shares links with still has them beside it to its end. A batch holds at most 14 messages then.
+  bool covered;
 };
 
-// Returns seconds of each group, [group][batch]: from the common start of its transfers to their common end, over the
-// messages that each of them sends. What a batch leaves in its slots is checked on the GPU, outside the timed region,
-// and counted. Throws DataError, CudaError, HangError; std::invalid_argument for a round that cannot be timed. Copies
-// between GPUs without peer access are staged in host memory by the driver.
+// Returns seconds of each group, [group][batch]: from the common start of its transfers to their common end (of a
+// covered round to the end of the first one's messages), over the messages that each of them sends. What a batch leaves
+// in its slots is checked on the GPU, outside the timed region, and counted. Throws DataError, CudaError, HangError;
+// std::invalid_argument for a round that cannot be timed. Copies between GPUs without peer access are staged in host
+// memory by the driver.
 Times time_copies(Gpus& gpus, const CopyRound& round);
 
 }  // namespace collbench

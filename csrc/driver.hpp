@@ -65,6 +65,7 @@ constexpr int kAttributeMulticastSupported = 132;        // CU_DEVICE_ATTRIBUTE_
   X(cuMemcpyPeerAsync, (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream))                   \
   X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, std::size_t, CUstream))                                      \
   X(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, std::size_t, CUstream))                                            \
+  X(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                                      \
   X(cuStreamCreate, (CUstream*, unsigned))                                                                        \
   X(cuStreamDestroy_v2, (CUstream))                                                                               \
   X(cuStreamQuery, (CUstream))                                                                                    \

@@ -11,8 +11,9 @@
 namespace collbench {
 namespace {
 
-constexpr std::array<const char*, kKernels> kKernelNames = {
-    "block_stream", "fill", "verify", "copy", "write_ring", "chase", "fill_elements", "verify_elements"};
+constexpr std::array<const char*, kKernels> kKernelNames = {"block_stream",  "stamp",          "tell_time",  "fill",
+                                                            "verify",        "copy",           "write_ring", "chase",
+                                                            "fill_elements", "verify_elements"};
 constexpr unsigned kThreads = 512;                // of a thread block
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
 constexpr std::uint64_t kCopyBlocks = 16;         // thread blocks a multiprocessor, see grid() in gpus.hpp
@@ -200,7 +201,9 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, u
 }
 
 void Gpus::launch(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) {
-  const unsigned threads = kernel == Kernel::block_stream || kernel == Kernel::chase ? 1 : kThreads;
+  const bool alone = kernel == Kernel::block_stream || kernel == Kernel::stamp || kernel == Kernel::tell_time ||
+                     kernel == Kernel::chase;
+  const unsigned threads = alone ? 1 : kThreads;
   CUDA_CHECK(cuLaunchKernel, gpu.kernels[static_cast<std::size_t>(kernel)], blocks, slots, 1u, threads, 1u, 1u, 0u,
              stream, arguments, nullptr);
 }

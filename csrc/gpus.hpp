@@ -25,8 +25,19 @@ struct GpuIdentity {
 // Returns the visible GPUs in CUDA's order. Throws LibraryError without a driver.
 std::vector<GpuIdentity> list_gpus();
 
-enum class Kernel { block_stream, fill, verify, copy, write_ring, chase, fill_elements, verify_elements };
-constexpr std::size_t kKernels = 8;
+enum class Kernel {
+  block_stream,
+  stamp,
+  tell_time,
+  fill,
+  verify,
+  copy,
+  write_ring,
+  chase,
+  fill_elements,
+  verify_elements
+};
+constexpr std::size_t kKernels = 10;
 
 // What a kernel found wrong. Mirrors kernels.cu's Report.
 struct Report {
@@ -68,6 +79,14 @@ struct ChaseMemory {
   std::uint64_t turns = 0;
 };
 
+// Where stamps of single launches are written, and where the host reads them; made on first use, and larger where that
+// is too small. Kept: to free memory waits for the GPU, which may itself wait for a rank that has failed.
+struct StampMemory {
+  DeviceMemory slots;
+  PinnedMemory read;
+  std::size_t bytes = 0;
+};
+
 // One GPU's share of the session. `source` holds the copies' pattern and never changes; `send` is refilled for each
 // collective; `target` receives both.
 struct Gpu {
@@ -87,6 +106,7 @@ struct Gpu {
   Event poisoned;                   // follows the poisoning of all that this GPU verifies
   std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node
   ChaseMemory chase;
+  StampMemory stamps;
   std::uint64_t seed;
 };
 

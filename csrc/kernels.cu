@@ -1,6 +1,6 @@
-// All device code: the blocking kernel, the pattern that proves what was copied, the copy by kernel, the pointer chase;
-// and in elements.cuh the numbers that prove what was reduced. Compiled by NVRTC for compute_60 (tools see
-// CONTRIBUTING.md) and by any nvcc; includes nothing of theirs.
+// All device code: the blocking kernel, time stamps, the pattern that proves what was copied, the copy by kernel, the
+// pointer chase; and in elements.cuh the numbers that prove what was reduced. Compiled by NVRTC for compute_60 (tools
+// see CONTRIBUTING.md) and by any nvcc; includes nothing of theirs.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -40,6 +40,37 @@ extern "C" __global__ void block_stream(const volatile u32* latch, u32 ticket, u
       *expired = 1;
       return;
     }
+  }
+}
+
+// ---- single launches ------------------------------------------------------------------------------------------------
+const u32 kClockReads = 4096;  // last much longer than the clock's steps, of 32 ns or 1 us
+
+// Writes when the stream came here, by the GPU's own clock. Holds the stream for hold_ns before that: so tests make a
+// rank late on purpose.
+extern "C" __global__ void stamp(u64* slot, u64 hold_ns) {
+  const u64 start = nanoseconds();
+  u64 now = start;
+  while (now - start < hold_ns) now = nanoseconds();
+  *slot = now;
+}
+
+// Tells the host the GPU's time `count` times, each once the host has raised `asked` beyond those before; after
+// timeout_ns it stops. Before, it writes the smallest step by which the clock was seen to move.
+extern "C" __global__ void tell_time(const volatile u32* asked, volatile u64* answers, u32 count, u64 timeout_ns,
+                                     volatile u64* step) {
+  const u64 start = nanoseconds();
+  u64 last = start, least = ~0ull;
+  for (u32 i = 0; i < kClockReads; ++i) {
+    const u64 now = nanoseconds();
+    if (now > last && now - last < least) least = now - last;
+    last = now;
+  }
+  *step = least;
+  for (u32 i = 0; i < count; ++i) {
+    while (*asked <= i)
+      if (nanoseconds() - start > timeout_ns) return;
+    answers[i] = nanoseconds();
   }
 }
 

@@ -54,6 +54,8 @@ Nccl::Nccl(const std::string& path) {
 #define COLLBENCH_LOAD(function, result, signature) \
   function = reinterpret_cast<result(*) signature>(dlsym(library, #function));
   COLLBENCH_NCCL_NEWER_FUNCTIONS(COLLBENCH_LOAD)
+  COLLBENCH_NCCL_BUFFER_FUNCTIONS(COLLBENCH_LOAD)
+  COLLBENCH_NCCL_WINDOW_FUNCTIONS(COLLBENCH_LOAD)
 #undef COLLBENCH_LOAD
   path_ = file_of(reinterpret_cast<void*>(ncclGetVersion));
 }

@@ -13,14 +13,16 @@ namespace collbench {
 using ncclComm_t = struct ncclComm*;
 using ncclResult_t = int;
 // Each with its name in nccl.h, which tests/native/test_headers.py compares.
-constexpr ncclResult_t kNcclSuccess = 0;      // ncclSuccess
-constexpr ncclResult_t kNcclRemoteError = 6;  // ncclRemoteError
-constexpr ncclResult_t kNcclInProgress = 7;   // ncclInProgress
+constexpr ncclResult_t kNcclSuccess = 0;       // ncclSuccess
+constexpr ncclResult_t kNcclInvalidUsage = 5;  // ncclInvalidUsage
+constexpr ncclResult_t kNcclRemoteError = 6;   // ncclRemoteError
+constexpr ncclResult_t kNcclInProgress = 7;    // ncclInProgress
 // ncclUniqueId: NCCL_UNIQUE_ID_BYTES of them, passed by value.
 struct NcclUniqueId {
   char internal[128];
 };
-constexpr int kSplitNoColor = -1;  // NCCL_SPLIT_NOCOLOR
+constexpr int kSplitNoColor = -1;    // NCCL_SPLIT_NOCOLOR
+constexpr int kWindowSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
 constexpr int kOldestNcclVersion = 21800;
 
 #define COLLBENCH_NCCL_FUNCTIONS(X)                                                                     \
@@ -29,6 +31,7 @@ constexpr int kOldestNcclVersion = 21800;
   X(ncclGetLastError, const char*, (ncclComm_t))                                                        \
   X(ncclGetUniqueId, ncclResult_t, (NcclUniqueId*))                                                     \
   X(ncclCommInitRank, ncclResult_t, (ncclComm_t*, int, NcclUniqueId, int))                              \
+  X(ncclCommInitRankConfig, ncclResult_t, (ncclComm_t*, int, NcclUniqueId, int, void*))                 \
   X(ncclCommSplit, ncclResult_t, (ncclComm_t, int, int, ncclComm_t*, void*))                            \
   X(ncclCommAbort, ncclResult_t, (ncclComm_t))                                                          \
   X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t, ncclResult_t*))                                   \
@@ -48,6 +51,16 @@ constexpr int kOldestNcclVersion = 21800;
   X(ncclGather, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
   X(ncclScatter, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream))
 
+// Null before NCCL 2.19 [nccl.h 2.19.1] and 2.27 [nccl.h 2.27.3]: registered_memory.hpp refuses what needs them.
+#define COLLBENCH_NCCL_BUFFER_FUNCTIONS(X)                                          \
+  X(ncclMemAlloc, ncclResult_t, (void**, std::size_t))                              \
+  X(ncclMemFree, ncclResult_t, (void*))                                             \
+  X(ncclCommRegister, ncclResult_t, (const ncclComm_t, void*, std::size_t, void**)) \
+  X(ncclCommDeregister, ncclResult_t, (const ncclComm_t, void*))
+#define COLLBENCH_NCCL_WINDOW_FUNCTIONS(X)                                              \
+  X(ncclCommWindowRegister, ncclResult_t, (ncclComm_t, void*, std::size_t, void*, int)) \
+  X(ncclCommWindowDeregister, ncclResult_t, (ncclComm_t, void*))
+
 // One opened libnccl.so.2; it stays open for the life of the process, because its threads do.
 class Nccl {
  public:
@@ -58,6 +71,8 @@ class Nccl {
 #define COLLBENCH_DECLARE(name, result, signature) result(*name) signature = nullptr;
   COLLBENCH_NCCL_FUNCTIONS(COLLBENCH_DECLARE)
   COLLBENCH_NCCL_NEWER_FUNCTIONS(COLLBENCH_DECLARE)
+  COLLBENCH_NCCL_BUFFER_FUNCTIONS(COLLBENCH_DECLARE)
+  COLLBENCH_NCCL_WINDOW_FUNCTIONS(COLLBENCH_DECLARE)
 #undef COLLBENCH_DECLARE
 
   // As NCCL numbers it: 2.28.9 is 22809.

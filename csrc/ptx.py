@@ -1,6 +1,8 @@
 """Make the PTX that collbench ships from kernels.cu, with the NVRTC 11.8 of a wheel: no CUDA toolkit is needed.
 
 `make ptx` runs it: python csrc/ptx.py csrc/kernels.cu src/collbench/kernels/kernels.ptx
+It is a program, not a module: NVRTC leaves its thread in an ASCII locale, in which Python opens every file, and the
+process with SA_RESTART on its signals, so that Ctrl-C no longer ends a call that waits.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 # The oldest target that NVRTC 11.8 accepts without a warning and that every GPU since P100 can run; its PTX ISA 7.8
 # is read by every driver since r520.
@@ -35,7 +36,7 @@ def find_nvrtc() -> Path:
     raise NvrtcError(f"NVRTC 11.8 is not installed: pip install {WHEEL}")
 
 
-def compile_ptx(source: bytes, headers: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+def compile_ptx(source: bytes, headers: Mapping[str, bytes]) -> bytes:
     """Return the PTX of one CUDA source that includes these headers. Raises NvrtcError with the compiler's log."""
     nvrtc = ctypes.CDLL(str(find_nvrtc()))
     program = ctypes.c_void_p()
@@ -52,8 +53,6 @@ def compile_ptx(source: bytes, headers: Mapping[str, bytes] = MappingProxyType({
         return _text(nvrtc, "PTX", program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-        # NVRTC leaves its thread in an ASCII locale, in which Python then opens every file; -1 is LC_GLOBAL_LOCALE.
-        ctypes.CDLL(None).uselocale(ctypes.c_void_p(-1))
 
 
 def headers_beside(source: Path) -> dict[str, bytes]:

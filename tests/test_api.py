@@ -316,6 +316,14 @@ def test_check_is_the_judge() -> None:
     assert collbench.check(run) == judge(run)
 
 
+def test_a_verdict_is_explained_in_words() -> None:
+    run = pair_run(3, lambda a, b: 200.0 if (a, b) == (0, 1) else 326.0)
+    (verdict,) = collbench.check(run)
+    assert collbench.explain(verdict, run).startswith("GPU0-GPU1: ")
+    with pytest.raises(collbench.Error, match=r"collbench\.load"):
+        collbench.explain(verdict, "run.json")  # type: ignore[arg-type]
+
+
 # --- predict, nodes, topo, doctor, train_command --------------------------------------------------------------------
 
 

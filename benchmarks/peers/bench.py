@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from . import outputs, runs
 
-# No command of the benchmark takes a tenth of this on a healthy machine; a hung one must not eat the sitting.
-_PATIENCE_SECONDS = 180
+# No command of the benchmark takes a third of this on a healthy machine; a hung one must not eat the sitting.
+_PATIENCE_SECONDS = 300
 # One thread a GPU as collbench's launch loop has it, no data check (it is not timed), five warm-up rounds.
 _FLAGS = ("-g", "1", "-n", "20", "-w", "5", "-c", "0")
 

@@ -13,11 +13,26 @@ LINK_CASES = {
     "sm-write": "device_to_device_memcpy_write_sm",
     "sm-read": "device_to_device_memcpy_read_sm",
 }
+# A figure of these is one GPU's rate in one direction, with the others and the opposite direction busy for longer than
+# it is timed [testcase.cpp, allHostHelper, allHostBidirHelper; memcpy.cpp, USE_FIRST_BW], and so is ours.
 HOST_CASES = {
     "h2d-ce": "host_to_device_memcpy_ce",
     "d2h-ce": "device_to_host_memcpy_ce",
     "h2d-sm": "host_to_device_memcpy_sm",
     "d2h-sm": "device_to_host_memcpy_sm",
+    "h2d-ce host-both-ways": "host_to_device_bidirectional_memcpy_ce",
+    "d2h-ce host-both-ways": "device_to_host_bidirectional_memcpy_ce",
+    "h2d-sm host-both-ways": "host_to_device_bidirectional_memcpy_sm",
+    "d2h-sm host-both-ways": "device_to_host_bidirectional_memcpy_sm",
+    "h2d-ce host-all": "host_to_all_memcpy_ce",
+    "d2h-ce host-all": "all_to_host_memcpy_ce",
+    "h2d-sm host-all": "host_to_all_memcpy_sm",
+    "d2h-sm host-all": "all_to_host_memcpy_sm",
+    "h2d-ce host-all-both-ways": "host_to_all_bidirectional_memcpy_ce",
+    "d2h-ce host-all-both-ways": "all_to_host_bidirectional_memcpy_ce",
+    "h2d-sm host-all-both-ways": "host_to_all_bidirectional_memcpy_sm",
+    "d2h-sm host-all-both-ways": "all_to_host_bidirectional_memcpy_sm",
+    "ce-write local": "device_local_copy",
 }
 _COLUMNS = 13  # size count type redop root, then time algbw busbw #wrong out of place, and the same in place
 
@@ -59,7 +74,7 @@ def nccl_version(text: str) -> str:
 
 
 def nvbandwidth(text: str) -> dict[str, dict[Members, float]]:
-    """Return GB/s by case and by (src, dst), or by (gpu,) for copies from and to the host.
+    """Return GB/s by case and by (src, dst), or by (gpu,) for copies from and to the host, and local ones.
 
     Row and column follow the code, not the arrows that nvbandwidth prints: a row's GPU issues the copy, so a "read"
     cell is the link column → row and a "write" cell row → column. Raises PeerOutputError for a case that did not pass.
@@ -82,6 +97,6 @@ def nvbandwidth(text: str) -> dict[str, dict[Members, float]]:
 
 
 def _members(case: str, row: int, column: int) -> Members:
-    if "host" in case:
+    if "host" in case or "local" in case:
         return (column,)
     return (column, row) if "_read_" in case else (row, column)

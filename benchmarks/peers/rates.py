@@ -19,12 +19,14 @@ PROGRAMS = {
     "sendrecv": "sendrecv",
 }
 _MEBIBYTE = 2**20
-_LARGE, _LARGE_BAR, _SMALL_BAR = 16 * _MEBIBYTE, 0.01, 0.05
+LARGE, LARGE_BAR, SMALL_BAR = 16 * _MEBIBYTE, 0.01, 0.05
 _COPY_BAR = 0.005
-_HEADER = ("what", "peer", "collbench", "ratio (min–max)", "bar", "verdict")
+_HOST_BAR = 0.01
+_HOST_PATTERNS = "host,host-both-ways,host-all,host-all-both-ways,local"
+HEADER = ("what", "peer", "collbench", "ratio (min–max)", "bar", "verdict")
 # Up to 1 GiB also where graphs are replayed: nccl-tests' buffers are as large as its largest message, and with -e 16M
 # all of it stays in the GPUs' L2 (60 MB), where send/recv is twice as fast. -c 1, for at -c 0 its buffers hold no data.
-_PEER_SIZES = ("-b", "64K", "-e", "1G", "-f", "4", "-c", "1")
+PEER_SIZES = ("-b", "64K", "-e", "1G", "-f", "4", "-c", "1")
 
 Pairs = list[tuple[float, float]]  # seconds of the peer and of collbench, one for each repeat
 
@@ -42,11 +44,11 @@ def collectives(bench: Bench) -> Table:
         "Microseconds, medians of the repeats. `launch`: collbench's launch loop over plain nccl-tests -t n -g 1, both "
         "the mean of ranks. `graph`: collbench's graph replay (slowest rank) over nccl-tests -G 5 (mean of ranks). "
         "Ratio: rate of collbench over the peer's, median (smallest–largest) of the repeats.",
-        _HEADER,
+        HEADER,
     )
     for (operation, ranks, size, kind), pairs in sorted(found.items(), key=_in_order):
         ratios = [peer / ours for peer, ours in pairs]
-        bar = _LARGE_BAR if size >= _LARGE else _SMALL_BAR
+        bar = LARGE_BAR if size >= LARGE else SMALL_BAR
         table.rows.append(
             (
                 f"{operation}, {ranks} ranks, {size_name(size)}, {kind}",
@@ -70,10 +72,10 @@ def _collective(
 ) -> dict[tuple[str, int, int, str], tuple[float, float]]:
     """Run the peer plain, collbench, the peer with graphs; return (peer, collbench) seconds by data point and kind."""
     name, program, ranks = f"{operation}-{len(members)}-ranks-{repeat}", PROGRAMS[operation], len(members)
-    plain = bench.run_nccl_tests(f"nccl-tests-{name}", program, members, *_PEER_SIZES)
+    plain = bench.run_nccl_tests(f"nccl-tests-{name}", program, members, *PEER_SIZES)
     run = bench.run_collbench(f"collbench-{name}", operation, members, "--sizes", "64K:1G:4")
     # -G 5 captures the 20 calls of -n in one graph and replays it 5 times [nccl-tests common.cu:707-773].
-    graph = bench.run_nccl_tests(f"nccl-tests-graph-{name}", program, members, *_PEER_SIZES, "-G", "5")
+    graph = bench.run_nccl_tests(f"nccl-tests-graph-{name}", program, members, *PEER_SIZES, "-G", "5")
     found = {}
     for (point, ours, size), times in (run.points if run else {}).items():
         if (point, len(ours)) != (operation, ranks):
@@ -104,13 +106,17 @@ def copies(bench: Bench) -> Table:
 
 
 def host(bench: Bench) -> Table:
-    """Compare copies between pinned host memory and GPUs 0, 1 at 512 MiB. About 8 s a repeat; no bar is set."""
+    """Compare host and local copies at 512 MiB: GPUs isolated, in both directions, all at once. About 1 min a repeat.
+
+    A host with several NUMA nodes has no such messages (docs/method.md 3.8): then this table is empty.
+    """
     table = Table(
         f"Copies between host and GPU, {bench.repeats} repeats",
-        "GB/s, median GPU. Ratio as for copies between GPUs. No bar: where the host's memory lies decides.",
+        "GB/s of one direction, median GPU. Ratio as for copies between GPUs. By kernel in both directions nvbandwidth "
+        "launches one kernel for both and reports half of their sum, we two and the rate of one: no bar.",
         ("what", "peer", "collbench", "ratio (min–max)", "worst GPU", "bar", "verdict"),
     )
-    _compare_copies(bench, table, HOST_CASES, 512, (0, 1))
+    _compare_copies(bench, table, HOST_CASES, 512, bench.everything)
     return table
 
 
@@ -120,7 +126,7 @@ def _compare_copies(bench: Bench, table: Table, cases: dict[str, str], mebibytes
     is_host = cases is HOST_CASES
     name = f"{'host' if is_host else 'link'}-copies-{mebibytes}M"
     # The peer takes longer still; with our default budget the batches of 48 data points would be four messages long.
-    options = ("--patterns", "host" if is_host else "one-way", "--sizes", f"{mebibytes}M", "--budget", "10s")
+    options = ("--patterns", _HOST_PATTERNS if is_host else "one-way", "--sizes", f"{mebibytes}M", "--budget", "10s")
     peers, ours = [], []
     for repeat in range(bench.repeats):
         # -s: the peer's own data check costs as much as its timing, and is not timed.
@@ -159,13 +165,14 @@ def _copy_row(
     }
     worst = max(by_link, key=lambda members: abs(by_link[members] - 1))
     is_sm = what.startswith("sm-")
-    verdict = NO_BAR if is_host else (not_slower if is_sm else within)(ratios, _COPY_BAR)
+    bar = None if "-sm host" in what and "both-ways" in what else _HOST_BAR if is_host else _COPY_BAR
+    verdict = NO_BAR if bar is None else (not_slower if is_sm else within)(ratios, bar)
     return (
         f"{what}, {len(by_link)} {'GPUs' if is_host else 'links'}",
         f"{median(peer for links in repeats for peer, _ in links.values()):.2f}",
         f"{median(ours for links in repeats for _, ours in links.values()):.2f}",
         interval(ratios),
         f"{'→'.join(map(str, worst))}: {by_link[worst]:.4f}",
-        "none" if is_host else "not slower" if is_sm else f"±{_COPY_BAR:.1%}",
+        "none" if bar is None else "not slower" if is_sm else f"±{bar:.1%}",
         verdict,
     )

@@ -8,8 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-Key = tuple[str, tuple[int, ...], int]  # operation, members, size in bytes
-_COMPARABLE = ("plain", "host")  # the peers know no in-place, both-ways or fan copies in these parts
+# Operation, with its variant where that is neither plain nor host; members, or of the host patterns the GPU; size in
+# bytes.
+Key = tuple[str, tuple[int, ...], int]
+_ALL = ("host-all", "host-all-both-ways")
+# The peers know no in-place, both-ways or fan copies in these parts.
+_COMPARABLE = ("plain", "host", "host-both-ways", *_ALL, "local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +52,24 @@ def _points(run: dict[str, Any]) -> list[tuple[Key, Times]]:
     found = []
     for measurement in run["measurements"]:
         point, samples = measurement.get("point") or measurement["cell"], measurement["samples"]  # of version 1: cell
-        if not samples or point.get("variant", "plain") not in _COMPARABLE:
+        variant, members = point.get("variant", "plain"), tuple(point["members"])
+        if not samples or variant not in _COMPARABLE or not _near(run, point, variant):
             continue
         launches = [s["launch_seconds"] for s in samples if s.get("launch_seconds") is not None]
         times = Times(
             seconds=median(median(sample["seconds"]) for sample in samples),
             launch_seconds=median(launches) if launches else None,
         )
-        found.append(((point["operation"], tuple(point["members"]), point["size_bytes"]), times))
+        name = point["operation"] if variant in ("plain", "host") else f"{point['operation']} {variant}"
+        found.append(((name, members[:1] if variant in _ALL else members, point["size_bytes"]), times))
     return found
+
+
+def _near(run: dict[str, Any], point: dict[str, Any], variant: str) -> bool:
+    """Return whether host memory lies where nvbandwidth takes it, which runs each GPU's part beside that GPU."""
+    node = point.get("numa_node")
+    own = None if variant in _ALL else run["devices"][point["members"][0]].get("numa_node")
+    return node is None or node == own
 
 
 def _estimate(run: dict[str, Any]) -> float:

@@ -101,7 +101,7 @@ def warm_up(model: nn.Module, shown: Images, options: argparse.Namespace) -> Non
     """Do some forwards and backwards, and undo what they did to BatchNorm."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for _ in range(WARM_UP):
-        loss_on(model, shown, torch.arange(options.batch, device=shown.pixels.device), amp=options.amp).backward()
+        loss_on(model, shown, torch.arange(options.batch, device=shown.pixels.device), amp=options.amp).backward()  # type: ignore[no-untyped-call]  # torch's
     model.zero_grad(set_to_none=True)
     model.load_state_dict(before)
 
@@ -119,7 +119,7 @@ def train(model: nn.Module, shown: Images, options: argparse.Namespace, here: Ra
     begin = time.perf_counter()
     for chosen in steps:
         loss = loss_on(model, shown, chosen, amp=options.amp)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)

@@ -1,9 +1,9 @@
-"""collbench measures what the wires between GPUs really carry, and chooses the best ones.
+"""collbench measures the bandwidth and latency between GPUs, and chooses the best GPUs.
 
-In Python: `select` chooses GPUs for this process, `measure` measures, `runs` lists saved runs, `load` reads one,
-`rank`, `check`, `compare` and `predict` judge it, `nodes` chooses nodes, `topo` and `doctor` look at the machine,
-`train_command` says what `collbench train` would start, and `Error` is what they raise. docs/python.md shows them.
-Importing collbench loads nothing: numpy, torch and CUDA come when needed.
+In Python: `select` chooses GPUs for this process, `measure` and `overlap` measure, `runs` lists saved runs, `load`
+reads one, `rank`, `check`, `compare`, `tails` and `predict` judge it, `explain` words what they find, `nodes` chooses
+nodes, `topo` and `doctor` look at the machine, `train_command` says what `collbench train` would start, and `Error` is
+what they raise. docs/python.md shows them. Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
 from typing import TYPE_CHECKING
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
         check,
         compare,
         doctor,
+        explain,
         load,
         measure,
         nodes,
+        overlap,
         predict,
         rank,
         runs,
         select,
+        tails,
         topo,
         train_command,
     )
@@ -32,13 +35,16 @@ __all__ = [
     "check",
     "compare",
     "doctor",
+    "explain",
     "load",
     "measure",
     "nodes",
+    "overlap",
     "predict",
     "rank",
     "runs",
     "select",
+    "tails",
     "topo",
     "train_command",
 ]

@@ -1,5 +1,6 @@
 """Types of the compiled extension (csrc/bindings.cpp)."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 class LibraryError(RuntimeError): ...
@@ -53,11 +54,18 @@ class Reduction:
     __members__: ClassVar[dict[str, Reduction]]
     def __init__(self, value: int) -> None: ...
 
+class Registration:
+    """Where a collective's messages lie: `none`, `buffer`, `window`."""
+
+    __members__: ClassVar[dict[str, Registration]]
+    def __init__(self, value: int) -> None: ...
+
 class CopyRound:
     """Groups of transfers (source, destination): positions in Gpus, -1 for host memory, -2 - n on NUMA node n.
 
     `iterations` messages of `bytes` bytes in each of `batches` timed batches; `warmup` is untimed batches, `deadline`
-    seconds for each. `shift` misaligns source and destination by so many bytes.
+    seconds for each. `shift` misaligns source and destination by so many bytes. `covered` times each group's first
+    transfer alone, while all others of the round run.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class CopyRound:
         warmup: int,
         deadline: float,
         shift: int = 0,
+        covered: bool = False,
     ) -> None: ...
 
 class ChaseRound:
@@ -82,7 +91,11 @@ class ChaseRound:
     ) -> None: ...
 
 class CollectiveRound:
-    """Disjoint groups of ranks; `count` elements of the whole message, `launch_iterations` 0 for no launch loop."""
+    """Disjoint groups of ranks; `count` elements of the whole message, `launch_iterations` 0 for no launch loop.
+
+    `single_launches` plain launches are timed one by one, 0 for none; before each of them the stream of `hold_rank`, a
+    rank of the world, is held for `hold_nanoseconds`: for tests.
+    """
 
     def __init__(
         self,
@@ -101,6 +114,10 @@ class CollectiveRound:
         launch_iterations: int,
         launch_warmup: int,
         deadline: float,
+        single_launches: int = 0,
+        hold_rank: int = -1,
+        hold_nanoseconds: int = 0,
+        registration: Registration = ...,
     ) -> None: ...
 
 class Coverage:
@@ -111,8 +128,24 @@ class Times:
     seconds: list[list[float]]  # [group][batch]
     coverage: list[Coverage]
 
+class RankLaunches:
+    """One rank's single launches: `arrived` and `left` in ns of the host's steady clock (CLOCK_MONOTONIC).
+
+    All may be off together by `uncertainty` ns; `step` is the smallest step of the GPU's clock, `cost` what the stamps
+    add to each `left - arrived`, in ns. `rank` is the one in the group.
+    """
+
+    group: int
+    rank: int
+    arrived: list[int]
+    left: list[int]
+    uncertainty: int
+    step: int
+    cost: int
+
 class CollectiveTimes(Times):
     launch_seconds: list[float]
+    singles: list[RankLaunches]  # of this process's ranks
 
 class Gpus:
     cache_bytes: list[int]
@@ -132,7 +165,16 @@ class Nccl:
 
 class Collectives:
     # world_size 0: this process holds all ranks, one for each of its GPUs; otherwise it is one rank with one GPU.
-    def __init__(self, gpus: Gpus, nccl: Nccl, rank: int = 0, world_size: int = 0, unique_id: bytes = b"") -> None: ...
+    # `options` are the communicators', by nccl.h's names of ncclConfig_t's fields.
+    def __init__(
+        self,
+        gpus: Gpus,
+        nccl: Nccl,
+        rank: int = 0,
+        world_size: int = 0,
+        unique_id: bytes = b"",
+        options: Mapping[str, int] = ...,
+    ) -> None: ...
     def prepare(self, groups: list[list[int]]) -> None: ...
     def time(self, round: CollectiveRound) -> CollectiveTimes: ...
     def close(self) -> None: ...

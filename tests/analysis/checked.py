@@ -117,6 +117,11 @@ def faults(run: Run) -> list[Verdict]:
     return [verdict for verdict in judge(run) if verdict.severity is not Severity.INFO]
 
 
+def what(verdict: Verdict, devices: Sequence[Device] | None = None) -> str:
+    """Return what a verdict says in words, by default of up to eight GPUs."""
+    return sentences.what(verdict, run_of(devices or gpus(8), []))
+
+
 def the(run: Run, kind: Kind) -> Verdict:
     """Return the one verdict of a run, which must be of this kind. Fails the test where there is another."""
     found = faults(run)

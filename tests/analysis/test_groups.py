@@ -62,7 +62,7 @@ READ = Operation.SM_READ
 def test_what_belongs_together(title: str, found: list[Found], groups: list[tuple[str, tuple[int, ...], int]]) -> None:
     made = find_bunches(found)
     assert [(bunch.work, bunch.members, len(bunch.found)) for bunch in made] == groups
-    assert [bunch.kind for bunch in made] == [Kind.WORK if work else Kind.PLACE for work, _, _ in groups]
+    assert [bunch.kind for bunch in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
 
 
 @pytest.mark.parametrize(

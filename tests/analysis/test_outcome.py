@@ -27,6 +27,7 @@ from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, StopReason
+from collbench.output import sentences
 from collbench.output.text import verdicts
 from collbench.output.text.frame import headline
 from collbench.output.text.measured import pairs_page
@@ -132,7 +133,7 @@ def broken(run: Run, places: list[int], kind: FailureKind | None) -> Run:
 def check_never_trusted(run: Run) -> None:
     """Fail the test where anything good is said of a place that failed."""
     found = outcome(run)
-    failed = {place for place in found.places if len(place) == 2}
+    failed = {place for place in found.device_sets if len(place) == 2}
     assert found.status in (ExitStatus.FAILED, ExitStatus.UNTRUSTED)
     tags = ["-".join(run.devices[member].tag for member in place) for place in failed]
     first = headline(run)
@@ -144,7 +145,7 @@ def check_never_trusted(run: Run) -> None:
         for ranking in ranked.rankings:
             touched = [p for p in failed if any(set(p) == set(one) for one in (*ranking.failed, *ranking.lacking))]
             assert not (touched and ranking.all_tied)
-            assert " tie " not in f" {ranking.verdict} " or not touched
+            assert " tie " not in f" {sentences.tiers(ranking)} " or not touched
             relations = {one.relation for one in ranking.standings if tuple(sorted(one.members)) in failed}
             assert relations <= {Relation.FAILED}
     assert not failed & set(coverage(run).judged)
@@ -165,7 +166,7 @@ def check_never_trusted(run: Run) -> None:
             continue  # nothing is left to choose from
         inside = [place for place in failed if set(place) <= set(chosen.members)]
         assert bool(inside) is bool(chosen.failed)
-        assert ("includes failed" in chosen.reason) is bool(inside)
+        assert ("includes failed" in sentences.reason(chosen, run.devices)) is bool(inside)
         if len(failed) == 1 and k < fit:
             assert not inside, "there is a set without it"
 

@@ -129,7 +129,7 @@ def test_host_memory_counts_on_its_best_node() -> None:
         found.point = replace(found.point, variant=Variant.HOST, numa_node=node)
     (answer,) = judge(run_of(gpus(1), [far, near]), [figure]).answers
     assert answer.standing is ReferenceVerdict.NORMAL
-    assert [place.gbs for place in answer.places] == pytest.approx([55.0])
+    assert [place.gbs for place in answer.sets] == pytest.approx([55.0])
 
 
 def test_a_label_of_another_kind_is_not_held_against_it() -> None:
@@ -183,7 +183,7 @@ def test_what_is_below_remains_so_over_an_impossible_figure() -> None:
     run.measurements = [slow if found.point == slow.point else found for found in run.measurements]
     (answer,) = judge(run, FIGURES).answers
     assert answer.standing is ReferenceVerdict.BELOW
-    assert Counter(place.standing for place in answer.places) == {
+    assert Counter(place.standing for place in answer.sets) == {
         ReferenceVerdict.BELOW: 1,
         ReferenceVerdict.NOT_JUDGED: 11,
     }
@@ -245,8 +245,8 @@ def test_only_a_whole_interval_outside_the_band_is_certain(links: int, side: int
         band = COPY if side < 0 else replace(COPY, at_least=None, measured=(end / 1.05,))
         figure = replace(band, at_least=end) if side < 0 else band
         (answer,) = judge(run, [figure]).answers
-        assert {place.standing for place in answer.places} == {expected}
-        assert len(answer.places) == links
+        assert {place.standing for place in answer.sets} == {expected}
+        assert len(answer.sets) == links
 
 
 @pytest.mark.parametrize(
@@ -315,6 +315,6 @@ def test_the_slowest_place_is_first_and_one_below_is_enough() -> None:
     rates = {(0, 1): 450.0, (1, 0): 420.0, (0, 2): 300.0}
     run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, rate) for link, rate in rates.items()])
     (answer,) = judge(run, [COPY]).answers
-    assert [place.members for place in answer.places] == [(0, 2), (1, 0), (0, 1)]
-    assert (answer.standing, answer.places[0].standing) == (ReferenceVerdict.BELOW, ReferenceVerdict.BELOW)
+    assert [place.members for place in answer.sets] == [(0, 2), (1, 0), (0, 1)]
+    assert (answer.standing, answer.sets[0].standing) == (ReferenceVerdict.BELOW, ReferenceVerdict.BELOW)
     assert judge(run, [COPY], Operation.CE_READ).answers == ()

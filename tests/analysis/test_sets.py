@@ -10,6 +10,8 @@ from collbench.analysis.select import choose
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
+from collbench.output import sentences
+from collbench.output.text.prediction import compared
 from collbench.sim import fabrics
 from collbench.sim.collectives import allreduce_busbw
 from tests.analysis.made import curve, pairs, simulated
@@ -50,12 +52,16 @@ def test_on_nvlink_pairs_the_worst_two_cross_the_bridges() -> None:
 def test_behind_nvswitches_there_is_no_worst_set() -> None:
     found = machine(simulated("hgx-h200")).sets(4, nothing)
     assert found.worst is None
-    assert "the choice does not affect bandwidth" in found.note
+    assert "the choice does not affect bandwidth" in compared(found)
 
 
 def test_all_devices_are_the_one_set() -> None:
     found = machine(simulated("nvlink-pairs-2x2")).sets(4, nothing)
-    assert (found.best, found.worst, found.note) == ((0, 1, 2, 3), None, "there is one set of 4, so nothing to choose")
+    assert (found.best, found.worst, compared(found)) == (
+        (0, 1, 2, 3),
+        None,
+        "there is one set of 4, so nothing to choose",
+    )
 
 
 def test_above_16_devices_a_slow_one_is_in_the_worst_set() -> None:
@@ -64,13 +70,13 @@ def test_above_16_devices_a_slow_one_is_in_the_worst_set() -> None:
     assert found.worst is not None
     assert 7 in found.worst
     assert 7 not in found.best
-    assert "heuristic" in found.note
+    assert "heuristic" in compared(found)
 
 
 def test_without_pairs_the_sets_that_were_measured_are_compared() -> None:
     run = run_of(gpus(4), [*curve(AR, (0, 1, 2), 100.0), *curve(AR, (1, 2, 3), 50.0), *curve(AR, (0, 1, 2, 3), 70.0)])
     found = machine(run).sets(3, lambda members: float(sum(members)))
-    assert (found.best, found.worst, found.note) == ((0, 1, 2), (1, 2, 3), "of the sets that were measured")
+    assert (found.best, found.worst, compared(found)) == ((0, 1, 2), (1, 2, 3), "of the sets that were measured")
 
 
 def test_faulty_devices_are_left_out_and_named() -> None:
@@ -82,8 +88,9 @@ def test_faulty_devices_are_left_out_and_named() -> None:
     made = machine(run)
     assert [left.member for left in made.left_out] == [2]
     assert 2 not in made.sets(2, nothing).best
-    with pytest.raises(UsageError, match=r"cannot predict for 4 of 3 devices without GPU2 \(faulty"):
+    with pytest.raises(UsageError) as refused:
         made.sets(4, nothing)
+    assert sentences.refusal(refused.value).startswith("cannot predict for 4 of 3 devices without GPU2 (faulty")
 
 
 @pytest.mark.parametrize(
@@ -101,4 +108,4 @@ def test_faulty_devices_are_left_out_and_named() -> None:
 def test_what_cannot_be_is_refused(title: str, run: Run, k: int, line: str) -> None:
     with pytest.raises(UsageError) as refused:
         machine(run).sets(k, nothing)
-    assert line in str(refused.value)
+    assert line in sentences.refusal(refused.value)

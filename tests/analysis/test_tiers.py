@@ -15,15 +15,16 @@ from collbench.analysis.tiers import (
     kind_of,
     labels_of,
     margin,
-    places_of,
     points_of,
     rank_links,
     rank_pairs,
+    sets_of,
     tiers_of,
 )
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
+from collbench.output import sentences
 from tests.builders import GIB, gpus, in_words, measured, noisy, nvml_says, pair_run, paths, run_of
 
 Pair = tuple[int, int]
@@ -153,14 +154,14 @@ def test_equals_are_called_so_only_where_noise_could_not_hide_a_slow_pair(
     found = ranked(4, lambda a, b: trials)
     assert found.one_tier
     assert found.all_tied is all_tied
-    assert ("tie within" in found.verdict) is all_tied
+    assert ("tie within" in sentences.tiers(found)) is all_tied
 
 
 def test_a_spread_beyond_2_percent_that_noise_explains_is_a_tie_and_says_why() -> None:
     found = ranked(8, shaken(lambda a, b: 300.0, 0.02, 10))
     assert 0.02 < found.spread < found.noise < 0.06
     within = f"{found.spread:.1%}, which is noise"
-    assert found.verdict == f"all pairs tie within {within}: the choice does not affect bandwidth"
+    assert sentences.tiers(found) == f"all pairs tie within {within}: the choice does not affect bandwidth"
 
 
 def test_small_messages_tie_within_6_percent_and_speak_of_latency() -> None:
@@ -168,7 +169,7 @@ def test_small_messages_tie_within_6_percent_and_speak_of_latency() -> None:
     found = rank_pairs(run_of(gpus(4), points), Operation.ALLREDUCE, 8)
     assert found is not None
     assert found.delta == 0.06
-    assert found.verdict == "all pairs tie within 2.0%: the choice does not affect latency"
+    assert sentences.tiers(found) == "all pairs tie within 2.0%: the choice does not affect latency"
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
     ],
 )
 def test_the_verdict_begins_with_what_it_lacks(found: Ranking, words: str) -> None:
-    assert found.verdict.startswith(words)
+    assert sentences.tiers(found).startswith(words)
 
 
 def steady(*middles: float) -> list[Estimate]:
@@ -359,7 +360,7 @@ def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     found = rank_pairs(run, Operation.ALLREDUCE, GIB)
     assert found is not None
     assert [one.relation for one in found.standings] == [Relation.TIED, Relation.FAILED, Relation.TIED]
-    assert (found.failed, found.lacking, found.places) == (((0, 2),), (), 3)
+    assert (found.failed, found.lacking, found.sets) == (((0, 2),), (), 3)
 
 
 def test_noise_is_how_far_apart_equals_may_look_and_trials_the_fewest() -> None:
@@ -386,10 +387,10 @@ def test_a_ranking_among_some_lacks_only_their_pairs() -> None:
     run = run_of(gpus(5), [measured(Operation.ALLREDUCE, pair, 300.0) for pair in ((1, 3), (3, 4))])
     found = rank_pairs(run, Operation.ALLREDUCE, GIB, among=(4, 1, 3))
     assert found is not None
-    assert (found.lacking, found.places) == (((1, 4),), 3)
+    assert (found.lacking, found.sets) == (((1, 4),), 3)
     every = rank_pairs(run, Operation.ALLREDUCE, GIB)
     assert every is not None
-    assert (len(every.lacking), every.places) == (8, 10)
+    assert (len(every.lacking), every.sets) == (8, 10)
 
 
 def test_a_link_that_was_not_measured_is_lacking_one_without_peer_access_is_excused() -> None:
@@ -401,7 +402,7 @@ def test_a_link_that_was_not_measured_is_lacking_one_without_peer_access_is_excu
     some = [found for found in links if set(found.point.members) != {0, 2}]
     found = rank_links(replace(run_of(gpus(3), some), paths=refused), Work(Operation.SM_WRITE), GIB)
     assert found is not None
-    assert (found.lacking, found.excused, found.places) == ((), 2, 6)
+    assert (found.lacking, found.excused, found.sets) == ((), 2, 6)
 
 
 def test_the_slower_direction_counts_whichever_came_first_and_of_equal_ones_the_ascending() -> None:
@@ -423,4 +424,14 @@ def test_the_slower_direction_counts_whichever_came_first_and_of_equal_ones_the_
     ],
 )
 def test_places_are_devices_pairs_or_links(work: Work, kind: str, places: list[tuple[int, ...]]) -> None:
-    assert (kind_of(work), list(places_of(work, (1, 4)))) == (kind, places)
+    assert (kind_of(work), list(sets_of(work, (1, 4)))) == (kind, places)
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_too_few_trials_tie_with_nothing_not_even_the_best_with_itself(trials: int) -> None:
+    run = pair_run(3, lambda a, b: 300.0)
+    for found in run.measurements:
+        found.samples = found.samples[:trials]
+    ranking = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert ranking is not None
+    assert {one.relation for one in ranking.standings} == {Relation.UNDECIDED}

@@ -21,7 +21,7 @@ def test_each_run_has_its_median_its_worst_place_and_the_change_from_the_first()
     ]
     found = trend(runs, FAIL)
     (line,) = found.lines
-    assert (line.work, line.size_bytes, line.places) == ("allreduce", 2**30, 3)
+    assert (line.work, line.size_bytes, line.device_sets) == ("allreduce", 2**30, 3)
     assert [(point.worst, point.worse) for point in line.points[1:]] == [((0, 2), 1), ((0, 2), 2)]
     assert [point.worst_gbs for point in line.points[1:]] == pytest.approx([150.0, 150.0])
     assert [point.median_gbs for point in line.points] == pytest.approx([300.0, 300.0, 270.0])

@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, ailing, blames
+from collbench.analysis.diagnose.evidence import HiddenLinks, Presence
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import (
     NO_RATES,
@@ -23,6 +24,7 @@ from collbench.analysis.diagnose.verdict import (
 )
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Run
+from collbench.output import sentences
 from tests.builders import gpus, hot, measured, paths, run_of, shared, throttled
 
 Labels = dict[tuple[int, int], str]
@@ -34,6 +36,10 @@ def every(n: int) -> list[Link]:
 
 def blamed(slow: Collection[Link], judged: Collection[Link], n: int = 4, but: Labels | None = None) -> list[Blame]:
     return list(blames(Facts(run_of(gpus(n), [], paths(n, "NV18", but))), slow, judged))
+
+
+def where_of(blame: Blame) -> str:
+    return sentences.where(blame.where, gpus(16))
 
 
 ROW = [(2, other) for other in (0, 1, 3)]
@@ -78,7 +84,7 @@ def test_whom_slow_links_blame(
 ) -> None:
     groups = blamed(slow, every(4))
     assert [one.members for one in groups] == members
-    assert ([one.where for one in groups], [one.alone for one in groups]) == (where, alone)
+    assert ([where_of(one) for one in groups], [one.alone for one in groups]) == (where, alone)
     assert {link for one in groups for link in one.links} == set(slow)
     assert sum(len(one.links) for one in groups) == len(slow)  # no link twice
     assert [one.gpu for one in groups] == [one.members[0] if len(one.members) == 1 else None for one in groups]
@@ -88,27 +94,27 @@ def test_the_gpu_with_most_slow_links_is_blamed_first() -> None:
     """All that GPU 4 sends is slow, and all of GPU 2's links."""
     slow = {(4, other) for other in range(4)} | {link for link in every(5) if 2 in link}
     groups = blamed(slow, every(5), 5)
-    assert [(one.members, one.where, len(one.links)) for one in groups] == [
+    assert [(one.members, where_of(one), len(one.links)) for one in groups] == [
         ((2,), "all links of GPU2", 8),
         ((4,), "all that GPU4 sends", 3),
     ]
 
 
 def test_a_single_link_that_could_be_slow_blames_no_gpu() -> None:
-    assert [one.where for one in blamed([(0, 1)], [(0, 1), (1, 0)], 2)] == ["GPU0 → GPU1"]
-    assert [one.where for one in blamed([(0, 1)], [(0, 1)], 2)] == ["GPU0 → GPU1"]
-    assert [one.where for one in blamed([(0, 1), (1, 0)], [(0, 1), (1, 0)], 2)] == ["GPU0-GPU1"]
-    assert [one.where for one in blamed([(0, 1)], [(0, 1), (2, 3), (3, 2)])] == ["GPU0 → GPU1"]
+    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1), (1, 0)], 2)] == ["GPU0 → GPU1"]
+    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1)], 2)] == ["GPU0 → GPU1"]
+    assert [where_of(one) for one in blamed([(0, 1), (1, 0)], [(0, 1), (1, 0)], 2)] == ["GPU0-GPU1"]
+    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1), (2, 3), (3, 2)])] == ["GPU0 → GPU1"]
 
 
 def test_gpus_whose_slow_links_are_all_anothers_are_not_blamed() -> None:
     slow = both_ways((a, b) for a in (0, 1) for b in (2, 3, 4))
-    assert [one.where for one in blamed(slow, slow | {(5, 6)}, 7)] == ["all links of GPU0", "all links of GPU1"]
+    assert [where_of(one) for one in blamed(slow, slow | {(5, 6)}, 7)] == ["all links of GPU0", "all links of GPU1"]
 
 
 def test_everything_that_was_judged_one_way_is_said_so() -> None:
     (only,) = blamed([(0, 1), (0, 2), (1, 2)], [(0, 1), (0, 2), (1, 2)], 3)
-    assert (only.members, only.where) == ((0, 1, 2), "all 3 NV18 pairs (one direction each)")
+    assert (only.members, where_of(only)) == ((0, 1, 2), "all 3 NV18 pairs (one direction each)")
 
 
 @pytest.mark.parametrize("count", [4, 5])
@@ -120,21 +126,21 @@ def test_many_single_links_share_a_cause(count: int) -> None:
     else:
         (only,) = groups
         assert only.members == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
-        assert (only.where, only.gpu, only.alone) == ("5 NV18 pairs (one direction each)", None, "")
+        assert (where_of(only), only.gpu, only.alone) == ("5 NV18 pairs (one direction each)", None, "")
         (both,) = blamed(both_ways(slow), every(12), 12)
-        assert both.where == "5 NV18 pairs"
+        assert where_of(both) == "5 NV18 pairs"
 
 
 def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
     but = {(2, 3): "PIX", (0, 3): "PHB", (1, 3): "PHB"}
     groups = blamed([*ROW, *COLUMN], every(4), but=but)
-    assert [(one.members, one.where) for one in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
+    assert [(one.members, where_of(one)) for one in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
     (over_pcie,) = blamed([link for link in every(4) if 3 in link], every(4), but=but)
-    assert over_pcie.where == "all 3 PHB and PIX pairs"
+    assert where_of(over_pcie) == "all 3 PHB and PIX pairs"
 
 
 def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    return found(kind, (), links, Message("", "", "", sure), NO_RATES)
+    return found(kind, (), links, Message(HiddenLinks(), "", "", sure=sure), NO_RATES)
 
 
 PAIR = [(0, 1), (1, 0)]
@@ -210,7 +216,10 @@ def test_a_kind_has_its_severity_unless_another_is_given() -> None:
     assert finding(Kind.HANG, []).verdict.severity is Severity.HARD
     assert finding(Kind.FAILED, []).verdict.severity is Severity.FAILURE
     assert finding(Kind.ASYMMETRY, []).verdict.severity is Severity.CONTRADICTION
-    assert found(Kind.HANG, (), [], Message("", "", ""), severity=Severity.INFO).verdict.severity is Severity.INFO
+    assert (
+        found(Kind.HANG, (), [], Message(HiddenLinks(), "", ""), severity=Severity.INFO).verdict.severity
+        is Severity.INFO
+    )
 
 
 def watched(
@@ -230,11 +239,11 @@ NONE = UnhealthyDevices({}, {}, {})
     ("title", "seen", "expected"),
     [
         ("nothing", watched(), NONE),
-        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 trials"}, {})),
+        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: Presence(1, 1, 4)}, {})),
         (
             "reported twice of one trial",
             watched((shared(1), shared(1))),
-            UnhealthyDevices({}, {1: "on GPU1 in 1 of 4 trials"}, {}),
+            UnhealthyDevices({}, {1: Presence(1, 1, 4)}, {}),
         ),
         (
             "throttled",
@@ -246,7 +255,7 @@ NONE = UnhealthyDevices({}, {}, {})
         (
             "what trials reported goes before health",
             watched((shared(0),), before=(Health(processes=1),)),
-            UnhealthyDevices({}, {0: "on GPU0 in 1 of 4 trials"}, {}),
+            UnhealthyDevices({}, {0: Presence(0, 1, 4)}, {}),
         ),
         (
             "health, before and after",
@@ -256,7 +265,7 @@ NONE = UnhealthyDevices({}, {}, {})
             ),
             UnhealthyDevices(
                 {0: "GPU0 was throttled (SW power cap, HW slowdown) before measuring"},
-                {1: "on GPU1 after measuring"},
+                {1: Presence(1, when="after")},
                 {},
             ),
         ),
@@ -283,7 +292,7 @@ def test_what_was_seen_on_the_devices(title: str, seen: UnhealthyDevices, expect
 
 
 def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
-    seen = UnhealthyDevices({1: "hot", 2: "capped"}, {0: "shared"}, {0: "errors", 1: "more errors"})
+    seen = UnhealthyDevices({1: "hot", 2: "capped"}, {0: Presence(0, 1, 2)}, {0: "errors", 1: "more errors"})
     assert seen.cause((3,)) is None
     assert seen.cause((3, 1, 0)) == ("hot", "-q -d PERFORMANCE,TEMPERATURE,POWER")
     assert seen.cause((0, 1)) == ("errors", "nvlink -e")

@@ -9,7 +9,7 @@ from collbench.analysis.diagnose import Kind, judge
 from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
-from tests.analysis.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, with_check
+from tests.analysis.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, what, with_check
 from tests.builders import nvml_says, shared, smi_says
 
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
@@ -19,7 +19,7 @@ def test_a_foreign_process_is_contention_and_explains_its_gpus_slow_links() -> N
     run = flagged(h200(slow(ROW, 0.5)), shared(3))
     verdict = the(run, Kind.CONTENTION)
     assert verdict.members == (3,)
-    assert "on GPU3 in " in verdict.what
+    assert "on GPU3 in " in what(verdict)
     assert "--query-compute-apps" in verdict.command
     assert {Kind.NV_DEGRADED, Kind.ASYMMETRY} & set(verdict.explains) == {Kind.NV_DEGRADED}
 
@@ -34,7 +34,7 @@ def test_processes_that_only_health_saw(when: str) -> None:
     states = tuple(Health(processes=int(gpu == 1)) for gpu in range(4))
     run = replace(h200(), **{f"health_{when}": states})  # type: ignore[arg-type]
     verdict = the(run, Kind.CONTENTION)
-    assert (verdict.members, verdict.what) == ((1,), f"Another process was on GPU1 {when} measuring.")
+    assert (verdict.members, what(verdict)) == ((1,), f"Another process was on GPU1 {when} measuring.")
 
 
 def test_a_process_that_has_only_opened_a_gpu_is_not_blamed() -> None:
@@ -53,7 +53,7 @@ def test_nobody_else_is_no_contention() -> None:
 
 def test_nvlinks_that_slow_each_other_down() -> None:
     verdict = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
-    assert "concurrently they reach 0.60 of their isolated rate (ce-write)" in verdict.what
+    assert "concurrently they reach 0.60 of their isolated rate (ce-write)" in what(verdict)
     assert (verdict.label, verdict.members) == ("NV18", (0, 1, 2, 3))
 
 
@@ -102,7 +102,7 @@ def test_a_slot_with_half_of_its_lanes() -> None:
     ]
     verdict = the(replace(run, measurements=host), Kind.PCIE_DEGRADED)
     assert verdict.members == (2,)
-    assert "gen 4 ×8 right after measuring, at best gen 4 ×16" in verdict.what
+    assert "gen 4 ×8 right after measuring, at best gen 4 ×16" in what(verdict)
     assert verdict.command == "sudo lspci -vvv -s 0000:03:00.0 | grep LnkSta:"
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
     assert verdict.theory_gbs == 31.5
@@ -157,7 +157,7 @@ def test_peer_access_that_is_slower_than_host_memory() -> None:
     """nccl#814: 9.9 GB/s with peer access, 22 without."""
     verdict = the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED)
     assert verdict.members == (0, 1)
-    assert "through host memory, which reaches 21.0 GB/s" in verdict.what
+    assert "through host memory, which reaches 21.0 GB/s" in what(verdict)
     assert "ACS or the IOMMU" in verdict.cause
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 

@@ -9,7 +9,7 @@ from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
 from collbench.output import sentences
-from tests.analysis.checked import failed, faults, h200, pcie, the
+from tests.analysis.checked import failed, faults, h200, pcie, the, what
 from tests.builders import in_words
 
 HUNG = "hang: no answer within 5.13 s, so the worker process was killed"
@@ -75,7 +75,7 @@ def test_cores_of_the_host_backend() -> None:
 def test_a_watchdog_that_fired_is_a_hang(reason: str) -> None:
     verdict = the(failed(h200(), Operation.CE_WRITE, (0, 1), reason), Kind.HANG)
     assert (verdict.severity, verdict.members) == ("hard", (0, 1))
-    assert "the work never ended (ce-write)" in verdict.what
+    assert "the work never ended (ce-write)" in what(verdict)
 
 
 def test_a_link_that_hangs_in_copies_and_collectives_is_one_verdict() -> None:
@@ -88,7 +88,7 @@ def test_a_link_that_hangs_in_copies_and_collectives_is_one_verdict() -> None:
         run = failed(run, operation, members, HUNG)
     verdict = the(run, Kind.HANG)
     assert verdict.members == (0, 1)
-    assert "(allreduce, ce-write, sm-read)" in verdict.what
+    assert "(allreduce, ce-write, sm-read)" in what(verdict)
     assert "IOMMU or PCIe ACS stalls transfers" in verdict.cause
 
 
@@ -129,7 +129,7 @@ def test_an_interrupted_run_is_judged_on_what_it_has() -> None:
 def test_wrong_elements_without_words_are_counted() -> None:
     run = h200()
     run.measurements[0].wrong = 3
-    assert "3 elements of ce-write were wrong" in the(run, Kind.DATA_CORRUPT).what
+    assert "3 elements of ce-write were wrong" in what(the(run, Kind.DATA_CORRUPT))
     run.measurements[0].failure = in_words("wrong data: the link lies")
     assert sentences.what(the(run, Kind.DATA_CORRUPT), run) == "Wrong data arrived. wrong data: the link lies."
 
@@ -148,7 +148,7 @@ def test_a_failure_is_of_the_ways_that_its_work_uses(
     run = failed(h200(), operation, (1, 0), HUNG)
     bad = run.measurements[-1]
     bad.point = replace(bad.point, variant=variant)
-    assert the(run, Kind.HANG).what.startswith(where)
+    assert what(the(run, Kind.HANG)).startswith(where)
 
 
 def test_sets_that_failed_are_distinguished_with_the_first_words_of_each() -> None:

@@ -22,6 +22,7 @@ from tests.analysis.checked import (
     pcie,
     slow,
     the,
+    what,
     with_check,
 )
 from tests.builders import gpus, noisy, nvml_says, pair_run, paths, smi_says, throttled
@@ -33,7 +34,7 @@ ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
 def test_one_slow_direction() -> None:
     verdict = the(h200(slow([(0, 1)], 0.85)), Kind.ASYMMETRY)
     assert verdict.members == (0, 1)
-    assert verdict.what.startswith("GPU0 → GPU1: 15% slower than the way back (")
+    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the way back (")
     assert verdict.explains == (Kind.INTRA_LABEL_OUTLIER,)
 
 
@@ -45,13 +46,13 @@ def test_ten_percent_are_asymmetry_and_less_is_an_outlier(factor: float, kind: K
 def test_all_that_one_gpu_sends_is_slow() -> None:
     verdict = the(h200(slow([(2, other) for other in (0, 1, 3)], 0.85)), Kind.ASYMMETRY)
     assert verdict.members == (2,)
-    assert "all that GPU2 sends" in verdict.what
+    assert "all that GPU2 sends" in what(verdict)
 
 
 def test_one_slow_pair_blames_the_link() -> None:
     verdict = the(h200(slow(BOTH, 0.92)), Kind.INTRA_LABEL_OUTLIER)
     assert verdict.members == (1, 3)
-    assert "GPU1-GPU3: 8% below the best NV18 links" in verdict.what
+    assert "GPU1-GPU3: 8% below the best NV18 links" in what(verdict)
     assert "this link alone" in verdict.cause
     assert verdict.measured is not None
     assert 0.92 * 370 < verdict.measured[0] <= verdict.measured[1] <= verdict.measured[2] < 0.93 * 397
@@ -113,7 +114,7 @@ def pix(rate: float, other: float) -> Rate:
 def test_a_better_label_that_is_beaten() -> None:
     verdict = the(pcie({(0, 1): "PIX"}, pix(15.0, 22.0)), Kind.ORDER_INVERSION)
     assert (verdict.members, verdict.label) == ((0, 1), "PIX")
-    assert "32% less than PHB pairs" in verdict.what
+    assert "32% less than PHB pairs" in what(verdict)
 
 
 def test_no_peer_access_is_the_cause_of_an_inversion() -> None:
@@ -202,7 +203,7 @@ def test_relabelling_the_gpus_permutes_the_verdicts(order: list[int], factor: fl
 def test_relation_of_works_is_named() -> None:
     run = pair_run(3, lambda a, b: 200.0 if (a, b) == (0, 1) else 326.0, links=paths(3, "NV18"))
     (verdict,) = judge(run)
-    assert str(Work(Operation.ALLREDUCE)) in verdict.what
+    assert str(Work(Operation.ALLREDUCE)) in what(verdict)
 
 
 def test_links_between_hosts_have_no_order() -> None:

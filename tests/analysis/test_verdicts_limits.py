@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
+from collbench.analysis.diagnose.evidence import HiddenLinks
 from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels, has_peers, pcie_ceiling
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Message, Rates, found
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
-from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, trials, undone
+from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, trials, undone, what
 from tests.builders import GIB, gpus, nvml_says, run_of, smi_says, throttled
 
 BOTH = [(0, 1), (1, 0)]
@@ -24,9 +25,9 @@ def relabelled(run: Run, **changes: object) -> Run:
 def test_the_reference_machine_agrees_and_topo_p_is_explained() -> None:
     (verdict,) = judge(h200())
     assert (verdict.kind, verdict.severity, verdict.members) == (Kind.LABELS_DIFFER, "info", (0, 1, 2, 3))
-    assert "NV18" in verdict.what
-    assert "a PCIe host bridge" in verdict.what
-    assert "both are right" in verdict.what
+    assert "NV18" in what(verdict)
+    assert "a PCIe host bridge" in what(verdict)
+    assert "both are right" in what(verdict)
     assert undone(h200()) == []
 
 
@@ -34,7 +35,7 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
     """7 of 18 links carry 7/18 of what the recorded machine's copy engines write, 396.1 GB/s."""
     verdict = the(h200(slow(BOTH, 7 / 18)), Kind.NV_DEGRADED)
     assert verdict.members == (0, 1)
-    assert "the rate of 7 of 18 links" in verdict.what
+    assert "the rate of 7 of 18 links" in what(verdict)
     assert (verdict.label, verdict.theory_gbs) == ("NV18", 450.0)
     assert verdict.measured is not None
     assert verdict.measured[0] < 396.1 * 7 / 18 < verdict.measured[2] < 0.7 * 450
@@ -45,7 +46,7 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
 def test_one_direction_that_is_degraded_explains_the_asymmetry() -> None:
     verdict = the(h200(slow([(3, 1)], 0.5)), Kind.NV_DEGRADED)
     assert verdict.members == (3, 1)
-    assert "GPU3 → GPU1" in verdict.what
+    assert "GPU3 → GPU1" in what(verdict)
     assert Kind.ASYMMETRY in verdict.explains
 
 
@@ -76,7 +77,7 @@ def test_a_kernel_alone_that_is_slow_is_no_degraded_link() -> None:
 def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
     verdict = the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED)
     assert verdict.members == (0, 1)
-    assert "no faster than PCIe" in verdict.what
+    assert "no faster than PCIe" in what(verdict)
     assert "fabric manager" in verdict.cause
 
 
@@ -89,7 +90,7 @@ def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:
         for path in run.paths
     )
     verdict = the(replace(run, paths=refused), Kind.P2P_CAP_MISMATCH)
-    assert "promises peer access" in verdict.what
+    assert "promises peer access" in what(verdict)
     assert Kind.NV_NOT_USED in verdict.explains
 
 
@@ -127,7 +128,7 @@ def test_all_that_a_device_sends_at_once_is_limited_by_its_port() -> None:
         replace(run, measurements=[*run.measurements, replace(lanes, samples=lanes.samples[:2])]), Kind.IMPOSSIBLE
     )
     assert (verdict.members, verdict.theory_gbs) == ((2,), 450.0)
-    assert "port" in verdict.what
+    assert "port" in what(verdict)
 
 
 def test_a_small_message_that_beats_its_link_is_impossible_though_too_small_to_be_slow() -> None:
@@ -141,6 +142,12 @@ def test_a_small_message_that_beats_its_link_is_impossible_though_too_small_to_b
 
 def test_a_hidden_nvlink_makes_no_outlier_of_the_others() -> None:
     run = pcie({}, lambda _w, m: 180.0 if set(m) == {0, 1} else 22.0)
+    assert [verdict.kind for verdict in faults(run)] == [Kind.HIDDEN_NVLINK]
+
+
+def test_what_is_slower_over_a_hidden_nvlink_than_its_copies_is_not_impossible() -> None:
+    """One NVLink behind a PCIe label: copies reach 36.6 GB/s, an all-reduce 32.6, and the slot 31.5."""
+    run = pcie({}, lambda work, m: (36.6 if work.operation.is_copy else 32.6) if set(m) == {0, 1} else 22.0)
     assert [verdict.kind for verdict in faults(run)] == [Kind.HIDDEN_NVLINK]
 
 
@@ -221,11 +228,11 @@ def test_what_beats_a_link_is_reported_of_its_ways_with_all_rates(variant: Varia
     fast = [replace(found, samples=[replace(found.samples[2], seconds=found.samples[2].seconds[:1])]) for found in fast]
     verdict = the(replace(run, measurements=[*kept, *fast]), Kind.IMPOSSIBLE)
     assert verdict.members == (0, 1)
-    assert verdict.what.startswith(where)
-    assert "3 batches" in verdict.what
+    assert what(verdict).startswith(where)
+    assert "3 batches" in what(verdict)
     assert verdict.measured == pytest.approx((1000.0, 2000.0, 3000.0))
     (one,) = (v for v in judge(replace(run, measurements=[*kept, fast[0]])) if v.kind is Kind.IMPOSSIBLE)
-    assert "1 batch)" in one.what
+    assert "1 batch)" in what(one)
 
 
 def test_unused_links_are_looked_at_from_one_end_and_degraded_ones_from_both() -> None:
@@ -245,7 +252,7 @@ def test_links_worth(worth: float, reported: str) -> None:
     narrow = tuple(replace(gpu, pcie_generation=3, pcie_width=4) for gpu in run.devices)
     plain = [found for found in run.measurements if found.point.variant is Variant.PLAIN]
     (verdict,) = (v for v in judge(replace(run, devices=narrow, measurements=plain)) if v.kind is Kind.NV_DEGRADED)
-    assert f"the rate of {reported} of 18 links" in verdict.what
+    assert f"the rate of {reported} of 18 links" in what(verdict)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +285,7 @@ def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -
 
 
 def finding(kind: Kind, label: str) -> Finding:
-    return found(kind, (), [(0, 1)], Message("", "", ""), Rates(label))
+    return found(kind, (), [(0, 1)], Message(HiddenLinks(), "", ""), Rates(label))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collbench.analysis.diagnose.links import link_state
 from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from tests.analysis.checked import Members, Rate, faults, h200, pcie, the, trials
+from tests.analysis.checked import Members, Rate, faults, h200, pcie, the, trials, what
 from tests.builders import gpus, pair_run, paths, run_of
 
 WRITE = Work(Operation.CE_WRITE)
@@ -53,7 +53,7 @@ def test_a_better_label_is_beaten_beyond_ten_percent_and_the_error_of_two_median
         1.2533 * error["PIX"] / math.sqrt(2), 1.2533 * math.hypot(error["PHB"], 1.4826 * spread) / math.sqrt(8)
     )
     border = INVERTED + z * ours
-    verdicts = [v for v in judge(made(border + beyond)) if v.kind is Kind.ORDER_INVERSION and "PHB pairs" in v.what]
+    verdicts = [v for v in judge(made(border + beyond)) if v.kind is Kind.ORDER_INVERSION and "PHB pairs" in what(v)]
     assert bool(verdicts) is found
 
 
@@ -79,7 +79,7 @@ def test_copies_and_collectives_invert_labels(collective: bool) -> None:
         return 15.0 if set(members) == {0, 1} and work.operation.is_collective is collective else 22.0
 
     verdict = the(pcie({(0, 1): "PIX"}, rate), Kind.ORDER_INVERSION)
-    assert ("allreduce" in verdict.what, "ce-write" in verdict.what) == (collective, not collective)
+    assert ("allreduce" in what(verdict), "ce-write" in what(verdict)) == (collective, not collective)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_better_label_on_slower_slots_is_well_above_seven_tenths_of_them(gbs: 
 
 def test_on_slots_alike_a_better_label_has_no_excuse() -> None:
     verdict = the(written({(0, 1): "PIX"}, lambda _w, m: 25.0 if set(m) == {0, 1} else 30.0), Kind.ORDER_INVERSION)
-    assert "reach 17% less than PHB pairs" in verdict.what
+    assert "reach 17% less than PHB pairs" in what(verdict)
 
 
 def test_nvlinks_that_pcie_beats_are_not_used() -> None:
@@ -134,7 +134,7 @@ def test_the_way_back_is_compared_only_where_it_may_be() -> None:
 
 def test_one_kind_of_copy_that_is_slow_one_way_is_enough() -> None:
     verdict = the(h200(lambda work, m: 0.85 if work == WRITE and m == (0, 1) else 1.0), Kind.ASYMMETRY)
-    assert "(ce-write)" in verdict.what
+    assert "(ce-write)" in what(verdict)
 
 
 @pytest.mark.parametrize(("share", "works"), [(1.2, "(ce-read, ce-write, sm-read, sm-write)"), (0.8, None)])
@@ -145,7 +145,7 @@ def test_small_gaps_of_all_copies_are_surer_together(share: float, works: str | 
     run = h200(lambda work, m: math.exp(-gap) if work.operation.is_copy and set(m) == {0, 1} else 1.0)
     plain = [found for found in run.measurements if found.point.work.operation.is_copy]
     found = [v for v in judge(replace(run, measurements=plain)) if v.kind is Kind.INTRA_LABEL_OUTLIER]
-    assert [works in v.what if works else True for v in found] == ([True] if works else [])
+    assert [works in what(v) if works else True for v in found] == ([True] if works else [])
 
 
 @pytest.mark.parametrize(("beyond", "found"), [(-1e-4, False), (1e-4, True)])
@@ -166,7 +166,7 @@ def test_an_outlier_is_below_what_noise_lifts_the_others_upper_quartile_by(beyon
 def test_a_best_link_without_equals_is_what_the_others_are_held_to() -> None:
     rates = {(0, 1): 326.0, (0, 2): 310.0, (1, 2): 280.0}
     found = faults(pair_run(3, lambda a, b: rates[a, b]))
-    assert [(v.members, v.what.split(": ")[1].split(" ")[0]) for v in found] == [((2,), "14%")]
+    assert [(v.members, what(v).split(": ")[1].split(" ")[0]) for v in found] == [((2,), "14%")]
 
 
 @pytest.mark.parametrize(("beyond", "found"), [(-1e-5, False), (1e-5, True)])

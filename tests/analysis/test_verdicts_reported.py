@@ -6,7 +6,7 @@ import pytest
 
 from collbench.analysis.diagnose import Kind, judge
 from collbench.model.run import Run
-from tests.analysis.checked import faults, h200, kinds, pcie, the, undone
+from tests.analysis.checked import faults, h200, kinds, pcie, the, undone, what
 from tests.builders import nvml_says, smi_says
 
 
@@ -19,7 +19,7 @@ def saying(run: Run, pair: tuple[int, int], **words: object) -> Run:
 def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
     verdict = the(saying(h200(), (0, 1), nvlinks=16), Kind.LINKCOUNT_MISMATCH)
     assert verdict.members == (0, 1)
-    assert "topo -m says NV18, NVML counts 16" in verdict.what
+    assert "topo -m says NV18, NVML counts 16" in what(verdict)
     assert "nvidia-smi nvlink -s -i 0" in verdict.command
 
 
@@ -29,12 +29,12 @@ def test_a_row_of_links_that_are_down_is_one_verdict_on_the_gpu() -> None:
         run = saying(run, (min(2, other), max(2, other)), nvlinks=17, label="NV17")
     verdict = the(run, Kind.LINKCOUNT_MISMATCH)
     assert verdict.members == (2,)
-    assert "all links of GPU2" in verdict.what
+    assert "all links of GPU2" in what(verdict)
 
 
 def test_nvlinks_that_nvml_does_not_see() -> None:
     run = saying(pcie({}, lambda _w, _m: 22.0), (1, 2), tool_label="NV4")
-    assert "NV4, NVML counts 0" in the(run, Kind.LINKCOUNT_MISMATCH).what
+    assert "NV4, NVML counts 0" in what(the(run, Kind.LINKCOUNT_MISMATCH))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_nvlinks_that_nvml_does_not_see() -> None:
 def test_peer_access_that_the_sources_disagree_on(case: str, words: dict[str, object], reported: str) -> None:
     verdict = the(saying(h200(), (0, 1), **words), Kind.P2P_CAP_MISMATCH)
     assert verdict.members == (0, 1), case
-    assert reported in verdict.what, case
+    assert reported in what(verdict), case
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_pairs_that_share_a_saying_show_their_limit_where_it_is_one() -> None:
 
 def test_a_file_by_hand_that_counts_no_links_contradicts_no_label() -> None:
     assert faults(saying(h200(), (0, 1), nvlinks=0, tool_label=None)) == []
-    assert the(saying(h200(), (0, 1), nvlinks=1, tool_label=None), Kind.LINKCOUNT_MISMATCH).what.startswith(
+    assert what(the(saying(h200(), (0, 1), nvlinks=1, tool_label=None), Kind.LINKCOUNT_MISMATCH)).startswith(
         "GPU0-GPU1: the label says NV18, NVML counts 1"
     )
 
@@ -157,4 +157,4 @@ def test_the_pcie_way_beside_nvlinks_is_named_where_it_is_one(ancestors: tuple[s
     run = h200()
     paths = [replace(path, ancestor=word) for path, word in zip(run.paths, ancestors, strict=True)]
     (verdict,) = judge(replace(run, paths=tuple(paths)))
-    assert reported in verdict.what
+    assert reported in what(verdict)

@@ -155,6 +155,34 @@ def test_host_memory_of_the_other_socket_is_behind_the_sockets_link(
         assert gbs(backend, asked) == pytest.approx([expected], rel=0.01)
 
 
+EVERYONE = tuple((a, *(b for b in range(8) if b != a)) for a in range(8))
+
+
+@pytest.mark.parametrize(
+    ("title", "asked", "expected"),
+    [
+        # Two GPUs of a DGX-1V share a switch's uplink of 12.4 GB/s each way.
+        ("all at once", step(Operation.D2H_CE, *EVERYONE, variant=Variant.HOST_ALL), [6.2] * 8),
+        ("one of them is timed", step(Operation.D2H_CE, EVERYONE[3], variant=Variant.HOST_ALL), [6.2]),
+        ("two that share nothing", step(Operation.D2H_CE, (0, 2), (2, 0), variant=Variant.HOST_ALL), [12.4] * 2),
+        ("both ways", step(Operation.D2H_CE, (0,), variant=Variant.HOST_BOTH_WAYS), [12.4]),
+        ("all in both", step(Operation.D2H_CE, *EVERYONE, variant=Variant.HOST_ALL_BOTH_WAYS), [6.2] * 8),
+        # A V100's memory has at most 1,134 GB/s; 0.87 of the half, as an H200's.
+        ("local", step(Operation.CE_WRITE, (0,), (5,), variant=Variant.LOCAL), [493.0] * 2),
+    ],
+)
+def test_host_copies_share_the_switch_above_their_gpus(title: str, asked: Step, expected: list[float]) -> None:
+    assert gbs(SimBackend(QUIET_DGX, seed=1), asked) == pytest.approx(expected, rel=0.01), title
+
+
+def test_both_directions_share_the_host_memory() -> None:
+    fabric = tree(("root0", "root0", "root2"))
+    backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, memory_gbs=24)), seed=1)
+    slow = step(Operation.H2D_CE, (0,), variant=Variant.HOST_BOTH_WAYS)
+    assert gbs(backend, slow) == pytest.approx([12], rel=0.01)
+    assert gbs(backend, replace(slow, variant=Variant.HOST)) == pytest.approx([20], rel=0.01)
+
+
 def test_a_hanging_link_costs_its_points_alone() -> None:
     run = simulate(faulty(complete(4), Fault(FaultKind.HANGING_LINK, (1, 2))), request(sizes=(2**20,)), seed=1)
     failed = {frozenset(found.point.members) for found in run.measurements if found.stop is StopReason.FAILED}

@@ -3,13 +3,23 @@
 import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from collbench.bench.plan import Plan, Request, default_sizes, effort_on, make_plan, survey_sizes
+from collbench.bench.plan import (
+    Plan,
+    Request,
+    check_nccl_options,
+    default_sizes,
+    effort_on,
+    iterations,
+    make_plan,
+    survey_sizes,
+)
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.run import NO_PEERS, Refusal, SkipKind, Skipped
 from collbench.output import sentences
 from tests.bench.fakes import FakeBackend
@@ -285,11 +295,79 @@ def test_host_copies_run_once_for_each_numa_node(title: str, nodes: tuple[int, .
     assert skipped == []
 
 
+def test_kinds_of_memory_stand_side_by_side_in_every_pass() -> None:
+    works = tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration)
+    request = replace(ALL, copies=(), collectives=works)
+    backend = FakeBackend(2)
+    plan, _ = make_plan(request, backend)
+    wanted = set(plan.points())
+    assert {(point.registration, point.size_bytes) for point in wanted} == {
+        (k, s) for k in Registration for s in (8, MIB)
+    }
+    steps = plan.passes(random.Random(1), wanted)
+    assert {(step.registration, step.size_bytes) for step in steps} == {(k, s) for k in Registration for s in (8, MIB)}
+    assert len(steps) == 6
+    assert request.nccl_options.registrations == (Registration.BUFFER, Registration.WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked", "says"),
+    [
+        (
+            "host",
+            {"collectives": (Work(Operation.ALLREDUCE, registration=Registration.WINDOW),)},
+            "registers no memory",
+        ),
+        ("host", {"nccl_config": {"maxCTAs": 1}}, "has no NCCL"),
+        ("sim", {"nccl_config": {"maxCTAs": 1}}, "has no NCCL"),
+    ],
+)
+def test_what_has_no_nccl_refuses_its_options(backend: str, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        check_nccl_options(replace(ALL, backend=backend, **asked))
+
+
 def test_only_host_copies_know_numa_nodes() -> None:
     backend = FakeBackend(2)
     backend.nodes = (0, 1)
     plan, _ = make_plan(replace(HOST, copies=tuple(Variant), chase=True), backend)
-    assert {work.variant for work in plan.groups if work.numa_node is not None} == {Variant.HOST}
+    host = {Variant.HOST, Variant.HOST_BOTH_WAYS, Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS}
+    assert {work.variant for work in plan.groups if work.numa_node is not None} == host
+    # All at once, each device's own node is one more place.
+    none = {work.variant for work in plan.groups if work.numa_node is None and work.operation.is_copy}
+    assert none & host == {Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS}
+
+
+def test_copies_that_name_all_others_as_busy_are_timed_in_one_step() -> None:
+    plan, _ = make_plan(replace(HOST, copies=(Variant.HOST_ALL, Variant.HOST_BOTH_WAYS)), FakeBackend(3))
+    all_at_once, both_ways = (
+        Work(Operation.CE_WRITE, Variant.HOST_ALL),
+        Work(Operation.CE_WRITE, Variant.HOST_BOTH_WAYS),
+    )
+    assert plan.rounds(all_at_once, random.Random(0)) == [[(0, 1, 2), (1, 0, 2), (2, 0, 1)]]
+    assert sorted(plan.rounds(both_ways, random.Random(0))) == [[(0,)], [(1,)], [(2,)]]
+
+
+def test_one_device_has_no_others_to_copy_beside() -> None:
+    plan, _ = make_plan(replace(HOST, copies=(Variant.HOST, Variant.HOST_ALL, Variant.HOST_BOTH_WAYS)), FakeBackend(1))
+    assert {work.variant for work in plan.groups} == {Variant.HOST, Variant.HOST_BOTH_WAYS}
+
+
+@pytest.mark.parametrize(
+    ("title", "variant", "size", "messages"),
+    [
+        ("256 MiB beside others", Variant.HOST_ALL, 64 * MIB, 4),
+        ("a large message beside others", Variant.HOST_BOTH_WAYS, 512 * MIB, 1),
+        ("as many messages again follow: 14 at most", Variant.HOST_ALL_BOTH_WAYS, MIB, 14),
+        ("small ones, too", Variant.HOST_ALL, 8, 14),
+        ("8 GiB within a memory", Variant.LOCAL, 512 * MIB, 16),
+    ],
+)
+def test_batches_of_host_and_local_copies_have_lengths_of_their_own(
+    title: str, variant: Variant, size: int, messages: int
+) -> None:
+    for batch_bytes in (128 * MIB, 16 * GIB):
+        assert iterations(Work(Operation.H2D_CE, variant), 2, size, batch_bytes) == messages, title
 
 
 def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None:

@@ -11,7 +11,7 @@ from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.model.run import DataPoint, MarkKind, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Latency, MarkKind, Measurement, Run, StopReason
 from tests.bench.fakes import FakeBackend
 from tests.builders import gpus, hot, in_words, paths, run_of
 
@@ -34,7 +34,8 @@ def empty(n: int) -> Run:
 
 
 def measure(backend: FakeBackend, run: Run, reported: list[Measurement] | None = None) -> Run:
-    def finished(found: Measurement) -> None:
+    def finished(found: Measurement | Latency) -> None:
+        assert isinstance(found, Measurement)
         if reported is not None:
             reported.append(found)
 

@@ -96,7 +96,7 @@ def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "tmp").iterdir()) == []  # torchrun's torchelastic_… neither
     assert "p2p is worth 25.0 % (95 %: 25.0–25.0 %) of a step to this job" in done.stdout
-    assert "backend   host: gloo on CPU cores, which heeds no NCCL variable" in done.stdout
+    assert "backend   host: gloo on CPU cores, which ignores NCCL variables" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("saved     ")
     lines = [line for line in done.stderr.splitlines() if line.startswith("collbench: run ")]
     assert lines == [
@@ -123,7 +123,7 @@ def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
     # Memory for all-reduces of 8 bytes and 1 MiB, for larger ones take the simulated GPUs minutes.
     done = on_gpus(fakes, tmp_path, [*words, "--json", "--", "train.py"], extra, free=(256 + 2 * 512 + 20) * 2**20)
     assert done.code == 0, done.stderr
-    assert "collbench: NCCL has no switch for NVLink alone: " in done.stderr
+    assert "collbench: NCCL cannot turn off only NVLink: " in done.stderr
     assert "collbench: using GPU2, GPU3 (" in done.stderr
     found = experiment.load(tmp_path / "a.json")
     assert json.loads(done.stdout) == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))

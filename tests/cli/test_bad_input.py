@@ -89,7 +89,7 @@ DEVICES: list[Row] = [
     ("a UUID cut too short", "0,GPU-", "'GPU-' fits more than one", "'nvidia-smi -L'"),
     ("none", "''", "'' names no device", "indices (0, 1, 2, 3)"),
     ("commas alone", ",", "',' names no device", "indices (0, 1, 2, 3)"),
-    ("a comma at the end", "0,", "'0,' has an empty place", "indices (0, 1, 2, 3)"),
+    ("a comma at the end", "0,", "'0,' has an empty entry", "indices (0, 1, 2, 3)"),
 ]
 COMMANDS: list[Row] = [
     ("an unknown command", "measure", "no such command 'measure'", "see 'collbench --help'"),
@@ -100,7 +100,7 @@ COMMANDS: list[Row] = [
     ("topo of three GPUs", "topo 0 1 2", "3 was given", "write 'collbench topo 0 1'"),
     ("topo of one GPU, twice", "topo --from topo.txt 0 0", "names GPU0 twice", "each device once"),
     ("topo of a GPU that is not there", "topo --from topo.txt 0 99", "device 99", "0, 1"),
-    ("topo of no GPU", "topo --from topo.txt 0 ''", "empty place", "indices (0, 1)"),
+    ("topo of no GPU", "topo --from topo.txt 0 ''", "empty entry", "indices (0, 1)"),
     ("topo from a missing file", "topo --from missing.txt", "missing.txt", "nvidia-smi topo -m > FILE"),
     ("topo from a folder", "topo --from .", "Is a directory", "nvidia-smi topo -m > FILE"),
 ]

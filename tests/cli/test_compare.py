@@ -87,6 +87,12 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
     assert said.status == 3
     assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
     assert "run 3 against run 1, each data point" in said.out
+    for name, value in (("base", ""), ("slow", "1")):
+        run = run_file.load(Path(f"{name}.json"))
+        changed = replace(run.settings, environment={"NCCL_P2P_DISABLE": value} if value else {})
+        run_file.save(replace(run, settings=changed), Path(f"{name}.json"), replace=True)
+    short = program("compare", "base.json", "again.json", "slow.json").out
+    assert "differs   NCCL_P2P_DISABLE: not set → 1" in short
     answer = json.loads(program("compare", "base.json", "again.json", "slow.json", "--json").out)
     assert [run["started"] for run in answer["runs"]] == sorted(DAYS)
     assert [point["worse"] for point in answer["lines"][0]["points"]] == [0, 0, 2]
@@ -105,7 +111,11 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
     ("title", "words", "reported"),
     [
         ("nothing", "", "name the base and the new run"),
-        ("one run alone", "base.json", "base.json alone: name a second run to compare it with, or add --reference"),
+        (
+            "one run alone",
+            "base.json",
+            "base.json is one run: name a second run to compare it with, or add --reference",
+        ),
         ("the same file twice", "base.json base.json", "base.json and base.json are the same file"),
         ("the same file by another name", "base.json ./base.json", "are the same file"),
         ("no such file", "base.json none.json", "cannot read run file none.json"),
@@ -143,7 +153,7 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     assert "band 376.6 to 416.8" in said.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
     assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
-    assert said.out.endswith("Normal (7 normal).\n")
+    assert said.out.endswith("Normal by 7 reference figures.\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:

@@ -24,6 +24,7 @@ COMMANDS = [
     "copies",
     "latency",
     *COLLECTIVES,
+    "overlap",
     "topo",
     "doctor",
     "runs",

@@ -43,7 +43,9 @@ def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program
     assert (done.code, done.stderr) == (0, "")
     titles = [line.partition(" at 1K, GB/s")[0] for line in done.stdout.splitlines() if " at 1K, GB/s" in line]
     copies = ["ce-write", "ce-read", "sm-write", "sm-read"]
-    assert titles == [*copies, *copies, "ce-write", "one-to-all", "all-to-one", "host"]  # one way, both ways, staged, …
+    # One way, both ways, staged, …
+    assert titles == [*copies, *copies, "ce-write", "one-to-all", "all-to-one", "host", "local"]
+    assert "host at 1K, concurrently: GB/s one way, % of isolated" in done.stdout
     assert program("show", "--verbose", "run.json").out + "\nsaved     run.json\n" == done.stdout
 
     said = program("show", "--format", "nccl-tests", "run.json")

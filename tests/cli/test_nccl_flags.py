@@ -163,8 +163,8 @@ def test_as_one_of_many_processes_a_device_each_is_what_there_is() -> None:
         ("-z 1", "-z 1 (blocking", "leave it out"),
         ("-T 60", "-T 60 (timeout", "--budget"),
         ("-N 3", "-N 3 (run_cycles", "--precision"),
-        ("-I 1", "-I 1 (per_iter_timing", "--output"),
-        ("--local_register 2", "-R 2", "registered"),
+        ("-I 1", "-I 1 (per_iter_timing", "--latency N"),
+        ("--local_register 2", "-R 2", "--registration"),
         ("-x 2", "-x 2", "NCCL_CTA_POLICY"),
     ],
 )

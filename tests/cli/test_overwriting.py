@@ -19,6 +19,7 @@ from tests.cli.program import Program, collbench, save_run
 
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
 FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"
+OVERLAP = "--backend sim --fabric nvlink-pairs-2x2 --sizes 1M --trials 1"
 LINE = "it exists; choose another place with"
 # Each command that writes a file, its words, and the file.
 WRITERS = [
@@ -32,6 +33,7 @@ WRITERS = [
     ("check", f"check {FAST} -o out.json", "out.json"),
     ("nodes", "nodes --backend host -o out.json", "out.json"),
     ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),
+    ("overlap", f"overlap {OVERLAP} -o out.json", "out.json"),
     ("export", "export run.json --format csv -o out.csv", "out.csv"),
     ("report", "report run.json -o out.html", "out.html"),
     ("report, by the run's name", "report run.json", "run.html"),

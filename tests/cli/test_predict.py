@@ -230,5 +230,5 @@ def test_the_worked_example_of_the_docs_is_what_the_program_prints(program: Prog
 
 
 def test_the_docs_name_every_network_and_no_other() -> None:
-    table = DOCS.read_text(encoding="utf-8").partition("## Networks")[2].partition("\n## ")[0]
+    table = DOCS.read_text(encoding="utf-8").partition("## Models")[2].partition("\n## ")[0]
     assert set(re.findall(r"`([\w./-]+)`", table.partition("\n\n|")[2])) == set(NAMES)

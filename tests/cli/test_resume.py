@@ -14,7 +14,7 @@ from collbench.bench.plan import Request, settings_of
 from collbench.cli import options
 from collbench.cli.measuring import Showing
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, Run, StopReason
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
@@ -224,6 +224,10 @@ def test_a_run_asks_again_for_what_was_asked(
     assert again == replace(asked, resume=True)
 
 
+# Patterns that no command had when files of version 1 were written: resuming one does not add them.
+_LATER = {Variant.HOST_BOTH_WAYS, Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS, Variant.LOCAL}
+
+
 @pytest.mark.parametrize("words", COMMAND_LINES)
 def test_version_1_of_the_file_asks_again_for_what_was_asked(
     monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path, words: str
@@ -232,7 +236,7 @@ def test_version_1_of_the_file_asks_again_for_what_was_asked(
     asked = requested_by(monkeypatch, program, words)
     (tmp_path / "run.json").write_text(of_version_1(recorded_by(asked)))
     again = requested_by(monkeypatch, program, f"{words.split(maxsplit=1)[0]} --resume run.json")
-    assert set(again.copies) == set(asked.copies)  # their order says nothing
+    assert set(again.copies) == set(asked.copies) - _LATER  # their order says nothing
     assert again == replace(asked, resume=True, copies=again.copies)
 
 

@@ -159,7 +159,7 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
         ("two runs", ("2", "r", "--from", "s"), "leave one out"),
         ("elsewhere without a run", ("2", "--elsewhere"), "write select K RUN.JSON --elsewhere"),
         ("labels that should be verified", ("2", "--topology", "t", "--verify"), "leave one out"),
-        ("one GPU that should be verified", ("1", "--verify"), "one device alone"),
+        ("one GPU that should be verified", ("1", "--verify"), "one device has none"),
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
         ("no machine to simulate", ("2", "--backend", "sim"), "--fabric FILE, or dgx-1v"),
         ("a machine that is not simulated", ("2", "--fabric", "dgx-1v"), "add --backend sim"),

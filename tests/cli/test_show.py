@@ -63,7 +63,7 @@ def test_words_for_an_operation(program: Program, saved: str, typed: str, titles
             "run.json has no allreduce at 64M: it holds 1M, 1G",
         ),
         ("a size in letters", ["--operation", "allreduce", "--size", "x"], "size 'x' is not a number of bytes"),
-        ("a size of what", ["--size", "1M"], "--size 1M alone says not what to show: add --operation"),
+        ("a size of what", ["--size", "1M"], "--size 1M needs an operation: add --operation"),
         (
             "a picture for a parser",
             ["--operation", "allreduce", "--format", "nccl-tests"],

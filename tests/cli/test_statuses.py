@@ -15,7 +15,7 @@ from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import failed, h200
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, in_words, measured, run_of
 from tests.cli.program import Program
 
 HANGS = Fault(FaultKind.HANGING_LINK, (2, 3))
@@ -102,6 +102,19 @@ def test_nothing_judged_is_no_agreement(program: Program, what: str, run: Run, w
     assert (answer["exit_status"], answer["pairs"], answer["judged"]) == (1, 6, 0), what
 
 
+@pytest.mark.parametrize("run", [h200(), failed(h200(), Operation.CE_WRITE, (2, 3), "words")], ids=["sound", "failed"])
+def test_a_shortfall_is_said_before_what_agrees_and_in_json(program: Program, run: Run) -> None:
+    saved(run)
+    said = program("check", "run.json", "--expect", "8")
+    head = said.out.split("agree")[0]
+    assert said.status != 0
+    assert said.out.startswith("FAILED: ")
+    missed = said.err.splitlines()[-1].removeprefix("collbench: ")
+    assert missed in " ".join(head.split())
+    answer = json.loads(program("check", "run.json", "--expect", "8", "--json").out)
+    assert missed in answer["failed"]
+
+
 def test_latency_of_a_simulated_machine_is_no_agreement(program: Program) -> None:
     assert program("latency", *machine("dgx-1v")).status == 0
     said = program("check", "run.json", "--expect", "8")
@@ -170,6 +183,16 @@ def test_a_comparison_that_could_not_be_made_does_not_pass(program: Program, wha
     said = program("compare", "base.json", "run.json")
     assert said.status == status, what
     assert said.out.startswith("not judged: ") is bool(status), what
+
+
+def test_runs_whose_common_points_failed_are_no_wrong_use(program: Program) -> None:
+    run = h200()
+    run.measurements = [replace(run.measurements[0], samples=[], failure=in_words("it hung", FailureKind.HANG))]
+    saved(run, "base.json")
+    saved(run)
+    said = program("compare", "base.json", "run.json")
+    assert (said.status, said.out) == (4, "")
+    assert "no data point was measured in both runs: base.json FAILED: GPU0-GPU1: 1 data point, hang" in said.err
 
 
 def test_report_says_it_on_stdout_and_on_the_page(program: Program) -> None:

@@ -18,6 +18,9 @@ from collbench.runfile import run_file
 # Loading torch takes 3 s of a core, and several processes may have to share one.
 PATIENCE_S = 100.0
 COLLBENCH = [sys.executable, "-m", "collbench"]
+# Ranks import torch for its store alone, and the rest takes each of them a second. Those of torchrun, and on GPUs, have
+# all of it.
+STORE_ONLY = Path(__file__).with_name("store_only")
 # What a test may not inherit from the job that it runs in.
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
 
@@ -60,12 +63,20 @@ def started(
     places: Sequence[dict[str, object]],
     before: Sequence[Sequence[str]] = (),
     program: Sequence[str] = COLLBENCH,
+    *,
+    all_of_torch: bool = False,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Start a process for each place, and leave none behind; `before` are words to put before each one's command."""
+
+    def variables(place: dict[str, object]) -> dict[str, str]:
+        found = environment(tmp_path, **place)
+        folders = "" if all_of_torch else str(STORE_ONLY), found.get("PYTHONPATH", "")
+        return found | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
     processes = [
         subprocess.Popen(
             [*(before[rank] if before else ()), *program, *words],
-            env=environment(tmp_path, **place),
+            env=variables(place),
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -35,7 +35,7 @@ from collbench.distributed.messages import (
 from collbench.distributed.ranks import RankLost
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Health, Machine, Path
 from tests.builders import gpus, shared, throttled
 
@@ -46,6 +46,7 @@ ORDERS: list[Order] = [
     Reserve(2**40),
     Prepare(((0, 1), (2, 0))),
     Step(Operation.REDUCESCATTER, ((1, 0),), 8, 3, 2, variant=Variant.IN_PLACE, verify=False, numa_node=1),
+    Step(Operation.ALLREDUCE, ((0, 1),), 8, 3, 2, registration=Registration.WINDOW),
     FindPaths(gpus(2)),
     TakeHealth(),
     Abandon(),

@@ -5,12 +5,13 @@ import signal
 
 import pytest
 
-from collbench.backends.protocol import Step
+from collbench.backends.protocol import Step, Timing
 from collbench.distributed.connection import pair
 from collbench.distributed.messages import Introduce
-from collbench.distributed.ranks import Coordinator, RankLost, Ranks
+from collbench.distributed.ranks import Coordinator, RankLost, Ranks, slowest
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import RankLaunches
 from tests.builders import gpus, throttled
 from tests.distributed.fakes import Board, FakeRankWorker, world
 
@@ -33,6 +34,22 @@ def test_a_step_takes_as_long_as_the_slowest_rank_of_its_group() -> None:
         several = coordinator.time_collective(step(((0, 2), (1,)), launches=5))
         assert several.seconds == ((2.0, 4.0), (3.0, 6.0))
         assert several.launch_seconds == pytest.approx((0.15, 0.3))  # the mean, as nccl-tests has it
+
+
+def test_each_groups_single_launches_come_in_the_order_of_its_ranks() -> None:
+    own = [RankLaunches((rank,), (rank + 10,)) for rank in range(3)]
+    group_of = (0, 1, 0)  # by rank
+    timings = tuple(
+        Timing(
+            tuple((1.0,) if index == group_of[rank] else () for index in range(2)),
+            singles=tuple((own[rank],) if index == group_of[rank] else () for index in range(2)),
+        )
+        for rank in range(3)
+    )
+    found = slowest(step(((2, 0), (1,)), singles=1), timings)
+
+    assert found.singles == ((own[2], own[0]), (own[1],))
+    assert slowest(step(((2, 0), (1,))), timings).singles == ()
 
 
 def test_the_world_is_as_large_as_its_smallest_rank_and_knows_all_devices() -> None:

@@ -25,9 +25,11 @@ _PATTERNS = {
     "from host": [[(_HOST, i)] for i in range(len(ORDINALS))],
     "to host": [[(i, _HOST)] for i in range(len(ORDINALS))],
     "to and from host": [[(_HOST, 0), (0, _HOST)]],
+    "local": [[(i, i)] for i in range(len(ORDINALS))],
 }
 # Which need no peer access where kernels copy.
-_HOST_PATTERNS = ("from host", "to host", "to and from host")
+_HOST_PATTERNS = ("from host", "to host", "to and from host", "local")
+_EVERY_HOST_LINK = [[(_HOST, i), (i, _HOST)] for i in range(len(ORDINALS))]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,34 @@ def test_disjoint_links_at_once(gpus: _native.Gpus, multiprocessors: bool) -> No
         _need_peers(gpus)
     groups = [[(i, i + 1)] for i in range(0, len(ORDINALS) - 1, 2)]
     _copy(gpus, groups, bytes=_MIB + 13, iterations=29, batches=3, multiprocessors=multiprocessors)
+
+
+@pytest.mark.parametrize("multiprocessors", [False, True], ids=["copy-engine", "multiprocessors"])
+@pytest.mark.parametrize("groups", [[[(_HOST, 0), (0, _HOST)]], _EVERY_HOST_LINK], ids=["one", "all"])
+def test_covered_copies_of_odd_sizes(
+    gpus: _native.Gpus, groups: list[list[tuple[int, int]]], multiprocessors: bool
+) -> None:
+    for size in _SIZES:
+        for shift in (0, 3, 255):
+            _copy(gpus, groups, bytes=size, shift=shift, iterations=14, batches=3, multiprocessors=multiprocessors,
+                  covered=True)  # fmt: skip
+
+
+def test_a_direction_is_hardly_slower_beside_the_other_and_never_faster(gpus: _native.Gpus) -> None:
+    # PCIe is full duplex: nvbandwidth has 51 GB/s of 55 beside the other direction [2 × H200].
+    plan = {"bytes": 12 * _MIB, "iterations": 14, "batches": 5}
+    (alone,), (beside,) = (
+        _copy(gpus, [transfers], **plan, covered=len(transfers) > 1)
+        for transfers in ([(_HOST, 0)], [(_HOST, 0), (0, _HOST)])
+    )
+    assert 0.95 < min(beside) / min(alone) < 2
+
+
+def test_local_copies_reach_what_no_link_does(gpus: _native.Gpus) -> None:
+    ((local, *_), (host, *_)) = (
+        _copy(gpus, [[link]], bytes=12 * _MIB, iterations=14, batches=3)[0] for link in ((0, 0), (_HOST, 0))
+    )
+    assert local < host
 
 
 def test_many_batches_follow_one_another(gpus: _native.Gpus) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.operations import COLLECTIVES, Operation, Variant
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
 from collbench.model.run import Path as LinkPath
 from collbench.model.run import Run
 from collbench.runfile import run_file
@@ -48,13 +49,26 @@ def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, cou
     assert all(sample.launch_seconds for found in run.measurements for sample in found.samples)
 
 
+@pytest.mark.skipif(NCCL.version < 22700, reason="needs NCCL 2.27: windows")
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_kind_of_memory_is_exact_under_torchrun(count: int, tmp_path: Path) -> None:
+    words = ("allreduce", "--sizes", SIZES, "--in-place", "--quick", "--registration", "all")
+    run = by_torchrun(tmp_path, count, *words)
+    kinds = {(found.point.registration, found.point.variant) for found in run.measurements}
+    assert kinds == set(itertools.product(Registration, (Variant.PLAIN, Variant.IN_PLACE)))
+    assert {found.wrong for found in run.measurements} == {0}
+    assert all(sample.launch_seconds for found in run.measurements for sample in found.samples)
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_run_of_processes_has_the_points_and_devices_of_a_run_of_one(count: int, tmp_path: Path) -> None:
     words = ("pairs", "--operations", "allreduce,broadcast", "--sizes", SIZES, "--quick", "--seed", "1")
     many = by_torchrun(tmp_path, count, *words)
     alone = tmp_path / "alone.json"
     devices = ",".join(map(str, range(count)))
-    with started(tmp_path, [*words, "--devices", devices, "--backend", "cuda", "--output", str(alone)], [{}]) as one:
+    with started(
+        tmp_path, [*words, "--devices", devices, "--backend", "cuda", "--output", str(alone)], [{}], all_of_torch=True
+    ) as one:
         ((status, _, err),) = ends(one)
     assert status == 0, err
     single = run_file.load(alone)
@@ -82,7 +96,7 @@ def test_a_rank_that_sees_one_gpu_alone_takes_it(tmp_path: Path) -> None:
     file, port = tmp_path / "run.json", free_port()
     words = ["allreduce", "--backend", "cuda", "--sizes", SIZES, "--quick", "--output", str(file)]
     places = [as_slurm(rank, 2, port, CUDA_VISIBLE_DEVICES=rank) for rank in range(2)]
-    with started(tmp_path, words, places) as processes:
+    with started(tmp_path, words, places, all_of_torch=True) as processes:
         (status, _, err), other = ends(processes)
     assert status == 0, err
     assert other[0] == 0
@@ -94,7 +108,7 @@ def test_a_killed_worker_costs_its_point_and_the_ranks_meet_again(tmp_path: Path
     journal = tmp_path / "run.json.journal"
     words = ["allreduce", "--backend", "cuda", "--precision", "0.0001%", "--budget", "10min"]
     places = [as_slurm(rank, 2, port) for rank in range(2)]
-    with started(tmp_path, [*words, "--output", str(file)], places) as processes:
+    with started(tmp_path, [*words, "--output", str(file)], places, all_of_torch=True) as processes:
         wait_for("the first trials", lambda: len(trials(journal)) > 4, processes)
         os.kill(worker_of(processes[1], "backends.worker"), signal.SIGKILL)
         wait_for("the failure", lambda: any(trial["failure"] for trial in trials(journal)), processes)

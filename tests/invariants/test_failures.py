@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from rich.console import Console
 
 from collbench.analysis.diagnose import judge
 from collbench.analysis.outcome import TroubleKind, outcome
+from collbench.analysis.problem import left_out
+from collbench.analysis.select import choose
 from collbench.analysis.tiers import rank_pairs
-from collbench.model.errors import ExitStatus
+from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Run, StopReason
+from collbench.model.run import Health, Measurement, Run, StopReason
+from collbench.output import sentences
 from collbench.output.text import verdicts
 from collbench.output.text.frame import headline
 from collbench.output.text.measured import page
@@ -74,13 +78,39 @@ def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, da
     ranking = rank_pairs(broken, point.operation, SIZE)
     if len(point.members) == 2 and ranking is not None:
         assert not ranking.all_tied
-        assert "tie within" not in ranking.verdict
+        assert "tie within" not in sentences.tiers(ranking)
     shown = Console(file=io.StringIO(), width=200)
     for block in verdicts.page(broken, judge(broken), 80):
         shown.print(block)
     text = shown.file.getvalue() if isinstance(shown.file, io.StringIO) else ""
     count = len(run.devices) * (len(run.devices) - 1) // 2
     assert f"agree {count} of {count}" not in " ".join(text.split())
+
+
+@tried()
+@given(made=SOUND, slow=st.booleans(), data=st.data())
+def test_no_set_with_a_failure_is_chosen_while_there_is_one_without(
+    made: Made, slow: bool, data: st.DataObject
+) -> None:
+    """Throttled devices are no reason to prefer a link that failed."""
+    run = made.run(PAIRS)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(run.measurements) - 1))
+        run = failing(run, place, data.draw(st.sampled_from(list(FailureKind))), 0)
+    if slow:
+        hot = data.draw(st.integers(0, len(run.devices) - 1))
+        states = tuple(Health(throttle=("HW slowdown",) if n == hot else ()) for n in range(len(run.devices)))
+        run = replace(run, health_before=states)
+    broken = outcome(run)
+    able = {*range(len(run.devices))} - {one.member for one in left_out(run, allow_throttled=True)}
+    for k in range(2, len(able) + 1):
+        try:
+            chosen = choose(run, k)
+        except UsageError:
+            continue
+        if chosen.failed:
+            assert all(broken.within(some) for some in combinations(sorted(able), k)), chosen
+        assert chosen.failed == broken.within(chosen.members)
 
 
 @tried(0.5)

@@ -17,7 +17,10 @@
 //   FAKE_SIGNAL_PARENT=1)   FAKE_STUCK=function=nth (that call never returns)   FAKE_ONCE=file (fail, interrupt
 //   or stick in one process of all that share the file)
 //   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to   FAKE_LOSE_COPY=nth   FAKE_HOST_RATE=50 (GB/s, by GPU)
+//   FAKE_TO_HOST_RATE (GB/s, by GPU; that of FAKE_HOST_RATE)   FAKE_LOCAL_RATE=2000 (GB/s, by GPU)
 //   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
+//   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
+//   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank
 //   FAKE_BREAK=nth:rank:code:others (at that collective the rank fails in the background, and it never ends; `others`

@@ -224,6 +224,7 @@ static int collective(const char* function, int kind, const void* send, void* re
   const uint64_t receives = count * (uint64_t)(which->receives == kOfAllRanks ? ranks : which->receives);
   if (!which->root_sends || comm->rank == root) add_transfer(&op, true, send, sends, -1);
   if (!which->root_receives || comm->rank == root) add_transfer(&op, false, receive, receives, -1);
+  note_registered(comm, (uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive);
   if (comm->rank == 0) tell(function, kind, count * number_width((unsigned)dtype));
   return queue(comm, stream, kind, &op);
 }
@@ -279,6 +280,7 @@ static int exchange_part(bool sends, const void* at, size_t count, int dtype, in
     return failed(kNcclInvalidArgument, "bad peer");
   exchange.arguments[kDtype] = (uint64_t)dtype;
   exchange_comm = comm;
+  note_registered(comm, (uint64_t)(uintptr_t)at, (uint64_t)(uintptr_t)at);
   exchange_stream = stream;
   add_transfer(&exchange, sends, at, count, peer);
   return kNcclSuccess;

@@ -276,8 +276,8 @@ EXPORT int cuModuleUnload(Module* module) {
 }
 
 EXPORT int cuModuleGetFunction(Function* function, Module* module, const char* name) {
-  static const char* const names[] = {"block_stream", "fill",  "verify",        "copy",
-                                      "write_ring",   "chase", "fill_elements", "verify_elements"};
+  static const char* const names[] = {"block_stream", "stamp",      "tell_time", "fill",          "verify",
+                                      "copy",         "write_ring", "chase",     "fill_elements", "verify_elements"};
   char entry[64];
   CALLED_ON_GPU;
   RETURN_IF(blocking(__func__));

@@ -140,7 +140,10 @@ static double rate(int user, int from, int to) {
 
 // The copy engine needs no peer access: the driver stages then. `user` is one of both.
 static double copy_rate(int user, int from, int to) {
+  if (to == kHost && text_setting("FAKE_TO_HOST_RATE", NULL) != NULL)
+    return by_gpu("FAKE_TO_HOST_RATE", user, 50) * 1e9;
   if (from == kHost || to == kHost) return by_gpu("FAKE_HOST_RATE", user, 50) * 1e9;
+  if (from == to) return by_gpu("FAKE_LOCAL_RATE", user, 2000) * 1e9;
   return peer_enabled(user, user == from ? to : from) ? by_pair("FAKE_RATE", from, to, 100) * 1e9
                                                       : by_pair("FAKE_STAGED", from, to, 10) * 1e9;
 }
@@ -305,6 +308,10 @@ static bool step(Stream* stream) {
     if (!pass_block(stream)) return false;
   } else if (strcmp(op->name, "memcpy") == 0 || strcmp(op->name, "copy") == 0) {
     queue_on_engine(stream, op);
+  } else if (strcmp(op->name, "stamp") == 0) {
+    stream->now += run_stamp(op, stream->gpu, stream->now);
+  } else if (strcmp(op->name, "tell_time") == 0) {
+    if (!run_tell_time(op, stream->gpu, &stream->now)) return false;
   } else if (strcmp(op->name, "chase") == 0) {
     stream->now += run_chase(op, stream->gpu);
   } else if (strcmp(op->name, "wait") == 0) {

@@ -20,6 +20,7 @@ enum {
   kCaptureUnsupported = 900
 };
 enum { kMostRanks = kMostGpus, kMostArguments = 13, kDeepestQueue = 32, kPatience = 10000 };
+enum { kMostWindows = 8, kMostCalls = 4096 };
 
 typedef struct Event {
   int gpu;
@@ -36,6 +37,9 @@ typedef struct Clique {
   int states[kMostRanks];          // ncclResult_t, as ncclCommGetAsyncError tells it
   bool broken;                     // a rank has failed: nothing runs any more
   bool aborted[kMostRanks];        // a rank's own operations end at once
+  // Windows of each rank, so many bytes each; and the offsets of collectives on them, as the first rank had them.
+  int windows[kMostRanks], calls[kMostRanks], most_calls;
+  uint64_t window_bytes[kMostRanks][kMostWindows], offsets[kMostCalls][2];
 } Clique;
 
 // Memory that one rank reads for a peer (-1: for all of them) or writes for one, in a collective.
@@ -112,5 +116,9 @@ void set_error(int gpu, int error);
 
 const char* kernel_widths(const char* name);  // bytes of each argument as characters, NULL for an unknown kernel
 void run_kernel(const Op* op, int gpu);
+// Writes a stamp at a moment of virtual time; the seconds that it takes.
+double run_stamp(const Op* op, int gpu, double now);
+// Answers what the host has asked for; false while it has not asked for all. Virtual time follows the host's.
+bool run_tell_time(const Op* op, int gpu, double* now);
 // Follows the pointer chase; the seconds that it takes.
 double run_chase(const Op* op, int gpu);

@@ -1,6 +1,8 @@
 // What kernels.cu's functions promise, written again for one thread: same arguments, other patterns.
+#define _GNU_SOURCE
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "fake_engine.h"
 #include "fake_numbers.h"
@@ -13,6 +15,8 @@ typedef struct Report {
 } Report;
 
 static const char* const kernels[][2] = {{"block_stream", "\10\4\10\10"},
+                                         {"stamp", "\10\10"},
+                                         {"tell_time", "\10\10\4\10\10"},
                                          {"fill", "\10\10\10\10\10\4"},
                                          {"verify", "\10\10\10\10\10\10"},
                                          {"copy", "\10\10\10\10\4\4"},
@@ -163,6 +167,52 @@ double run_chase(const Op* op, int gpu) {
   if (end != NULL) *end = at;
   note("chase by %d in %d accesses %llu", gpu, owner_of(a[0]), (unsigned long long)a[1]);
   return (double)a[1] * by_pair("FAKE_HOP", gpu, owner_of(a[0]), 7e-7);
+}
+
+// Nanoseconds of the host's steady clock.
+static int64_t host_time(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+// A GPU's own clock at a moment of virtual time: ahead of the host's, and faster or slower.
+static uint64_t gpu_time(int64_t begin, double now, int gpu) {
+  const double passed = now * 1e9 * (1 + by_gpu("FAKE_CLOCK_DRIFT", gpu, 0));
+  return (uint64_t)(begin + (int64_t)passed + (int64_t)(by_gpu("FAKE_CLOCK_AHEAD", gpu, 0) * 1e9));
+}
+
+static int64_t begin_of_time(void) {
+  static int64_t begin;
+  if (begin == 0) begin = host_time();
+  return begin;
+}
+
+double run_stamp(const Op* op, int gpu, double now) {
+  uint64_t* slot = touch(op->arguments[0], sizeof *slot, gpu);
+  const double held = (double)op->arguments[1] * 1e-9;
+  if (slot != NULL) *slot = gpu_time(begin_of_time(), now + held, gpu);
+  return held + by_gpu("FAKE_STAMP", gpu, 1e-6);
+}
+
+bool run_tell_time(const Op* op, int gpu, double* now) {
+  const uint64_t* a = op->arguments;
+  const volatile uint32_t* asked = touch(a[0], sizeof *asked, gpu);
+  volatile uint64_t* answers = touch(a[1], a[2] * sizeof *answers, gpu);
+  uint64_t* least = touch(a[4], sizeof *least, gpu);
+  if (asked == NULL || answers == NULL || least == NULL) return true;
+  *least = (uint64_t)by_gpu("FAKE_CLOCK_STEP", gpu, 32);
+  uint64_t answered = 0;
+  while (answered < a[2] && answers[answered] != 0) ++answered;
+  for (; answered < a[2] && *asked > answered; ++answered) {
+    // Virtual time is behind the host's or, after work that would have taken longer, waits for it.
+    const int64_t begin = begin_of_time();
+    while (host_time() < begin + (int64_t)(*now * 1e9)) {
+    }
+    *now = (double)(host_time() - begin) * 1e-9;
+    answers[answered] = gpu_time(begin, *now, gpu);
+  }
+  return answered == a[2];
 }
 
 static void set(const uint64_t* a, int gpu) {

@@ -101,8 +101,7 @@ EXPORT int ncclGetUniqueId(Id* id) {
   return kNcclSuccess;
 }
 
-EXPORT int ncclCommInitRank(Comm** comm, int count, Id id, int rank) {
-  CALLED;
+static int join(Comm** comm, int count, Id id, int rank) {
   World* world = NULL;
   for (int i = 0; i < world_count; ++i)
     if (memcmp(&worlds[i].id, &id, sizeof id) == 0) world = &worlds[i];
@@ -124,6 +123,17 @@ static int by_key(const void* one, const void* other) {
   const Split *a = one, *b = other;
   if (a->color != b->color) return a->color - b->color;
   return a->key != b->key ? a->key - b->key : a->parent->rank - b->parent->rank;
+}
+
+EXPORT int ncclCommInitRank(Comm** comm, int count, Id id, int rank) {
+  CALLED;
+  return join(comm, count, id, rank);
+}
+
+EXPORT int ncclCommInitRankConfig(Comm** comm, int count, Id id, int rank, const void* config) {
+  CALLED;
+  const int refused = read_config(config);
+  return refused != kNcclSuccess ? refused : join(comm, count, id, rank);
 }
 
 // Makes the new communicators once all ranks have called: one thread makes everybody's, others wait or come later.
@@ -154,7 +164,9 @@ static int finish_splits(Comm* parent) {
 EXPORT int ncclCommSplit(Comm* comm, int color, int key, Comm** made, const void* config) {
   CALLED;
   if (busy(comm)) return failed(kNcclInvalidArgument, "used before the last call was done");
-  if (config != NULL || split_count == kMostSplits) return failed(kNcclInvalidArgument, "not simulated");
+  if (split_count == kMostSplits) return failed(kNcclInvalidArgument, "not simulated");
+  const int refused = read_config(config);
+  if (refused != kNcclSuccess) return refused;
   if (depth > 0) return failed(kNcclInvalidUsage, "not simulated in a group: a thread for each rank");
   if (any_capture()) return failed(kNcclInvalidUsage, "not in a capture");
   splits[split_count++] = (Split){comm, color, key, made};
@@ -193,6 +205,7 @@ EXPORT int ncclCommAbort(Comm* comm) {
   CALLED;
   note("-comm %p", (void*)comm);
   comm->clique->aborted[comm->rank] = true;
+  forget_registered(comm);
   free(comm);
   return kNcclSuccess;
 }

@@ -30,6 +30,12 @@ bool in_group(void);
 // Queues what the thread's group has sent and received, if anything, or forgets it.
 int finish_exchange(void);
 void drop_exchange(void);
+// Notes a config's fields; refuses what NCCL refuses.
+int read_config(const void* given);
+// Notes a collective on registered memory, and whether its ranks have it at the same offsets.
+void note_registered(Comm* comm, uint64_t send, uint64_t receive);
+// What an aborted communicator knew goes with it.
+void forget_registered(const Comm* comm);
 
 #define CALLED                            \
   LOCKED;                                 \

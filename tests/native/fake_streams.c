@@ -152,6 +152,14 @@ EXPORT int cuMemcpyDtoHAsync_v2(void* target, uint64_t source, size_t bytes, Str
   return kSuccess;
 }
 
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, Stream* stream) {
+  CALLED_ON_GPU;
+  if (owner_of(target) != stream->gpu || owner_of(source) != stream->gpu) return kInvalidValue;
+  queue_op(stream, &(Op){.name = "memcpy", .arguments = {target, source, bytes}});
+  count_behind(stream);
+  return kSuccess;
+}
+
 EXPORT int cuStreamBeginCapture_v2(Stream* stream, int mode) {
   CALLED;
   run_ready();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,7 @@ HERE = Path(__file__).parent
 _PACKAGES = Path(collbench.__file__).parents[1]
 SOURCES = {
     "libcuda.so.1": ("cuda", "streams", "engine", "memory", "kernels", "numbers", "settings"),
-    "libnccl.so.2": ("nccl", "collectives", "numbers", "settings"),
+    "libnccl.so.2": ("nccl", "collectives", "registration", "numbers", "settings"),
     "libnvidia-ml.so.1": ("nvml", "settings"),
     "libclock.so": ("clock",),
 }
@@ -55,15 +56,16 @@ def copies(gpus, links, **changes):
 def chase(gpus, links, **changes):
     plan = dict(accesses=100, batches=1, warmup=0, deadline=30.0)
     return gpus.time_chase(native.ChaseRound(links=links, **(plan | changes)))
-def session(gpus):
-    return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]))
+def session(gpus, **options):
+    return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]), options=options)
 OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall sendrecv gather scatter".split()
 # Dtypes and reductions by NCCL's numbers.
-def collect(session, groups, operation="allreduce", dtype=7, reduction=0, **changes):
+def collect(session, groups, operation="allreduce", dtype=7, reduction=0, registration="none", **changes):
     plan = dict(root=0, count=256, in_place=False, verify=True, iterations=4, batches=1, warmup=0, launch_iterations=0,
                 launch_warmup=0, deadline=30.0)
     names = dict(operation=getattr(native.Collective, operation), dtype=native.Dtype(dtype))
     names["reduction"] = native.Reduction(reduction)
+    names["registration"] = native.Registration.__members__[registration]
     return session.time(native.CollectiveRound(groups=groups, **names, **(plan | changes)))
 def collective(*arguments, **changes):
     times = collect(*arguments, **changes)
@@ -93,10 +95,14 @@ class Outcome:
         return [line for line in self.log if line.startswith(start)]
 
     def leaks(self) -> list[str]:
-        """Return what was made and never released, by the fakes' own names; communicators may outlive us."""
+        """Return what was made and never released, by the fakes' own names; communicators may outlive us.
+
+        So may the memory that NCCL allocated: a thread that is stuck in NCCL may still register it.
+        """
+        kept = {line.split()[1] for line in self.lines("+ncclmemory ")}
         balance: Counter[str] = Counter()
         for line in self.log:
-            if line[0] in "+-" and not line.startswith(("+comm ", "-comm ")):
+            if line[0] in "+-" and not line.startswith(("+comm ", "-comm ")) and line.split()[1] not in kept:
                 balance[line[1:]] += 1 if line[0] == "+" else -1
         return [name for name, count in balance.items() if count != 0]
 
@@ -142,28 +148,28 @@ class Fakes:
         return done
 
 
-def build(folder: Path, without: Sequence[str] = ()) -> Fakes:
-    """Compile the fakes into a folder, leaving out the named functions."""
+def build(folder: Path) -> Fakes:
+    """Compile the fakes into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for library, parts in SOURCES.items():
-        compile_library(folder, library, parts, without)
+    for library in SOURCES:
+        _compile(folder, library, ["-O3"])
     return Fakes(folder)
 
 
-def compile_library(folder: Path, library: str, parts: Sequence[str], without: Sequence[str] = ()) -> None:
-    """Compile one fake; NCCL's finds the driver's beside it. A function is left out by giving it another name."""
-    renamed = [f"-D{name}=absent_{name}" for name in without]
+def build_without(fakes: Fakes, folder: Path, library: str, functions: Sequence[str]) -> None:
+    """Compile one fake into a folder, without some functions: they have other names. NCCL's finds a driver beside it.
+
+    Not optimized: it is compiled for one test.
+    """
+    if library != "libcuda.so.1":
+        shutil.copy(fakes.folder / "libcuda.so.1", folder)
+    _compile(folder, library, ["-O0", *(f"-D{name}=absent_{name}" for name in functions)])
+
+
+def _compile(folder: Path, library: str, flags: Sequence[str]) -> None:
+    parts = SOURCES[library]
     sources = [str(HERE / f"fake_{part}.c") for part in parts]
     driver = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"] if "nccl" in parts else []
-    flags = [
-        "-std=gnu17",
-        "-O3",
-        "-fPIC",
-        "-shared",
-        "-fvisibility=hidden",
-        "-Wall",
-        "-Wextra",
-        f"-Wl,-soname,{library}",
-    ]
+    shared = ["-std=gnu17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", f"-Wl,-soname,{library}"]
     compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, *flags, *renamed, *sources, "-o", str(folder / library), *driver, "-lm"], check=True)
+    subprocess.run([compiler, *shared, *flags, *sources, "-o", str(folder / library), *driver, "-lm"], check=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from collbench.machine.numa import usable_nodes
 from tests.native.fakes import Fakes, Outcome
 
 _MIB = 2**20
@@ -28,11 +29,11 @@ def _run_file(tmp_path: Path) -> dict[str, Any]:
     return run
 
 
-def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int) -> set[float]:
+def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int, variant: str = "plain") -> set[float]:
     """Return the distinct block times of one data point."""
     for measurement in run["measurements"]:
-        point = {"operation": operation, "members": members, "size_bytes": size, "variant": "plain", "numa_node": None}
-        if measurement["point"] == point:
+        point = {"operation": operation, "members": members, "size_bytes": size, "variant": variant, "numa_node": None}
+        if measurement["point"] == point | {"registration": "none"}:
             return {round(s, 12) for sample in measurement["samples"] for s in sample["seconds"]}
     raise AssertionError(f"{operation} on {members} at {size} was not measured")
 
@@ -66,6 +67,54 @@ def test_the_run_file_holds_the_times_that_the_gpus_took(fakes: Fakes, tmp_path:
     # 5 µs, as much traffic for a pair's all-reduce, and 1 µs more where GPU 2 lags.
     assert _seconds(run, "allreduce", [0, 1], 16384) == {5.16384e-6}
     assert _seconds(run, "broadcast", [0, 2], 16384) == {6.16384e-6}
+
+
+_HOST = ("copies", "--backend", "cuda", "--sizes", "1M", "--devices", "0,2", "--verbose", "--output", "run.json")
+_HOST_PATTERNS = "host,host-both-ways,host-all,host-all-both-ways,local"
+
+
+@pytest.mark.skipif(len(usable_nodes()) > 1, reason="host copies are timed for each NUMA node of this machine")
+def test_host_copies_are_timed_isolated_and_beside_others(fakes: Fakes, tmp_path: Path) -> None:
+    rates = {"host_rate": "50,2=40", "to_host_rate": "25,2=20", "local_rate": 1000, "free": 1282 * _MIB}
+    done = _collbench(fakes, tmp_path, *_HOST, "--patterns", _HOST_PATTERNS, **rates)
+    assert done.code == 0, done.stderr
+    run = _run_file(tmp_path)
+    points = {(m["point"]["operation"], m["point"]["variant"], *m["point"]["members"]) for m in run["measurements"]}
+    for operation in ("h2d-ce", "d2h-ce", "h2d-sm", "d2h-sm"):
+        assert {("host", 0), ("host-both-ways", 1), ("host-all", 0, 1), ("host-all-both-ways", 1, 0)} <= {
+            point[1:] for point in points if point[0] == operation
+        }
+    # 1 µs, and 1 MiB at 50 and 25 GB/s in and out, on the second GPU at 40 and 20; none has the other's time.
+    for variant, first, second in (
+        ("host", [0], [1]),
+        ("host-both-ways", [0], [1]),
+        ("host-all", [0, 1], [1, 0]),
+        ("host-all-both-ways", [0, 1], [1, 0]),
+    ):
+        for operation, members, gbs in (
+            ("h2d-ce", first, 50), ("d2h-ce", first, 25), ("h2d-ce", second, 40), ("d2h-ce", second, 20),
+        ):  # fmt: skip
+            (seconds,) = _seconds(run, operation, members, _MIB, variant)
+            assert seconds == pytest.approx(1e-6 + _MIB / gbs / 1e9, rel=1e-6), (variant, operation, members)
+    assert _seconds(run, "ce-write", [0], _MIB, "local") == {2.048576e-06}
+    assert "host      all 2 at once: h2d 100%, d2h 100%; both ways h2d 100%, d2h 100% of isolated" in done.stdout
+    assert not any(measurement["samples"][0]["concurrent"] for measurement in run["measurements"])
+
+
+@pytest.mark.parametrize(
+    ("case", "patterns", "corrupt", "where"),
+    [
+        ("what is timed", "host-both-ways", "20:17:2>-1", "link between GPU2 and host memory"),
+        ("what is busy meanwhile", "host-all", "20:17:-1>2", "link between GPU2 and host memory"),
+        ("within a memory", "local", "9:17:2>2", "memory of GPU2"),
+    ],
+)
+def test_a_wrong_byte_of_a_host_or_local_copy_names_its_gpu(
+    fakes: Fakes, tmp_path: Path, case: str, patterns: str, corrupt: str, where: str
+) -> None:
+    done = _collbench(fakes, tmp_path, *_HOST, "--patterns", patterns, corrupt_copy=corrupt, free=1282 * _MIB)
+    assert done.code == 4, case
+    assert f"{where}: 1 wrong" in done.stderr, case
 
 
 def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.fakes import SOURCES, Fakes, compile_library
+from tests.native.fakes import Fakes, build_without
 
 _PAIRS = "[[0, 1], [2, 3]]"
 # Bytes of NCCL's types in their order [nccl.h 2.24], of an operation's message for two to four ranks of 5 elements.
@@ -72,8 +72,7 @@ def test_the_calls_are_those_of_nccl_tests(
     environment = {}
     if settings == "old":
         newer = ["ncclAlltoAll", "ncclGather", "ncclScatter"]
-        compile_library(tmp_path, "libcuda.so.1", SOURCES["libcuda.so.1"])
-        compile_library(tmp_path, "libnccl.so.2", SOURCES["libnccl.so.2"], without=newer)
+        build_without(fakes, tmp_path, "libnccl.so.2", newer)
         environment = {"NCCL": str(tmp_path / "libnccl.so.2"), "LD_LIBRARY_PATH": str(tmp_path)}
     script = f"collective(session(open_gpus()), [[2, 0, 3]], {operation!r}, count=300, root=1, iterations=2)"
     log = Counter(fakes.script(script, tmp_path, environment).log)

@@ -18,6 +18,7 @@ def everything():
     gpus.free_bytes()
     copies(gpus, [(0, 1)], batches=2)
     transfers(gpus, [[(-1, 0), (0, -1)]], batches=2)
+    transfers(gpus, [[(0, 0)]], batches=2)
     chase(gpus, [(0, 1), (1, -1)], batches=2)
     held = session(gpus)
     try:
@@ -25,12 +26,14 @@ def everything():
             for operation in OPERATIONS:
                 collective(held, [group], operation, iterations=1, in_place=operation == "allgather")
         collective(held, [[1]], launch_iterations=1)
+        for registration in ("buffer", "window"):
+            collective(held, [[0, 1]], registration=registration, launch_iterations=1)
     finally:
         held.close()
-    for world in range(2):
-        one = native.Gpus([world], PTX)
+    for world in range(3):
+        one = native.Gpus([world % 2], PTX)
         nccl = native.Nccl(os.environ["NCCL"])
-        alone = native.Collectives(one, nccl, 0, 1, nccl.unique_id())
+        alone = native.Collectives(one, nccl, 0, 1, nccl.unique_id(), {"maxCTAs": 4} if world else {})
         alone.prepare([[0]])
         alone.close()
 say(**failure(everything))
@@ -47,6 +50,9 @@ _RELEASES = {
     "cuGraphExecDestroy",
     "cuGraphDestroy",
     "ncclCommAbort",
+    "ncclCommDeregister",
+    "ncclCommWindowDeregister",
+    "ncclMemFree",
 }
 _SPECIAL = {
     "cuInit",  # test_opening.py

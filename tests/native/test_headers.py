@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -16,6 +17,8 @@ _SOURCE = Path(__file__).parents[2] / "csrc"
 _PACKAGES = Path(sysconfig.get_path("purelib")) / "nvidia"
 _TOOLKITS = sorted(Path("/usr/local").glob("cuda*/include"))
 _SYSTEM = Path("/usr/include")
+# Tables of functions that not every NCCL has, and the minor version of NCCL 2 that brought them.
+_SINCE = {"NEWER_": 28, "BUFFER_": 19, "WINDOW_": 27}
 _OLDEST = 12010  # has every name that ours stand for
 # Ours take int for every enum, and void* where a caller passes nothing else than null.
 _COMPARISON = """
@@ -97,9 +100,9 @@ def _need_cuda() -> Path:
 
 def test_the_tables_are_read_whole() -> None:
     functions, constants = _driver()
-    older, newer = (_functions("nccl.hpp", f"COLLBENCH_NCCL_{kind}FUNCTIONS") for kind in ("", "NEWER_"))
+    tables = [_functions("nccl.hpp", f"COLLBENCH_NCCL_{kind}FUNCTIONS") for kind in ("", *_SINCE)]
 
-    for header, found in (("driver.hpp", functions), ("nccl.hpp", [*older, *newer])):
+    for header, found in (("driver.hpp", functions), ("nccl.hpp", [*itertools.chain(*tables)])):
         assert [name for name, _, _ in found] == re.findall(
             r"^  X\((\w+),", (_SOURCE / header).read_text(), re.MULTILINE
         )
@@ -148,9 +151,12 @@ def test_nccl_functions_and_constants_are_those_of_nccl_h() -> None:
     )
     minor = int(version[2] or int(version[1]) // 100 % 100) if version else 0
     functions = _functions("nccl.hpp", "COLLBENCH_NCCL_FUNCTIONS")
-    functions += _functions("nccl.hpp", "COLLBENCH_NCCL_NEWER_FUNCTIONS") if minor >= 28 else []
+    for kind, since in _SINCE.items():
+        functions += _functions("nccl.hpp", f"COLLBENCH_NCCL_{kind}FUNCTIONS") if minor >= since else []
     known = list(DTYPE_BYTES) if minor >= 24 else list(DTYPE_BYTES)[:10]  # 8-bit floats came with 2.24
     constants = _constants("nccl.hpp")
+    if minor < _SINCE["WINDOW_"]:
+        del constants["kWindowSymmetric"]
     names = [name.removesuffix("fn").replace("_", "").capitalize() for name in known]
     constants |= {name: (str(index), f"nccl{name}") for index, name in enumerate(names)}
     constants |= {name: (str(index), f"nccl{name.capitalize()}") for index, name in enumerate(REDOPS)}
@@ -159,5 +165,46 @@ def test_nccl_functions_and_constants_are_those_of_nccl_h() -> None:
     asserts = [line.replace("NcclUniqueId", "ncclUniqueId") for line in _asserts(functions, constants)]
 
     code = ["#include <nccl.h>", "#include <cstddef>", "using CUstream = cudaStream_t;", _COMPARISON, *asserts, same]
+    code += _same_config(minor)
 
-    assert _compiles("\n".join(code), _NCCL, include) == ""
+    assert _compiles("\n".join(code), _NCCL, include, _SOURCE) == ""
+
+
+# Ours of ncclConfig_t's fields, theirs, and the minor version of NCCL 2 that brought it.
+_FIELDS = (
+    ("size", "size", 18),
+    ("magic", "magic", 18),
+    ("version", "version", 18),
+    ("blocking", "blocking", 18),
+    ("cga_cluster_size", "cgaClusterSize", 18),
+    ("min_ctas", "minCTAs", 18),
+    ("max_ctas", "maxCTAs", 18),
+    ("net_name", "netName", 18),
+    ("split_share", "splitShare", 18),
+    ("traffic_class", "trafficClass", 26),
+    ("comm_name", "commName", 27),
+    ("collnet_enable", "collnetEnable", 27),
+    ("cta_policy", "CTAPolicy", 27),
+    ("shrink_share", "shrinkShare", 27),
+    ("nvls_ctas", "nvlsCTAs", 27),
+    ("channels_per_net_peer", "nChannelsPerNetPeer", 28),
+    ("nvlink_centric_sched", "nvlinkCentricSched", 28),
+)
+
+
+def _same_config(minor: int) -> list[str]:
+    """Return the assertions that our config is theirs, as far as that version goes, and no larger."""
+    same = [
+        f"static_assert(offsetof(collbench::NcclConfig, {ours}) == offsetof(::ncclConfig_t, {theirs}));"
+        for ours, theirs, since in _FIELDS
+        if minor >= since
+    ]
+    known = next((ours for ours, _, since in _FIELDS if since > max(minor, 26)), None)
+    size = f"offsetof(collbench::NcclConfig, {known})" if known else "sizeof(collbench::NcclConfig)"
+    relation = "<=" if minor > 28 else "=="
+    return [
+        '#include "nccl_config.hpp"',
+        *same,
+        f"static_assert({size} {relation} sizeof(::ncclConfig_t));",
+        "static_assert(INT_MIN == NCCL_CONFIG_UNDEF_INT);",
+    ]

@@ -99,20 +99,21 @@ _WORKER = """
 import sys, collbench.backends.cuda as cuda
 from collbench.backends.worker import CudaSource, run
 cuda._native.node_memory_refusal = lambda node: {refusal!r}
+cuda.usable_nodes = lambda: (0, 1)
 transfers = cuda._transfers
 cuda._transfers = lambda work, members: [tuple(max(end, -2) for end in link) for link in transfers(work, members)]
 run(int(sys.argv[1]), CudaSource())
 """
 
 
-def _copies(fakes: Fakes, tmp_path: Path, refusal: str) -> tuple[dict[str, Any], str]:
+def _copies(fakes: Fakes, tmp_path: Path, refusal: str, patterns: str = "host") -> tuple[dict[str, Any], str]:
     """Measure host copies on a machine that shows two nodes; return the run and the page."""
     (tmp_path / "two_nodes_worker.py").write_text(_WORKER.format(refusal=refusal))
     code = (
         f"{_TWO_NODES}\nisolated.IsolatedBackend.__init__.__defaults__ = ('two_nodes_worker', isolated._PATIENCE, None)"
     )
     code += "\nfrom collbench.cli import main\nsys.exit(main())"
-    words = ["copies", "--backend", "cuda", "--patterns", "host", "--sizes", "4K,16K", "-v", "-o", "run.json"]
+    words = ["copies", "--backend", "cuda", "--patterns", patterns, "--sizes", "4K,16K", "-v", "-o", "run.json"]
     memory = {"memory": 2**32, "free": (256 + 2) * 2**20}
     extra = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
     extra["PYTHONPATH"] = f"{fakes.environment()['PYTHONPATH']}:{tmp_path}"
@@ -132,6 +133,20 @@ def test_host_copies_are_measured_on_each_node_and_shown_by_node(fakes: Fakes, t
     assert run["skipped"] == []
     assert "node 0" in page
     assert "node 1" in page
+
+
+@_allowed
+def test_all_at_once_are_measured_on_each_node_and_on_their_own(fakes: Fakes, tmp_path: Path) -> None:
+    run, page = _copies(fakes, tmp_path, refusal="", patterns="host,host-all,host-all-both-ways")
+
+    nodes = {
+        variant: {m["point"]["numa_node"] for m in run["measurements"] if m["point"]["variant"] == variant}
+        for variant in ("host", "host-all", "host-all-both-ways")
+    }
+    assert nodes == {"host": {0, 1}, "host-all": {None, 0, 1}, "host-all-both-ways": {None, 0, 1}}
+    assert all(m["samples"] for m in run["measurements"])
+    for where in ("on own NUMA nodes", "on NUMA node 0", "on NUMA node 1"):
+        assert f"host      all 2 at once {where}: h2d 100%, d2h 100%;" in page
 
 
 def test_where_memory_cannot_be_bound_host_copies_are_timed_as_it_comes(fakes: Fakes, tmp_path: Path) -> None:

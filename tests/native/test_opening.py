@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.fakes import SOURCES, Fakes, compile_library
+from tests.native.fakes import Fakes, build_without
 
 _DRIVER_SYMBOLS = ("cuInit", "cuMemAlloc_v2", "cuMemcpyPeerAsync", "cuGraphInstantiateWithFlags", "cuGraphDestroy")
 _NCCL_SYMBOLS = ("ncclGetVersion", "ncclCommSplit", "ncclGroupEnd")
@@ -24,7 +24,7 @@ def test_without_a_driver_the_import_works_and_the_first_call_says_what_is_missi
 
 @pytest.mark.parametrize("symbol", _DRIVER_SYMBOLS)
 def test_an_old_driver_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
-    compile_library(tmp_path, "libcuda.so.1", SOURCES["libcuda.so.1"], without=[symbol])
+    build_without(fakes, tmp_path, "libcuda.so.1", [symbol])
 
     said = fakes.script("say(**failure(native.list_gpus))", tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}).said
 
@@ -101,8 +101,7 @@ def test_an_nccl_that_cannot_be_used_is_refused(
 
 @pytest.mark.parametrize("symbol", _NCCL_SYMBOLS)
 def test_an_nccl_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
-    compile_library(tmp_path, "libcuda.so.1", SOURCES["libcuda.so.1"])
-    compile_library(tmp_path, "libnccl.so.2", SOURCES["libnccl.so.2"], without=[symbol])
+    build_without(fakes, tmp_path, "libnccl.so.2", [symbol])
 
     said = fakes.script(f"say(**failure(native.Nccl, {str(tmp_path / 'libnccl.so.2')!r}))", tmp_path).said
 

@@ -35,6 +35,9 @@ _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
         ("host memory issues nothing, whoever should", "[[(-1, 0)]], pull=False", {"host_rate": 40}, [26]),
         ("to and from host memory", "[[(-1, 1), (1, -1)]]", {"host_rate": "50,1=25"}, [41]),
         ("two GPUs at once, each with memory of its own", "[[(-1, 0)], [(1, -1)]]", {"host_rate": "50,1=25"}, [21, 41]),
+        ("within a GPU's memory", "[[(0, 0)]]", {"local_rate": 250}, [5]),
+        ("within two GPUs' memories", "[[(0, 0)], [(2, 2)]]", {"local_rate": "250,2=100"}, [5, 11]),
+        ("by kernel within a GPU's memory", "[[(1, 1)]], multiprocessors=True", {"sm_share": 0.5}, [2]),
         ("by kernel from host memory", "[[(-1, 0)]], multiprocessors=True", {"sm_share": 0.5}, [41]),
     ],
 )
@@ -48,6 +51,68 @@ def test_a_group_is_timed_from_a_common_start_to_a_common_end(
     assert len(seconds) == len(microseconds), case
     for group, expected in zip(seconds, microseconds, strict=True):
         assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), case
+
+
+@pytest.mark.parametrize(
+    ("case", "call", "settings", "microseconds"),
+    [
+        # As above; what covers the timed messages takes longer than they do, and is no part of their time.
+        ("in beside out", "[[(-1, 0), (0, -1)]]", {"host_rate": 50, "to_host_rate": 20}, [21]),
+        ("out beside in", "[[(0, -1), (-1, 0)]]", {"host_rate": 50, "to_host_rate": 20}, [51]),
+        ("two GPUs at once, each by its own clock", "[[(-1, 0)], [(-1, 1)]]", {"host_rate": "50,1=25"}, [21, 41]),
+        (
+            "two GPUs at once in both directions",
+            "[[(0, -1), (-1, 0)], [(1, -1), (-1, 1)]]",
+            {"host_rate": 50, "to_host_rate": "40,1=20"},
+            [26, 51],
+        ),
+        ("by kernel", "[[(-1, 0), (0, -1)]], multiprocessors=True", {"to_host_rate": 20, "sm_share": 0.5}, [41]),
+    ],
+)
+@pytest.mark.parametrize("iterations", [1, 14])
+def test_a_covered_round_times_each_groups_first_transfer(
+    fakes: Fakes,
+    tmp_path: Path,
+    case: str,
+    call: str,
+    settings: dict[str, object],
+    microseconds: list[float],
+    iterations: int,
+) -> None:
+    plan = f"bytes=1000000, iterations={iterations}, batches=2, warmup=1, covered=True"
+    script = f"say(seconds=transfers(open_gpus(2, buffer=3 << 20), {call}, {plan})); gc.collect()"
+    done = fakes.script(script, tmp_path, **settings)
+
+    assert len(done.said["seconds"]) == len(microseconds), case
+    for group, expected in zip(done.said["seconds"], microseconds, strict=True):
+        assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), case
+    assert done.leaks() == []
+
+
+def test_every_transfer_of_a_covered_round_copies_twice_what_is_timed(fakes: Fakes, tmp_path: Path) -> None:
+    groups = "[[(-1, 0), (0, -1)], [(-1, 1), (1, -1)]]"
+    script = f"""
+        found = times(open_gpus(2), {groups}, iterations=14, batches=3, covered=True)
+        say(coverage=coverage(found))
+    """
+    done = fakes.script(script, tmp_path)
+
+    for way in ("0 from -1 to 0", "0 from 0 to -1", "1 from -1 to 1", "1 from 1 to -1"):
+        assert len(done.lines(f"copy memcpy by {way} bytes 1024")) == 3 * 2 * 14
+    assert done.said["coverage"] == [[2 * 3 * 14 * 1024, 2 * 3 * 28 * 1024]] * 2
+
+
+def test_a_covered_batch_ends_before_the_next_one_is_poisoned(fakes: Fakes, tmp_path: Path) -> None:
+    script = "transfers(open_gpus(2), [[(-1, 0), (0, -1)], [(1, -1), (-1, 1)]], batches=3, warmup=1, covered=True)"
+    log = fakes.script(script, tmp_path, to_host_rate=1).log
+    poisoned = [i for i, line in enumerate(log) if line.startswith("launch fill")]
+    unblocked = [i for i, line in enumerate(log) if line.startswith("unblock")]
+    copied = [i for i, line in enumerate(log) if line.startswith("copy ") and " bytes 1024 " in line]
+
+    assert len(copied) == 4 * 4 * 8
+    for at in poisoned:
+        behind = [i for i in copied if i > at]
+        assert not behind or min(i for i in unblocked if i > at) < behind[0]
 
 
 @pytest.mark.parametrize("pull", [False, True])
@@ -70,7 +135,8 @@ def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, tmp_path: Pat
 def test_odd_sizes_at_odd_places_are_copied_and_checked_in_every_pattern(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         gpus = open_gpus(4, buffer=60000)
-        for groups in ({_BOTH_WAYS}, {_ONE_TO_ALL}, {_ALL_TO_ONE}, [[(-1, 0)], [(1, -1)]], [[(-1, 0), (0, -1)]]):
+        for groups in ({_BOTH_WAYS}, {_ONE_TO_ALL}, {_ALL_TO_ONE}, [[(-1, 0)], [(1, -1)]], [[(-1, 0), (0, -1)]],
+                       [[(2, 2)]]):
             for bytes in (1, 255, 4097, 19001):
                 for shift in (0, 3, 255):
                     for multiprocessors in (False, True):
@@ -81,9 +147,9 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_in_every_pattern(fakes: 
     """
     done = fakes.script(script, tmp_path)
 
-    # Three messages and two waking copies a block, two blocks, and one that wakes the link; 2 + 3 + 3 + 2 + 2 transfers
-    # of the five patterns.
-    assert len(done.lines("copy ")) == (1 + 5 * 2) * (2 + 3 + 3 + 2 + 2) * 4 * 3 * 2 * 2
+    # Three messages and two waking copies a block, two blocks, and one that wakes the link; 2 + 3 + 3 + 2 + 2 + 1
+    # transfers of the six patterns.
+    assert len(done.lines("copy ")) == (1 + 5 * 2) * (2 + 3 + 3 + 2 + 2 + 1) * 4 * 3 * 2 * 2
     assert done.leaks() == []
 
 
@@ -111,6 +177,8 @@ def test_large_messages_by_kernel_share_a_launch_with_host_memory_too(
         ("the second group", "[[(0, 1), (1, 0)], [(3, 2), (2, 3)]]", "4:8:2>3", {"group": 1, "rank": 1, "offset": 8}),
         ("from host memory", "[[(-1, 0)]]", "4:7:-1>0", {"group": 0, "rank": 0, "offset": 7}),
         ("to host memory", "[[(0, -1)]], shift=3", "7:1023:0>-1", {"group": 0, "rank": 0, "offset": 1023}),
+        ("within a GPU's memory", "[[(1, 1)]]", "4:3:1>1", {"group": 0, "rank": 0, "offset": 3}),
+        ("what covers a group's first", "[[(-1, 0), (0, -1)]], covered=True", "11:2:0>-1", {"rank": 1, "offset": 2}),
         ("to host memory by kernel", "[[(1, -1)]], multiprocessors=True", "4:0:1>-1", {"rank": 0, "offset": 0}),
     ],
 )

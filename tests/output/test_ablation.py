@@ -57,7 +57,7 @@ def judged(
             "unknown",
             (0.5, 1.2, 2.9),
             "undecided: without p2p a step of this job takes between 50.0 % less and 190 % more (95 %); "
-            "more --repeats narrow it",
+            "more --repeats narrow the interval",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_without_all_reduces_there_are_no_columns_for_them() -> None:
             {"environment": {"NCCL_VERSION": "2.27.3-1", "NCCL_NVLS_ENABLE": "0"}},
             "settings  NCCL_NVLS_ENABLE=0\n",
         ),
-        ("CPU cores", {"backend": "host"}, "backend   host: gloo on CPU cores, which heeds no NCCL variable\n"),
+        ("CPU cores", {"backend": "host"}, "backend   host: gloo on CPU cores, which ignores NCCL variables\n"),
         ("their names", {"backend": "host"}, "with p2p: CPU0, CPU1; no variable changed"),
         ("the warm-up", {}, "without the first tenth, three at least\n"),
         ("the user's warm-up", {"skip": 12}, "without the first 12\n"),

@@ -27,10 +27,10 @@ def test_one_communicator_reads_like_this() -> None:
     points = [at(64 * MIB, 325.34, 331.0), at(8, 8.94, 20.04), at(GIB, 4543.50, 4550.0)]
     assert after_header(run_of(gpus(4), points, command=("allreduce",))) == (
         "allreduce over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32, sum\n"
-        "size      count  time µs  launch µs   algbw   busbw       interval  wrong\n"
-        " 8 B          2     8.94      20.04    0.00    0.00      0.00-0.00      0\n"
-        " 64M   16777216   325.34     331.00  206.27  309.41  309.41-309.41      0\n"
-        "  1G  268435456  4543.50    4550.00  236.32  354.49  354.49-354.49      0\n"
+        "size      count  time µs  launch µs   algbw  busbw GB/s       interval  wrong\n"
+        " 8 B          2     8.94      20.04    0.00        0.00      0.00-0.00      0\n"
+        " 64M   16777216   325.34     331.00  206.27      309.41  309.41-309.41      0\n"
+        "  1G  268435456  4543.50    4550.00  236.32      354.49  354.49-354.49      0\n"
         "time: one collective on the device, the slowest rank, median; launch: one call\n"
         "of an ungraphed loop, as a training step makes it;\n"
         "busbw = algbw × 2(n-1)/n; interval: 95 % of busbw, GB/s;\n"
@@ -44,7 +44,7 @@ def test_without_a_launch_loop_or_enough_batches_a_column_is_left_out() -> None:
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06, trials=2)], command=("allreduce",)))
     assert "launch" not in shown
     assert rows(shown) == [
-        ["size", "count", "time", "µs", "algbw", "busbw", "wrong"],
+        ["size", "count", "time", "µs", "algbw", "busbw", "GB/s", "wrong"],
         ["1M", "262144", "19.06", "55.01", "82.52", "0"],
     ]
 

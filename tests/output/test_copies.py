@@ -159,3 +159,30 @@ def test_a_node_that_was_not_reached_shows_a_dash() -> None:
 def test_many_nodes_fit_a_line_without_their_intervals() -> None:
     shown = after_header(by_node(list(range(8))))
     assert "GPU1    h2d-ce    38.0    55.0    38.0    55.0    38.0    55.0    38.0    55.0\n" in shown
+
+
+def test_host_copies_concurrent_with_others_stand_beside_isolated_ones() -> None:
+    points = [how(Variant.HOST, measured(Operation.H2D_CE, (a,), gbs, LARGE)) for a, gbs in ((0, 50.0), (1, 40.0))]
+    points += [how(Variant.HOST, measured(Operation.D2H_CE, (a,), 50.0, LARGE)) for a in (0, 1)]
+    points += [how(Variant.HOST_BOTH_WAYS, measured(Operation.H2D_CE, (0,), 45.0, LARGE))]
+    for operation, gbs in ((Operation.H2D_CE, 30.0), (Operation.D2H_CE, 25.0)):
+        points += [how(Variant.HOST_ALL, measured(operation, members, gbs, LARGE)) for members in ((0, 1), (1, 0))]
+    whole = text(page(run_of(gpus(2), points, command=("copies",))))
+    assert (
+        "host at 512M, concurrently: GB/s one way, % of isolated\n"
+        "device  copy    isolated  both ways  all at once\n"
+        "GPU0    h2d-ce      50.0  45.0  90%    30.0  60%\n"
+        "GPU1    h2d-ce      40.0          -    30.0  75%\n"
+        "GPU0    d2h-ce      50.0          -    25.0  50%\n"
+        "GPU1    d2h-ce      50.0          -    25.0  50%\n"
+        "host      all 2 at once: h2d 67%, d2h 50% of isolated\n"
+    ) in whole
+
+
+def test_a_local_copy_has_a_table_of_devices() -> None:
+    points = [how(Variant.LOCAL, measured(Operation.CE_WRITE, (a,), 2079.0, LARGE)) for a in (0, 1)]
+    assert (
+        "local at 512M, GB/s (within a device's memory; each byte is read and written)\n"
+        "device      ce-write\n"
+        "GPU0    2079.0 ±0.0%\n"
+    ) in text(page(run_of(gpus(2), points, command=("copies",))))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from collbench.model.operations import Operation
+from collbench.model.run import Latency, RankLaunches
 from collbench.output.rows import COLUMNS, Type, Value, rows, run_id
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
@@ -37,6 +38,8 @@ def test_every_row_has_every_column_in_its_type_or_nothing() -> None:
 def test_no_column_is_always_empty() -> None:
     simulated = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0)], backend="sim")
     simulated.machine = replace(simulated.machine, fabric="dgx-1v")
+    early, late = RankLaunches((0,) * 400, (60_000,) * 400), RankLaunches((50_000,) * 400, (60_000,) * 400)
+    simulated.latencies.append(Latency(simulated.measurements[0].point, (early, late)))
     found = [*rows(hostile_run()), *rows(simulated)]
     empty = {column.name for column in COLUMNS if all(row[column.name] is None for row in found)}
     assert empty == set()

@@ -27,8 +27,10 @@ from collbench.model.run import (
     DataPoint,
     Health,
     InterferenceCheck,
+    Latency,
     Layout,
     Measurement,
+    RankLaunches,
     Run,
     SkipKind,
     Skipped,
@@ -67,6 +69,9 @@ def rich_run() -> Run:
     run.measurements.append(flagged(measured(Operation.H2D_CE, (3,), 50.0), Variant.HOST))
     hang = Measurement(DataPoint(Operation.SM_READ, (2, 3), 8), [], StopReason.FAILED, failure=FAILURE)
     run.measurements.append(hang)
+    launches = RankLaunches((0, 3), (9000, 9100), 1500, 900, 32)
+    point, flags = DataPoint(Operation.ALLREDUCE, (0, 1), 8), (shared(0),)
+    run.latencies.append(Latency(point, (launches, launches), concurrent=True, flags=flags))
     run.chosen.append(Chosen(Operation.ALLREDUCE, 4, 2**22, "RING", "LL128", 24))
     run.phases.update({"warm-up": 0.5, "trials": 2.0, "timed": 1.5})
     run.machine = dataclasses.replace(run.machine, multicast=True)

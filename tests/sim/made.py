@@ -14,6 +14,7 @@ from collbench.model.errors import DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.sim.fabrics import Bridge, Bundle, Delays, Engines, Fabric, Fault, Gpu, HostBridge, Noise, Sockets
+from collbench.sim.network import Transfer, network_of, shared_rates
 
 SLOT = 20.0
 QUIET = Noise(trial=0.0, batch=0.0)
@@ -70,6 +71,11 @@ def request(**given: object) -> Request:
         "command": ("pairs",),
     }
     return Request(**{**asked, **given})  # type: ignore[arg-type]  # a test names fields
+
+
+def copy_rates(fabric: Fabric, transfers: Sequence[Transfer]) -> list[float]:
+    """Return each transfer's GB/s while all of them run."""
+    return shared_rates(network_of(fabric), transfers)
 
 
 def simulate(fabric: Fabric, request: Request, seed: int) -> Run:

@@ -104,6 +104,7 @@ def test_noise_is_drawn_around_the_true_rate_and_again_by_its_seed() -> None:
 def test_a_shipped_cluster_says_where_it_comes_from_and_survives_json(name: str) -> None:
     cluster = named(name)
     assert load(dumps(cluster), "file") == cluster
+    assert load(dumps(cluster).replace('"reported"', '"told"'), "an older file") == cluster
     assert len(cluster.source) > 20
 
 

@@ -11,7 +11,8 @@ from collbench.model.run import Path, PeerStatus
 from collbench.sim import fabrics, faults, labels, random_fabrics
 from collbench.sim.collectives import allreduce_busbw
 from collbench.sim.fabrics import Fabric, FaultKind
-from collbench.sim.network import Transfer, copy_rates
+from collbench.sim.network import Transfer
+from tests.sim.made import copy_rates
 
 KINDS = [
     *("data-corrupt", "hang", "nv-degraded", "nv-not-used", "linkcount-mismatch", "hidden-nvlink", "impossible"),

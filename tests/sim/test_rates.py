@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from collbench.model.operations import Operation
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind, HostBridge
-from collbench.sim.network import Transfer, copy_rates, max_min
-from tests.sim.made import complete, faulty, tree
+from collbench.sim.network import Transfer, max_min
+from tests.sim.made import complete, copy_rates, faulty, tree
 
 # Two GPUs on each of two switches whose uplinks carry half of what a slot does.
 NARROW = (Bridge("a", "root0", 10, 10), Bridge("b", "root0", 10, 10))

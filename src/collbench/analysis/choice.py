@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.model.units import amount, fixed, format_approximate_size, span
+from collbench.analysis.tiers import Ranking
+from collbench.model.errors import UsageError
+from collbench.model.run import Device
+from collbench.model.units import amount, fixed, span
 
 Members = tuple[int, ...]
 
@@ -39,11 +43,14 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A set of positions, ascending, and its predicted band. The `default` is what takes no choosing: the first k."""
+    """A set of positions, ascending, and its predicted band. The `default` is what takes no choosing: the first k.
+
+    `sound` is False where the run has a failure within it."""
 
     members: Members
     band: Band
     default: bool
+    sound: bool = True
 
 
 class Unfit(StrEnum):
@@ -66,20 +73,6 @@ BUSY = frozenset({Unfit.PROCESSES, Unfit.TRIALS_SHARED, Unfit.UTILISATION, Unfit
 FAULTY = frozenset({Unfit.ECC_ERRORS, Unfit.NVLINK_ERRORS, Unfit.FAILING_PAIRS})
 
 
-_WORDS = {
-    Unfit.EXCLUDED: "excluded",
-    Unfit.PROCESSES: "busy: {0.figure:.0f} other process{es}",
-    Unfit.TRIALS_SHARED: "busy: another process in {0.figure:.0%} of its trials",
-    Unfit.UTILISATION: "busy: {0.figure:.0f}% utilisation",
-    Unfit.MEMORY: "busy: only {free} of {total} free",
-    Unfit.THROTTLED: "throttled: {reasons}",
-    Unfit.TRIALS_THROTTLED: "throttled in {0.figure:.0%} of its trials",
-    Unfit.ECC_ERRORS: "faulty: {0.figure:.0f} uncorrected ECC error{s}",
-    Unfit.NVLINK_ERRORS: "faulty: {0.figure:.0f} new NVLink error{s}",
-    Unfit.FAILING_PAIRS: "faulty: its pairs failed or moved wrong data, those of the others did not",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Why:
     """One thing that is said against a device.
@@ -93,18 +86,6 @@ class Why:
     total: int = 0
     reasons: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        """Return "busy: 2 other processes", "faulty: 1 uncorrected ECC error", "throttled: SW power cap"."""
-        one = self.figure == 1
-        return _WORDS[self.kind].format(
-            self,
-            es="" if one else "es",
-            s="" if one else "s",
-            free=format_approximate_size(int(self.figure)),
-            total=format_approximate_size(self.total),
-            reasons=", ".join(self.reasons),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
@@ -113,10 +94,23 @@ class LeftOut:
     member: int
     why: tuple[Why, ...]
 
+
+class TooFewLeft(UsageError):
+    """Fewer devices are left than are asked for: `out` of `devices` are not considered.
+
+    `predicting`: for a prediction, which takes at least two.
+    """
+
+    def __init__(self, asked: int, devices: Sequence[Device], out: tuple[LeftOut, ...], *, predicting: bool = False):
+        """Take what `output.sentences.refusal` words, with the reasons."""
+        verb = "predict for" if predicting else "choose"
+        super().__init__(f"cannot {verb} {asked} of {len(devices)} devices: {len(devices) - len(out)} are left")
+        self.asked, self.devices, self.out, self.predicting = asked, tuple(devices), out, predicting
+
     @property
-    def reason(self) -> str:
-        """Why, in words."""
-        return "; ".join(map(str, self.why))
+    def forgivable(self) -> bool:
+        """Whether some of them are out for what --allow-busy overlooks."""
+        return any(not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY} for left in self.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +122,93 @@ class Verified:
     interval: tuple[float, float] | None
 
 
+# Why a set was chosen: `output.sentences.reason` words it.
+
+
+@dataclass(frozen=True, slots=True)
+class AllLeft:
+    """There is nothing to choose: all `count` devices that are left of so many."""
+
+    count: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneDevice:
+    """One device has no pair to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameLabels:
+    """The pairs' labels, where nothing was measured."""
+
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RatesSpread:
+    """How far the slowest given rate lies below the fastest, as a share; `tied` where that is within δ."""
+
+    spread: float
+    tied: bool
+
+
+Grounds = Ranking | SameLabels | RatesSpread
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """No pair is better than another, or none significantly, by this."""
+
+    grounds: Grounds
+
+
+@dataclass(frozen=True, slots=True)
+class BestPair:
+    """The pair reaches `gbs`, the machine's worst measured pair `worst_gbs`; `all_measured`: there is no other."""
+
+    gbs: float
+    worst_gbs: float
+    all_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The set is predicted to reach a band, the first k another; None where they are the same set."""
+
+    band: Band
+    first: Band | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The set reached `gbs` of all-reduce busbw; `first` where it is the first k, `gain` over them as in Choice."""
+
+    gbs: float
+    simulated: bool
+    first: bool
+    gain: tuple[float, float, float] | None
+
+
+Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen positions, ascending, and why in half a sentence.
+    """The chosen positions, ascending, and why.
 
     `finalists` are best first and hold the default set, the first k by PCI bus id of those that were not left out.
     `decided_by` names the tie-break that decided, "" where bandwidth did. `tied`: the choice does not affect bandwidth.
     `heuristic`: too many devices to try all sets. `estimated`: from labels alone. `gain` is the chosen set's measured
     busbw over the default's: low end of its 95 % interval, middle, high end; None where it was not measured.
-    `failed` are places within the set where something failed or moved wrong data: there was no set without.
+    `failed` are sets of devices within it where something failed or moved wrong data: there was no set without.
+    `forgiven` are throttled members that were taken all the same, because all sets without them include what failed.
+    `trials` are the fewest that a pair which decides got, None where none decides.
+    `impossible` are those of `failed` on which nothing failed but a rate was above its limit.
     """
 
     members: Members
-    reason: str
+    reason: Reason
     band: Band | None
     finalists: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...] = ()
@@ -151,3 +219,6 @@ class Choice:
     verified: tuple[Verified, ...] = ()
     gain: tuple[float, float, float] | None = None
     failed: tuple[Members, ...] = ()
+    forgiven: tuple[LeftOut, ...] = ()
+    trials: int | None = None
+    impossible: tuple[Members, ...] = ()

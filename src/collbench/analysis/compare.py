@@ -14,7 +14,7 @@ from collbench.analysis.stats import FEWEST_TRIALS, log_rates, student, summariz
 from collbench.analysis.tiers import Estimate, Members, estimates_of, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Endpoints, Operation, Work
 from collbench.model.run import Layout, Measurement, Path, Run, Settings
 from collbench.model.units import TELLING_BYTES, counted, format_size
 
@@ -56,11 +56,6 @@ def match_devices(base: Run, new: Run) -> Match:
 
 
 # The data points of two runs, each under a name that means the same in both.
-
-# Members whose order says nothing: what they do they do together.
-_UNORDERED = (Variant.BOTH_WAYS,)
-# One device faces all the others: it stays first, they have no order.
-_ONE_AND_OTHERS = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,9 +102,11 @@ def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[
 
 def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
     """Return members so that those of one data point are equal in any order that says nothing."""
-    if work.operation.is_collective or work.variant in _UNORDERED:
+    if work.operation.is_collective or work.variant.endpoints is Endpoints.PAIR:
         return tuple(sorted(members))
-    return (members[0], *sorted(members[1:])) if work.variant in _ONE_AND_OTHERS else members
+    if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:  # one device faces all the others, which have no order
+        return (members[0], *sorted(members[1:]))
+    return members
 
 
 # A data point's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.
@@ -221,7 +218,7 @@ class Change:
 
     `ratio` is new over base bandwidth; `interval` holds it for all data points and groups at once with 99 %, None below
     three trials in either run. `delta` is the ratio up to which a difference changes nobody's decision; `regressed`
-    says that the data point is slower for certain by more than the comparison allows.
+    says that the data point is significantly slower by more than the comparison allows.
     """
 
     key: Key
@@ -294,7 +291,8 @@ def _delta(base: Named, seconds: float, *, on_cores: bool) -> float:
     return max(delta, _RUNS_OWN_S / seconds)
 
 
-# Data points that belong together, judged as one: all works of a place, and all places of a work, at the largest size.
+# Data points that belong together, judged as one: all works of a set of devices, and all sets of a work, at the
+# largest size.
 #
 # A link that is 8 % slower is so in every copy and collective on it. Each data point alone may hide that in its noise;
 # together they do not.
@@ -303,7 +301,7 @@ def _delta(base: Named, seconds: float, *, on_cores: bool) -> float:
 class Kind(StrEnum):
     """What a group's data points share."""
 
-    PLACE = "place"
+    DEVICES = "devices"
     WORK = "work"
 
 
@@ -342,13 +340,13 @@ def find_bunches(found: Sequence[Found]) -> list[Bunch]:
     largest: dict[str, int] = defaultdict(int)
     for one in found:
         largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
-    places: dict[tuple[int, ...], list[Found]] = defaultdict(list)
+    by_devices: dict[tuple[int, ...], list[Found]] = defaultdict(list)
     works: dict[tuple[str, int], list[Found]] = defaultdict(list)
     for one in found:
         if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
-            places[tuple(sorted(one.key.members))].append(one)
+            by_devices[tuple(sorted(one.key.members))].append(one)
             works[one.key.work, len(one.key.members)].append(one)
-    bunches = [Bunch(Kind.PLACE, "", members, tuple(ours)) for members, ours in sorted(places.items())]
+    bunches = [Bunch(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
     bunches += [Bunch(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
     return [bunch for bunch in bunches if len(bunch.found) > 1]
 
@@ -415,6 +413,7 @@ _REQUESTED: dict[str, Callable[[Settings], str]] = {
     "warm-up": lambda asked: "default" if asked.warmup is None else str(asked.warmup),
     "verification": lambda asked: _yes(asked.verify),
     "root": lambda asked: str(asked.root),
+    "NCCL config": lambda asked: _listed(f"{name}={value}" for name, value in sorted(asked.nccl_config.items())),
 }
 
 
@@ -522,7 +521,7 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[Change | Group, ...]:
-        """The groups and data points that are slower for certain by more than `fail_below` allows."""
+        """The groups and data points that are significantly slower by more than `fail_below` allows."""
         beyond = tuple(group for group in self.groups if group.regressed)
         return (*beyond, *(change for change in self.changes if change.regressed))
 

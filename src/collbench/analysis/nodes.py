@@ -300,12 +300,12 @@ class Judgement:
 
     @property
     def slow_nodes(self) -> tuple[NodeEffect, ...]:
-        """The nodes that are slow for certain, the slowest first."""
+        """The nodes that are significantly slow, the slowest first."""
         return tuple(sorted((n for n in self.nodes if n.state is State.SLOW), key=lambda n: n.worse.ratio))
 
     @property
     def slow_uplinks(self) -> tuple[Uplink, ...]:
-        """The switches whose uplinks are slow for certain."""
+        """The switches whose uplinks are significantly slow."""
         return tuple(uplink for uplink in self.uplinks if uplink.effect.state is State.SLOW)
 
 

@@ -12,7 +12,7 @@ from collbench.analysis.tiers import Estimate, differs, estimates_of, ties, tole
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
 
-# The copy engine shows the wire (docs/method.md 2.2); a job loads batches one way and offloads the other.
+# The copy engine shows the link (docs/method.md 2.2); a job loads batches one way and offloads the other.
 _DIRECTIONS = (Operation.H2D_CE, Operation.D2H_CE)
 
 LaunchEnvironment = tuple[int, ...]  # (position, node)
@@ -30,7 +30,7 @@ class NodeRate:
 class Binding:
     """One device's NUMA nodes by measurement, `rates` fastest first, and `labelled`, the one that NVML names.
 
-    `best` are the nodes that no other beats for certain, fastest first: one where the measurement decides. `tied` is
+    `best` are the nodes that no other beats significantly, fastest first: one where the measurement decides. `tied` is
     True where all nodes are equal. `agrees`: the one best node is NVML's (True), NVML's is certainly slower (False), or
     neither is known (None).
     """
@@ -62,9 +62,9 @@ def bindings(run: Run) -> tuple[Binding, ...]:
     delta = tolerance(size)
     made = []
     for member, device in enumerate(run.devices):
-        places = {node: slower[member, node] for node in nodes if (member, node) in slower}
-        if len(places) == len(nodes):
-            made.append(_binding(device, member, places, len(slower), delta))
+        by_node = {node: slower[member, node] for node in nodes if (member, node) in slower}
+        if len(by_node) == len(nodes):
+            made.append(_binding(device, member, by_node, len(slower), delta))
     return tuple(made)
 
 
@@ -82,18 +82,18 @@ def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, E
     return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
 
 
-def _binding(device: Device, member: int, places: Mapping[int, Estimate], count: int, delta: float) -> Binding:
+def _binding(device: Device, member: int, by_node: Mapping[int, Estimate], count: int, delta: float) -> Binding:
     """Return one device's binding; `count` estimates of the machine are judged at once."""
-    order = sorted(places, key=lambda node: (-places[node].middle, node))
-    top = places[order[0]]
-    best = tuple(node for node in order if not differs(top, places[node], count, delta))
-    tied = all(ties(top, places[node], delta) for node in order)
-    rates = tuple(NodeRate(node, math.exp(places[node].middle)) for node in order)
+    order = sorted(by_node, key=lambda node: (-by_node[node].middle, node))
+    top = by_node[order[0]]
+    best = tuple(node for node in order if not differs(top, by_node[node], count, delta))
+    tied = all(ties(top, by_node[node], delta) for node in order)
+    rates = tuple(NodeRate(node, math.exp(by_node[node].middle)) for node in order)
     labelled = device.numa_node
     agrees = None
     if best == (labelled,):
         agrees = True
-    elif labelled in places and labelled not in best:
+    elif labelled in by_node and labelled not in best:
         agrees = False
     return Binding(member, rates, best, tied, labelled, agrees, _text(device, rates, best, tied=tied, agrees=agrees))
 

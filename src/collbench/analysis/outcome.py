@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -84,7 +84,7 @@ class Absences:
     def _refused(self, work: Work, members: Members) -> bool:
         """Return whether a kernel's copy lacks peer access, as NVML or CUDA say of the path."""
         path = self._paths.get(frozenset(members))
-        return work.operation in _BY_KERNEL and work.variant is not Variant.HOST and path is not None and _denied(path)
+        return work.operation in _BY_KERNEL and not work.variant.host_memory and path is not None and _denied(path)
 
 
 def _denied(path: Path) -> bool:
@@ -157,18 +157,23 @@ class Outcome:
         return max((STATUS[trouble.kind] for trouble in self.troubles), default=ExitStatus.DONE)
 
     @property
-    def places(self) -> tuple[tuple[int, ...], ...]:
-        """Where something went wrong, each place once; where nothing was tried nothing is known to be wrong."""
+    def device_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of what went wrong, each set once; where nothing was tried nothing is known to be wrong."""
         return tuple(dict.fromkeys(one.devices for one in self.troubles if one.kind is not TroubleKind.UNTRIED))
 
     def failed(self, members: Collection[int]) -> bool:
-        """Return whether something went wrong in this very place."""
-        return tuple(sorted(members)) in self.places
+        """Return whether something went wrong on this very set of devices."""
+        return tuple(sorted(members)) in self.device_sets
+
+    def impossible(self, members: Collection[int]) -> bool:
+        """Return whether all that is wrong on this very set is a rate above a limit: its work was done."""
+        kinds = {one.kind for one in self.troubles if one.devices == tuple(sorted(members))}
+        return kinds == {TroubleKind.IMPOSSIBLE}
 
     def within(self, members: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the smallest places among these positions where something went wrong."""
-        inside = [place for place in self.places if set(place) <= set(members)]
-        return tuple(place for place in inside if not any(set(other) < set(place) for other in inside))
+        """Return the smallest sets of devices among these positions where something went wrong."""
+        inside = [some for some in self.device_sets if set(some) <= set(members)]
+        return tuple(some for some in inside if not any(set(other) < set(some) for other in inside))
 
 
 def outcome(run: Run) -> Outcome:
@@ -176,20 +181,19 @@ def outcome(run: Run) -> Outcome:
     counts: Counter[tuple[TroubleKind, tuple[int, ...]]] = Counter()
     for left in run.skipped:
         if left.kind is SkipKind.WRONG_DATA:
-            counts[TroubleKind.WRONG_DATA, tuple(sorted(left.members))] += 1
+            place = left.work.place(left.members) if left.work else tuple(sorted(left.members))
+            counts[TroubleKind.WRONG_DATA, place] += 1
     for found in run.measurements:
         kind = _kind(found)
         if kind is not None:
-            counts[kind, tuple(sorted(found.point.members))] += 1
+            counts[kind, found.point.work.place(found.point.members)] += 1
+    for overlap in run.overlaps:
+        if overlap.wrong or overlap.wrong_compute:
+            counts[TroubleKind.WRONG_DATA, tuple(sorted(overlap.members))] += 1
+        elif overlap.failure is not None:
+            counts[_FAILURES[overlap.failure.kind], tuple(sorted(overlap.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
-
-
-def named(run: Run, places: Sequence[tuple[int, ...]]) -> str:
-    """Name places: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown place" for none."""
-    joints = {2: "-"}
-    tags = (joints.get(len(place), ", ").join(run.devices[member].tag for member in place) for place in places)
-    return "; ".join(tag or "an unknown place" for tag in tags)
 
 
 def _kind(found: Measurement) -> TroubleKind | None:
@@ -199,13 +203,13 @@ def _kind(found: Measurement) -> TroubleKind | None:
 
 
 def _impossible(run: Run) -> Iterator[Trouble]:
-    """Yield the places whose link, port or slot some data points beat."""
-    places: dict[tuple[int, ...], list[float]] = {}
+    """Yield the devices whose link, port or slot some data points beat."""
+    beaten: dict[tuple[int, ...], list[float]] = {}
     from collbench.analysis.physics import impossible  # late: numpy, which --help does not need
 
     for one in impossible(run):
-        places.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
-    yield from (Trouble(TroubleKind.IMPOSSIBLE, place, len(rates), max(rates)) for place, rates in places.items())
+        beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
+    yield from (Trouble(TroubleKind.IMPOSSIBLE, some, len(rates), max(rates)) for some, rates in beaten.items())
 
 
 def _order(trouble: Trouble) -> tuple[int, int, int, tuple[int, ...]]:

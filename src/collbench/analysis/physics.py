@@ -47,14 +47,17 @@ def nvls(run: Run) -> Nvls:
 # Light takes 0.33 ns there and back between chips 5 cm apart, as near as two GPUs of one board are.
 _LIGHT_S = 2 * 0.05 / 299_792_458
 _ACCESS_BYTES = 8  # of a load of the pointer chase
+# Twice the largest L2 that we know (B200: 126 MB).
+_BEYOND_CACHES = 256 * 2**20
 
 
 class Part(StrEnum):
-    """What sets a limit: the link between two devices, all links of a device, its way to the host, or light."""
+    """What sets a limit: a link, all links of a device, its way to the host, its own memory, or light."""
 
     LINK = "link"
     PORT = "port"
     SLOT = "slot"
+    MEMORY = "memory"
     LIGHT = "light"
 
 
@@ -90,6 +93,8 @@ class Hardware:
 
     def of(self, point: DataPoint) -> Capacity | None:
         """Return the most that a data point can reach; None where it is not known, as of CPU cores."""
+        if point.variant is Variant.LOCAL and point.size_bytes < _BEYOND_CACHES:
+            return None  # messages that a cache holds need not reach the memory
         alike = (point.operation, point.variant, point.members)  # of any size
         if alike not in self._limits:
             self._limits[alike] = self._limit(point)
@@ -100,6 +105,9 @@ class Hardware:
             return None
         if point.operation is Operation.CHASE:
             return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Part.LIGHT, point.members)
+        if point.variant is Variant.LOCAL:
+            memory = theory.memory_gbs(self._devices[point.members[0]].name)
+            return None if memory is None else Capacity(memory / 2, Part.MEMORY, point.members)  # each byte, twice
         limits = list(self._collective(point) if point.operation.is_collective else self._copies(point))
         known = sorted((limit for limit in limits if limit is not None), key=lambda limit: limit.part is not Part.LINK)
         return min(known, key=lambda limit: limit.gbs, default=None)
@@ -161,7 +169,7 @@ class Hardware:
     def _copies(self, point: DataPoint) -> Iterator[Capacity | None]:
         """Yield what each link, port and slot allows all messages of a data point together."""
         messages = _messages(point)
-        through_host = point.variant in (Variant.HOST, Variant.STAGED)
+        through_host = point.variant.host_memory or point.variant is Variant.STAGED
         loads: dict[tuple[Part, tuple[int, ...], bool], int] = {}
         for src, dst in messages:
             direct = not through_host and src is not None and dst is not None
@@ -242,7 +250,7 @@ def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
 def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
     """Return (source, destination) of each message of a copy, None for host memory."""
     first, *rest = point.members
-    if point.variant is Variant.HOST:
+    if point.variant.host_memory:  # one's own: what copies meanwhile takes the rest of the way, and is not counted
         return [(None, first) if point.operation in (Operation.H2D_CE, Operation.H2D_SM) else (first, None)]
     if point.variant is Variant.BOTH_WAYS:
         return [(first, rest[0]), (rest[0], first)]
@@ -353,9 +361,10 @@ class Check:
         limit = self._labelled.of(point)
         if limit is not None and rate <= MARGIN * limit.gbs:
             return limit
-        through_host = point.variant in (Variant.HOST, Variant.STAGED) or point.operation is Operation.CHASE
-        pairs = set() if through_host else {frozenset(pair) for pair in combinations(point.members, 2)}
-        if pairs & self._open and rate > HIDDEN * (limit.gbs if limit else FASTEST_PCIE_GBS):
+        elsewhere = point.variant.host_memory or point.variant is Variant.STAGED or point.operation is Operation.CHASE
+        pairs = set() if elsewhere else {frozenset(pair) for pair in combinations(point.members, 2)}
+        shown = bool(pairs & self.hidden)  # then a collective, slower than copies, may use the same links
+        if shown or (pairs & self._open and rate > HIDDEN * (limit.gbs if limit else FASTEST_PCIE_GBS)):
             return self._beyond.of(point)
         return limit
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.bands import on_one_plane
-from collbench.analysis.choice import LeftOut, Unfit, Why
+from collbench.analysis.choice import Grounds, LeftOut, RatesSpread, SameLabels, Unfit, Why
 from collbench.analysis.outcome import outcome
+from collbench.analysis.registration import ordinary
 from collbench.analysis.rings import Sets, masks
 from collbench.analysis.stats import DELTA, summarize
 from collbench.analysis.tiers import Ranking, points_of, rank_links, rank_pairs
@@ -116,10 +117,13 @@ class _Signs:
         return self.flagged[kind, position] / max(1, self.trials[position])
 
 
-def left_out(run: Run, exclude: Collection[int] = (), *, allow_busy: bool = False) -> tuple[LeftOut, ...]:
+def left_out(
+    run: Run, exclude: Collection[int] = (), *, allow_busy: bool = False, allow_throttled: bool = False
+) -> tuple[LeftOut, ...]:
     """Return the devices that are not to be chosen, by position, each with its reason.
 
-    Faulty ones always; busy and throttled ones unless `allow_busy`. Throttling of all devices alike picks none out.
+    Faulty ones always; busy and throttled ones unless `allow_busy`, throttled ones unless `allow_throttled`. Throttling
+    of all devices alike picks none out.
     """
     rest = [position for position in range(len(run.devices)) if position not in exclude]
     signs = _signs(run)
@@ -128,7 +132,8 @@ def left_out(run: Run, exclude: Collection[int] = (), *, allow_busy: bool = Fals
     for position in rest:
         reasons[position] = _faults(run, position, signs)
         if not allow_busy:
-            reasons[position] += _busy(run, position, signs) + (slowed[position] if not all(slowed.values()) else [])
+            reasons[position] += _busy(run, position, signs)
+            reasons[position] += slowed[position] if not (allow_throttled or all(slowed.values())) else []
     return tuple(LeftOut(position, tuple(why)) for position, why in sorted(reasons.items()) if why)
 
 
@@ -180,7 +185,7 @@ def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
 
 def broken_pairs(run: Run) -> set[frozenset[int]]:
     """Return the pairs on which anything failed or moved wrong data."""
-    return {frozenset(members) for members in outcome(run).places if len(members) == 2}
+    return {frozenset(members) for members in outcome(run).device_sets if len(members) == 2}
 
 
 def _faults(run: Run, position: int, signs: _Signs) -> list[Why]:
@@ -197,7 +202,7 @@ def _faults(run: Run, position: int, signs: _Signs) -> list[Why]:
 
 def _blamed(run: Run) -> int | None:
     """Return the one device that all failed pairs share, where that is certain."""
-    bad = (m.point.members for m in run.measurements if m.wrong or (m.failure and not m.untried))
+    bad = (m.point.work.place(m.point.members) for m in run.measurements if m.wrong or (m.failure and not m.untried))
     pairs = {frozenset(members) for members in bad if len(members) == 2}
     partners = Counter(member for pair in pairs for member in pair)
     shared = [member for member, count in partners.items() if count == len(pairs) >= _BLAMED_PARTNERS]
@@ -255,12 +260,12 @@ _MOST_NOISE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SelectionProblem:
-    """One question of which k. Places are in the order of PCI bus ids; `order` has the run's position of each place.
+    """One question of which k. Endpoints are in the order of PCI bus ids; `order` has the run's position of each place.
 
     `order_of` names what places are in order of: devices without PCI bus ids, CPU cores say, are in that of indices.
-    `delta` is the ratio up to which two sets are equal. `verdict` says in words whether pairs differ, `worst` is the
+    `delta` is the ratio up to which two sets are equal. `grounds` say whether pairs differ, `worst` is the
     slowest measured pair in GB/s. `tied`: no set can be better than another. `undecided`: no pair is certainly better,
-    nor are all known to be equal.
+    nor are all known to be equal. `failed` are the sets, by place, on which something failed.
     """
 
     order: tuple[int, ...]
@@ -268,10 +273,11 @@ class SelectionProblem:
     wired: Wiring
     levels: tuple[Level, ...]
     delta: float
-    verdict: str
+    grounds: Grounds
     worst: float
     tied: bool
     undecided: bool
+    failed: tuple[tuple[int, ...], ...] = ()
 
 
 def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
@@ -280,6 +286,7 @@ def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
     An interrupted run may hold few pairs at the largest size; then the largest that has half as many as any decides.
     `among` restricts it to pairs of these positions.
     """
+    run = ordinary(run)
     for operation in _EVIDENCE:
         pairs = _sizes(run, operation, among)
         if pairs:
@@ -331,10 +338,11 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProbl
         wired=wired,
         levels=_levels(run, order, ranking),
         delta=max(ranking.delta, min(ranking.noise, _MOST_NOISE)),
-        verdict=ranking.verdict,
+        grounds=ranking,
         worst=min(standing.gbs for standing in ranking.standings),
         tied=equal and (alike or on_one_plane(wired)) and not wired.broken.any(),
         undecided=ranking.one_tier and not ranking.all_tied and whole and len(ranking.standings) > 1,
+        failed=tuple(tuple(map(order.index, some)) for some in outcome(run).within(order) if some),
     )
 
 
@@ -360,8 +368,9 @@ def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collectio
     order = in_bus_order(devices, fit)
     known = _paths(paths, {position: at for at, position in enumerate(order)})
     found = sorted({path.label for path in known.values()})
-    verdict = f"all pairs have the label {found[0]}" if len(found) == 1 else f"{len(found)} different labels"
-    return _without_run(devices, order, known, guessed_rates(len(order), known), verdict, tied=len(found) <= 1)
+    return _without_run(
+        devices, order, known, guessed_rates(len(order), known), SameLabels(tuple(found)), tied=len(found) <= 1
+    )
 
 
 def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> SelectionProblem:
@@ -371,8 +380,8 @@ def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = 
     ordered = rates[np.ix_(order, order)]
     inside = ordered[~np.eye(len(order), dtype=bool)]
     spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
-    verdict = f"all pairs are within {spread:.1%}" if spread <= DELTA else f"pairs differ by up to {spread:.0%}"
-    return _without_run(devices, order, known, ordered, verdict, tied=bool(spread <= DELTA))
+    grounds = RatesSpread(float(spread), bool(spread <= DELTA))
+    return _without_run(devices, order, known, ordered, grounds, tied=grounds.tied)
 
 
 def _without_run(
@@ -380,7 +389,7 @@ def _without_run(
     order: tuple[int, ...],
     paths: Mapping[tuple[int, int], Path],
     rates: Rates,
-    verdict: str,
+    grounds: Grounds,
     *,
     tied: bool,
 ) -> SelectionProblem:
@@ -393,7 +402,7 @@ def _without_run(
         wired=wiring(ours, paths, rates),
         levels=(_numa(ours),),
         delta=DELTA,
-        verdict=verdict,
+        grounds=grounds,
         worst=float(inside.min()) if len(inside) else 0.0,
         tied=tied,
         undecided=False,

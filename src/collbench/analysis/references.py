@@ -14,6 +14,7 @@ from itertools import chain, combinations
 from collbench.analysis.compare import Key, Named, Part, estimates, points_by_key, reach
 from collbench.analysis.outcome import TroubleKind, outcome
 from collbench.analysis.physics import Impossible, Nvls, impossible, nvls
+from collbench.analysis.registration import ordinary
 from collbench.analysis.stats import FEWEST_TRIALS, summarize
 from collbench.analysis.tiers import Estimate
 from collbench.model.errors import ExitStatus
@@ -133,16 +134,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one figure says of a run: `places` are all links, pairs or sets that it speaks for, the slowest first.
+    """What one figure says of a run: `sets` are all links, pairs or sets that it speaks for, the slowest first.
 
-    `mismatch` says what differs from the figure's conditions; then nothing is below it for certain. `failed` are places
+    `mismatch` says what differs from the figure's conditions; then nothing is significantly below it. `failed` are sets
     of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is said: the run
     beats a limit in the same operation at this size, whatever the pattern and the place, or in a place of this kind.
     """
 
     figure: Figure
     size_bytes: int
-    places: tuple[Measured, ...]
+    sets: tuple[Measured, ...]
     mismatch: str
     failed: tuple[tuple[int, ...], ...] = ()
     impossible: Impossible | None = None
@@ -150,7 +151,7 @@ class Answer:
     @property
     def standing(self) -> ReferenceVerdict:
         """The worst that is certain of any place, never normal over one that failed; undecided for some unclear."""
-        found = {place.standing for place in self.places}
+        found = {one.standing for one in self.sets}
         if ReferenceVerdict.BELOW in found:
             return ReferenceVerdict.UNDECIDED if self.mismatch else ReferenceVerdict.BELOW
         if self.failed:
@@ -185,12 +186,12 @@ class Answers:
 
     @property
     def below(self) -> bool:
-        """True where something is below its band for certain, under the figure's own conditions."""
+        """True where something is significantly below its band, under the figure's own conditions."""
         return any(answer.standing is ReferenceVerdict.BELOW for answer in self.answers)
 
     @property
     def judged(self) -> bool:
-        """True where any figure says something for certain."""
+        """True where any figure says something significant."""
         unknown = (ReferenceVerdict.UNDECIDED, ReferenceVerdict.NOT_JUDGED, ReferenceVerdict.FAILED)
         return any(answer.standing not in unknown for answer in self.answers)
 
@@ -204,6 +205,7 @@ class Answers:
 
 def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
     """Return what the figures say of a run; of one operation where it is given."""
+    run = ordinary(run)
     names = {device.name for device in run.devices}
     ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
     found = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
@@ -235,15 +237,15 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
     size_bytes = keys[0].size_bytes
     failed = tuple(dict.fromkeys(place for place in run.failures if _is_of(figure, place, run.labels)))
     beaten = _beaten(figure, size_bytes, run)
-    places = []
+    sets = []
     for key in keys:
         gbs = summarize(run.found[key].found).busbw
         standing = _standing(figure, gbs, run.errors[key], run.alpha)
         if beaten is not None and standing is not ReferenceVerdict.BELOW:
             standing = ReferenceVerdict.NOT_JUDGED
-        places.append(Measured(key.members, gbs, standing))
-    places.sort(key=lambda place: (place.gbs, place.members))
-    return Answer(figure, size_bytes, tuple(places), _mismatch(figure, state), failed, beaten)
+        sets.append(Measured(key.members, gbs, standing))
+    sets.sort(key=lambda one: (one.gbs, one.members))
+    return Answer(figure, size_bytes, tuple(sets), _mismatch(figure, state), failed, beaten)
 
 
 def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collbench.model.failures import Failure
-from collbench.model.run import Measurement, Run, Sample, Skipped
+from collbench.model.run import Measurement, Overlap, Run, Sample, Skipped
 
 
 def restricted(run: Run, members: Sequence[int]) -> Run:
@@ -22,12 +22,22 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             if inside >= set(path.devices)
         ),
         measurements=[renumbered(found, new) for found in run.measurements if inside >= set(found.point.members)],
+        latencies=[
+            replace(
+                found,
+                point=replace(found.point, members=_renumbered(found.point.members, new)),
+                flags=tuple(replace(flag, devices=_renumbered(flag.devices, new)) for flag in found.flags),
+            )
+            for found in run.latencies
+            if inside >= set(found.point.members)
+        ],
         skipped=[_skipped(left, new) for left in run.skipped if inside >= set(left.members)],
         interference_checks=[
             replace(check, members=_renumbered(check.members, new))
             for check in run.interference_checks
             if inside >= set(check.members)
         ],
+        overlaps=[_overlap(found, new) for found in run.overlaps if inside >= set(found.members)],
         chosen=[],  # NCCL chose for sets that may not be inside
         health_before=tuple(run.health_before[member] for member in members if run.health_before),
         health_after=tuple(run.health_after[member] for member in members if run.health_after),
@@ -39,6 +49,14 @@ def renumbered(found: Measurement, new: Mapping[int, int]) -> Measurement:
     point = replace(found.point, members=_renumbered(found.point.members, new))
     samples = [_sample(sample, new) for sample in found.samples]
     return replace(found, point=point, samples=samples, failure=_failure(found.failure, new))
+
+
+def _overlap(found: Overlap, new: Mapping[int, int]) -> Overlap:
+    trials = [
+        replace(trial, flags=tuple(replace(flag, devices=_renumbered(flag.devices, new)) for flag in trial.flags))
+        for trial in found.trials
+    ]
+    return replace(found, members=_renumbered(found.members, new), trials=trials, failure=_failure(found.failure, new))
 
 
 def _failure(failure: Failure | None, new: Mapping[int, int]) -> Failure | None:

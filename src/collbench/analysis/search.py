@@ -111,6 +111,12 @@ class Candidates:
     quick: Values
     heuristic: bool
 
+    def only(self, which: NDArray[np.bool_]) -> Candidates:
+        """Return the sets that are flagged."""
+        return Candidates(
+            self.sets[which], self.lo[which], self.hi[which], self.hops[which], self.quick[which], self.heuristic
+        )
+
 
 def search(wired: Wiring, k: int, delta: float) -> Candidates:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""

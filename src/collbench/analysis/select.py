@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collbench.analysis import problem
 from collbench.analysis.bands import predict
-from collbench.analysis.choice import FAULTY, Band, Candidate, Choice, LeftOut, Members, Unfit, Verified, Why
-from collbench.analysis.outcome import named, outcome
+from collbench.analysis.choice import (
+    AllLeft,
+    Band,
+    BestPair,
+    Candidate,
+    Choice,
+    LeftOut,
+    Measured,
+    Members,
+    OneDevice,
+    Predicted,
+    Reason,
+    TooFewLeft,
+    Undecided,
+    Unfit,
+    Verified,
+    Why,
+)
+from collbench.analysis.outcome import outcome
 from collbench.analysis.problem import (
     Level,
     Rates,
@@ -25,6 +43,7 @@ from collbench.analysis.problem import (
     from_run,
     what_remains,
 )
+from collbench.analysis.registration import ordinary
 from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.analysis.search import best, finalists, search
 from collbench.analysis.stats import summarize
@@ -33,7 +52,6 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run
-from collbench.model.units import fixed
 
 # What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method.md 11.5).
 
@@ -49,21 +67,20 @@ def settle(choice: Choice, verification: Run) -> Choice:
         return choice
     found = estimates(points, dict.fromkeys(points, "set"))
     delta = tolerance(next(iter(points.values())).point.size_bytes)
-    top = max(found.values(), key=lambda estimate: estimate.middle)
-    ranked = [some.members for some in choice.finalists if some.members in found]
+    measured = [some for some in choice.finalists if some.members in found]
+    ranked = [some.members for some in measured if some.sound] or [some.members for some in measured]
+    top = max((found[members] for members in ranked), key=lambda estimate: estimate.middle)
     tied = [members for members in ranked if ties(top, found[members], delta)]
     winner = choice.members if choice.members in tied else tied[0]
     default = next((some.members for some in choice.finalists if some.default), ())
-    gain, over = None, f" on the first {len(winner)}" if winner == default else ""
+    gain = None
     if default in found and winner != default:
         # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' trials.
         difference = found[winner].middle - found[default].middle
         width = margin(found[winner], found[default], 2)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
-        over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) the first {len(winner)}"
     summaries = {members: summarize(points[members]) for members in ranked}
-    how = "in sim" if capabilities(verification.backend).simulated else "measured"
-    reason = f"{fixed(summaries[winner].busbw, 3)} GB/s {how}{over}"
+    simulated = capabilities(verification.backend).simulated
     failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
         winner
     )
@@ -71,7 +88,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     return replace(
         choice,
         members=winner,
-        reason=reason + including(verification, failed),
+        reason=Measured(summaries[winner].busbw, simulated, winner == default, gain),
         failed=failed,
         band=next(some.band for some in choice.finalists if some.members == winner),
         decided_by=decided_by if len(tied) > 1 else "",
@@ -79,11 +96,6 @@ def settle(choice: Choice, verification: Run) -> Choice:
         verified=tuple(Verified(members, one.busbw, one.interval) for members, one in summaries.items()),
         gain=gain,
     )
-
-
-def including(run: Run, failed: Sequence[Members]) -> str:
-    """Return the words without which no set with a failed place is reported."""
-    return f"; includes failed {named(run, failed)}" if failed else ""
 
 
 def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
@@ -122,23 +134,37 @@ __all__ = [
 def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool = False) -> Choice:
     """Return the best k devices of the run without those excluded, faulty or, unless `allow_busy`, busy or throttled.
 
-    A set with a place where something failed is taken only where there is no other, and its reason says so. Raises
+    A set with a place where something failed is taken only where there is no other: `failed` has them. Raises
     UsageError for a k that cannot be, a run without pairs, or too few devices that are left.
     """
-    choice = _chosen(run, k, exclude, allow_busy=allow_busy)
-    failed = outcome(run).within(choice.members)
-    return replace(choice, failed=failed, reason=choice.reason + including(run, failed))
-
-
-def _chosen(run: Run, k: int, exclude: Collection[int], *, allow_busy: bool) -> Choice:
+    run = ordinary(run)
     out = problem.left_out(run, exclude, allow_busy=allow_busy)
-    fit = _fit(run.devices, k, out)
+    choice = _chosen(run, k, out)
+    if not choice.failed:
+        return choice
+    # A slow device is better than one on which work never ends.
+    fewer = problem.left_out(run, exclude, allow_busy=allow_busy, allow_throttled=True)
+    other = _chosen(run, k, fewer)
+    if other.failed:
+        return choice
+    return replace(other, forgiven=tuple(one for one in out if one.member in other.members))
+
+
+def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
+    """Return the choice without some devices, with the failures within it and which of its finalists have none."""
+    fit, ended = _fit(run.devices, k, out), outcome(run)
     ranking = evidence(run, fit)
     if ranking is None and k < len(fit):
         raise UsageError("the run holds no pair: measure with 'collbench pairs' first")
     if ranking is None or k == len(fit):
-        return _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
-    return replace(_decided(from_run(run, fit, ranking), k), left_out=out)
+        choice = _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
+    else:
+        choice = replace(_decided(from_run(run, fit, ranking), k), left_out=out)
+    trials = None if ranking is None else ranking.trials
+    found = tuple(replace(some, sound=not ended.within(some.members)) for some in choice.finalists)
+    failed = ended.within(choice.members)
+    beaten = tuple(filter(ended.impossible, failed))
+    return replace(choice, failed=failed, impossible=beaten, finalists=found, trials=trials)
 
 
 def choose_each(run: Run) -> Iterator[Choice]:
@@ -156,9 +182,7 @@ def choose_by_labels(
     """Return the k devices that labels alone promise most of. Raises UsageError for a k that cannot be."""
     out = tuple(LeftOut(position, (Why(Unfit.EXCLUDED),)) for position in sorted(exclude))
     fit = _fit(devices, k, out)
-    choice = _decided(from_labels(devices, paths, fit), k)
-    reason = f"estimated from labels, not measured: {choice.reason}"
-    return replace(choice, left_out=out, reason=reason, estimated=True)
+    return replace(_decided(from_labels(devices, paths, fit), k), left_out=out, estimated=True)
 
 
 def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequence[Path] = ()) -> Choice:
@@ -181,31 +205,28 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
         raise UsageError(f"cannot leave out device {unknown[0]}: there are {n}, counted from 0")
     fit = [position for position in range(n) if position not in gone]
     if len(fit) < k:
-        names = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
-        for_good = {Unfit.EXCLUDED, *FAULTY}
-        forgiven = any(not {one.kind for one in left.why} & for_good for left in out)
-        advice = "choose fewer, or add --allow-busy" if forgiven else "choose fewer"
-        raise UsageError(f"cannot choose {k} of {n} devices: {len(fit)} are left without {names}; {advice}")
+        raise TooFewLeft(k, devices, out)
     return fit
 
 
 def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: SelectionProblem | None) -> Choice:
     members = tuple(sorted(fit))
     band = predict(case.wired) if case else None
-    reason = f"all {len(fit)} devices" if not out else f"the {len(fit)} of {len(run.devices)} devices that are left"
     found = (Candidate(members, band, default=True),) if band else ()
-    return Choice(members, reason, band, found, out)
+    return Choice(members, AllLeft(len(fit), len(run.devices)), band, found, out)
 
 
 def _decided(case: SelectionProblem, k: int) -> Choice:
     """Return the choice among the devices of a case: by bandwidth where it matters, then by the tie-breaks."""
     if k == 1 or case.tied:
         sets, heuristic = _tied_sets(case, k)
+        sets = sets[_preferred(sets, case.failed)]
         index, words = decide(sets, case.levels, case.order_of)
         members = tuple(sets[index].tolist())
-        pair = "one device has no pair to compare" if k == 1 else case.verdict
-        return _choice(case, members, pair, _with_default(case, members), words, tied=True, heuristic=heuristic)
+        why = OneDevice() if k == 1 else Undecided(case.grounds)
+        return _choice(case, members, why, _with_default(case, members), words, tied=True, heuristic=heuristic)
     field = search(case.wired, k, case.delta)
+    field = field.only(_preferred(field.sets, case.failed))
     equal = best(field, case.delta)
     levels = case.levels
     if not field.heuristic and 2 * k <= len(case.order):
@@ -214,8 +235,15 @@ def _decided(case: SelectionProblem, k: int) -> Choice:
     index, words = decide(field.sets[equal], levels, case.order_of)
     chosen = int(equal[index])
     found = finalists(case.wired, field, chosen, case.delta)
-    why = _why(case, found) + (", the best of a heuristic search" if field.heuristic else "")
-    return _choice(case, found[0].members, why, found, words, tied=False, heuristic=field.heuristic)
+    return _choice(case, found[0].members, _why(case, found), found, words, tied=False, heuristic=field.heuristic)
+
+
+def _preferred(sets: Sets, failed: Sequence[Members]) -> NDArray[np.bool_]:
+    """Return which sets to choose from, one flag each: those without a failure inside, all where there are none."""
+    sound = np.ones(len(sets), dtype=bool)
+    for some in failed:
+        sound &= np.isin(sets, some).sum(axis=1) < len(some)
+    return sound if sound.any() else ~sound
 
 
 def _tied_sets(case: SelectionProblem, k: int) -> tuple[Sets, bool]:
@@ -236,29 +264,20 @@ def _with_default(case: SelectionProblem, members: Members) -> tuple[Candidate, 
     )
 
 
-def _why(case: SelectionProblem, found: tuple[Candidate, ...]) -> str:
-    """Return in half a sentence what rate the chosen set should reach; nothing where nothing is significant."""
+def _why(case: SelectionProblem, found: tuple[Candidate, ...]) -> Reason:
+    """Return what rate the chosen set should reach; no rate where nothing is significant."""
     chosen, default = found[0], next(some for some in found if some.default)
     if case.undecided:
-        return case.verdict
+        return Undecided(case.grounds)
     if len(chosen.members) == 2 and not chosen.band.unmeasured:
-        worst = "worst measured pair" if case.wired.missing.any() else "worst pair"
-        return f"it reaches {fixed(chosen.band.lo, 3)} GB/s, the machine's {worst} {fixed(case.worst, 3)} GB/s"
-    k = len(chosen.members)
-    first = "the same set" if chosen is default else _reaches(default.band)
-    over = f" over {chosen.band.basis}" if chosen.band.hi > 0 else ""
-    return f"predicted {_reaches(chosen.band)}{over} (the first {k}: {first})"
-
-
-def _reaches(band: Band) -> str:
-    """Return what rate a set reaches, or why it reaches none."""
-    return str(band) if band.hi > 0 else f"nothing, {band.how}"
+        return BestPair(chosen.band.lo, case.worst, all_measured=not case.wired.missing.any())
+    return Predicted(chosen.band, None if chosen is default else default.band)
 
 
 def _choice(
     case: SelectionProblem,
     members: Members,
-    reason: str,
+    reason: Reason,
     found: tuple[Candidate, ...],
     words: str,
     *,
@@ -351,7 +370,7 @@ class Selection:
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
     alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" where the evidence
     does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
-    are places within the set where something failed or moved wrong data.
+    are sets of devices within it on which something failed or moved wrong data.
     """
 
     devices: tuple[Device, ...]
@@ -373,37 +392,3 @@ class Selection:
     def __str__(self) -> str:
         """Return one line: which devices and why."""
         return f"{', '.join(device.tag for device in self.devices)}: {self.reason} ({self.origin.source})"
-
-
-def selection_by_name(
-    choice: Choice, devices: Sequence[Device], environment: Mapping[str, str], origin: Origin, binding: str = ""
-) -> Selection:
-    """Return the choice among these devices, whose positions it holds, by name."""
-
-    def tags(members: Sequence[int]) -> tuple[str, ...]:
-        return tuple(devices[member].tag for member in members)
-
-    measured = {}
-    for found in choice.verified:
-        low, high = found.interval or (found.gbs, found.gbs)
-        measured[found.members] = low, found.gbs, high
-    return Selection(
-        devices=tuple(devices[member] for member in choice.members),
-        environment=dict(environment),
-        reason=choice.reason,
-        origin=origin,
-        predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
-        predicted_how=choice.band.basis if choice.band else "",
-        finalists=tuple(
-            Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
-            for one in choice.finalists
-        ),
-        gain=choice.gain,
-        decided_by=choice.decided_by,
-        tied=choice.tied,
-        heuristic=choice.heuristic,
-        estimated=choice.estimated,
-        left_out=tuple(Omitted(devices[left.member].tag, left.reason) for left in choice.left_out),
-        binding=binding,
-        failed=tuple(", ".join(tags(place)) for place in choice.failed),
-    )

@@ -13,9 +13,9 @@ from collbench.analysis.tiers import (
     Members,
     Ranking,
     kind_of,
-    places_of,
     points_of,
     rank_links,
+    sets_of,
     work_order,
 )
 from collbench.model.operations import Operation, Work
@@ -37,7 +37,7 @@ class Missing:
 class RankedWork:
     """What one work says: `bandwidth` at a large size, `latency` at a small one, α–β fits over all sizes.
 
-    `incomplete` are larger (smaller) sizes that were passed over, as fewer places have them: (size in bytes, places).
+    `incomplete` are larger (smaller) sizes passed over, as fewer sets of devices have them: (size in bytes, sets).
     """
 
     work: Work
@@ -115,7 +115,7 @@ def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
     """Yield the links, pairs or devices that have no sample."""
     there = {tuple(sorted(members)) if _unordered(work) else members for members in points_of(run, work, size_bytes)}
     absences = Absences(run)
-    for members in places_of(work, range(len(run.devices))):
+    for members in sets_of(work, range(len(run.devices))):
         if members not in there:
             yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes))
 

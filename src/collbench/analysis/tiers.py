@@ -21,7 +21,7 @@ from collbench.analysis.stats import (
     summarize,
     trial_noise,
 )
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES
 
@@ -74,12 +74,12 @@ def tolerance(size_bytes: int) -> float:
 
 def points_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
     """Return the run's measurements of a work at a size, by members: links and pairs, of host copies single devices."""
-    wanted = 1 if work.variant is Variant.HOST else 2
+    wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
     points = (found for found in run.measured(work.variant) if found.point.work == work)
     return {
         found.point.members: found
         for found in points
-        if found.point.size_bytes == size_bytes and len(found.point.members) == wanted
+        if found.point.size_bytes == size_bytes and len(found.point.members) == wanted and not work.variant.at_once
     }
 
 
@@ -122,7 +122,7 @@ def margin(a: Estimate, b: Estimate, count: int) -> float:
 
 
 def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
-    """Return whether one of `count` links is slower than another by more than δ, for certain.
+    """Return whether one of `count` links is slower than another by more than δ, significantly.
 
     Two conditions beside the simultaneous interval guard against a link that is noisier than its pool, or hit by a
     few wild trials: nearly all of its trials are slower than the other's median, and the other's faster than its own.
@@ -201,7 +201,7 @@ class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
     Ratios: `spread` is (best − worst) / best; `delta` the difference that changes nobody's decision; `noise` how far
-    apart equals may look. `trials` are the fewest that any got. `failed` are the places where something failed or moved
+    apart equals may look. `trials` are the fewest that any got. `failed` are the sets where something failed or moved
     wrong data, `lacking` those without a figure though there should be one, and `excused` counts those that never have
     one here (no peer access).
     """
@@ -219,8 +219,8 @@ class Ranking:
     excused: int = 0
 
     @property
-    def places(self) -> int:
-        """How many places there are, with a figure or without."""
+    def sets(self) -> int:
+        """How many sets of devices there are, with a figure or without."""
         return len(self.standings) + len(self.lacking) + self.excused
 
     @property
@@ -244,35 +244,12 @@ class Ranking:
 
         It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
         for being the highest of many noisy figures. Noise that would hide three times δ proves nothing; nor does a
-        ranking that lacks places, or one with a place that failed.
+        ranking that lacks sets, or one with a set that failed.
         """
         if self.failed or self.lacking:
             return False
         proves = self.trials >= FEWEST_TRIALS and self.noise <= _WIDEST_NOISE * self.delta
         return self.one_tier and proves and self.spread <= max(self.delta, self.noise)
-
-    @property
-    def verdict(self) -> str:
-        """Return in half a sentence whether they differ."""
-        if self.places == 1 and not self.failed:
-            return f"there is one {self.kind}, so there is nothing to choose"
-        if self.all_tied:
-            what = "bandwidth" if self.size_bytes >= TELLING_BYTES else "latency"
-            noise = ", which is noise" if self.spread > self.delta else ""
-            some = f"{len(self.standings)} of {self.places} " if self.excused else ""
-            return f"all {some}{self.kind}s tie within {self.spread:.1%}{noise}: the choice does not affect {what}"
-        if self.one_tier:
-            other = "other " if self.failed else ""
-            slower = f"the worst looks {self.spread:.1%} slower than the best"
-            return f"{self._doubts}no {other}{self.kind} differs significantly: {slower}"
-        return f"{self._doubts}{self.tiers} tiers: the worst {self.kind} is {self.spread:.0%} slower than the best"
-
-    @property
-    def _doubts(self) -> str:
-        """Return what a ranking of some of the places begins with."""
-        if self.failed:
-            return f"{len(self.failed)} of {self.places} {self.kind}s failed; "
-        return f"{len(self.standings)} of {self.places} {self.kind}s were measured; " if self.lacking else ""
 
 
 # The same statistics; a name for those whose members are directed links where the work has a direction.
@@ -285,9 +262,9 @@ def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = No
     `ended` is the run's outcome for who has it already; the run may then hold this work at this size alone.
     """
     points = points_of(run, work, size_bytes)
-    places = tuple(places_of(work, range(len(run.devices))))
+    sets = tuple(sets_of(work, range(len(run.devices))))
     found = estimates(points, labels_of(run, points))
-    return _ranking(run, ended or outcome(run), work, kind_of(work), places, points, found)
+    return _ranking(run, ended or outcome(run), work, kind_of(work), sets, points, found)
 
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
@@ -323,18 +300,19 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
 
 def kind_of(work: Work) -> str:
     """Return what one standing of a work is: "device", "pair" or "link"."""
-    if work.variant is Variant.HOST:
+    if work.variant.endpoints is Endpoints.DEVICE or work.variant.at_once:
         return "device"
     return "pair" if work.operation.is_collective or work.variant is Variant.BOTH_WAYS else "link"
 
 
-def work_order(work: Work) -> tuple[int, int, int]:
+def work_order(work: Work) -> tuple[int, int, int, int]:
     """Return the place of a work in the model's order: plain ones first, then by operation and NUMA node."""
     node = -1 if work.numa_node is None else work.numa_node
-    return list(Variant).index(work.variant), list(Operation).index(work.operation), node
+    known = list(Registration).index(work.registration)
+    return list(Variant).index(work.variant), list(Operation).index(work.operation), known, node
 
 
-def places_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
+def sets_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
     """Return the links, pairs or devices among ascending positions that a work may run on."""
     kind = kind_of(work)
     if kind == "device":
@@ -347,11 +325,11 @@ def _ranking(
     ended: Outcome,
     work: Work,
     kind: str,
-    places: tuple[Members, ...],
+    sets: tuple[Members, ...],
     points: Mapping[Members, Measurement],
     found: Mapping[Members, Estimate],
 ) -> Ranking | None:
-    """Return the ranking of what was `found` in `points` of one size; `places` should be there, each a `kind`."""
+    """Return the ranking of what was `found` in `points` of one size; `sets` should be there, each a `kind`."""
     if not found:
         return None
     size_bytes = next(iter(points.values())).point.size_bytes
@@ -368,12 +346,13 @@ def _ranking(
         elif differs(best, estimate, len(ordered), delta):
             relation = Relation.DIFFERENT
         else:
-            relation = Relation.TIED if ties(best, estimate, delta) else Relation.UNDECIDED
+            enough = min(len(best.trials), len(estimate.trials)) >= FEWEST_TRIALS
+            relation = Relation.TIED if enough and ties(best, estimate, delta) else Relation.UNDECIDED
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
     there = {frozenset(members) if kind == "pair" else members for members in found}
-    absent = [place for place in places if (frozenset(place) if kind == "pair" else place) not in there]
+    absent = [some for some in sets if (frozenset(some) if kind == "pair" else some) not in there]
     absences = Absences(run)
     excused = [place for place in absent if absences.of(work, place, size_bytes).by_design]
     return Ranking(
@@ -385,7 +364,7 @@ def _ranking(
         noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
         spread=1 - math.exp(worst.middle - best.middle),
         trials=min(len(estimate.trials) for estimate in ordered),
-        failed=tuple(place for place in places if ended.failed(place)),
+        failed=tuple(some for some in sets if ended.failed(some)),
         lacking=tuple(place for place in absent if place not in excused),
         excused=len(excused),
     )
@@ -394,7 +373,7 @@ def _ranking(
 def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Members]:
     """Return what sorts the best first; of equals the one that most is known of, for the others are held against it.
 
-    Numbers decide between places last: under other numbers the machine is the same.
+    Numbers decide between sets last: under other numbers the machine is the same.
     """
     return -estimate.middle, -len(estimate.trials), estimate.wary, estimate.trials, estimate.members
 
@@ -403,7 +382,7 @@ def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
     """Return each link's tier; one opens where a link differs from its tier's *top*, so that steps do not chain.
 
     It begins below the widest gap between the two: links of one kind whose rate is near the limit stay together, though
-    only some of them differ for certain.
+    only some of them differ significantly.
     """
     starts = [0]
     for index, estimate in enumerate(ordered):

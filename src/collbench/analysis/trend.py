@@ -27,7 +27,7 @@ from collbench.model.run import Run
 class Point:
     """One run's figures of a work at a size, GB/s. `worst` are positions of the first run; `change` is of the median.
 
-    `worse` counts the data points of this work and size that are worse than in the first run for certain,
+    `worse` counts the data points of this work and size that are significantly worse than in the first run,
     `points_by_key` all.
     """
 
@@ -46,7 +46,7 @@ class Line:
 
     work: str
     size_bytes: int
-    places: int
+    device_sets: int
     points: tuple[Point, ...]
 
 
@@ -64,7 +64,7 @@ class Trend:
 
 
 def by_date(runs: Sequence[Run]) -> list[int]:
-    """Return the runs' places, oldest first; those of one second as given."""
+    """Return the runs' positions, oldest first; those of one second as given."""
     return sorted(range(len(runs)), key=lambda place: runs[place].started)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from collbench.api.notices import SILENT
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collbench.analysis.diagnose import Verdict
     from collbench.analysis.predict.predict import Prediction
     from collbench.analysis.select import Selection
+    from collbench.analysis.tails import Tails
     from collbench.analysis.tiers import LinkRanking
     from collbench.api.looking import Topology
     from collbench.api.surveying import NodeSurvey
@@ -30,13 +32,16 @@ __all__ = [
     "check",
     "compare",
     "doctor",
+    "explain",
     "load",
     "measure",
     "nodes",
+    "overlap",
     "predict",
     "rank",
     "runs",
     "select",
+    "tails",
     "topo",
     "train_command",
 ]
@@ -95,23 +100,29 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     precision: float | None = None,
     budget: float | None = None,
     quick: bool = False,
+    latency: int | None = None,
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
+    registration: str = "none",
+    nccl_config: Mapping[str, int] | None = None,
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
 ) -> Run:
     """Measure what `collbench COMMAND` measures (pairs, latency, check, allreduce, …), and return the run.
 
-    `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds; all
-    mean what the options of their names mean. A worker process uses the GPUs: this one starts no CUDA. The run is saved
-    as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on the way is
-    in the run (docs/run-file.md).
+    `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds,
+    `latency` a number of single launches; all mean what the options of their names mean. `registration` ("none",
+    "buffer", "window", "all") and `nccl_config`, fields of ncclConfig_t, are for collectives and pairs. A worker
+    process uses the GPUs: this one starts no CUDA. The run is saved as `output`, else as a new file that `runs` lists,
+    unless `save` is False. Raises Error; what failed on the way is in the run (docs/run-file.md).
     """
     from collbench.api import requests, values
     from collbench.api.checking import confirmed
     from collbench.api.measuring import measure as measured
     from collbench.model.capabilities import BACKENDS
     from collbench.model.dtypes import REDOPS, parse_dtype
+    from collbench.model.nccl_options import checked_config
+    from collbench.model.operations import COLLECTIVES, Registration
     from collbench.model.units import parse_sizes
     from collbench.runfile import run_file, saved_runs
 
@@ -122,6 +133,12 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         raise UsageError(f"{command} has a type and a reduction of its own: leave out dtype and redop")
     if command == "latency" and sizes is not None:
         raise UsageError("latency has a size of its own: leave out sizes")
+    if latency is not None and command not in COLLECTIVES:
+        raise UsageError(f"{command} has no single launches: leave out latency, or measure a collective")
+    config = checked_config(nccl_config or {})
+    values.word("registration", registration, (*Registration, requests.EVERY_REGISTRATION))
+    if command not in ("pairs", *COLLECTIVES) and (registration != "none" or config):
+        raise UsageError(f"{command} has memory and communicators of its own: leave out registration and nccl_config")
     chosen = None if devices is None else values.listed("devices", devices)
     which = None if sizes is None else values.listed("sizes", sizes)
     asked = requests.MeasureOptions(
@@ -144,7 +161,12 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     words += [] if command in _WITHOUT_DTYPE else ["--dtype", dtype, "--op", redop]
     words += [word for option, value in given.items() if value is not None for word in (option, value)]
     words += ["--quick"] if quick else []
+    words += [] if latency is None else ["--latency", str(values.whole("latency", latency, least=1))]
+    words += [] if registration == "none" else ["--registration", registration]
+    words += ["--nccl-config", ",".join(f"{name}={value}" for name, value in config.items())] if config else []
     request = requests.COMMANDS[command](requests.request_of(command, asked, words))
+    works = requests.registered(request.collectives, registration)
+    request = replace(request, collectives=works, nccl_config=config, latency=latency or 0)
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):
         path = saved_runs.new_run(command, request.backend, SILENT.say)
@@ -189,26 +211,28 @@ def rank(
     *,
     variant: str = "plain",
     numa_node: int | None = None,
+    registration: str = "none",
 ) -> LinkRanking | None:
     """Return a run's links in tiers: directed ones of a copy, pairs of a collective; None where none was measured.
 
     `operation` and `variant` are words of docs/run-file.md, `size` is in bytes or as --sizes has it ("64M"), None for
-    the largest. `numa_node` is of the host memory in host copies, where the run has several. Raises Error, also for a
-    size at which links were not measured while they were at others.
+    the largest. `numa_node` is of the host memory in host copies, where the run has several; `registration` is of a
+    collective's memory. Raises Error, also for a size at which links were not measured while they were at others.
     """
     from collbench.analysis.tiers import rank_links
     from collbench.api import values
-    from collbench.model.operations import Operation, Variant, Work
+    from collbench.model.operations import Operation, Registration, Variant, Work
     from collbench.model.units import format_size
 
     _check_run(run, "rank")
     wanted = None if size is None else values.size(size)
     try:
-        work = Work(Operation(operation), Variant(variant), numa_node)
+        work = Work(Operation(operation), Variant(variant), numa_node, Registration(registration))
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
     points = [found.point for found in run.measured(work.variant) if found.point.work == work]
-    sizes = {point.size_bytes for point in points if len(point.members) <= 2}  # a communicator of more is no link
+    # A communicator of more is no link, and neither are all devices at once.
+    sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}
     if not sizes:
         return None
     if wanted is not None and wanted not in sizes:
@@ -218,11 +242,32 @@ def rank(
 
 
 def check(run: Run) -> tuple[Verdict, ...]:
-    """Return what is wrong or worth knowing about a run's machine, as `collbench check` prints it. Raises Error."""
+    """Return what is wrong or worth knowing about a run's machine; `explain` words it. Raises Error."""
     from collbench.analysis.diagnose import judge
 
     _check_run(run, "check")
     return judge(run)
+
+
+def explain(found: Verdict | LinkRanking, run: Run) -> str:
+    """Return what a verdict or a ranking of a run says, in the words of `check` and `rank`. Raises Error."""
+    from collbench.analysis.diagnose import Verdict
+    from collbench.output import sentences
+
+    _check_run(run, "explain")
+    return sentences.what(found, run) if isinstance(found, Verdict) else sentences.tiers(found)
+
+
+def tails(run: Run) -> tuple[Tails, ...]:
+    """Return what the run's single launches say (`--latency N`), one item for each data point that has them.
+
+    `transfer` and `waited` are spreads of times in seconds, `late` the ranks that come significantly late. Raises Error
+    for what is no run.
+    """
+    _check_run(run, "judge the tails of", "tails")
+    from collbench.analysis.tails import tails as all_tails
+
+    return tuple(all_tails(run))
 
 
 def predict(  # noqa: PLR0913 - keywords, each an option of the command line
@@ -333,6 +378,62 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     return found
 
 
+def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
+    operation: str = "allreduce",
+    *,
+    devices: Iterable[int | str] | None = None,
+    sizes: Iterable[int | str] | None = None,
+    compute: str | Iterable[str] | None = None,
+    priority: str = "normal",
+    ctas: int | Iterable[int] | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Measure what `collbench overlap` measures, a collective and compute beside each other, and return the run.
+
+    The keywords are its options: `sizes` in bytes or words such as "64M", `compute` words such as "gemm:8192". Worker
+    processes use the GPUs, and torch; this one starts no CUDA. The run is saved as `output`, else as a new file that
+    `runs` lists, unless `save` is False. Raises Error; what failed on the way is in the run (docs/run-file.md).
+    """
+    from collbench.api import overlapping, values
+    from collbench.model.capabilities import BACKENDS
+    from collbench.model.units import parse_sizes
+    from collbench.runfile import run_file, saved_runs
+
+    _check_alone("overlap")
+    chosen = None if devices is None else values.listed("devices", devices)
+    which = None if sizes is None else values.listed("sizes", sizes)
+    beside = None if compute is None else values.listed("compute", compute)
+    blocks = None if ctas is None else values.listed("ctas", ctas)
+    asked = overlapping.OverlapOptions(
+        operation=overlapping.parse_operation(values.word("operation", operation)),
+        sizes=None if which is None else parse_sizes(which),
+        computes=None if beside is None else overlapping.parse_computes(beside),
+        priorities=overlapping.PRIORITIES[values.word("priority", priority, overlapping.PRIORITIES)],
+        ctas=None if blocks is None else overlapping.parse_ctas(blocks),
+        trials=None if trials is None else values.whole("trials", trials, least=1),
+        devices=chosen,
+        backend=values.word("backend", backend, ("auto", *BACKENDS)),
+        fabric=None if fabric is None else values.word("fabric", fabric),
+        seed=None if seed is None else values.whole("seed", seed),
+    )
+    given = {"--devices": chosen, "--sizes": which, "--compute": beside, "--ctas": blocks, "--fabric": fabric}
+    words = ["overlap", operation, "--priority", priority, "--backend", backend]  # as one would type it: for people
+    words += [word for option, value in given.items() if value is not None for word in (option, value)]
+    request = overlapping.request_of(asked, words)
+    path = None if output is None else values.path(output)
+    if path is None and values.flag("save", save):
+        path = saved_runs.new_run("overlap", request.backend, SILENT.say)
+    done = overlapping.overlap(request, path)
+    if done.failure is not None:
+        raise done.failure
+    return run_file.again(done.run)
+
+
 def topo(
     file: str | os.PathLike[str] | None = None, *, backend: str = "auto", fabric: str | os.PathLike[str] | None = None
 ) -> Topology:
@@ -379,14 +480,14 @@ def train_command(words: Iterable[str]) -> Launch:
     return prepare(arguments)
 
 
-def _check_run(given: object, what: str) -> None:
-    """Raise UsageError for what is no run: most often the name of its file."""
+def _check_run(given: object, what: str, call: str = "") -> None:
+    """Raise UsageError for what is no run: most often the name of its file. `call` is the function."""
     from collbench.model.run import Run
 
     if not isinstance(given, Run):
         advice = "collbench.load returns one"
         if isinstance(given, str | os.PathLike):
-            advice = f"write collbench.{what}(collbench.load({os.fspath(given)!r}))"
+            advice = f"write collbench.{call or what}(collbench.load({os.fspath(given)!r}))"
         raise UsageError(f"cannot {what} a {type(given).__name__}: it is no run; {advice}")
 
 
@@ -407,16 +508,16 @@ def _check_alone(what: str) -> None:
 
 def _check_cuda_is_down() -> None:
     """Raise UsageError where CUDA has started here: it reads CUDA_VISIBLE_DEVICES only then."""
-    who = _cuda_user()
-    if who:
+    user = _cuda_user()
+    if user:
         raise UsageError(
-            f"collbench.select came too late: {who} in this process, and CUDA reads CUDA_VISIBLE_DEVICES only when it "
+            f"collbench.select came too late: {user} in this process, and CUDA reads CUDA_VISIBLE_DEVICES only when it "
             "starts; call it before anything uses a GPU"
         )
 
 
 def _cuda_user() -> str:
-    """Return who started CUDA in this process, as a clause; "" where nobody did.
+    """Return what started CUDA in this process, as a clause; "" where nothing did.
 
     torch.cuda.is_available() may have: then the driver knows, and torch does not. RTLD_NOLOAD looks at the driver only
     if it is loaded, and asking it how many devices there are starts nothing.

@@ -56,7 +56,7 @@ def perform(experiment: Experiment, notices: Notices = SILENT, *, allreduce: boo
     """
     experiment.logs.mkdir(mode=0o700)
     if capabilities(experiment.ablation.backend).cores:
-        notices.say("the host backend trains with gloo, which heeds no NCCL variable: only the script itself can")
+        notices.say("the host backend trains with gloo, which ignores NCCL variables: only the script can use them")
     try:
         if allreduce:
             experiment.measure_allreduces()
@@ -77,7 +77,7 @@ def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None
     if rendezvous.several_nodes(arguments.train, os.environ):
         raise UsageError(
             f"ablate compares on one node, and {'--nnodes' if arguments.train.has('--nnodes') else 'PET_NNODES'} names "
-            "several, which would have to keep step in every run: compare each node's own wires by itself"
+            "several: run ablate on each node by itself"
         )
     torchrun.check_options(arguments.train, os.environ)
     torchrun.check_script(arguments.train)
@@ -88,7 +88,7 @@ def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None
 
 
 def _alone(what: str) -> UsageError:
-    return UsageError(f"{what} is one device, which needs no wires: name two or more to compare with and without")
+    return UsageError(f"{what} is one device, which has no links to compare: name two or more")
 
 
 def _places(arguments: AblateArguments) -> tuple[Path, Path]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from collbench.analysis.outcome import named
 from collbench.api.measuring import Measured
 from collbench.api.notices import Notices
 from collbench.backends import factory
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 # One size that decides: a message of 64 MiB shows bandwidth on all links that we know, and staged copies of more take
 # long on old ones. Cores show it at a quarter of that.
 _SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
-# Pairs and links as `pairs` has them; staged copies and host memory tell what PCIe carries.
+# Pairs and links as `pairs` has them; staged copies and host memory show what PCIe reaches.
 _COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
 _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
-# What --quick times: it decides all but what host memory tells of PCIe, and of 4 × H200 takes seconds.
+# What --quick times: it decides all but what host memory shows of PCIe, and of 4 × H200 takes seconds.
 _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
 
 
@@ -74,7 +73,8 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
         return ""
     first = covered.lacking[0]
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    return f"cannot vouch for {named(run, [first.pair])}: {sentences.absence(first.absence, run)}; {share}"
+    pair = sentences.device_sets([first.pair], run.devices)
+    return f"cannot vouch for {pair}: {sentences.absence(first.absence, run)}; {share}"
 
 
 # Suspicious links once more, isolated: a verdict needs an isolated re-measurement that confirms (docs/method.md 10.1).
@@ -117,7 +117,7 @@ def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:
 
 
 def _suspicious(run: Run, verdict: Verdict) -> Iterator[Pair]:
-    """Yield the pair that a verdict's figures rest on, if it was measured beside others only."""
+    """Yield the pair that a verdict's figures rest on, if it was only measured concurrently."""
     if verdict.measured is None:
         return
     first = verdict.members[0]

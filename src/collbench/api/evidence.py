@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,8 +21,8 @@ from collbench.bench.plan import Request
 from collbench.launch import torchrun
 from collbench.machine.nvml import Nvml
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunFileError
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunFileError, UsageError
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
 from collbench.runfile import run_file, saved_runs
@@ -72,7 +72,7 @@ class Evidence:
     probed: bool = False
 
     def as_now(self, states: Mapping[str, Health] | None = None) -> Run:
-        """Return the run with the GPUs' health of this moment: who was busy when it was saved says little now.
+        """Return the run with the GPUs' health of this moment: which GPUs were busy when it was saved says little now.
 
         What its own counters of NVLink errors were stays as the start, so that errors since then count. A probe's
         reading stands: its killed workers may still be on the GPUs. What trials saw of other processes is forgotten,
@@ -128,7 +128,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
 def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
     """Yield the newest saved run, for its refusal is reported, and those of the others that may fit, newest first.
 
-    Reading a run takes 0.1 s, and there may be hundreds: the name tells the age of most, and a look for the devices'
+    Reading a run takes 0.1 s, and there may be hundreds: the name gives the age of most, and a look for the devices'
     UUIDs whose they are.
     """
     found = saved_runs.believed()
@@ -276,15 +276,35 @@ def _probe_request(wanted: Wanted) -> Request:
     )
 
 
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Word the UsageError of a choice that is refused: why devices are not considered is typed."""
+    from collbench.analysis.choice import TooFewLeft  # late: numpy
+    from collbench.output import sentences
+
+    try:
+        yield
+    except TooFewLeft as error:
+        raise UsageError(sentences.refusal(error)) from None
+
+
 def _unfit(run: Run) -> Unfit | None:
     """Return why a run that speaks for this machine says too little to choose by, as a clause; None where it does not.
 
-    Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now.
+    Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now. Registered memory
+    alone, or communicators of one's own, are for the jobs that have them.
     """
     from collbench.analysis.choice import BUSY
     from collbench.analysis.problem import left_out  # late: numpy
+    from collbench.analysis.registration import kinds_of
+    from collbench.output import sentences
 
+    kinds = kinds_of(run)
+    if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
+        return Unfit("asked NCCL for what a job has only where it asks for the same")
     if not any(len(found.point.members) == 2 and found.point.size_bytes >= TELLING_BYTES for found in run.measured()):
         return Unfit("timed no pairs at a size that shows bandwidth")
     busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
-    return Unfit(f"was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}") if busy else None
+    if not busy:
+        return None
+    return Unfit(f"was disturbed: {run.devices[busy[0].member].tag} was {sentences.left_out(busy[0])}")

@@ -70,7 +70,7 @@ def _in_sight(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ..
 
 
 def doctor(backend: str = CUDA.name, nccl: str | None = None) -> tuple[Finding, ...]:
-    """Return what a run on this machine will depend on, and what is amiss; nothing is measured, and no GPU opened."""
+    """Return what would disturb a run on this machine; nothing is measured, and no CUDA context made."""
     from collbench.machine.doctor import collect  # late: pynvml, the extension
     from collbench.machine.doctor.facts import Folder
     from collbench.machine.doctor.judge import judge

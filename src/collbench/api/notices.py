@@ -21,7 +21,7 @@ def _unseen(_what: str) -> Iterator[Callable[[int, int], None]]:
 class Notices:
     """Whom a call speaks to: `say` takes one line, `progress` draws how far (done, total) it is with what it names.
 
-    The methods tell how far a measurement is; they do nothing here.
+    The methods report how far a measurement is; these do nothing.
     """
 
     say: Callable[[str], None] = lambda _text: None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from collbench.api.evidence import refusals
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
 from collbench.model.units import fixed, parse_size
@@ -102,7 +103,8 @@ def predict(runs: Sequence[tuple[str, Run]], asked: PredictRequest) -> tuple[Run
         gpu_seconds=asked.gpu_seconds,
         host_phases=None if asked.host_phases is None else parse_phases(asked.host_phases),
     )
-    return evidence.run, Predictor(evidence).predict(question)
+    with refusals():
+        return evidence.run, Predictor(evidence).predict(question)
 
 
 def _counts(evidence: Evidence) -> tuple[int, ...]:

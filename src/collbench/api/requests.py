@@ -16,7 +16,7 @@ from collbench.bench.plan import Request, requested
 from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind
 from collbench.runfile import run_file
 
@@ -124,6 +124,9 @@ def check_fabric(backend: str, fabric: str | None) -> None:
 
 # What the commands time. A request that resumes has it already.
 
+# Each kind of registered memory in one run.
+EVERY_REGISTRATION = "all"
+
 
 def pairs(request: Request, operations: Sequence[Operation] | None = None, *, raw: bool = True) -> Request:
     """Return the request for every link and pair: raw copies, and these collectives on every pair."""
@@ -132,12 +135,22 @@ def pairs(request: Request, operations: Sequence[Operation] | None = None, *, ra
     return replace(request, copies=(Variant.PLAIN,) if raw else (), collectives=works, pairs=True)
 
 
+def registered(works: Sequence[Work], kind: str) -> tuple[Work, ...]:
+    """Return the collectives on memory of this kind of registration, with "all" on each kind side by side."""
+    kinds = tuple(Registration) if kind == EVERY_REGISTRATION else (Registration(kind),)
+    return tuple(replace(work, registration=one) for one in kinds for work in works)
+
+
 PATTERNS = {
     "one-way": Variant.PLAIN,
     "both-ways": Variant.BOTH_WAYS,
     "one-to-all": Variant.ONE_TO_ALL,
     "all-to-one": Variant.ALL_TO_ONE,
     "host": Variant.HOST,
+    "host-both-ways": Variant.HOST_BOTH_WAYS,
+    "host-all": Variant.HOST_ALL,
+    "host-all-both-ways": Variant.HOST_ALL_BOTH_WAYS,
+    "local": Variant.LOCAL,
     "staged": Variant.STAGED,
 }
 

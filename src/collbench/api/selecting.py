@@ -76,7 +76,7 @@ class SelectRequest:
             )
         if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
             raise UsageError(
-                "--topology reads labels alone, a run file, --fresh and --elsewhere are about runs: leave one out"
+                "--topology reads only labels; a run file, --fresh and --elsewhere are about runs: leave one out"
             )
         if self.run is not None and self.fresh:
             raise UsageError(f"{self.run} is a saved run and --fresh ignores them: leave one out")
@@ -87,7 +87,7 @@ class SelectRequest:
                 "--verify measures this machine, --topology and --elsewhere speak of others: leave one out"
             )
         if self.verify and self.count == 1:
-            raise UsageError("--verify measures all-reduces, and one device alone has none: leave it out")
+            raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ def _by_labels(asked: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
     from collbench.analysis.select import Origin, choose_by_labels  # late: numpy, scipy
 
-    choice = choose_by_labels(devices, paths, asked.count, exclude=_excluded(asked, devices))
+    with evidence.refusals():
+        choice = choose_by_labels(devices, paths, asked.count, exclude=_excluded(asked, devices))
     return _named(choice, devices, Origin("labels", f"labels in {topology}"))
 
 
@@ -128,7 +129,8 @@ def _by_a_run_of_elsewhere(asked: SelectRequest, file: str) -> Selected:
     from collbench.analysis.select import Origin, choose  # late: numpy
 
     run = run_file.load(Path(file))
-    choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
+    with evidence.refusals():
+        choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
     words = f"{mark}{torchrun.saved_run(run.started, file)}"
     origin = Origin.of(run, run.backend, words)
@@ -141,7 +143,8 @@ def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
     found, run = evidence.as_of_now(wanted, first, notices, allow_busy=asked.allow_busy)
-    choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
+    with evidence.refusals():
+        choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
     origin = Origin.of(run, wanted.backend, found.source)
     if _worth_measuring(asked, choice, wanted.backend):
         sets = tuple(one.members for one in choice.finalists)
@@ -212,10 +215,40 @@ def _answer(run: Run, choice: Choice, origin: Origin) -> Selected:
 
 
 def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
-    from collbench.analysis.select import selection_by_name
+    """Return the choice among these devices, whose positions it holds, by name."""
+    from collbench.analysis.select import Finalist, Omitted, Selection
+    from collbench.output import sentences
+
+    def tags(members: Sequence[int]) -> tuple[str, ...]:
+        return tuple(devices[member].tag for member in members)
 
     chosen = [devices[member] for member in choice.members]
-    return selection_by_name(choice, devices, formats.variables(chosen) if origin.acts else {}, origin, binding)
+    measured = {}
+    for found in choice.verified:
+        low, high = found.interval or (found.gbs, found.gbs)
+        measured[found.members] = low, found.gbs, high
+    return Selection(
+        devices=tuple(chosen),
+        environment=formats.variables(chosen) if origin.acts else {},
+        reason=sentences.reason(choice, devices),
+        origin=origin,
+        predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
+        predicted_how=choice.band.basis if choice.band else "",
+        finalists=tuple(
+            Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
+            for one in choice.finalists
+        ),
+        gain=choice.gain,
+        decided_by=choice.decided_by,
+        tied=choice.tied,
+        heuristic=choice.heuristic,
+        estimated=choice.estimated,
+        left_out=tuple(Omitted(devices[left.member].tag, sentences.left_out(left)) for left in choice.left_out),
+        binding=binding,
+        failed=tuple(
+            ", ".join(tags(some)) + " (a rate above the limit)" * (some in choice.impossible) for some in choice.failed
+        ),
+    )
 
 
 # The finalists of a choice, measured with real all-reduces, each alone and in turn, before one of them is taken.
@@ -252,9 +285,7 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
     except DataCorruption:
         raise  # its line says whom not to trust
     except CollbenchError as error:
-        raise error.reworded(
-            f"cannot measure the finalists: {error}; --no-verify answers by prediction alone"
-        ) from error
+        raise error.reworded(f"cannot measure the finalists: {error}; --no-verify answers by prediction") from error
     run = run_file.again(found.run)
     if status := outcome(run).status:
         from collbench.output.text.frame import headline

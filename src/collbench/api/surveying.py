@@ -139,7 +139,7 @@ def _cluster(name: str | None) -> Cluster:
         raise RunFileError(f"{name} is not a cluster file: it is not text") from error
 
 
-# Real machines: one process for each GPU, of which rank 0 measures and judges.
+# Real machines: one process for each GPU; rank 0 judges.
 
 
 def request_for(asked: NodesRequest, shared: Request) -> Request:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from collbench.analysis import freshness
-from collbench.analysis.outcome import named, outcome
+from collbench.analysis.outcome import outcome
 from collbench.api import evidence
 from collbench.api.evidence import Evidence, Wanted
 from collbench.api.notices import SILENT, Notices
@@ -24,7 +24,7 @@ from collbench.model.run import Device, Run
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What `collbench train` starts: variables beside ours, and a command. `executed` also brings torchrun's agent.
+    """What `collbench train` starts: variables added to ours, and a command. `executed` also brings torchrun's agent.
 
     `choice` is the line on the devices and why they were chosen, `notes` the lines before it.
     """
@@ -39,8 +39,8 @@ class Launch:
 def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     """Choose devices and return what to start on them. Raises what cannot be started, and what `choose` does."""
     apptainer = _check(arguments)
-    with ThreadPoolExecutor(1) as beside:  # the driver answers in a tenth of a second, and numpy loads in another
-        looking = beside.submit(factory.look, arguments.backend)
+    with ThreadPoolExecutor(1) as pool:  # the driver answers in a tenth of a second, and numpy loads in another
+        looking = pool.submit(factory.look, arguments.backend)
         chosen = choose(arguments, looking.result, notices)
     found = looking.result()
     devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
@@ -80,7 +80,7 @@ _MIG = "in MIG mode, whose instances cannot talk P2P"
 class Chosen:
     """Devices, why, the evidence in words; and where there is some, the run, whose positions `members` are.
 
-    `note` is what else is to be said, "" for nothing: who was left out, or what is wrong with one taken by hand.
+    `note` is what else is to be said, "" for nothing: what was left out, or what is wrong with one taken by hand.
     """
 
     devices: tuple[Device, ...]
@@ -98,20 +98,26 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     probing does.
     """
     from collbench.analysis.select import choose as choose_of  # late: numpy; and while the machine is looked at
+    from collbench.output import sentences
 
     found = look()
     if arguments.devices is not None:
         return _by_hand(arguments.devices, found)
     k, left = arguments.auto_select or 0, _left(arguments, found)
     chosen_from, run = _evidence(arguments, found, left, notices)
-    choice = choose_of(run, k, allow_busy=arguments.allow_busy)
+    with evidence.refusals():
+        choice = choose_of(run, k, allow_busy=arguments.allow_busy)
     if choice.failed:
         advice = "nothing was started; --devices takes devices all the same"
-        raise NotTrusted(f"every set of {k} includes failed {named(run, choice.failed)}: {advice}", outcome(run).status)
+        failed = sentences.device_sets(choice.failed, run.devices)
+        what = f"{failed} with a rate above the limit" if choice.failed == choice.impossible else f"failed {failed}"
+        raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
     devices = tuple(run.devices[member] for member in choice.members)
     if run.measurements:
-        out = [(run.devices[one.member], one.reason) for one in choice.left_out] + _barred(found, ())
-        return Chosen(devices, choice.reason, chosen_from.source, run, choice.members, _left_out(out))
+        out = [(run.devices[one.member], sentences.left_out(one)) for one in choice.left_out] + _barred(found, ())
+        return Chosen(
+            devices, sentences.reason(choice, run.devices), chosen_from.source, run, choice.members, _left_out(out)
+        )
     why = "all that were not excluded" if arguments.exclude else "all there are"
     return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(found, ()) + _lost(found)))
 
@@ -122,13 +128,14 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
 
 def _by_hand(words: str, found: Present) -> Chosen:
     from collbench.analysis.problem import left_out
+    from collbench.output import sentences
 
     devices = visible_devices.select(found.every, words)
     cut = [device.tag for device in devices if device in found.mig]
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
     run = evidence.nothing_to_compare(found.backend, devices).as_now(found.states)
-    wrong = [(devices[one.member], one.reason) for one in left_out(run)]
+    wrong = [(devices[one.member], sentences.left_out(one)) for one in left_out(run)]
     note = f"taken all the same: {torchrun.against(wrong)}" if wrong else ""
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 
 from collbench import _native
@@ -22,8 +23,9 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
-from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import NO_PEERS, Device, Refusal, SkipKind
+from collbench.model.nccl_options import NcclOptions
+from collbench.model.operations import Endpoints, Operation, Variant, Work
+from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
 from collbench.model.units import format_size
 
 # Native exceptions as collbench's, with what was attempted, on what, and what to do next.
@@ -73,7 +75,7 @@ def explained(
 
 
 def _wrong(error: _native.DataError, step: Step) -> WrongData:
-    members = step.groups[error.group]
+    members = _copying(step)[error.group]
     if step.operation.is_collective:
         finder = members[error.rank]
         members = (finder, *(member for member in members if member != finder))
@@ -81,11 +83,13 @@ def _wrong(error: _native.DataError, step: Step) -> WrongData:
 
 
 def _describe_wrong(error: _native.DataError, devices: Sequence[Device], step: Step) -> str:
-    names = [devices[member].tag for member in step.groups[error.group]]
+    names = [devices[member].tag for member in _copying(step)[error.group]]
     if step.operation.is_collective:
         where = f"{names[error.rank]} among {', '.join(names)}"
-    elif step.variant is Variant.HOST:
+    elif step.variant.host_memory:
         where = f"link between {names[0]} and host memory"
+    elif step.variant is Variant.LOCAL:
+        where = f"memory of {names[0]}"
     else:
         where = f"link {names[0]} → {', '.join(names[1:])}"
     return (
@@ -135,6 +139,7 @@ _ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
+_REGISTERED_BUFFERS = 2  # send and target once more, for each kind of registration
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # Whoever runs this backend in a child process has a shorter watch on it.
@@ -154,6 +159,7 @@ class CudaBackend:
         *,
         peers: bool = True,
         world: World | None = None,
+        options: NcclOptions | None = None,
     ) -> None:
         """Open the GPUs; `nccl` may be None when no collective will be timed. Raises MachineError.
 
@@ -165,8 +171,10 @@ class CudaBackend:
             self._gpus = _native.Gpus(_ordinals(self._ours), shipped_ptx(), peers)
         self._peers = self._gpus.peer_access()
         self._largest_cache = max(self._gpus.cache_bytes)
-        place = (world.rank, world.world_size, world.unique_id) if world else ()
-        self._collectives = _native.Collectives(self._gpus, nccl, *place) if nccl else None
+        place = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
+        self._options, self._alone = options or NcclOptions(), world is None
+        config = self._options.config
+        self._collectives = _native.Collectives(self._gpus, nccl, *place, config) if nccl else None
         self._free = tuple(self._gpus.free_bytes())
 
     @property
@@ -188,8 +196,12 @@ class CudaBackend:
         """Return what moves bytes so, and the pointer chase: copy engine and multiprocessors, written and read."""
         if variant is Variant.HOST:
             return (*_HOST_COPIES, Operation.CHASE)
+        if variant.host_memory:
+            return tuple(_HOST_COPIES)
         if variant is Variant.STAGED:
             return (Operation.CE_WRITE,)
+        if variant is Variant.LOCAL:  # the GPU writes what it reads
+            return (Operation.CE_WRITE, Operation.SM_WRITE)
         return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else tuple(_COPIES)
 
     def free_bytes(self) -> tuple[int, ...]:
@@ -197,10 +209,11 @@ class CudaBackend:
         return self._free
 
     def capacity_bytes(self) -> int:
-        """Return the largest message in bytes that fits every GPU three times, beside CUDA's and NCCL's own needs."""
+        """Return the largest message in bytes that fits every GPU's buffers, beside CUDA's and NCCL's own needs."""
         communicators = len(self._devices) if self._collectives else 0
         room = min(self._free) - _ROOM_FOR_CUDA - communicators * _ROOM_A_COMMUNICATOR
-        return max(0, room // _BUFFERS - 2 * 256)
+        buffers = _BUFFERS + _REGISTERED_BUFFERS * len(self._options.registrations)
+        return max(0, room // buffers - 2 * 256)
 
     def numa_nodes(self) -> tuple[int, ...]:
         """Return the NUMA nodes that this process may use."""
@@ -211,15 +224,20 @@ class CudaBackend:
         with explained(f"allocating buffers for {format_size(largest_bytes)} messages", Cause.NO_BUFFERS):
             capacity = self.capacity_bytes()
             roomy = min(_ROOMY_BUFFER, capacity // _ROOMY_SHARE)
-            self._gpus.allocate(max(largest_bytes, min(_SMALLEST_BUFFER, capacity), roomy))
+            own = max(min(_SMALLEST_BUFFER, capacity), roomy)
+            # Windows are as large on all ranks, and those in other processes do not know what this GPU has room for.
+            alike = self._alone or not self._options.registrations
+            self._gpus.allocate(max(largest_bytes, own if alike else _SMALLEST_BUFFER))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
         if work.numa_node is not None:
             refusal = _native.node_memory_refusal(work.numa_node)
             return Refusal(SkipKind.NUMA, detail=refusal) if refusal else None
-        if work.variant is Variant.HOST or (
-            work.operation in _COPIES and _COPIES[work.operation].engine == _native.Engine.copy_engine
+        if (
+            work.variant.endpoints is Endpoints.DEVICE
+            or work.variant.host_memory
+            or (work.operation in _COPIES and _COPIES[work.operation].engine == _native.Engine.copy_engine)
         ):
             return None
         for transfer in _transfers(work, members):
@@ -259,7 +277,7 @@ class CudaBackend:
         how = {**_COPIES, **_HOST_COPIES}[step.operation]
         times = self._gpus.time_copies(
             _native.CopyRound(
-                groups=[_transfers(step.work, group) for group in step.groups],
+                groups=[self._transfers(step.work, group) for group in _copying(step)],
                 engine=how.engine,
                 pull=how.pull,
                 bytes=step.size_bytes,
@@ -267,9 +285,25 @@ class CudaBackend:
                 batches=step.batches,
                 warmup=step.warmup,
                 deadline=_DEADLINE_S,
+                covered=step.variant.covered,
             )
         )
-        return Timing(_by_group(times), coverage=_coverage(times))
+        timed = len(step.groups)
+        return Timing(_by_group(times)[:timed], coverage=_coverage(times)[:timed])
+
+    def _transfers(self, work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Return a group's transfers, with host memory at each GPU's own NUMA node where that is what None means."""
+        if work.numa_node is None and work.variant.at_once:
+            work = replace(work, numa_node=self._own_nodes[members[0]])
+        return _transfers(work, members)
+
+    @cached_property
+    def _own_nodes(self) -> tuple[int | None, ...]:
+        """Return each GPU's NUMA node; None where there is no choice, it is not known, or its memory is refused."""
+        nodes = usable_nodes()
+        if len(nodes) < 2 or any(_native.node_memory_refusal(node) for node in nodes):
+            nodes = ()
+        return tuple(device.numa_node if device.numa_node in nodes else None for device in self._devices)
 
     def _chase(self, step: Step) -> Timing:
         """Time pointer chases. Each batch's end proves all of its reads: one wrong word leads astray."""
@@ -311,9 +345,11 @@ class CudaBackend:
                     launch_iterations=step.launches,
                     launch_warmup=_LAUNCH_WARMUP,
                     deadline=_DEADLINE_S,
+                    single_launches=step.singles,
+                    registration=_native.Registration.__members__[step.registration],
                 )
             )
-        return Timing(_by_group(times), tuple(times.launch_seconds), _coverage(times))
+        return Timing(_by_group(times), tuple(times.launch_seconds), _coverage(times), _singles(times, step))
 
     def close(self) -> None:
         """Do nothing: the driver takes back memory, contexts and communicators when the process ends.
@@ -342,6 +378,16 @@ def _coverage(times: _native.Times) -> tuple[Coverage, ...]:
     return tuple(Coverage(one.moved, one.verified) for one in times.coverage)
 
 
+def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaunches, ...], ...]:
+    """Return the single launches of this process's ranks, by group and in their order."""
+    if not step.singles:
+        return ()
+    ranks: list[list[RankLaunches]] = [[] for _ in step.groups]
+    for one in sorted(times.singles, key=lambda found: found.rank):
+        ranks[one.group].append(RankLaunches(tuple(one.arrived), tuple(one.left), one.cost, one.uncertainty, one.step))
+    return tuple(map(tuple, ranks))
+
+
 def _ordinals(devices: Sequence[Device]) -> list[int]:
     by_uuid = {gpu.uuid: gpu.ordinal for gpu in list_gpus()}
     hidden = [device.tag for device in devices if device.uuid not in by_uuid]
@@ -352,13 +398,31 @@ def _ordinals(devices: Sequence[Device]) -> list[int]:
     return [by_uuid[device.uuid] for device in devices]
 
 
+def _copying(step: Step) -> list[tuple[int, ...]]:
+    """Return the members of every group that runs: the step's, and of those that it names as busy meanwhile.
+
+    The one that comes first in a group's members is the one that copies there.
+    """
+    if not step.variant.covered:
+        return list(step.groups)
+    timed = {group[0] for group in step.groups}
+    busy = dict.fromkeys(one for group in step.groups for one in group if one not in timed)
+    return [*step.groups, *((one, *sorted((timed | busy.keys()) - {one})) for one in busy)]
+
+
 def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return a group's transfers as (source, destination); of a pointer chase as (reader, owner of the memory)."""
+    """Return a group's transfers as (source, destination); of a pointer chase as (reader, owner of the memory).
+
+    Of host memory they are those of the first member: each other one has a group of its own (`_copying`).
+    """
     first, *rest = members
-    if work.variant is Variant.HOST:
+    if work.variant.host_memory:
         host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
         inward = work.operation in (Operation.H2D_CE, Operation.H2D_SM)
-        return [(host, first) if inward else (first, host)]
+        ways = [(host, first), (first, host)] if inward else [(first, host), (host, first)]
+        return ways if work.variant.opposed else ways[:1]
+    if work.variant is Variant.LOCAL:
+        return [(first, first)]
     if work.variant is Variant.BOTH_WAYS:
         return [(first, rest[0]), (rest[0], first)]
     if work.variant is Variant.ALL_TO_ONE:

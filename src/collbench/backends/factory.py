@@ -20,6 +20,7 @@ from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
 from collbench.model.capabilities import BACKENDS, HOST, capabilities
 from collbench.model.errors import MachineError, UsageError
+from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Flag, Health, Machine, Path
 
 if TYPE_CHECKING:
@@ -182,15 +183,23 @@ def begin(name: str) -> Begun:
 
 
 def open_backend(
-    name: str, wanted: str | None, nccl_path: str | None, *, collectives: bool, begun: Begun = None
+    name: str,
+    wanted: str | None,
+    nccl_path: str | None,
+    *,
+    collectives: bool,
+    begun: Begun = None,
+    options: NcclOptions | None = None,
 ) -> Opened:
     """Open the cuda or host backend on the devices that `wanted` names, and go on with what was begun, if anything.
+
+    `options` are what the collectives ask of NCCL.
 
     Raises UsageError, MachineError.
     """
     if capabilities(name).cores:
         return _open_host(wanted)
-    return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives)
+    return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives, options=options)
 
 
 def simulated(fabric: str | None) -> Fabric:
@@ -215,7 +224,7 @@ def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
     from collbench.sim.labels import devices
 
     every = devices(fabric)
-    chosen = _chosen(every, wanted)
+    chosen = choose_devices(every, wanted)
     backend = SimBackend(fabric, seed, tuple(every.index(device) for device in chosen))
     return Opened(
         backend,
@@ -246,7 +255,8 @@ def here() -> Machine:
     return Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
 
 
-def _chosen(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
+def choose_devices(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
+    """Return those of the devices here that `wanted` names, two at least. Raises UsageError."""
     devices = visible_devices.select(present, wanted)
     visible_devices.at_least_two(devices)
     return devices
@@ -255,12 +265,14 @@ def _chosen(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ..
 def _open_host(wanted: str | None) -> Opened:
     from collbench.backends.host import HostBackend
 
-    devices = _chosen(numa.devices(), wanted)
+    devices = choose_devices(numa.devices(), wanted)
     backend = HostBackend(devices)
     return Opened(backend, here(), numa.paths(devices), health=tuple, close=backend.close)
 
 
-def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool) -> Opened:
+def _open_cuda(
+    begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool, options: NcclOptions | None
+) -> Opened:
     """Let the worker start CUDA and NCCL while this process asks NVML; it never loads CUDA itself."""
     with ExitStack() as stack:
         backend = cast("IsolatedBackend", begun)
@@ -271,10 +283,10 @@ def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, colle
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         present = nvml.devices()
         visible = backend.list_gpus()
-        devices = _chosen(tuple(device for device in present if device.uuid in visible), wanted)
+        devices = choose_devices(tuple(device for device in present if device.uuid in visible), wanted)
         occupants = Occupants([nvml.processes(device) for device in devices], lambda: backend.process_ids)
         held = [nvml.memory_used(device) for device in devices]  # before ours holds any
-        backend.open(devices, nccl_path, collectives=collectives)
+        backend.open(devices, nccl_path, collectives=collectives, options=options)
         machine = replace(
             here(), driver=nvml.driver_version(), cuda=nvml.cuda_version(), virtualization=nvml.virtualization()
         )
@@ -284,7 +296,7 @@ def _open_cuda(begun: Begun, wanted: str | None, nccl_path: str | None, *, colle
             backend,
             _with_facts(machine, facts),
             tools.with_reports(devices, _with_peers(paths, facts)),
-            health=lambda: _health(nvml, devices, occupants, held),
+            health=lambda: health_of(nvml, devices, occupants, held),
             close=stack.pop_all().close,
             vacate=backend.reap,
             watch=HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants),
@@ -309,7 +321,7 @@ def _with_facts(machine: Machine, facts: Facts) -> Machine:
     )
 
 
-def _health(
+def health_of(
     nvml: Nvml, devices: tuple[Device, ...], occupants: Occupants, held: Sequence[int | None]
 ) -> tuple[Health, ...]:
     """Return the devices' state now; of the processes on them, and the memory `held`, nothing is our workers'."""

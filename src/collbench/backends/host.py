@@ -5,15 +5,14 @@ from __future__ import annotations
 import pathlib
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
-from collbench.backends.gloo_process import PATIENCE_S, GlooProcess, expected_seconds, lost, silence, spawn, task_of
+from collbench.backends.gloo_process import PATIENCE_S, expected_seconds, spawn, task_of
 from collbench.backends.gloo_tasks import Reply, Task
 from collbench.backends.protocol import Step, Timing, time_each
+from collbench.backends.torch_process import TorchProcess, collected, lost
 from collbench.machine import memory, numa
 from collbench.model.errors import BackendError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.failures import WrongData
@@ -38,7 +37,7 @@ class GlooWorld:
         """Start nothing yet. `patience_s` is how long silence may last beyond the expected work, in seconds."""
         self._cores = tuple(cores)
         self._patience_s = patience_s
-        self._workers: list[GlooProcess] = []
+        self._workers: list[TorchProcess] = []
         self._folder: pathlib.Path | None = None
 
     def time_collective(self, step: Step) -> Timing:
@@ -73,7 +72,7 @@ class GlooWorld:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
         for rank in range(len(self._cores)):
             self._workers.append(spawn(rank, self._cores, self._folder))
-        self._collect(self._patience_s)  # each says once that it has joined
+        collected(self._workers, self._patience_s)  # each says once that it has joined
 
     def _exchange(self, task: Task, timeout_s: float) -> list[Reply]:
         """Give every worker the same task: each must take part in making a process group, member or not."""
@@ -82,26 +81,7 @@ class GlooWorld:
                 worker.pipe.send(task)
             except OSError as error:
                 raise lost(worker, self._workers) from error
-        return self._collect(timeout_s)
-
-    def _collect(self, timeout_s: float) -> list[Reply]:
-        """Return one reply per worker, in rank order, or raise BackendError once one is lost or time is up."""
-        deadline = time.monotonic() + timeout_s
-        replies: dict[Connection[Task, Reply], Reply] = {}
-        while missing := [worker for worker in self._workers if worker.pipe not in replies]:
-            ready = wait([worker.pipe for worker in missing], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise silence(missing, timeout_s)
-            for worker in missing:
-                if worker.pipe in ready:
-                    replies[worker.pipe] = self._receive(worker)
-        return [replies[worker.pipe] for worker in self._workers]
-
-    def _receive(self, worker: GlooProcess) -> Reply:
-        try:
-            return worker.pipe.recv()
-        except (EOFError, OSError) as error:
-            raise lost(worker, self._workers) from error
+        return collected(self._workers, timeout_s)
 
 
 def corruption(step: Step, rank: int, wrong: tuple[int, float, float], names: Sequence[str]) -> DataCorruption:

@@ -34,6 +34,7 @@ from collbench.backends.worker_messages import (
 from collbench.machine.numa import usable_nodes
 from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepFailed, failure_of
 from collbench.model.failures import Cause, Failure, FailureKind, died
+from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Refusal
 
@@ -159,7 +160,7 @@ class Supervised:
         self._sent = 0  # so many of the first waiting steps are with the child
         self._warm = self._collects = False
         self._failed_starts, self._last_failure = 0, BackendError()
-        self._seconds: dict[tuple[Work, int, int], float] = {}
+        self._seconds: dict[tuple[Work, int, int, int], float] = {}
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -342,8 +343,8 @@ class Supervised:
         return error if isinstance(error, StepFailed) else StepFailed(str(error), failure=error.failure)
 
 
-def _kind(step: Step) -> tuple[Work, int, int]:
-    return step.work, step.size_bytes, len(step.groups[0])
+def _kind(step: Step) -> tuple[Work, int, int, int]:
+    return step.work, step.size_bytes, len(step.groups[0]), step.singles
 
 
 # The GPUs behind a child process, so that a hang, a crash or a broken context costs a step and not the run.
@@ -389,11 +390,18 @@ class IsolatedBackend:
         return cast("bytes", self._worker.ask(MakeUniqueId(nccl_path)))
 
     def open(
-        self, devices: tuple[Device, ...], nccl_path: str | None, *, collectives: bool, world: World | None = None
+        self,
+        devices: tuple[Device, ...],
+        nccl_path: str | None,
+        *,
+        collectives: bool,
+        world: World | None = None,
+        options: NcclOptions | None = None,
     ) -> None:
         """Open the GPUs, of a `world` this rank's alone, and return at once. Errors come with the first question."""
         self._devices = devices
-        self._worker.open(Open(devices, nccl_path, collectives=collectives, world=world))
+        asked = options or NcclOptions()
+        self._worker.open(Open(devices, nccl_path, collectives=collectives, world=world, options=asked))
         self._staging.plan(Open(devices, None, collectives=False, peers=False))
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Backend, Step
 from collbench.model.errors import StepFailed
+from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Device
 
@@ -76,16 +77,18 @@ def questions(steps: Iterable[Step]) -> list[Step]:
     ]
 
 
-def probe(devices: tuple[Device, ...], nccl_path: str | None, variables: Mapping[str, str]) -> Backend:
+def probe(
+    devices: tuple[Device, ...], nccl_path: str | None, options: NcclOptions, variables: Mapping[str, str]
+) -> Backend:
     """Return a backend on these GPUs in a process with these variables beside ours. Raises MachineError."""
     backend = IsolatedBackend(extra=variables)
     backend.start()
-    backend.open(devices, nccl_path, collectives=True)
+    backend.open(devices, nccl_path, collectives=True, options=options)
     return backend
 
 
 def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chosen | None:
-    """Return what NCCL's log says of a message, None where it does not tell. `size_bytes` as in a data point.
+    """Return what NCCL's log says of a message, None where it does not report it. `size_bytes` as in a data point.
 
     Depending on its version NCCL gives all-gather's and reduce-scatter's bytes in all or for one rank.
     """
@@ -129,7 +132,7 @@ def _match(line: str) -> re.Match[str] | None:
 
 
 def _decision(match: re.Match[str]) -> tuple[str, str, int]:
-    """Return algorithm, protocol and channels in NCCL's words; 0 channels where it does not tell."""
+    """Return algorithm, protocol and channels in NCCL's words; 0 channels where it does not report it."""
     if match.re is _SYMMETRIC:
         return match["kernel"], "SYMMETRIC", int(match["channels"])
     if match.re is _NUMBERS:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from collbench.model.errors import StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
-from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Device, Refusal
+from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.run import DataPoint, Device, RankLaunches, Refusal
 
 # What a backend is: devices, and raw seconds for a step. It never computes a bandwidth and never decides.
 
@@ -18,9 +18,11 @@ from collbench.model.run import DataPoint, Device, Refusal
 class Step:
     """One trial's work: the same operation and size on disjoint groups of devices at the same time.
 
-    `groups` are members as in `model.Variant`. `iterations` per batch (accesses of a pointer chase), `batches`
+    `groups` are members as in `model.Variant`. They share devices where each names the others as busy meanwhile: a
+    device's transfers then run once for all groups. `iterations` per batch (accesses of a pointer chase), `batches`
     batches, `warmup` untimed batches first. `launches` is how many ungraphed launches of a collective to time
-    beside (0: none). `verify` False leaves the data of collectives unchecked. `numa_node` as in `operations.Work`.
+    beside (0: none), `singles` how many plain launches to time one by one. `verify` False leaves the data of
+    collectives unchecked. `numa_node` and `registration` as in `operations.Work`.
     """
 
     operation: Operation
@@ -36,11 +38,13 @@ class Step:
     variant: Variant = Variant.PLAIN
     verify: bool = True
     numa_node: int | None = None
+    singles: int = 0
+    registration: Registration = Registration.NONE
 
     @property
     def work(self) -> Work:
         """The operation and how it runs."""
-        return Work(self.operation, self.variant, self.numa_node)
+        return Work(self.operation, self.variant, self.numa_node, self.registration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,14 @@ class Timing:
     """Raw seconds per iteration: `seconds[g][b]` for group g and batch b, the maximum over a group's ranks.
 
     `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
-    much was compared, empty where nobody counts.
+    much was compared, empty where nobody counts. `singles[g]` are the single launches of each of the group's ranks, in
+    their order, in ns of one clock for all ranks of a host; empty without any.
     """
 
     seconds: tuple[tuple[float, ...], ...]
     launch_seconds: tuple[float, ...] = ()
     coverage: tuple[Coverage, ...] = ()
+    singles: tuple[tuple[RankLaunches, ...], ...] = ()
 
     def region_seconds(self, step: Step) -> float:
         """Return how long the step's batches took; groups that ran at once count once."""
@@ -177,6 +183,9 @@ class Timeouts:
 def _expected_s(step: Step, rate: float) -> float:
     messages = step.iterations * (step.warmup + step.batches)
     messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
+    messages += 2 * step.singles + _LAUNCH_WARMUP if step.singles else 0  # the untimed ones of its bursts, too
     points = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
     ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
+    if step.variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
+        ranks = 2 * len(step.groups[0]) * (2 if step.variant.opposed else 1)
     return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)

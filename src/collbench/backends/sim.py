@@ -14,11 +14,12 @@ from itertools import combinations
 import numpy as np
 
 from collbench.backends.protocol import Step, Timing, time_each
+from collbench.machine import theory
 from collbench.machine.limits import wrong
 from collbench.model.errors import DataCorruption, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, Refusal
+from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
 from collbench.model.units import format_size
 from collbench.sim import labels
 from collbench.sim.collectives import truth_of
@@ -29,7 +30,17 @@ _COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.
 _HOST_COPIES = (Operation.H2D_CE, Operation.D2H_CE, Operation.H2D_SM, Operation.D2H_SM)
 _KERNELS = (Operation.SM_WRITE, Operation.SM_READ, Operation.H2D_SM, Operation.D2H_SM)
 _INWARD = (Operation.H2D_CE, Operation.H2D_SM)
-_MICRO = 1e-6
+_OPPOSITE = {
+    Operation.H2D_CE: Operation.D2H_CE,
+    Operation.D2H_CE: Operation.H2D_CE,
+    Operation.H2D_SM: Operation.D2H_SM,
+    Operation.D2H_SM: Operation.H2D_SM,
+}
+# A local copy on an H200 of 4.8 TB/s reaches 2,079 GB/s, 0.87 of the half. GPUs of another name have its memory.
+_MEMORY_GBS, _LOCAL_SHARE = 4800.0, 0.87
+_MICRO, _NANO = 1e-6, 1e9
+# How far apart ranks come to a launch where nothing holds one back, and how well their clocks are compared.
+_JITTER_S, _UNCERTAIN_NS = 3e-8, 1000
 _BUFFERS = 3  # as on real GPUs: source, send, target
 # What a step costs beside its batches, for the clock alone: the trials of `pairs` on 4 × H200 were some 1300 steps, and
 # 0.8 s of their 1.9 s was queueing and verifying (README.md).
@@ -61,6 +72,7 @@ class SimBackend:
         self._drawn: Iterator[float] = iter(())
         self._rates: dict[object, list[tuple[float, float]]] = {}
         self._ends = fabric.faults_of(FaultKind.CORRUPT_LINK, FaultKind.HANGING_LINK)
+        self._late = fabric.faults_of(FaultKind.LATE_GPU)
         self._mistimed = fabric.faults_of(FaultKind.MISTIMED)
         self._seconds = 0.0
 
@@ -100,8 +112,12 @@ class SimBackend:
         """Return what a GPU can do: the same as on the cuda backend."""
         if variant is Variant.HOST:
             return (*_HOST_COPIES, Operation.CHASE)
+        if variant.host_memory:
+            return _HOST_COPIES
         if variant is Variant.STAGED:
             return (Operation.CE_WRITE,)
+        if variant is Variant.LOCAL:
+            return (Operation.CE_WRITE, Operation.SM_WRITE)
         return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else _COPIES
 
     def capacity_bytes(self) -> int:
@@ -123,7 +139,8 @@ class SimBackend:
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
-        if work.variant in (Variant.HOST, Variant.STAGED) or work.operation in (Operation.CE_WRITE, Operation.CE_READ):
+        one_end = work.variant.host_memory or work.variant is Variant.LOCAL
+        if one_end or work.variant is Variant.STAGED or work.operation in (Operation.CE_WRITE, Operation.CE_READ):
             return None
         if all(self._network.reaches(self._gpus[members[0]], self._gpus[other]) for other in members[1:]):
             return None
@@ -154,6 +171,8 @@ class SimBackend:
         if alike not in self._rates:
             self._rates[alike] = self._collectives(step)
         found = self._timing(step, self._rates[alike])
+        if step.singles:
+            return replace(found, singles=tuple(self._singles(step, index) for index in range(len(step.groups))))
         if not step.launches:
             return found
         launch = self._fabric.delays.launch * _MICRO
@@ -164,6 +183,10 @@ class SimBackend:
 
     def _copies(self, step: Step) -> list[tuple[float, float]]:
         """Return seconds without bytes and seconds a byte of each group: that of its slowest message."""
+        if step.variant is Variant.LOCAL:
+            return [self._local(step, self._gpus[members[0]]) for members in step.groups]
+        if step.variant.covered:
+            return self._covered(step)
         groups = [self._transfers(step, members) for members in step.groups]
         every = [transfer for transfers in groups for transfer in transfers]
         rates = iter(shared_rates(self._network, every))
@@ -173,13 +196,35 @@ class SimBackend:
             found.append((max(waits) * _MICRO, 1e-9 / min(next(rates) * self._hurry(t) for t in transfers)))
         return found
 
+    def _covered(self, step: Step) -> list[tuple[float, float]]:
+        """Return the same of copies that are timed while all that their members name run, each device's once."""
+        busy = dict.fromkeys(member for members in step.groups for member in members)
+        every = [(member, transfer) for member in busy for transfer in self._transfers(step, (member,))]
+        rates = shared_rates(self._network, [transfer for _, transfer in every])
+        timed: dict[int, tuple[Transfer, float]] = {}  # the first transfer of each, and its GB/s
+        for (member, transfer), rate in zip(every, rates, strict=True):
+            timed.setdefault(member, (transfer, rate))
+        found = [timed[members[0]] for members in step.groups]
+        return [(self._wait(one) * _MICRO, 1e-9 / (rate * self._hurry(one))) for one, rate in found]
+
+    def _local(self, step: Step, gpu: int) -> tuple[float, float]:
+        """Return the same of a copy within a GPU's memory, which reads and writes; as fast as H200's is of its own."""
+        name = self._fabric.gpus[gpu].name
+        gbs = (theory.memory_gbs(name) or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale(gpu)
+        delays = self._fabric.delays
+        return (delays.kernel if step.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs
+
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[Transfer]:
         first, *rest = (self._gpus[member] for member in members)
         operation = step.operation
-        if step.variant is Variant.HOST:
-            inward = operation in _INWARD
-            src, dst = (None, first) if inward else (first, None)
-            return [Transfer(src, dst, operation, numa_node=step.numa_node)]
+        if step.variant.host_memory:
+            src, dst = (None, first) if operation in _INWARD else (first, None)
+            there = Transfer(src, dst, operation, numa_node=step.numa_node)
+            if not step.variant.opposed:
+                return [there]
+            return [there, Transfer(dst, src, _OPPOSITE[operation], numa_node=step.numa_node)]
+        if step.variant is Variant.LOCAL:
+            return [Transfer(first, first, operation)]
         if step.variant is Variant.BOTH_WAYS:
             return [Transfer(first, rest[0], operation), Transfer(rest[0], first, operation)]
         if step.variant is Variant.ALL_TO_ONE:
@@ -237,6 +282,25 @@ class SimBackend:
         self._seconds += _STEP_S + slowest * step.iterations * (step.batches + step.warmup)
         return Timing(tuple(seconds))
 
+    def _singles(self, step: Step, group: int) -> tuple[RankLaunches, ...]:
+        """Return drawn single launches of each rank: all leave together, and each comes to the next as soon as it can.
+
+        What a launch takes varies as a batch does, and when a rank comes, by some ten nanoseconds.
+        """
+        members = [self._gpus[member] for member in step.groups[group]]
+        wait, each_byte = self._rates[step.work, step.groups][group]
+        usual = wait + step.size_bytes * each_byte + self._fabric.delays.launch * _MICRO
+        late = [sum(fault.us for fault in self._late if fault.covers(gpu)) * _MICRO for gpu in members]
+        jitter = np.abs(self._rng.standard_normal((len(members), step.singles))) * _JITTER_S
+        spread = np.exp(self._fabric.noise.trial * self._rng.standard_normal(step.singles))
+        came = np.array(late)[:, None] + jitter
+        took = came.max(axis=0) + usual * spread
+        begin = np.concatenate(([0.0], np.cumsum(took)[:-1]))
+        self._seconds += float(took.sum())
+        left = tuple(np.round((begin + took) * _NANO).astype(int).tolist())
+        arrivals = np.round((begin + came) * _NANO).astype(int)
+        return tuple(RankLaunches(tuple(arrived.tolist()), left, 0, _UNCERTAIN_NS, 1) for arrived in arrivals)
+
     def _noise(self) -> float:
         return math.exp(self._fabric.noise.trial * self._normal())
 
@@ -248,7 +312,7 @@ class SimBackend:
         return found
 
     def _fail(self, step: Step) -> None:
-        if not self._ends or step.variant is Variant.HOST:
+        if not self._ends or step.variant.host_memory:
             return
         for members in step.groups:
             for fault in self._ends:

@@ -68,12 +68,14 @@ class CudaSource:
         return find_nccl(nccl_path).unique_id()
 
     def open(self, opening: Open) -> tuple[Backend, Facts]:
-        """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed."""
+        """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed, and UsageError for an old NCCL."""
         from collbench.backends.cuda import CudaBackend
         from collbench.machine.nccl_library import find_nccl, format_version
 
         nccl = find_nccl(opening.nccl_path) if opening.collectives else None
-        backend = CudaBackend(opening.devices, nccl, peers=opening.peers, world=opening.world)
+        if nccl is not None:
+            opening.options.check(nccl.version)
+        backend = CudaBackend(opening.devices, nccl, peers=opening.peers, world=opening.world, options=opening.options)
         return backend, facts_of(
             backend,
             kernel_image=backend.kernel_image,

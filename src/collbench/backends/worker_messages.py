@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from collbench.backends.protocol import Step, Timing
 from collbench.model.errors import CollbenchError
+from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Refusal
 
@@ -37,7 +38,7 @@ class Open:
     """Opens GPUs; the answer is Facts. Positions in all later requests are places in `devices`.
 
     `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
-    and only this rank's own GPU is opened.
+    and only this rank's own GPU is opened. `options` are what collectives ask of NCCL.
     """
 
     devices: tuple[Device, ...]
@@ -45,6 +46,7 @@ class Open:
     collectives: bool
     peers: bool = True
     world: World | None = None
+    options: NcclOptions = field(default_factory=NcclOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collbench.backends.protocol import Backend, time_step
 from collbench.bench.plan import Members, Plan, runs_alone
 from collbench.machine.labels import is_pcie, rank_key
 from collbench.model.errors import StepFailed
-from collbench.model.operations import Work
+from collbench.model.operations import Registration, Work
 from collbench.model.run import InterferenceCheck, Path
 from collbench.model.units import algbw
 
@@ -25,7 +25,7 @@ def crossings(
     """Yield for each PCIe label disjoint pairs of it, all from the same side to the same other side while any are left.
 
     Sides are the devices that better labels join: of SYS the sockets, of PHB what lies below one PCIe switch. So many
-    pairs as can cross the wire between two of them, which a label promises to no one alone.
+    pairs as can cross the link between two of them, which a label promises to no one alone.
     """
     for label in sorted({path.label for path in paths.values() if is_pcie(path.label)}):
         side = _sides(paths, label)
@@ -38,7 +38,7 @@ def crossings(
 
 
 def _sides(paths: Mapping[frozenset[int], Path], label: str) -> dict[int, int]:
-    """Return for each device the lowest one that better PCIe labels join it to; NVLinks have wires of their own."""
+    """Return for each device the lowest one that better PCIe labels join it to; NVLinks have links of their own."""
     side = {device: device for pair in paths for device in pair}
     for pair, path in paths.items():
         word = path.ancestor or path.label
@@ -61,7 +61,7 @@ def _disjoint(pairs: Sequence[Members]) -> list[Members]:
 
 _TRIALS = 3
 _PAIRS_A_LABEL = 2
-# Large enough that a shared wire would show; larger sizes only take longer.
+# Large enough that a shared link would show; larger sizes only take longer.
 _LARGEST = 64 * 2**20
 
 
@@ -70,14 +70,14 @@ def check_interference(
 ) -> tuple[list[InterferenceCheck], float]:
     """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed.
 
-    Where labels tell of shared wires, pairs are taken that meet on them: in a random round they may happen not to.
+    Where labels tell of shared links, pairs are taken that meet on them: in a random round they may happen not to.
     """
     findings, timed = [], 0.0
     for work in plan.groups:
         seen: dict[str, int] = {}
         free = [] if runs_alone(work) else [m for m in plan.groups[work] if (work, m) not in plan.isolated]
         for together in (*crossings(free, paths, rng), *plan.rounds(work, rng)):
-            if len(together) < 2 or plan.together:
+            if len(together) < 2 or plan.together or runs_alone(work):
                 continue
             for members in together:
                 label = _label(paths, members)
@@ -93,14 +93,15 @@ def check_interference(
 def distrusted(plan: Plan, findings: list[InterferenceCheck], paths: Mapping[frozenset[int], Path]) -> Plan:
     """Return the plan with every label class that failed its interference check measured alone, too.
 
-    PCIe paths share wires across labels, and chance decides which of them meet in an interference check: where one
+    PCIe paths share links across labels, and chance decides which of them meet in an interference check: where one
     class fails for one work, all of them are measured alone, for all works.
     """
     failed = {(Work(found.operation, found.variant), found.label) for found in findings if not found.trusted}
     sharing = any(is_pcie(label) for _, label in failed)
 
     def suspect(work: Work, label: str) -> bool:
-        return (work, label) in failed or (sharing and is_pcie(label))
+        # Whatever memory NCCL knows of, the same links are shared.
+        return (replace(work, registration=Registration.NONE), label) in failed or (sharing and is_pcie(label))
 
     isolated = {
         (work, members)

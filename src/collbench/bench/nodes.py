@@ -336,7 +336,7 @@ def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, see
 
 def switches(cluster: Cluster) -> tuple[Switches, ...]:
     """Return the levels of switches that a simulated cluster tells, leaves first."""
-    levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.told else ()
+    levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.reported else ()
     levels = []
     for kind, places in levels_of:
         found = sorted(set(places))

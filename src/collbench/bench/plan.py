@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from collbench.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import UsageError
-from collbench.model.operations import InPlace, Operation, Variant, Work
+from collbench.model.nccl_options import NcclOptions
+from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
 from collbench.model.run import (
     CommandKind,
     DataPoint,
@@ -68,6 +69,12 @@ def effort_on(backend: str) -> Effort:
 _MOST = 20
 # Copies that last microseconds: their launches cost more than the copies, so a batch holds a few less.
 _MOST_SMALL, _SMALL_BELOW = 16, 2**20
+# Where other copies cover a batch, as many messages again follow it (csrc/copies.hpp).
+_MOST_COVERED = 14
+# Their batches, and those of local copies, have lengths of their own: a host link is ten times slower than an NVLink
+# and a GPU's memory five times faster. 256 MiB take 4.9 ms at 55 GB/s (PCIe gen 5), 8 GiB take 4 ms at 2,080 GB/s, as
+# nvbandwidth's 16 × 512 MiB do [2 × H200]; a batch's start and end are 10 µs.
+_COVERED_BATCH_BYTES, _LOCAL_BATCH_BYTES = 256 * 2**20, 8 * 2**30
 # Accesses of a pointer chase: 248 on each of an H200's 132 multiprocessors, 28 ms. From one multiprocessor to the next
 # takes the time of about one access.
 _CHASE_ACCESSES = 32768
@@ -86,9 +93,16 @@ def iterations(work: Work, members: int, size_bytes: int, batch_bytes: int) -> i
         return _CHASE_ACCESSES
     if not work.operation.is_collective:
         most = _MOST_SMALL if size_bytes < _SMALL_BELOW else _MOST
-        return max(1, min(most, -(-batch_bytes // size_bytes)))
+        most = min(most, _MOST_COVERED) if work.variant.covered else most
+        return max(1, min(most, -(-_own_batch_bytes(work, batch_bytes) // size_bytes)))
     fewest = _FEWEST_OF_MANY_RANKS if members > 2 else 1 if size_bytes >= _SINGLE_FROM else 2
     return max(fewest, min(_MOST, -(-batch_bytes * _CHAIN_BATCHES // size_bytes)))
+
+
+def _own_batch_bytes(work: Work, shared: int) -> int:
+    if work.variant.covered:
+        return _COVERED_BATCH_BYTES
+    return _LOCAL_BATCH_BYTES if work.variant is Variant.LOCAL else shared
 
 
 def asked_iterations(asked: int) -> int:
@@ -111,7 +125,9 @@ def batch_bytes(
     length = effort.batch_bytes
     while length * 2 <= effort.longest_batch_bytes:
         seconds = sum(
-            _seconds(work, found, sizes[work], devices, length * 2, effort.rate) for work, found in groups.items()
+            _seconds(work, found, sizes[work], devices, length * 2, effort.rate)
+            for work, found in groups.items()
+            if _own_batch_bytes(work, length) == length
         )
         if seconds * effort.screening * _BATCHES_A_TRIAL > _SHARE * effort.budget_seconds:
             break
@@ -175,7 +191,8 @@ class Plan:
 
     `batch_bytes` is how much a batch moves: enough for the clock, little enough for many batches. `launches` is
     how many ungraphed launches are timed beside a collective. `together` runs all groups of a collective at once, as
-    the user asked. `iterations` and `warmup`, where given, replace what a step would choose. `isolated` lists
+    the user asked. `latency` is how many launches of each collective are timed one by one, after the trials.
+    `iterations` and `warmup`, where given, replace what a step would choose. `isolated` lists
     (work, members) that must never run beside others.
     """
 
@@ -191,6 +208,7 @@ class Plan:
     iterations: int | None = None
     warmup: int | None = None
     verify: bool = True
+    latency: int = 0
     isolated: frozenset[tuple[Work, Members]] = frozenset()
 
     def points(self) -> Iterable[DataPoint]:
@@ -222,6 +240,7 @@ class Plan:
             variant=work.variant,
             verify=self.verify,
             numa_node=work.numa_node,
+            registration=work.registration,
         )
 
     def decides(self, point: DataPoint) -> bool:
@@ -251,7 +270,7 @@ class Plan:
     def rounds(self, work: Work, rng: random.Random) -> list[list[Members]]:
         """Return the work's groups, disjoint ones together; isolated ones alone."""
         groups = self.groups[work]
-        if self.together and work.operation.is_collective:
+        if (self.together and work.operation.is_collective) or work.variant.at_once:
             return [list(groups)]
         if runs_alone(work):
             return [[members] for members in groups]
@@ -271,12 +290,12 @@ class Plan:
 
 def point_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
     """Return the data point of a work on these members."""
-    return DataPoint(work.operation, members, size_bytes, work.variant, work.numa_node)
+    return DataPoint(work.operation, members, size_bytes, work.variant, work.numa_node, work.registration)
 
 
 def runs_alone(work: Work) -> bool:
     """Return whether a work's groups share what they use, so that no two of them may run at once."""
-    return work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.HOST, Variant.STAGED)
+    return work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.STAGED) or work.variant.host_memory
 
 
 def side_by_side(work: Work, devices: int) -> int:
@@ -315,10 +334,11 @@ class Request:
     `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
     each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
     overlap: each alone, all in turn, at least six trials. `isolated`: no link or pair beside another one. `launches`
-    times the ungraphed loop too. `iterations`, `warmup`, `precision` and `budget_seconds` None leave the choice to
-    the method. `algorithms` asks NCCL afterwards what it chose, in a process of its own. `fabric` names the machine
-    of the sim backend, or its file. `resume` goes on with the run that is saved, `force` replaces another file.
-    `kind` is the command's, `command` its line for people, `graph` what nccl-tests' -G was.
+    times the ungraphed loop too, `latency` so many launches one by one. `iterations`, `warmup`, `precision` and
+    `budget_seconds` None leave the choice to the method. `algorithms` asks NCCL afterwards what it chose, in a process
+    of its own. `fabric` names the machine of the sim backend, or its file. `resume` goes on with the run that is saved,
+    `force` replaces another file. `kind` is the command's, `command` its line for people, `graph` what nccl-tests' -G
+    was. `nccl_config` has fields of ncclConfig_t for the communicators.
     """
 
     backend: str
@@ -350,11 +370,19 @@ class Request:
     fabric: str | None = None
     kind: CommandKind = CommandKind.PAIRS
     graph: int = 0
+    latency: int = 0
+    nccl_config: dict[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
         """The name of the command that asks: "pairs", "allreduce"."""
         return command_name(self.kind, self.collectives)
+
+    @property
+    def nccl_options(self) -> NcclOptions:
+        """What the collectives ask of NCCL beyond its defaults."""
+        kinds = {work.registration for work in self.collectives}
+        return NcclOptions(tuple(one for one in Registration if one in kinds - {Registration.NONE}), self.nccl_config)
 
     def effort(self) -> Effort:
         """Return how long to measure: the backend's own effort, and what was asked for instead."""
@@ -423,6 +451,15 @@ def _layout(request: Request) -> Layout:
     return Layout.SPLIT if request.split > 1 else Layout.ALL
 
 
+def check_nccl_options(request: Request) -> None:
+    """Raise UsageError where the request's backend has no NCCL that could do what it asks."""
+    row, options = capabilities(request.backend), request.nccl_options
+    if options.config and not row.nccl:
+        raise UsageError(f"the {row.name} backend has no NCCL: leave out --nccl-config")
+    if options.registrations and not (row.nccl or row.simulated):
+        raise UsageError(f"the {row.name} backend registers no memory: leave out --registration")
+
+
 def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
     devices = backend.devices()
@@ -436,15 +473,18 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     nodes, refused = _nodes(request, backend)
     skipped += refused
     for work in _copies(request, backend, nodes):
-        refusals = {members: backend.can_run(work, members) for members in _places(work.variant, len(devices))}
+        on_nodes = work.variant.host_memory and len(nodes) > 1
+        refusals = {members: backend.can_run(work, members) for members in _device_sets(work.variant, len(devices))}
         groups[work] = tuple(members for members, refusal in refusals.items() if refusal is None)
-        works[work], large = _copy_sizes(work, sizes, backend)
+        works[work], large = _copy_sizes(work, sizes, backend, on_nodes=on_nodes)
         skipped += large
         skipped += [
             Skipped(refusal.kind, work, members, limit_bytes=refusal.limit_bytes, detail=refusal.detail)
             for members, refusal in refusals.items()
             if refusal
         ]
+    if request.latency and not capabilities(request.backend).single_launches:
+        raise UsageError(f"the {request.backend} backend cannot time single launches: leave out --latency")
     for work in request.collectives:
         if missing := capabilities(request.backend).lacks(work.operation):
             raise UsageError(f"the {request.backend} backend cannot time {work.operation}: {missing}")
@@ -473,6 +513,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         iterations=request.iterations,
         warmup=request.warmup,
         verify=request.verify,
+        latency=request.latency,
     ), list(dict.fromkeys(skipped))
 
 
@@ -496,7 +537,7 @@ def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], 
 
     So, too, where this process may not say where its memory lies; that is skipped by its reason.
     """
-    nodes = backend.numa_nodes() if Variant.HOST in request.copies else ()
+    nodes = backend.numa_nodes() if any(variant.host_memory for variant in request.copies) else ()
     if len(nodes) < 2:
         return (None,), []
     refusals = (backend.can_run(Work(Operation.H2D_CE, Variant.HOST, node), (0,)) for node in nodes)
@@ -509,8 +550,10 @@ def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], 
 def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -> Iterator[Work]:
     for variant in request.copies:
         operations = [operation for operation in backend.operations(variant) if operation.is_copy]
-        places = nodes if variant is Variant.HOST else (None,)
-        yield from (Work(operation, variant, node) for operation in operations for node in places)
+        there: tuple[int | None, ...] = nodes if variant.host_memory else (None,)
+        if len(there) > 1 and variant.at_once:
+            there = (None, *there)  # None: each device's own node
+        yield from (Work(operation, variant, node) for operation in operations for node in there)
     if request.chase:
         yield from (
             Work(Operation.CHASE, variant)
@@ -519,13 +562,15 @@ def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -
         )
 
 
-def _places(variant: Variant, n: int) -> tuple[Members, ...]:
+def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
     """Return the members that a copy of this variant runs on, among n devices."""
-    if variant is Variant.HOST:
+    if variant.endpoints is Endpoints.DEVICE:
         return tuple((device,) for device in range(n))
-    if variant is Variant.BOTH_WAYS:
+    if variant.endpoints is Endpoints.PAIR:
         return unordered_pairs(n)
-    if variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+    if variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
+        if variant.covered and n < 2:
+            return ()  # nobody else is there
         return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
     return directed_links(n)
 
@@ -567,11 +612,16 @@ def _collective_sizes(
     return tuple(sorted(set(rounded.values()) - {0})), [replace(skipped, sizes=small)] if small else []
 
 
-def _copy_sizes(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes that a copy or pointer chase is timed with, and those that it is not."""
+def _copy_sizes(
+    work: Work, sizes: tuple[int, ...], backend: Backend, *, on_nodes: bool
+) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes that a copy or pointer chase is timed with, and those that it is not.
+
+    `on_nodes`: its host memory lies on a NUMA node of our choice.
+    """
     if work.operation is Operation.CHASE:
         return (8,), []
-    if work.numa_node is None:
+    if not on_nodes:
         return _side_by_side(work, sizes, backend)
     large = tuple(size for size in sizes if size > _LARGEST_ON_A_NODE)
     if not large:

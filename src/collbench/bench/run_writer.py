@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from collbench.model.errors import RunFileError
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Latency, Measurement, Run
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 
@@ -42,8 +42,8 @@ class RunWriter:
         """Where the run is, None for nowhere."""
         return None if self._file is None else self._file.path
 
-    def finished(self, measurement: Measurement) -> None:
-        """Keep the latest trial of a data point, or its failure."""
+    def finished(self, found: Measurement | Latency) -> None:
+        """Keep the latest trial of a data point, its failure, or its single launches."""
         if self._file is None or self._streams:
             return
         try:
@@ -51,7 +51,7 @@ class RunWriter:
                 self._begun = True
                 self._begin(self._file)  # with this trial
             elif self._journal is not None:
-                self._journal.add(measurement)
+                self._journal.add(found)
         except OSError as error:
             self._give_up(run_file.cannot_save(self._file.path, error))
         except RunFileError as error:

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from collbench.analysis.freshness import Here, Unfit, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
-from collbench.bench.plan import Plan, Request, make_plan, settings_of
+from collbench.bench.plan import Plan, Request, check_nccl_options, make_plan, settings_of
 from collbench.bench.run_writer import RunWriter
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
@@ -71,6 +71,7 @@ class Session:
         self._request, self._warn = request, warn
         with ExitStack() as undo:
             previous = _Previous.locked(path, undo) if path is not None and request.resume else None
+            check_nccl_options(request)
             self._opened = _opened(request, ranks, begun)
             undo.callback(self._opened.close)
             self._plan, skipped = make_plan(request, self._opened.backend)
@@ -140,7 +141,9 @@ class Session:
         )
         steps, reason = questions(planned) if self.run.machine.nccl else [], ""
         try:
-            self.run.chosen = ask(partial(probe, self.run.devices, self._request.nccl), steps)
+            self.run.chosen = ask(
+                partial(probe, self.run.devices, self._request.nccl, self._request.nccl_options), steps
+            )
         except CollbenchError as error:
             reason = str(error)
         if not self.run.chosen:
@@ -154,7 +157,14 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
     if capabilities(request.backend).simulated:
         return open_simulated(simulated(request.fabric), request.devices, request.seed)
     collectives = bool(request.collectives)
-    return open_backend(request.backend, request.devices, request.nccl, collectives=collectives, begun=begun)
+    return open_backend(
+        request.backend,
+        request.devices,
+        request.nccl,
+        collectives=collectives,
+        begun=begun,
+        options=request.nccl_options,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,19 @@ from collbench.bench.plan import Effort, Members, Plan, point_of
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Work
-from collbench.model.run import NCCL_START, DataPoint, Flag, Measurement, Path, Run, Sample, StopReason
+from collbench.model.run import (
+    NCCL_START,
+    DataPoint,
+    Device,
+    Flag,
+    Latency,
+    Measurement,
+    Path,
+    RankLaunches,
+    Run,
+    Sample,
+    StopReason,
+)
 
 _MIB = 2**20
 # ±1 % for messages that keep a link busy, ±3 % where launch jitter is part of the time.
@@ -101,14 +113,14 @@ _FOR_DECIDING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Whom to tell. `progress(done, total)` counts steps of the present plan; `finished(measurement)` may journal it.
+    """Whom to tell. `progress(done, total)` counts steps of the present plan; `finished(found)` may journal it.
 
     `flags(members)` returns what is wrong with these devices right now, for the samples just taken. `clock` tells the
     seconds that budgets are about; a simulated machine has its own.
     """
 
     progress: Callable[[int, int], None]
-    finished: Callable[[Measurement], None]
+    finished: Callable[[Measurement | Latency], None]
     flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
     clock: Callable[[], float] = time.monotonic
 
@@ -190,7 +202,7 @@ class Trials:
         outcome = sound(outcome)
         if isinstance(outcome, Timing):
             self._failures[step.operation.is_collective] = 0
-            self._record(step, outcome, concurrent=len(step.groups) > 1)
+            self._record(step, outcome, concurrent=len(step.groups) > 1 and not step.variant.at_once)
         elif len(step.groups) > 1 and not self.plan.together:
             for members in step.groups:
                 alone = replace(step, groups=(members,))
@@ -264,8 +276,73 @@ def _readable(seconds: float) -> float:
     return float(f"{seconds:.7g}")
 
 
+# Single launches, after the trials: how the times are spread, and which rank comes late.
+
+
+def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, watcher: Watcher) -> None:
+    """Time `plan.latency` launches of each collective's data point that lacks them, into the run.
+
+    Groups run alone, unless the user wants them together. A step that fails is its data points' failure, and the last
+    one: each of the others may take a watchdog's time.
+    """
+    done = {one.point for one in run.latencies if one.count == plan.latency}
+    done |= {found.point for found in run.measurements if found.failure}
+    steps = list(_single_steps(plan, done))
+    rng.shuffle(steps)
+    for number, (step, outcome) in enumerate(backend.time_steps(steps), 1):
+        points = points_of(step)
+        if isinstance(outcome, StepFailed):
+            for measurement in (found for found in run.measurements if found.point in points):
+                measurement.stop, measurement.failure = StopReason.FAILED, outcome.failure
+                watcher.finished(measurement)
+            return
+        flags = watcher.flags(tuple(member for members in step.groups for member in members))
+        for point, ranks in zip(points, outcome.singles, strict=True):
+            latency = latency_of(point, ranks, run.devices, concurrent=len(points) > 1, flags=flags)
+            run.latencies = [*(one for one in run.latencies if one.point != point), latency]
+            watcher.finished(latency)
+        watcher.progress(number, len(steps))
+
+
+def latency_of(
+    point: DataPoint,
+    ranks: Sequence[RankLaunches],
+    devices: Sequence[Device],
+    *,
+    concurrent: bool = False,
+    flags: tuple[Flag, ...] = (),
+) -> Latency:
+    """Return the record of ranks whose times are of their hosts' clocks: from each launch's first arrival on."""
+    common = len({devices[member].host for member in point.members}) == 1
+    arrived = np.array([rank.arrived for rank in ranks])
+    begin = arrived.min(axis=0, keepdims=True) if common else arrived
+    since = np.broadcast_to(begin, arrived.shape)
+    found = tuple(
+        replace(
+            rank,
+            arrived=tuple((np.array(rank.arrived) - origin).tolist()),
+            left=tuple((np.array(rank.left) - origin).tolist()),
+        )
+        for rank, origin in zip(ranks, since, strict=True)
+    )
+    return Latency(point, found, common, concurrent, flags)
+
+
+def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
+    for work, groups in plan.groups.items():
+        if not work.operation.is_collective:
+            continue
+        for together in [groups] if plan.together else [(members,) for members in groups]:
+            for size in plan.sizes[work]:
+                if any(point_of(work, members, size) not in done for members in together):
+                    step = plan.step(work, together, size)
+                    yield replace(step, batches=1, warmup=0, singles=plan.latency)
+
+
 # docs/method.md 6.1: warm until recent batches drift by less than 1 %; 8 tries bound a machine too noisy to settle.
 _DRIFT, _WARM_TRIES = 0.01, 8
+# Copies that share a host link do not settle to 1 %; one pass loads their code and wakes what they use.
+_COVERED_TRIES = 1
 _WARM_BYTES = 16 * 2**20
 
 
@@ -289,10 +366,14 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
             trials.plan = distrusted(plan, run.interference_checks, paths)
             with _phase(run, "trials", clock):
                 trials.make(backend, rng, deadline=begin + effort.budget_seconds)
+        if plan.latency:
+            with _phase(run, "single launches", clock):
+                time_singles(backend, plan, run, rng, watcher)
         run.complete = True
     finally:
         index = {point: number for number, point in enumerate(plan.points())}
         run.measurements.sort(key=lambda found: index.get(found.point, len(index)))
+        run.latencies.sort(key=lambda found: index.get(found.point, len(index)))
         for found in run.measurements:
             found.stop = found.stop or stop_reason(found, effort.precision) or StopReason.INTERRUPTED
         marked(run)
@@ -315,7 +396,7 @@ def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
 
 def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], size: int) -> None:
     recent: list[float] = []
-    for _ in range(_WARM_TRIES):
+    for _ in range(_COVERED_TRIES if work.variant.covered else _WARM_TRIES):
         timing = time_step(backend, plan.step(work, together, size))
         recent = [*recent[-2:], float(np.median(timing.seconds))]
         if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:

@@ -29,37 +29,37 @@ _options_in_help = options.apply(
     click.option(
         "--without",
         metavar="WHAT",
-        help="Train without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
+        help="Second arm: without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
     ),
-    click.option("--against", metavar="LIST", help="Train on these devices instead, as many: indices or UUIDs."),
-    click.option("--repeats", metavar="N", help="How often each is trained, 2 or more.  [default: 3]"),
+    click.option("--against", metavar="LIST", help="Second arm: on these devices, as many: indices or UUIDs."),
+    click.option("--repeats", metavar="N", help="How often each arm is trained, 2 or more.  [default: 3]"),
     click.option(
         "--skip", metavar="N", help="Drop a run's first N steps.  [default: a tenth of them, and three at least]"
     ),
-    click.option("--step-pattern", metavar="REGEX", help="Read step times by this, whose group is named s, ms or us."),
+    click.option("--step-pattern", metavar="REGEX", help="Read step times with this; its group is named s, ms or us."),
     click.option("--no-allreduce", is_flag=True, help="Do not measure both arms' all-reduce first."),
-    click.option("--seed", metavar="N", help="Which arm begins: even or odd.  [default: a random one]"),
+    click.option("--seed", metavar="N", help="Even or odd: which arm begins.  [default: a random one]"),
     click.option(
-        "-o", "--output", metavar="FILE", help="Save the runs here.  [default: a new file in the state folder]"
+        "-o", "--output", metavar="FILE", help="Save the runs in this file.  [default: a new file in the state folder]"
     ),
     options.force,
     click.option("--json", is_flag=True, help="Print the file's content instead of the page."),
-    click.option("--verbose", is_flag=True, help="Pass the script's output through, on stderr."),
+    click.option("--verbose", is_flag=True, help="Also print the script's output, on stderr."),
 )
 
 
 @click.command(
     cls=_Ablate,
-    short_help="Show what P2P is worth to your training job.",
+    short_help="Measure what P2P is worth to your training job.",
     options_metavar="--without WHAT (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] -- SCRIPT [ARGS]...",
-    epilog="The options of 'collbench train', torchrun's too, reach every run: see 'collbench train --help'.",
+    epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
 )
 @_options_in_help
 def ablate(arguments: AblateArguments) -> None:
     """Train SCRIPT several times as it is and several times with one thing changed, in turn, on the same devices.
 
-    Reads step times from lines like "step_time=22.4ms", else Hugging Face's train_runtime, else times the whole
-    process; prints both arms, their ratio with its 95 % interval, and their all-reduce (docs/ablate.md).
+    Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
+    process is timed. The page has both arms, their ratio with its 95 % interval, and their all-reduce (docs/ablate.md).
 
     \b
     Examples:

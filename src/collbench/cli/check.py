@@ -40,10 +40,10 @@ def check(
 ) -> None:
     """Say where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
 
-    Judges a saved run, of any machine. Without RUN.JSON it measures this one first: every link and pair at 64M, staged
-    copies and host memory too, and what looks suspicious once more alone. With --quick, for a prolog: every link and
-    pair alone, nothing else, and GPUs that could not be checked fail. Exit status: 0 they agree, 3 a contradiction,
-    4 wrong data or a hang.
+    RUN.JSON may be a run of any machine. Without it, check first measures this machine: every link and pair at 64M,
+    staged copies, and host memory. It then measures suspicious pairs again, isolated. --quick is a health check for a
+    prolog: it measures every link and pair, isolated, and nothing else, and fails where a GPU could not be checked.
+    Exit status: 0 they agree, 3 a contradiction, 4 wrong data or a hang.
 
     \b
     Examples:
@@ -112,9 +112,9 @@ def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
     found = judge(run)
     status = max(verdicts.status(run, found), ExitStatus.FAILED if shortfall else ExitStatus.DONE)
     if as_json:
-        echo(verdicts.dumps(run, found, status), end="")
+        echo(verdicts.dumps(run, found, status, shortfall), end="")
     else:
-        show_page(verdicts.page(run, found, prose_width()))
+        show_page(verdicts.page(run, found, prose_width(), shortfall))
     if shortfall:
         sys.stdout.flush()  # a full disk is reported first
         say(shortfall)

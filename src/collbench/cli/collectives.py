@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from collbench.api import requests
 from collbench.api.requests import MeasureOptions
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
@@ -20,7 +21,8 @@ from collbench.cli.nonzero_ranks import processes
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.nccl_options import parse_config
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.units import format_size, parse_size
 
 # nccl-tests' flags that collbench takes only where they change nothing: else a line says what to use instead.
@@ -50,13 +52,18 @@ _FLAGS = (
     ),
     _Flag("-C", "--report_cputime", _OFF, "the processor's own time is not measured; leave it out"),
     _Flag("-S", "--report_timestamps", _OFF, "the run's start stands in the header; leave it out"),
-    _Flag("-R", "--local_register", _OFF, "buffers are not registered with NCCL; leave it out"),
-    _Flag("-x", "--cta_policy", _OFF, "set NCCL's own variable NCCL_CTA_POLICY, which is obeyed and recorded"),
+    _Flag("-R", "--local_register", _OFF, "write --registration buffer for 1, --registration window for 2"),
+    _Flag(
+        "-x",
+        "--cta_policy",
+        _OFF,
+        "write --nccl-config CTAPolicy=N; NCCL's own variable NCCL_CTA_POLICY is obeyed, too",
+    ),
     _Flag("-D", "--device_implementation", _OFF, "NCCL's own collectives are measured; leave it out"),
     _Flag("-V", "--device_cta_count", None),
     _Flag("-M", "--memory", _OFF, "NCCL's memory is not reported; leave it out"),
     _Flag("-u", "--unalign", _OFF, "buffers stay aligned, as training's are; leave it out"),
-    _Flag("-I", "--per_iter_timing", _OFF, "every batch is in the run file: save it with --output FILE"),
+    _Flag("-I", "--per_iter_timing", _OFF, "time launches one by one with --latency N"),
     _Flag("-K", "--per_iter_skip", None),
 )
 
@@ -74,7 +81,7 @@ REFUSED: tuple[Callable[[Any], Any], ...] = tuple(_option(flag) for flag in _FLA
 
 # nccl-tests' flags on the collective commands, as people type them, and what they ask of a measurement.
 #
-# NCCL_FLAGS are the options: they hold --dtype, --op and --root too, each beside nccl-tests' name for it.
+# NCCL_FLAGS are the options. They include --dtype, --op and --root, each with nccl-tests' name for it.
 
 
 # nccl-tests' own step where -f does not say otherwise [src/common.cu, stepBytes].
@@ -212,8 +219,8 @@ def _root(_context: click.Context, _option: click.Parameter, root: int) -> int:
     return root
 
 
-# The one of nccl-tests' letters that means something else in every other command of collbench: the run's file. Users
-# who ask for nccl-tests' flags by name, or for its output, mean the reduction by it.
+# -o is the only letter of nccl-tests that means something else in collbench: the run's file. With --nccl-tests-flags or
+# --format nccl-tests it means the reduction.
 _CLASHING, _THEIRS, _ASKED_FOR = "-o", "--op", "--nccl-tests-flags"
 _NOT_OURS = (*REDOPS, "all", "mulsum")
 
@@ -246,16 +253,16 @@ NCCL_FLAGS = (
     click.option(
         "-e", "--maxbytes", metavar=_BYTES, callback=_size, help="Largest size.  [default: 1G; host: 64M; -b if larger]"
     ),
-    click.option("-f", "--stepfactor", metavar="N", type=_COUNT, help="Multiply sizes by this.  [default: see -i]"),
+    click.option("-f", "--stepfactor", metavar="N", type=_COUNT, help="Multiply each size by this.  [default: see -i]"),
     click.option(
         "-i",
         "--stepbytes",
         metavar=_BYTES,
         callback=_size,
-        help="Add this to sizes instead.  [default: 1M with both -b and -e, as nccl-tests; else sizes double]",
+        help="Add this to each size instead.  [default: 1M with both -b and -e, as nccl-tests; else sizes double]",
     ),
     click.option(
-        "-n", "--iters", metavar="N", type=_COUNT, help="Calls of a batch, and of the launch loop.  [default: 20]"
+        "-n", "--iters", metavar="N", type=_COUNT, help="Calls in a batch, and in the launch loop.  [default: 20]"
     ),
     click.option(
         "-w", "--warmup_iters", metavar="N", type=click.IntRange(min=0), help="Untimed batches before a data point."
@@ -288,7 +295,7 @@ NCCL_FLAGS = (
         default=0,
         show_default=True,
         callback=_root,
-        help="The root by rank, where there is one.",
+        help="Rank of the root, where there is one.",
     ),
     click.option("-c", "--check", metavar="0|1", type=click.IntRange(min=0), help="Verify the data.  [default: 1]"),
     click.option(
@@ -299,13 +306,15 @@ NCCL_FLAGS = (
         help="With 1 or more, --format nccl-tests and -J show the graph replay's time, not the launch loop's.",
     ),
     click.option("-g", "--ngpus", metavar="N", type=_COUNT, help="Measure the first N devices.  [default: all]"),
-    click.option("-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; N times -g with -g."),
+    click.option(
+        "-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; with -g, N times as many."
+    ),
     click.option(
         "-J",
         "--output_file",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="Write nccl-tests' JSON (version 3) here too.",
+        help="Also write nccl-tests' JSON (version 3) to this file.",
     ),
     click.option(
         _ASKED_FOR, is_flag=True, expose_value=False, help="Read -o as nccl-tests does, as the reduction: -o max."
@@ -318,16 +327,37 @@ _pairs = click.option("--pairs", is_flag=True, help="Time each pair instead of a
 _algorithms = click.option(
     "--algorithms",
     is_flag=True,
-    help="Ask NCCL afterwards, in a process of its own, which algorithm, protocol and channels it chose.",
+    help="Ask NCCL afterwards which algorithm it chose.",
 )
 _split = click.option(
     "--split",
     metavar="N",
     type=click.IntRange(min=1),
     default=1,
-    help="Time N disjoint sets of neighbours at once, each a communicator.",
+    help="Time N disjoint sets concurrently, each a communicator.",
 )
-_in_place = click.option("--in-place", is_flag=True, help="Time it in place as well, in rows of their own.")
+_in_place = click.option("--in-place", is_flag=True, help="Also time it in place, in separate rows.")
+
+_latency = click.option(
+    "--latency",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Time N launches one by one, too.",
+)
+registration = click.option(
+    "--registration",
+    metavar="KIND",
+    type=click.Choice([*(one.value for one in Registration), requests.EVERY_REGISTRATION]),
+    default=Registration.NONE.value,
+    show_default=True,
+    help="Memory known to NCCL: none, buffer, window; or all, side by side.",
+)
+nccl_config = click.option(
+    "--nccl-config",
+    metavar="LIST",
+    callback=options.parsed(parse_config),
+    help="Fields of ncclConfig_t for communicators: maxCTAs=8,CTAPolicy=2.",
+)
 
 
 # What a size counts, by whether ranks share it.
@@ -371,13 +401,18 @@ class CollectiveCommand(click.Command):
 def _command(operation: Operation) -> click.Command:
     row = operation.collective
 
-    @options.measuring(_pairs, _split, _in_place, _algorithms, FORMAT, JSON, *NCCL_FLAGS)
+    @options.measuring(
+        _pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms, FORMAT, JSON, *NCCL_FLAGS
+    )
     def measure(  # noqa: PLR0913 - options
         asked: MeasureOptions,
         *,
         pairs: bool,
         split: int,
         in_place: bool,
+        latency: int | None,
+        registration: str,
+        nccl_config: dict[str, int] | None,
         algorithms: bool,
         layout: str,
         as_json: bool,
@@ -397,10 +432,12 @@ def _command(operation: Operation) -> click.Command:
             places = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
             request = replace(
                 theirs.applied(request, processes()),
-                collectives=tuple(Work(operation, place) for place in places),
+                collectives=requests.registered([Work(operation, place) for place in places], registration),
+                nccl_config=nccl_config or {},
                 pairs=pairs,
                 split=split,
                 launches=True,
+                latency=latency or 0,
                 algorithms=algorithms,
             )
         measure_and_show(request, asked.file, showing)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
+from collbench.analysis.outcome import outcome
 from collbench.cli.runs import all_named_or_newest
 from collbench.cli.show import parse_operation
 from collbench.cli.terminal import echo, leave, prose_width, show_page, verbose_option
-from collbench.model.errors import UsageError
+from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.printable import one_line
 from collbench.model.run import Run
@@ -30,16 +31,16 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
     help="Exit with 3 where something is slower than the base by significantly more than this.",
 )
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
-@click.option("--reference", is_flag=True, help="Compare one run with published figures of its machine kind.")
+@click.option("--reference", is_flag=True, help="Compare one run with published figures for its kind of machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
 @verbose_option
 def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, reference: bool, as_json: bool) -> None:
     """Say what became faster or slower from one run to another.
 
-    What differs beside the figures comes first: NCCL, driver, variables. Then only what is worse or better for certain,
-    then counts. Of three runs and more, a trend by date, and the newest against the oldest. --reference says whether
-    one run is normal for its machine kind. Exit status: 0; 3 for a regression; 1 where nothing could be judged or data
-    points are missing; 1 or 4 where the new run failed.
+    The page first lists other differences between the runs: NCCL, driver, variables. Then it lists the changes that are
+    statistically significant, then counts. Three runs or more give a trend by date, and the newest is compared with the
+    oldest. --reference says whether one run is normal for its kind of machine. Exit status: 0; 3 for a regression; 1
+    where nothing could be judged or data points are missing; 1 or 4 where the new run failed.
 
     \b
     Examples:
@@ -69,7 +70,7 @@ def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
     if not paths:
         raise UsageError("name the base and the new run, or judge one with --reference; 'collbench runs' lists them")
     if not reference and len(paths) == 1:
-        raise UsageError(f"{paths[0]} alone: name a second run to compare it with, or add --reference")
+        raise UsageError(f"{paths[0]} is one run: name a second run to compare it with, or add --reference")
     seen: dict[Path, Path] = {}
     for path in paths:
         first = seen.setdefault(path.resolve(), path)
@@ -95,7 +96,7 @@ def _two(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Opera
     found = compared(runs[0], runs[1], limit, wanted)
     status = found.status
     if not found.changes:
-        _nothing(paths, wanted)
+        _nothing(runs, paths, wanted)
     if as_json:
         echo(comparison.of_comparison(found, status), end="")
     else:
@@ -112,7 +113,7 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
     found = trended([runs[index] for index in order], limit, wanted)
     status = found.last.status
     if not found.last.changes:
-        _nothing(paths, wanted)
+        _nothing([runs[index] for index in order], [paths[index] for index in order], wanted)
     if as_json:
         echo(comparison.of_trend(found, status), end="")
     else:
@@ -120,8 +121,17 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
     return status
 
 
-def _nothing(paths: Sequence[Path], wanted: Operation | None) -> None:
+def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | None) -> None:
+    """Raise NotTrusted where failures left nothing to compare, UsageError where the runs are of different things."""
     of = f" of {wanted}" if wanted else ""
+    from collbench.output.text.frame import headline  # late: numpy
+
+    ends = (runs[0], paths[0]), (runs[-1], paths[-1])
+    if failed := [f"{path} {headline(run)}" for run, path in ends if outcome(run).troubles]:
+        raise NotTrusted(
+            f"no data point{of} was measured in both runs: {'; '.join(failed)}",
+            max(ExitStatus.FAILED, outcome(runs[-1]).status),
+        )
     raise UsageError(
         f"{paths[0]} and {paths[-1]} have no data point{of} in common: measure both with the same command and sizes"
     )

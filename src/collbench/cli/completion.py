@@ -22,18 +22,18 @@ _SAVE, _SAVE_PAGE = "save the completion as", "save the manual page"
 _BASH_COMPLETION = ("/usr/share/bash-completion/bash_completion", "/etc/bash_completion")
 
 
-@click.command(short_help="Let the shell complete commands; install the manual.")
+@click.command(short_help="Print or install shell completion and the manual.")
 @click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish]")
 @click.option("--install", is_flag=True, help="Install it for this user, with the manual pages, instead of printing.")
 @options.force
 @click.pass_context
 def completion(context: click.Context, shell: str | None, install: bool, force: bool) -> None:
-    """Print what lets a shell complete collbench's commands, options and choices; or install it.
+    """Print the completion of collbench's commands, options and choices for a shell, or install it.
 
-    Without a name it is for the shell of $SHELL. --install writes it where the shell looks ($XDG_DATA_HOME or
+    Without a name it is for the shell in $SHELL. --install writes it where that shell looks ($XDG_DATA_HOME or
     ~/.local/share; fish: $XDG_CONFIG_HOME or ~/.config), and installs the manual pages: 'man collbench'. It adds a line
-    to ~/.zshrc, ~/.bashrc or fish's conf.d only where the shell or man would not look there by itself. Doing it again
-    changes nothing.
+    to ~/.zshrc, ~/.bashrc or fish's conf.d only where the shell or man would not look there by itself. A second
+    --install changes nothing.
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import click
@@ -10,6 +11,7 @@ import click
 from collbench.api import requests
 from collbench.api.requests import PATTERNS, MeasureOptions
 from collbench.cli import options
+from collbench.cli.collectives import nccl_config, registration
 from collbench.cli.measuring import JSON, Showing, measure_and_show
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
@@ -52,13 +54,16 @@ def copies(asked: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_js
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
     Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all
-    others at once; host, to and from pinned host memory; staged, through host memory as without peer access. Prints
-    a matrix or table for each, in GB/s. All data is verified.
+    others at once; host, to and from pinned host memory; local, within a device's memory; staged, through host
+    memory as without peer access. Of host copies also one direction's rate while more is busy: host-both-ways, the
+    opposite direction; host-all, all other devices; host-all-both-ways, both. The page has a matrix or table for each,
+    in GB/s. All data is verified.
 
     \b
     Examples:
       collbench copies
       collbench copies --patterns both-ways,host --sizes 1M,1G
+      collbench copies --patterns host,host-all,host-all-both-ways
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
     request = options.make_request("copies", asked)
@@ -66,13 +71,13 @@ def copies(asked: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_js
     measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
 
 
-@click.command(short_help="Time one access, one small copy, one small all-reduce.")
+@click.command(short_help="Time one memory access, one small copy, one small all-reduce.")
 @options.measuring(JSON, sized=None)
 def latency(asked: MeasureOptions, *, as_json: bool) -> None:
-    """Time three latencies: one access, one copy of 8 bytes, one all-reduce of 8 bytes.
+    """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
-    The access is a pointer chase: a kernel reads another GPU's memory (or the host's), each address from the last
-    read. The copy runs on each link, by copy engine and by kernel, written and read. The all-reduce runs on each
+    The access is a pointer chase: a kernel reads another GPU's memory (or the host's), and each read gives the address
+    of the next. The copy runs on each link, by copy engine and by kernel, written and read. The all-reduce runs on each
     pair, as device time and as an ungraphed launch loop.
 
     \b
@@ -97,13 +102,22 @@ _operations = click.option(
 
 
 @click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
-@options.measuring(_operations, options.dtype, options.redop, JSON, sized=options.survey_sizes)
-def pairs(asked: MeasureOptions, *, operations: tuple[Operation | None, ...], as_json: bool) -> None:
+@options.measuring(
+    _operations, options.dtype, options.redop, registration, nccl_config, JSON, sized=options.survey_sizes
+)
+def pairs(
+    asked: MeasureOptions,
+    *,
+    operations: tuple[Operation | None, ...],
+    registration: str,
+    nccl_config: dict[str, int] | None,
+    as_json: bool,
+) -> None:
     """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
-    Times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
-    and broadcast on every pair, at every size. Prints the labels, the measured matrix, the pairs in order and whether
-    they tie, the best 2, 4, … devices, and where the run was saved. All data is verified.
+    It times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
+    and broadcast on every pair, at every size. The page has the labels, the measured matrix, the pairs in order and
+    whether they tie, the best 2, 4, … devices, and where the run was saved. All data is verified.
 
     \b
     Examples:
@@ -115,4 +129,6 @@ def pairs(asked: MeasureOptions, *, operations: tuple[Operation | None, ...], as
     if not request.resume:
         timed = [operation for operation in operations if operation is not None]
         request = requests.pairs(request, timed, raw=None in operations)
+        works = requests.registered(request.collectives, registration)
+        request = replace(request, collectives=works, nccl_config=nccl_config or {})
     measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))

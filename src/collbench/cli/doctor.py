@@ -12,7 +12,7 @@ from collbench.cli.terminal import echo, leave, prose_width, show_page
 from collbench.model.capabilities import BACKENDS, CUDA
 
 
-@click.command(short_help="Say what a run here will depend on, and what is amiss.")
+@click.command(short_help="Find what would disturb a run on this machine.")
 @click.option(
     "--backend",
     metavar="NAME",
@@ -30,10 +30,10 @@ from collbench.model.capabilities import BACKENDS, CUDA
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON (docs/doctor.md).")
 def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
-    """Say what a run on this machine will depend on: driver, GPUs, links, NCCL, torch, limits, variables.
+    """Find what would disturb a run on this machine: driver, GPUs, links, NCCL, torch, limits, variables.
 
-    Each line is ok, warn, fail or unknown, with the fix. It takes a second, measures nothing and opens no GPU. Exit
-    status: 0 nothing fails, 1 something does.
+    Each line is ok, warn, fail or unknown, with the fix. Doctor takes a second, measures nothing and makes no CUDA
+    context. Exit status: 0 nothing fails, 1 something does.
 
     \b
     Examples:

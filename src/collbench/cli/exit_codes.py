@@ -24,14 +24,14 @@ _NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words f
 
 
 class Terminated(KeyboardInterrupt):
-    """Another signal than Ctrl-C's. It ends a measurement as Ctrl-C does; the status tells them apart."""
+    """Another signal than Ctrl-C's. It ends a measurement as Ctrl-C does, with another exit status."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.exit_code = 128 + number
 
 
-# A scheduler's or a service manager's; a terminal's that is closed, or whose connection is lost; and Ctrl-\.
+# SIGTERM comes from schedulers and service managers, SIGHUP from a terminal that closes, SIGQUIT from Ctrl-\.
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -46,7 +46,7 @@ def open_closed_streams() -> None:
 def heed_signals() -> None:
     """Let SIGTERM, SIGHUP and SIGQUIT save what was measured. The job that `train` becomes does not inherit this.
 
-    One that whoever started us ignores stays ignored: nohup's SIGHUP.
+    A signal that is ignored already stays ignored: SIGHUP under nohup.
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -102,8 +102,9 @@ def misused(error: click.UsageError) -> int:
 def unwritten(error: OSError) -> int:
     """Return the status after stdout failed: quiet for a closed pipe, a line for a full disk. Raises any other error.
 
-    What is still buffered goes nowhere, else Python would fail on it again at exit. A closed pipe comes here from help
-    and its like alone: what earns a status is printed by `terminal`, and a reader that goes away does not change it.
+    What is still buffered goes nowhere, else Python would fail on it again at exit. Only help and
+    similar output raise for a closed pipe: `terminal` prints the pages, and a reader that ends does not change their
+    exit status.
     """
     closed = isinstance(error, BrokenPipeError) and bool(_lost(sys.stdout.fileno()))
     if not closed and error.errno not in _FULL:
@@ -116,6 +117,6 @@ def unwritten(error: OSError) -> int:
 
 
 def _say(message: str, status: int) -> int:
-    with contextlib.suppress(OSError):  # on a full disk, say: the status tells what stderr cannot
+    with contextlib.suppress(OSError):  # stderr may be on a full disk, too: the status says it
         click.echo(f"collbench: {one_line(' '.join(message.split()))}", err=True)
     return status

@@ -29,22 +29,27 @@ if TYPE_CHECKING:
 
 _SAVE = ("write the export to", "--output")
 _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
+_OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 
 @click.command(short_help="Write a saved run in other tools' formats.")
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 @click.option("--format", "layout", type=click.Choice(_FORMATS), required=True, help="What to write.")
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write here.  [default: standard output]"
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write to this file.  [default: standard output]",
 )
-@click.option("--per-link", is_flag=True, help="With prometheus: a series for each link, pair and set, too.")
+@click.option("--per-link", is_flag=True, help="With prometheus: also one series for each link, pair and set.")
 @options.force
 def export(file: Path | None, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
-    """Write a saved run as other tools read it: one row a data point, columns with units (docs/exchange.md).
+    """Write a saved run in other tools' formats: one row a data point, columns with units (docs/exchange.md).
 
     csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and columns that
-    are the same in all rows stand above its table; prometheus has gauges for a textfile collector, some dozens;
-    nccl-tests is what its parsers read.
+    are the same in all rows stand above its table; prometheus has some dozens of gauges for a textfile collector;
+    nccl-tests is the text that nccl-tests prints.
 
     \b
     Examples:
@@ -58,7 +63,9 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
     run = runfile_run_file.load(run_file)
-    if not run.measurements and layout != "nccl-tests":
+    if run.overlaps and layout in _OF_MEASUREMENTS:
+        raise UsageError(f"{run_file} holds overlaps, which {layout} has no form for: write csv, json or markdown")
+    if not run.measurements and not run.overlaps and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     content = _content(run, layout, per_link=per_link)
     if isinstance(content, str):
@@ -74,14 +81,14 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
 
 def _content(run: Run, layout: str, *, per_link: bool) -> str | bytes:
     from collbench.output import formats, nccl_tests, prometheus  # late: numpy
-    from collbench.output.rows import rows
+    from collbench.output.rows import columns_of, rows
 
     writers: dict[str, Callable[[], str | bytes]] = {
-        "csv": lambda: formats.as_csv(rows(run)),
+        "csv": lambda: formats.as_csv(rows(run), columns_of(run)),
         "json": lambda: formats.as_json(rows(run)),
         "markdown": lambda: formats.as_markdown(run, rows(run)),
         "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
-        "parquet": lambda: formats.as_parquet(rows(run)),
+        "parquet": lambda: formats.as_parquet(rows(run), columns_of(run)),
         "prometheus": lambda: prometheus.as_prometheus(run, per_link=per_link),
     }
     return writers[layout]()
@@ -112,7 +119,7 @@ _FILE = click.Path(path_type=Path)
     multiple=True,
     help="allreduce, ce-write, …; repeat it to overlay curves.  [default: the first collective, else the first copy]",
 )
-@click.option("--size", metavar="SIZE", help="Of heatmap and scaling.  [default: the largest]")
+@click.option("--size", metavar="SIZE", help="The size for heatmap and scaling.  [default: the largest]")
 @options.force
 def plot(
     files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None, force: bool
@@ -121,7 +128,7 @@ def plot(
 
     heatmap: every link or pair of one run at one size. curves: bandwidth over size with intervals and theory; more
     than 8 lines become a median for each tier; several runs are overlaid. scaling: bandwidth over the number of GPUs,
-    from a run of several (--split), or one run for each number. Needs matplotlib: pip install 'collbench[plot]'.
+    from one run that has several (--split), or from one run for each. Needs matplotlib: pip install 'collbench[plot]'.
 
     \b
     Examples:
@@ -213,15 +220,15 @@ _REPORT_WORDS = ("write the report as", "--output")
 @click.command(short_help="Make one HTML page of saved runs.")
 @click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=_FILE)
 @click.option(
-    "-o", "--output", metavar="FILE", type=_FILE, help="Write it here.  [default: the first run's name, .html]"
+    "-o", "--output", metavar="FILE", type=_FILE, help="Write it to this file.  [default: the first run's name, .html]"
 )
 @options.force
 def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Make one HTML page of saved runs, to look at, to print or to send.
 
-    Maps and curves of every operation and size with intervals, tiers, latency and bandwidth, verdicts with cause and
-    command, what select would choose, health and environment. Of several runs each is compared with the first. The
-    page is one file and asks for nothing else, so it opens without a network. Any machine's run will do.
+    The page has maps and curves of every operation and size with intervals, tiers, latency and bandwidth, verdicts with
+    cause and command, what select would choose, health and environment. Each further run is compared with the first.
+    The page is one file and loads nothing else, so it opens without a network. The runs may be of any machine.
 
     \b
     Examples:
@@ -252,7 +259,7 @@ def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """Return what the page calls each run: its file's name, with as many folders as tell it from the others."""
+    """Return what the page calls each run: its file's name, with as many folders as distinguish it from the others."""
     paths = [tuple(map(one_line, file.absolute().parts)) for file in files]
     for depth in range(1, max(map(len, paths)) + 1):
         names = [str(Path(*parts[-depth:])) for parts in paths]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -20,7 +20,7 @@ from collbench.bench.plan import Request
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import echo, progress_bar, say, show_page
 from collbench.distributed.launchers import find_launch
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, RunFileError, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Run, StopReason
 from collbench.runfile import atomic_write, run_file, saved_runs
@@ -39,7 +39,7 @@ FORMAT = click.option(
     type=click.Choice((_TABLE, NCCL_TESTS)),
     default=_TABLE,
     show_default=True,
-    help="nccl-tests: print what its parsers read, in and out of place.",
+    help="nccl-tests: print the text of nccl-tests, in and out of place.",
 )
 
 
@@ -67,7 +67,7 @@ class Showing(Notices):
             if same and not atomic_write.is_stream(json):
                 raise UsageError(_SAME)
             launch = find_launch(os.environ)
-            if launch is None or launch.rank == 0:  # who writes it
+            if launch is None or launch.rank == 0:  # rank 0 writes it
                 atomic_write.check(json, *_JSON, force=asked.force)
         if as_json and layout == NCCL_TESTS:
             raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: leave one out")
@@ -128,25 +128,39 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing | Non
     if request.resume and path is not None and nothing_left(run := run_file.load(path)):
         say(f"{path} is complete: nothing is left to measure")
         showing.show(run)
-        _leave(run, showing)
+        leave(run, showing)
         return Measured(run, path)
     launch = find_launch(os.environ)
     if launch is not None and launch.rank > 0:
         serve_rank_0(launch, request)
     advice = ", or name a file with --output FILE"
     path = path or saved_runs.new_run(request.name, request.backend, say, advice=advice)
-    with _telling_what_is_saved(showing.sessions):
+    with telling_what_is_saved(showing.sessions):
         done = measure(request, path, showing, f"measuring {request.name}", launch)
     if done.failure is not None:
         raise done.failure
     if done.path is not None:
         showing.tell_saved(done.path)
-    _leave(done.run, showing)
+    leave(done.run, showing)
     return done
 
 
+class Kept(Protocol):
+    """A session, as far as it says where its run is."""
+
+    run: Run
+
+    @property
+    def path(self) -> Path | None:
+        """The run's file, None for nowhere."""
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file."""
+
+
 @contextmanager
-def _telling_what_is_saved(sessions: list[Session]) -> Iterator[None]:
+def telling_what_is_saved(sessions: Sequence[Kept]) -> Iterator[None]:
     """Let what ends a measurement early say what became of the points that were measured in the sessions begun."""
     try:
         yield
@@ -160,7 +174,7 @@ def _telling_what_is_saved(sessions: list[Session]) -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {_saved(sessions)}") from error
     except CollbenchError as error:
-        if any(session.run.measurements and session.failure is None for session in sessions):
+        if any(_points(session.run) and session.failure is None for session in sessions):
             raise error.reworded(f"{error}; {_saved(sessions)}") from error
         raise
 
@@ -170,7 +184,7 @@ def nothing_left(run: Run) -> bool:
     return run.complete and not any(found.stop is StopReason.FAILED for found in run.measurements)
 
 
-def _leave(run: Run, showing: Showing) -> None:
+def leave(run: Run, showing: Showing) -> None:
     """End the command with the status that the run earns, and its reason once more where the reader's eye is."""
     status = showing.status(run)
     if status is ExitStatus.DONE:
@@ -181,9 +195,9 @@ def _leave(run: Run, showing: Showing) -> None:
     raise click.exceptions.Exit(status)
 
 
-def _saved(sessions: list[Session]) -> str:
+def _saved(sessions: Sequence[Kept]) -> str:
     """Return what became of what was measured."""
-    points = len(sessions[0].run.measurements) if sessions else 0
+    points = _points(sessions[0].run) if sessions else 0
     if points == 0:
         return "nothing was measured, nothing is saved"
     what, session = f"{points} data points measured so far are", sessions[0]
@@ -192,4 +206,9 @@ def _saved(sessions: list[Session]) -> str:
     if session.path is None:
         return f"{what} lost: they could not be saved"
     command, path = session.run.settings.command_name, session.path
-    return f"{what} saved as {path}: 'collbench show {path}' prints them, 'collbench {command} --resume {path}' goes on"
+    goes_on = f", 'collbench {command} --resume {path}' goes on" if session.run.measurements else ""  # overlaps cannot
+    return f"{what} saved as {path}: 'collbench show {path}' prints them{goes_on}"
+
+
+def _points(run: Run) -> int:
+    return len(run.measurements) + len(run.overlaps)

@@ -34,10 +34,12 @@ _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
 
 _own_options = options.apply(
     click.option("--select", "count", metavar="M", type=click.IntRange(min=1), help="Choose the best M nodes."),
-    click.option("--gpus", metavar="K", type=click.IntRange(min=1), help="And the best K GPUs of each."),
+    click.option("--gpus", metavar="K", type=click.IntRange(min=1), help="Also choose the best K GPUs of each node."),
     click.option("--plan", "shape", metavar="NODESxGPUS", help="Print only how long such a cluster takes: 128x8."),
     click.option("--fabric-cluster", metavar="NAME", help="With --backend sim: a cluster's name, or its file."),
-    click.option("--one-way", is_flag=True, help="Measure each direction by itself: tells a cable bad in one."),
+    click.option(
+        "--one-way", is_flag=True, help="Measure each direction by itself, to find cables that are bad in one."
+    ),
     click.option(
         "--size",
         "size_bytes",
@@ -45,7 +47,7 @@ _own_options = options.apply(
         default=DEFAULT_SIZE,
         show_default=True,
         callback=options.parsed(parse_size),
-        help="Message of the all-reduce between two nodes.",
+        help="Message size of the all-reduce between two nodes.",
     ),
     click.option(
         "--budget",
@@ -53,7 +55,7 @@ _own_options = options.apply(
         default=f"{DEFAULT_BUDGET:.0f}s",
         show_default=True,
         callback=options.parsed(options.parse_budget),
-        help="Start no more rounds after this. The first eight are made in any case.",
+        help="Start no round after this time. Eight rounds are always made.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page."),
     options.backend,
@@ -85,7 +87,7 @@ def nodes(  # noqa: PLR0913 - options
 ) -> None:
     """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
 
-    All nodes are measured at once in pairs, in rounds: eight at random, then more where it looks suspicious. So 128
+    All nodes are measured concurrently, in rounds of random pairs: eight rounds, then more for suspicious nodes. So 128
     nodes need 600 to 1,000 measurements, not 8,128. Start it with one process for each GPU, or simulate a cluster.
 
     \b

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "check": "one process judges: run 'collbench check' by itself, with the run file that the processes saved",
     "select": "each would choose for itself: run 'collbench select' once, before they start",
+    "overlap": "overlap starts a process for each GPU itself: run 'collbench overlap' by itself",
     "topo": "labels are reported by one process: run 'collbench topo' on a host by itself",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
@@ -29,7 +30,7 @@ _ONCE_A_NODE = ("train",)
 
 
 def processes() -> int:
-    """Return how many processes were started together: 1 where this one is alone. Raises UsageError."""
+    """Return how many processes were started together: 1 for a single process. Raises UsageError."""
     launch = find_launch(os.environ)
     return launch.world_size if launch else 1
 
@@ -44,7 +45,7 @@ def launch_of(words: list[str]) -> LaunchEnvironment | None:
 
 
 class Followed(Exception):
-    """The end of a rank other than 0: its exit status, and what this rank alone has to tell, if anything."""
+    """The end of a rank other than 0: its exit status, and a message that only this rank can print, if any."""
 
     def __init__(self, status: int, text: str = "") -> None:
         super().__init__(text)

@@ -70,17 +70,16 @@ OPTIONS = (
         "--precision",
         metavar="SHARE",
         callback=parsed(parse_precision),
-        help="Repeat each point until half its 95 % interval is within this share of its median: 1%, 0.5% or 0.01; "
-        "for 60 s at most, or as --budget says.  [default: 1% from 1M on, 3% below]",
+        help="Repeat each data point, for 60 s or --budget, until half its 95 % interval is this share of its "
+        "median.  [default: 1% from 1M on, 3% below]",
     ),
     click.option(
         "--budget",
         metavar="TIME",
         callback=parsed(parse_budget),
-        help="Stop what has not converged after this time: 10s, 500ms or 2min. Each point gets three trials.  "
-        "[default: 2.3s; host: 8s]",
+        help="Repeat no data point after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
     ),
-    click.option("--quick", is_flag=True, help="A first look in about a second: few sizes, three trials a data point."),
+    click.option("--quick", is_flag=True, help="Take a first look, in about a second."),
 )
 
 
@@ -94,10 +93,10 @@ OPTION = click.option(
     "--resume",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Finish this interrupted run: its options and its file, and nothing is measured twice.",
+    help="Finish this interrupted run, with its options and in its file. Nothing is measured twice.",
 )
 
-# Options that may stand beside --resume: they name files, or say how to show the run.
+# Options that may be given with --resume: they name files, or say how to show the run.
 _SAID_AGAIN = ("nccl", "fabric", "output_file", "topology", "p2p", "layout", "as_json", "expect", "verbose")
 
 
@@ -119,7 +118,7 @@ devices = click.option(
 
 
 def sizes_option(default: str) -> Command:
-    """Return the option --sizes with the words that tell its default."""
+    """Return the option --sizes with its default in words."""
     what = "Message sizes: MIN:MAX (doubling), MIN:MAX:FACTOR, one size, or a list of these."
     return click.option("--sizes", metavar="SIZES", callback=parsed(parse_sizes), help=f"{what}  [default: {default}]")
 
@@ -133,12 +132,11 @@ backend = click.option(
     type=click.Choice(factory.NAMES),
     default="auto",
     show_default=True,
-    help="cuda (GPUs), host (CPU cores), sim (a machine that is only simulated), or auto: cuda where a GPU answers, "
-    "else host.",
+    help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: cuda where a GPU answers, else host.",
 )
 
 
-# CPU cores are taken only by name, for nobody who wants GPUs is served by them.
+# CPU cores are taken only by name: they are no substitute for GPUs.
 backend_of_a_machine = click.option(
     "--backend",
     metavar="NAME",
@@ -147,10 +145,8 @@ backend_of_a_machine = click.option(
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (a machine that is only simulated), or auto: GPUs, never cores.",
 )
-fabric = click.option(
-    "--fabric", metavar="NAME|FILE", help="With --backend sim: the machine to simulate (docs/fabric-file.md)."
-)
-_SAVE = "Save the run here.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
+fabric = click.option("--fabric", metavar="NAME|FILE", help="The machine to simulate (docs/fabric-file.md).")
+_SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
 _FILE = click.Path(path_type=Path)
 output = click.option("-o", "--output", metavar="FILE", type=_FILE, help=_SAVE)
 force = click.option("--force", is_flag=True, help="Replace a file that exists.")
@@ -166,7 +162,7 @@ seed = click.option(
     metavar="N",
     type=int,
     callback=lambda _context, _option, value: _checked_seed(value),
-    help="Order the trials by this seed.  [default: a random one, which is printed]",
+    help="Seed of the random order.  [default: random, printed]",
 )
 dtype = click.option(
     "--dtype",

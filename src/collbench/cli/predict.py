@@ -49,8 +49,8 @@ def _counts(text: str) -> tuple[int, ...]:
 
 _own_options = options.apply(
     click.option("--model", metavar="NAME", help="A network by name: gpt2, llama-3-8b, … (docs/predict.md)."),
-    click.option("--params", metavar="COUNT", help="Any other network by its parameters: 124M, 1.5B."),
-    click.option("--layers", metavar="N", type=click.IntRange(1, 1000), help="Its blocks.  [default: 24]"),
+    click.option("--params", metavar="COUNT", help="Any other network by its number of parameters: 124M, 1.5B."),
+    click.option("--layers", metavar="N", type=click.IntRange(1, 1000), help="Blocks of that network.  [default: 24]"),
     click.option(
         "--strategy",
         "strategies",
@@ -64,12 +64,12 @@ _own_options = options.apply(
         type=click.Choice(list(BYTES)),
         default="bf16",
         show_default=True,
-        help="What parameters and gradients are sent as.",
+        help="Type in which parameters and gradients are sent.",
     ),
     click.option(
         "--grad-dtype",
         type=click.Choice(list(BYTES)),
-        help="What gradients are sent as: fp32 for DDP with autocast.  [default: --dtype]",
+        help="Type in which gradients are sent: fp32 for DDP with autocast.  [default: --dtype]",
     ),
     click.option(
         "--micro-batches",
@@ -83,42 +83,44 @@ _own_options = options.apply(
         "--gpus",
         metavar="LIST",
         callback=options.parsed(_counts),
-        help="For how many GPUs: 2,4.  [default: 2, 4, 8, … and all of the runs]",
+        help="Numbers of GPUs to predict for: 2,4.  [default: 2, 4, 8, … and all of the runs]",
     ),
     click.option(
         "--step-time",
         "step_seconds",
         metavar="TIME",
         callback=_seconds,
-        help="One step of this job, 22ms: tells what compute hides.",
+        help="Time of one step of this job, such as 22ms. Without it only raw times are printed.",
     ),
     click.option(
         "--timed-on",
         type=click.Choice([_ALONE, _ON_BEST]),
         default=_ALONE,
         show_default=True,
-        help="Where that step was timed: one GPU alone, without communication, or the best set of --gpus.",
+        help="Where that step was timed: alone: on one GPU, without communication; best: on the best set of --gpus.",
     ),
     click.option(
         "--gpu-time",
         "gpu_seconds",
         metavar="TIME",
         callback=_seconds,
-        help="That step if the GPU never waited for the host to launch kernels, as a profiler adds them up.  "
-        "[default: it never does]",
+        help="Time of that step if the GPU never waited for the host: the sum of its kernels in a profiler.  "
+        "[default: the step time]",
     ),
     click.option(
         "--host-phases",
         metavar="F,B,O",
-        help="The host's time in forward, backward and optimizer; their ratios count.  [default: 1,2,0]",
+        help="The host's time in forward, backward and optimizer; only their ratios count.  [default: 1,2,0]",
     ),
     click.option(
         "--head-share",
         metavar="SHARE",
         type=click.FloatRange(0, 1, min_open=True, max_open=True),
-        help="What head and loss take of the GPU's time, 0.41.  [default: of its multiply-adds]",
+        help="Share of the GPU's time that head and loss take, such as 0.41.  [default: their share of multiply-adds]",
     ),
-    click.option("--shard", "shards", metavar="N", type=click.IntRange(min=2), help="hsdp: GPUs that hold one copy."),
+    click.option(
+        "--shard", "shards", metavar="N", type=click.IntRange(min=2), help="hsdp: GPUs that hold one copy of the model."
+    ),
     click.option(
         "--bucket",
         "bucket_bytes",
@@ -126,7 +128,7 @@ _own_options = options.apply(
         default=DEFAULT_BUCKET,
         show_default=True,
         callback=options.parsed(parse_size),
-        help="Bucket of gradients: DDP's bucket_cap_mb.",
+        help="Size of a gradient bucket: DDP's bucket_cap_mb.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
     verbose_option,
@@ -139,8 +141,8 @@ _own_options = options.apply(
 def predict(files: tuple[Path, ...], *, timed_on: str, as_json: bool, **asked: Any) -> None:
     """Say what communication costs a training step on the best and on the worst GPUs.
 
-    Reads saved runs of one machine: the one of 'pairs' ranks the sets of GPUs; runs of allreduce, allgather and
-    reducescatter on as many GPUs as you train on make it surer. Prints what it had to assume.
+    It reads saved runs of one machine. The run of 'pairs' ranks the sets of GPUs. Runs of allreduce, allgather and
+    reducescatter on as many GPUs as you train on make the prediction better. The page says what was assumed.
 
     \b
     Examples:

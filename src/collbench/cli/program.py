@@ -22,6 +22,7 @@ _HOMES = {
     "copies": "copies",
     "latency": "copies",
     **{operation.value: "collectives" for operation in COLLECTIVES},
+    "overlap": "overlap",
     "topo": "show",
     "doctor": "doctor",
     "runs": "runs",
@@ -71,7 +72,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(package_name="collbench", message="%(prog)s %(version)s", help="Print the version and exit.")
 def cli() -> None:
-    """Measure what the wires between GPUs really carry, and train on the best ones.
+    """Measure the bandwidth and latency between GPUs, and train on the best GPUs.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def _invoke() -> None:
 
 
 def _asked(context: click.Context) -> click.Context:
-    """Return the command that was called, which click does not tell where an option lacks its value."""
+    """Return the command that was called: click does not name it where an option lacks its value."""
     command = cli.get_command(context, context.invoked_subcommand or "")
     return click.Context(command, info_name=context.invoked_subcommand, parent=context) if command else context
 

@@ -37,8 +37,8 @@ def all_named_or_newest(files: tuple[Path, ...]) -> tuple[Path, ...]:
 def runs(limit: int, as_json: bool) -> None:
     """List the runs that were saved without a name, newest first.
 
-    Each with its start, backend (sim: simulated), machine, number of devices, command, outcome and file. Commands that
-    read a run take the newest of them where no file is named.
+    Each line has the start, backend (sim: simulated), machine, number of devices, command, outcome and file. Commands
+    that read a run take the newest of these where no file is named.
 
     \b
     Examples:

@@ -66,20 +66,20 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 _own_options = options.apply(
     click.option("--from", "older_file", metavar="RUN", hidden=True),  # RUN.JSON, as it was written once
     click.option("--elsewhere", is_flag=True, help="With RUN.JSON: take a run of another machine or of the simulator."),
-    click.option("--topology", metavar="FILE", help="Estimate from saved 'nvidia-smi topo -m' text alone."),
+    click.option("--topology", metavar="FILE", help="Estimate from the labels in saved 'nvidia-smi topo -m' text."),
     click.option("--exclude", metavar="LIST", help="Leave these out: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not leave busy, throttled or faulty GPUs out."),
     click.option(
         "--verify/--no-verify",
         default=None,
-        help="Measure the best sets and the first K before one is taken.  [default: where the choice matters]",
+        help="Measure the best sets and the first K devices before choosing.  [default: where the choice matters]",
     ),
     click.option(
         "--size",
         metavar="SIZE",
         default=DEFAULT_SIZE,
         show_default=True,
-        help="All-reduce size to measure them at: your job's.",
+        help="All-reduce size for this measurement: choose your job's.",
     ),
     click.option(
         "--format",
@@ -91,8 +91,8 @@ _own_options = options.apply(
         help=f"What to print: {', '.join(_LAYOUTS)}.",
     ),
     click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
-    click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Oldest saved run to believe."),
-    click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
+    click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Use no saved run that is older."),
+    click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits."),
     options.backend_of_a_machine,
     options.fabric,
     options.nccl,
@@ -117,8 +117,9 @@ def select(
     """Choose the best K devices of this machine, or of a simulated one, and say why.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
-    Busy, throttled and faulty GPUs are left out, as of now. Where the choice matters, real all-reduces on the best sets
-    decide. The format text prints the reasons; any other prints its answer alone, and the reasons on stderr.
+    GPUs that are busy, throttled or faulty now are left out. Where the choice matters, it measures all-reduce on the
+    best sets and takes the fastest. Format text prints the reasons; any other prints only the answer on stdout, and the
+    reasons on stderr.
 
     \b
     Examples:
@@ -145,7 +146,7 @@ def select(
 
 def _check_layout(asked: SelectRequest, layout: str) -> None:
     """Raise UsageError for an answer that could not be acted on, before anything is measured."""
-    backend = BACKENDS.get(asked.backend)  # None for "auto", which takes GPUs alone
+    backend = BACKENDS.get(asked.backend)  # None for "auto", which takes only GPUs
     if backend is not None and not backend.visible and layout in formats.ACTING:
         what = "CPU cores" if backend.cores else "simulated GPUs"
         raise UsageError(

@@ -61,11 +61,15 @@ def as_typed(text: str) -> str:
     return "".join(letter for letter in text.lower() if letter not in "-_ ")
 
 
-@click.command(short_help="Print a saved run again, or one operation as a picture.")
+@click.command(short_help="Print a saved run again, or maps and curves of one operation.")
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 @click.option("--operation", metavar="OP", help="Only this operation: heat maps, tiers, and curves over the sizes.")
-@click.option("--size", metavar="SIZE", help="Only at this size.  [default: the largest and the smallest, and curves]")
-@click.option("--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Only this: {', '.join(SECTIONS)}.")
+@click.option(
+    "--size", metavar="SIZE", help="Show only this size.  [default: the largest and the smallest, and curves]"
+)
+@click.option(
+    "--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Show only this section: {', '.join(SECTIONS)}."
+)
 @FORMAT
 @JSON
 @verbose_option
@@ -74,9 +78,9 @@ def show(
 ) -> None:
     """Print a saved run again, as the command that measured it did.
 
-    With an operation of it (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of links and pairs,
-    and bandwidth over size with what the path can carry in theory. Any machine's run will do; the page names the
-    machine that it came from.
+    --operation shows one of the run's operations (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of
+    links and pairs, and bandwidth over size with the theoretical rate of the path. The run may be of any machine; the
+    page names the machine.
 
     \b
     Examples:
@@ -103,7 +107,7 @@ def show(
         return
     if operation is None:
         if size is not None:
-            raise UsageError(f"--size {size} alone says not what to show: add --operation allreduce, ce-write, …")
+            raise UsageError(f"--size {size} needs an operation: add --operation allreduce, ce-write, …")
         showing.show(run)
         return
     works = find_works(run, operation, run_file)
@@ -118,14 +122,14 @@ def show(
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
 @click.option("--size", metavar="SIZE", help="Rank at this size.  [default: the largest, and the smallest up to 64K]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: members are positions in its list of devices.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: members are indices into its list of devices.")
 @verbose_option
 def rank(file: Path | None, operation: str | None, size: str | None, as_json: bool) -> None:
     """Say which links and pairs of a saved run differ, and which tie.
 
     For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
-    latency and bandwidth fitted over the sizes. Any machine's run will do; what it lacks is named. Exit status: 0; 1
-    where too few trials say anything; 1 or 4 where data points failed.
+    latency and bandwidth fitted over the sizes. The run may be of any machine; the page names what the run lacks. Exit
+    status: 0; 1 where there are too few trials to rank anything; 1 or 4 where data points failed.
 
     \b
     Examples:
@@ -183,8 +187,8 @@ def _present(run: Run) -> str:
 def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | None, as_json: bool) -> None:
     """Print the label matrix with its legend, CPU and NUMA affinity, and the theoretical rate of each label.
 
-    Given two GPUs, explain the path between them in one sentence. Labels are what the driver says of the paths, not
-    what they carry: 'collbench pairs' measures that.
+    With two GPUs it explains the path between them in one sentence. A label is the kind of path that the driver
+    reports, not a bandwidth: 'collbench pairs' measures bandwidth.
 
     \b
     Examples:

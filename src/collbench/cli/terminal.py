@@ -53,7 +53,7 @@ _NARROWEST_PROSE = 40
 
 
 def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
-    """Print text on stdout, or stderr. Nothing of it moves a cursor or changes a colour, whoever wrote its names."""
+    """Print text on stdout, or stderr. No name in it can move the cursor or change a colour."""
     _write(printable(text) + end, sys.stderr if err else sys.stdout)
 
 
@@ -90,7 +90,7 @@ def show_page(page: Page) -> None:
         for number, part in enumerate(_parts(block, coloured)):
             with console.capture() as captured:
                 console.print(_Safe(part))
-            # rich pads the last column; whoever saves or compares pages wants no blanks at the end of lines.
+            # rich pads the last column; saved pages should have no blanks at the end of lines.
             between = "\n" * (number > 0 and isinstance(part, Table))
             _write(between + re.sub(r" +\n", "\n", captured.get()), sys.stdout, color=True)
 

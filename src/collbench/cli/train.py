@@ -99,8 +99,10 @@ _options_in_help = options.apply(
     click.option("--exclude", metavar="LIST", help="Leave these out of the choice: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not leave busy or throttled GPUs out of the choice."),
     click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
-    click.option("--max-age", metavar="AGE", help="Oldest saved run to believe: 7d, 12h, 30m or 90s.  [default: 7d]"),
-    click.option("--fresh", is_flag=True, help="Measure now, whatever is saved."),
+    click.option(
+        "--max-age", metavar="AGE", help="Use no saved run that is older: 7d, 12h, 30m or 90s.  [default: 7d]"
+    ),
+    click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits."),
     click.option(
         "--backend",
         metavar="NAME",
@@ -109,7 +111,7 @@ _options_in_help = options.apply(
     click.option(
         "--nccl",
         metavar="PATH",
-        help="Compare saved runs with this libnccl.so.2, and probe with it.  [env var: COLLBENCH_NCCL]",
+        help="The job's libnccl.so.2: a saved run must have timed it; a probe does.  [env var: COLLBENCH_NCCL]",
     ),
     click.option("--container", metavar="IMAGE", help="Run torchrun in this image: apptainer exec --nv IMAGE …"),
     click.option("--dry-run", is_flag=True, help="Print the environment and the command, and start nothing."),
@@ -126,9 +128,9 @@ _options_in_help = options.apply(
 def train(arguments: TrainArguments) -> None:
     """Start SCRIPT by torchrun on the best K devices of this machine.
 
-    Chooses from a saved run of this very machine (same GPUs, driver and NCCL), else from a probe of a few seconds; says
-    on stderr which devices and why; sets CUDA_VISIBLE_DEVICES by UUID; and replaces itself by torchrun, whose exit
-    status and signals are the job's. Torchrun's options pass through; everything after SCRIPT reaches it untouched.
+    Train chooses from a saved run of this machine (same GPUs, driver and NCCL), else from a probe of a few seconds. It
+    says on stderr which devices it chose and why, sets CUDA_VISIBLE_DEVICES by UUID, and replaces itself by torchrun:
+    exit status and signals are torchrun's. Torchrun's options pass through; everything after SCRIPT goes to SCRIPT.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from collbench.backends.factory import Opened
-from collbench.bench.plan import Request
+from collbench.bench.plan import Request, check_nccl_options
 from collbench.distributed import connection
 from collbench.distributed import ranks as distributed_ranks
 from collbench.distributed.connection import KEY_BYTES, Listener, connect
@@ -40,6 +40,7 @@ def _in_silence(_text: str) -> None:
 
 def refuse(request: Request) -> None:
     """Raise UsageError for what is not for several processes. All ranks know it before they meet."""
+    check_nccl_options(request)
     if request.copies or request.chase:
         raise UsageError(
             "copies and latencies are timed by one process that sees all GPUs: start this without torchrun, srun or "
@@ -224,7 +225,7 @@ def _seat(launch: LaunchEnvironment, request: Request, store: Store) -> RankWork
         return HostRankWorker(launch)
     from collbench.distributed.rank_worker import CudaRankWorker
 
-    return CudaRankWorker(launch, store, request.nccl)
+    return CudaRankWorker(launch, store, request.nccl, request.nccl_options)
 
 
 def _ends(found: socket.socket) -> tuple[str, str]:

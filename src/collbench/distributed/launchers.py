@@ -25,7 +25,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_on_node(tasks: str, node: int) -> int | None:
-    """Return how many tasks a list gives the node at a place: 1 of "2(x3),1" for 3; None where it does not tell."""
+    """Return how many tasks a list gives the node at a place: 1 of "2(x3),1" for 3; None where it is not known."""
     counts: list[int] = []
     for word in filter(None, tasks.split(",")):
         found = _TASKS.fullmatch(word.strip())

@@ -93,7 +93,7 @@ class FindPaths:
 
 @dataclass(frozen=True, slots=True)
 class FoundPaths:
-    """Those paths; none where nobody tells."""
+    """Those paths; none where it is not reported."""
 
     paths: tuple[Path, ...]
 
@@ -105,7 +105,7 @@ class TakeHealth:
 
 @dataclass(frozen=True, slots=True)
 class FoundHealth:
-    """One state, or none where nobody tells."""
+    """One state, or none where it is not reported."""
 
     states: tuple[Health, ...]
 

@@ -12,14 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Protocol
+from typing import Protocol, cast
 
 from collbench.backends.factory import here
-from collbench.backends.gloo_process import PATIENCE_S, GlooProcess, expected_seconds, lost, silence, spawn, task_of
+from collbench.backends.gloo_process import PATIENCE_S, expected_seconds, spawn, task_of
 from collbench.backends.gloo_tasks import Reply as GlooReply
 from collbench.backends.host import corruption
 from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Step, Timing
+from collbench.backends.torch_process import TorchProcess, lost, silence
 from collbench.backends.worker_messages import Prepare, Reserve, World
 from collbench.distributed.connection import FarEnd, HasFile, ready
 from collbench.distributed.launchers import LaunchEnvironment
@@ -49,6 +50,7 @@ from collbench.machine import memory, numa
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
+from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Flag, Health, Machine, Path
 
 # What a rank does for rank 0: it has one device, and times its part of each step on it.
@@ -76,10 +78,10 @@ class RankWorker(Protocol):
         """Time the step; groups without this rank have no seconds."""
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
-        """Return the paths between devices of this host, by their places here; none where nobody tells."""
+        """Return the paths between devices of this host, by their places here; none where it is not reported."""
 
     def health(self) -> tuple[Health, ...]:
-        """Return the device's state now; none where nobody tells."""
+        """Return the device's state now; none where it is not reported."""
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""
@@ -97,8 +99,11 @@ class RankWorker(Protocol):
 class CudaRankWorker:
     """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
 
-    def __init__(self, launch: LaunchEnvironment, store: Store, nccl_path: str | None) -> None:
+    def __init__(
+        self, launch: LaunchEnvironment, store: Store, nccl_path: str | None, options: NcclOptions | None = None
+    ) -> None:
         """Start the worker, which takes a moment, and wait for nothing. Raises MachineError without a driver."""
+        self._options = options
         self._launch, self._store, self._nccl_path = launch, store, nccl_path
         self._stack = ExitStack()
         self._backend = IsolatedBackend()
@@ -133,7 +138,7 @@ class CudaRankWorker:
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
         world = World(self._launch.rank, self._launch.world_size, unique_id)
-        self._backend.open(opening.devices, self._nccl_path, collectives=True, world=world)
+        self._backend.open(opening.devices, self._nccl_path, collectives=True, world=world, options=self._options)
         facts = self._backend.facts
         return RankFacts(
             capacity_bytes=facts.capacity_bytes,
@@ -231,7 +236,7 @@ class HostRankWorker:
         self._launch, self._patience_s = launch, patience_s
         reach = sorted(os.sched_getaffinity(0))
         self._core = reach[launch.local_rank % len(reach)]
-        self._worker: GlooProcess | None = None
+        self._worker: TorchProcess | None = None
         self._folder: pathlib.Path | None = None
         self._devices: tuple[Device, ...] = ()
 
@@ -285,7 +290,7 @@ class HostRankWorker:
         return numa.paths(devices)
 
     def health(self) -> tuple[Health, ...]:
-        """Return nothing: nobody tells of cores what NVML tells of GPUs."""
+        """Return nothing: nothing reports of cores what NVML reports of GPUs."""
         return ()
 
     def flags(self) -> tuple[Flag, ...]:
@@ -302,10 +307,10 @@ class HostRankWorker:
         """End the worker."""
         self._end()
 
-    def _receive(self, worker: GlooProcess, patience_s: float) -> GlooReply:
+    def _receive(self, worker: TorchProcess, patience_s: float) -> GlooReply:
         try:
             if worker.pipe.poll(patience_s):
-                return worker.pipe.recv()
+                return cast("GlooReply", worker.pipe.recv())
             failure = silence([worker], patience_s)
         except (EOFError, OSError):
             failure = lost(worker, [worker])

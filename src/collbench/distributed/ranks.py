@@ -421,7 +421,7 @@ class Coordinator:
         return tuple(dict.fromkeys(flag for rank in sorted(set(members)) for flag in self._flags.get(rank, ())))
 
     def health(self) -> tuple[Health, ...]:
-        """Return the devices' state now, by rank; empty where nobody tells."""
+        """Return the devices' state now, by rank; empty where it is not reported."""
         if self._ranks.settle():
             self._broken = True
         found = self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth())), FoundHealth)
@@ -465,7 +465,7 @@ class Coordinator:
 def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:
     """Return each group's times: of every batch the maximum over its ranks, of the launch loop the mean.
 
-    What ranks received and compared adds up.
+    What ranks received and compared adds up; the single launches stay each rank's own.
     """
     return Timing(
         seconds=tuple(
@@ -485,5 +485,11 @@ def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:
             for index, group in enumerate(step.groups)
         )
         if all(timings[rank].coverage for group in step.groups for rank in group)
+        else (),
+        singles=tuple(
+            tuple(one for rank in group for one in timings[rank].singles[index])
+            for index, group in enumerate(step.groups)
+        )
+        if step.singles
         else (),
     )

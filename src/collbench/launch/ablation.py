@@ -78,7 +78,7 @@ class TrainingRun:
 class Arm:
     """One way to run the script: variables that differ from the inherited ones, and devices by index and identity.
 
-    `without` is what this arm alone lacks ("p2p", "shm"), where nothing else tells it from the other; else empty.
+    `without` is what only this arm lacks ("p2p", "shm"), where the arms differ in nothing else; else empty.
     """
 
     name: str
@@ -147,8 +147,8 @@ class Ablation:
 # The two arms: what --without changes, what they are called, and in which order they run.
 
 
-# The user asks for exactly these by name, and they reach the children of one arm alone. NCCL gives control over P2P as
-# a whole: over which wire it runs is CUDA's to say, so NVLink alone cannot be turned off [nccl-tests#250, nccl#1358].
+# The user asks for exactly these by name, and they reach only the children of one arm. NCCL controls P2P as a whole:
+# CUDA decides over which link it runs, so NVLink cannot be turned off by itself [nccl-tests#250, nccl#1358].
 SWITCHES: dict[str, dict[str, str]] = {
     "p2p": {"NCCL_P2P_DISABLE": "1"},
     "nvlink": {"NCCL_P2P_DISABLE": "1"},
@@ -156,7 +156,7 @@ SWITCHES: dict[str, dict[str, str]] = {
     "ib": {"NCCL_IB_DISABLE": "1"},
 }
 NVLINK_NOTE = (
-    "NCCL has no switch for NVLink alone: without nvlink is NCCL_P2P_DISABLE=1, which turns P2P over PCIe off as well"
+    "NCCL cannot turn off only NVLink: --without nvlink sets NCCL_P2P_DISABLE=1, which turns off P2P over PCIe as well"
 )
 _GIVEN = re.compile(r"(NCCL_[A-Z0-9_]+)=(.*)", re.DOTALL)
 # NVLink multicast: on shared hosts a mistake with it stops every GPU, so its switches are the user's own to set.
@@ -247,7 +247,7 @@ def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
 
 
 def sequence(repeats: int, seed: int) -> tuple[tuple[int, int], ...]:
-    """Return (repeat, arm) in the order of the runs: each repeat has both, and who begins alternates from the seed on.
+    """Return (repeat, arm) in the order of the runs: each repeat has both; the first arm alternates from the seed on.
 
     So a drift of the machine, as it warms up say, reaches both arms alike.
     """
@@ -353,7 +353,7 @@ class Reader:
             self.steps.append(seconds)
         runtime = train_runtime(line)
         if runtime is not None:
-            self.train_runtime = runtime  # the last: whoever trains twice means the whole script's end
+            self.train_runtime = runtime  # the last: a script that trains twice prints the whole time last
 
 
 def last_words(tail: Iterable[str], most: int = 60) -> list[str]:
@@ -404,7 +404,7 @@ def value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
 
 
 def judge(ablation: Ablation) -> Result | None:
-    """Return the result once both arms have every repeat, of which there are two or more; None before.
+    """Return the result once both arms have all repeats, two or more; None before.
 
     Seconds are geometric means, so that their quotient is the ratio. The ratio's interval comes from the repeats' own
     ratios: what changed between repeats reached both arms, and cancels.

@@ -37,7 +37,7 @@ TORCHRUN_VALUES = RENDEZVOUS | {
 }
 SHORT = {"-h": "--help", "-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
-# Those of `collbench ablate`, beside all of train's.
+# Those of `collbench ablate`, in addition to all of train's.
 VALUES = frozenset({"--without", "--against", "--repeats", "--skip", "--step-pattern", "--seed", "--output"})
 FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
@@ -67,7 +67,7 @@ ABLATE = Known(TRAIN.values | VALUES, TRAIN.flags | FLAGS, {**SHORT, "-o": "--ou
 
 
 def read(words: Sequence[str], known: Known = TRAIN) -> Option:
-    """Return the option that `words` begins with. Raises UsageError if unknown or its value is amiss."""
+    """Return the option that `words` begins with. Raises UsageError if unknown or its value is wrong."""
     name, attached = _name_and_attached(words[0], known.short)
     if name in known.flags:
         if attached is not None:

@@ -95,7 +95,7 @@ def _variable_named(name: str) -> tuple[str, ...]:
 
 
 def _check_meaning(found: Ablation) -> None:
-    """Raise ValueError for times and sizes that mean nothing: whoever compares them would stumble over them."""
+    """Raise ValueError for times and sizes that cannot be, before they are compared."""
     times: list[tuple[str, Any]] = []
     for number, arm in enumerate(found.arms):
         where = f"ablation.arms[{number}]"

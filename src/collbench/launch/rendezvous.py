@@ -45,7 +45,7 @@ def several_nodes(arguments: TrainArguments, environment: Mapping[str, str]) -> 
 def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict[str, str]:
     """Return what to set so that a node that was lost can come back; {} where none can, or where it is set already.
 
-    After a restart torchrun's first node does not tell the others where its shared store is, and a node that is new
+    After a restart torchrun's first node does not announce the address of its shared store, and a node that is new
     waits 60 s for it and fails [torch 2.13, elastic/rendezvous/dynamic_rendezvous.py, next_rendezvous].
     """
     fewest, _, most = (_given(arguments, environment, "--nnodes") or "").partition(":")
@@ -101,7 +101,7 @@ def _nowhere_to_meet(arguments: TrainArguments) -> UsageError:
 
 
 def _lacks_backend(arguments: TrainArguments, environment: Mapping[str, str]) -> bool:
-    """Torchrun's default, static, needs a number for every node; whoever typed the same words on each has none."""
+    """Torchrun's default, static, needs a number for every node, which the same words on each node do not give."""
     static = ("--rdzv-backend", "--node-rank", "--master-addr")
     endpoint = _given(arguments, environment, "--rdzv-endpoint")
     return endpoint is not None and not any(_given(arguments, environment, name) for name in static)

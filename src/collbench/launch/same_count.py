@@ -39,7 +39,7 @@ def complaint(environment: Mapping[str, str]) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Check and exec; returns never. What is amiss raises SystemExit, after one line a node."""
+    """Check and exec; returns never. A disagreement raises SystemExit, after one line a node."""
     before = list(words[: words.index("--")]) if "--" in words else []
     program = [word.removeprefix("--program=") for word in before] + list(words[len(before) + 1 :])
     if "--" not in words or not program:

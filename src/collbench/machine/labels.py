@@ -60,7 +60,7 @@ def is_nvlink(label: str) -> bool:
 
 
 def is_pcie(label: str) -> bool:
-    """Return whether a label is of a path over PCIe, which may share wires with others: PIX to SYS."""
+    """Return whether a label is of a path over PCIe, which may share links with others: PIX to SYS."""
     return label in _PCIE_BEST_FIRST
 
 

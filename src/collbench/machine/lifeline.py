@@ -1,6 +1,6 @@
 """Processes of ours end with the process that started them, whatever ended that one: SIGKILL, a crash, a lost terminal.
 
-Run as a script, alone (`python -I -S lifeline.py PARENT -- PROGRAM ARGUMENT…`, 20 ms), it becomes a program that gets
+Run as a script (`python -I -S lifeline.py PARENT -- PROGRAM ARGUMENT…`, 20 ms), it becomes a program that gets
 SIGTERM once the process PARENT, which started it, is gone.
 """
 
@@ -30,7 +30,7 @@ def leave_signals_to_parent() -> None:
 def die_with_parent(pipe: int) -> None:
     """Let the kernel kill this process, even one that hangs in a driver, when its parent ends.
 
-    The kernel counts the *thread* that started us as the parent. `pipe` is a socket to the parent: it tells of an end
+    The kernel counts the *thread* that started us as the parent. `pipe` is a socket to the parent: it reports an end
     that came before this call.
     """
     _signal_at_parents_end(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""NUMA nodes and CPU cores of this host: who may use them, and which cores stand for devices on the host backend."""
+"""NUMA nodes and CPU cores of this host: those that this process may use, and the host backend's devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
 
 
-# The NUMA nodes of this host: whose CPUs and memory this process may use.
+# The NUMA nodes of this host whose CPUs and memory this process may use.
 
 
 _ROOT = pathlib.Path("/")
@@ -47,7 +47,7 @@ _MEMORY_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
 
 
 def usable_nodes(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = None) -> tuple[int, ...]:
-    """Return the nodes, ascending, that have memory and CPUs which this process may use; none where nothing tells.
+    """Return the nodes, ascending, that have memory and CPUs which this process may use; none where none is reported.
 
     `allowed` defaults to this process's CPU mask, which already obeys cgroup cpusets and taskset; `root` holds sys/ and
     proc/. Nodes without CPUs are left out: nobody could run a rank there (slower memory, or a GPU's own).
@@ -121,7 +121,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
     nodes = cpus_by_node(root, reach)
     name = cpu_model(root)
     if len(nodes) > 1:
-        # Between nodes lies the interconnect, the slowest and most telling wire of a host: one core each shows it.
+        # The interconnect between NUMA nodes is the slowest link of a host: one core of each node shows it.
         chosen = {_physical_cores(root, cores)[0]: format_cpus(cores) for cores in nodes.values()}
     else:
         chosen = {core: str(core) for core in _physical_or_all(root, reach)}

@@ -121,7 +121,7 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
 
 
 def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
-    """Return a topology in the program's nouns. No theory: a label alone does not name the GPU and its links' rate."""
+    """Return a topology in the program's nouns. No theory: a label does not name the GPU and its links' rate."""
     devices = tuple(
         Device(
             index=int(gpu.removeprefix("GPU")),
@@ -227,7 +227,7 @@ def _checked(
 
 
 def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, ...], ...], source: _Source) -> None:
-    """Raise UsageError where a pair has two labels: one of them is wrong, and we cannot tell which."""
+    """Raise UsageError where a pair has two labels: one of them is wrong, and we do not know which."""
     for j, i in combinations(range(len(rows)), 2):
         if cells[i][j] != cells[j][i]:
             pair = f"{header.gpus[j]} and {header.gpus[i]}"
@@ -332,7 +332,7 @@ def _by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tup
 
 
 def _start(command: tuple[str, ...]) -> subprocess.Popen[bytes] | None:
-    """Start a command that reads nothing and whose complaints nobody wants; None where it cannot be started."""
+    """Start a command that reads nothing and whose errors are ignored; None where it cannot be started."""
     # Its words must be English, and the pipe must not fill: 16 GPUs with their cards take 10 KB of its 64.
     environment = {**os.environ, "LC_ALL": "C"}
     try:

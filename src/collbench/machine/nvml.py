@@ -178,7 +178,7 @@ def _sum_counters(
     return sum(known) if known else None
 
 
-# The path between two GPUs, as NVML tells it: NVLinks, PCIe ancestor, peer access, and the limit they set.
+# The path between two GPUs, as NVML reports it: NVLinks, PCIe ancestor, peer access, and the limit they set.
 
 
 # nvmlGpuTopologyLevel_t → label [nvml.h, r580]. INTERNAL (both GPUs on one board) is a single bridge: PIX.
@@ -248,7 +248,7 @@ def between(query: Query, positions: tuple[int, int], first: Side, second: Side)
 
 
 def _peer_access(query: Query, first: object, second: object) -> PeerReadWrite | None:
-    """Return whether the first reads and writes the second's memory, and why not; None where NVML tells neither."""
+    """Return whether the first reads and writes the second's memory, and why not; None where NVML reports neither."""
 
     def status(index: int) -> PeerStatus | None:
         code = query.integer("nvmlDeviceGetP2PStatus", first, second, index)
@@ -264,7 +264,7 @@ def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
     return min((limit for limit in limits if limit), key=lambda limit: limit.gbs, default=None)
 
 
-# One GPU's state at this moment: clocks, heat, power, throttling, errors, and who else is on it.
+# One GPU's state at this moment: clocks, heat, power, throttling, errors, and other processes on it.
 
 
 # nvml.h of r580
@@ -295,7 +295,7 @@ def glance(query: Query, handle: object) -> Glance:
 
 
 def processes(query: Query, handle: object) -> frozenset[int] | None:
-    """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not tell."""
+    """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not report them."""
     found = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
     return None if found is None else frozenset(process.pid for process in found)
 
@@ -338,13 +338,13 @@ def memory_used(query: Query, handle: object) -> int | None:
 def _other_processes(query: Query, handle: object) -> int | None:
     """Return how many compute processes but this one hold the GPU: right only before anybody opens it for us.
 
-    In a container NVML may give host ids, so a context of ours counts as another: `watch.Occupants` tells them apart.
+    In a container NVML may give host ids, so a context of ours counts as another: `watch.Occupants` distinguishes them.
     """
     found = processes(query, handle)
     return None if found is None else len(found - {os.getpid()})
 
 
-# Facts about this machine's GPUs and the paths between them, as the driver's management library tells them.
+# Facts about this machine's GPUs and the paths between them, as the driver's management library reports them.
 #
 # GPUs are numbered as nvidia-smi does (PCI order), whatever CUDA_VISIBLE_DEVICES says. A MIG-enabled GPU is reported
 # as the whole GPU that it is part of.
@@ -404,11 +404,11 @@ class Nvml:
         return tuple(between(self._query, (i, j), sides[i], sides[j]) for i, j in pairs)
 
     def health(self, device: Device) -> Health:
-        """Return the state of one GPU now; units in model.Health, None where NVML does not tell."""
+        """Return the state of one GPU now; units in model.Health, None where NVML does not report it."""
         return read(self._query, self._handle_of(device))
 
     def memory_used(self, device: Device) -> int | None:
-        """Return the bytes in use on one GPU now, None where NVML does not tell."""
+        """Return the bytes in use on one GPU now, None where NVML does not report them."""
         return memory_used(self._query, self._handle_of(device))
 
     def glance(self, device: Device) -> Glance:
@@ -416,7 +416,7 @@ class Nvml:
         return glance(self._query, self._handle_of(device))
 
     def processes(self, device: Device) -> frozenset[int] | None:
-        """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not tell."""
+        """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not report them."""
         return processes(self._query, self._handle_of(device))
 
     def in_mig_mode(self, device: Device) -> bool:
@@ -429,7 +429,7 @@ class Nvml:
         return self._query.text("nvmlSystemGetDriverVersion")
 
     def cuda_version(self) -> str:
-        """Return the newest CUDA that the driver supports, such as "13.0"; "" where it does not tell."""
+        """Return the newest CUDA that the driver supports, such as "13.0"; "" where it does not report one."""
         version = self._query.integer("nvmlSystemGetCudaDriverVersion_v2")
         return "" if version is None else f"{version // 1000}.{version % 1000 // 10}"
 

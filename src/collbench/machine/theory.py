@@ -1,7 +1,7 @@
-"""What a path can carry in one direction, in GB/s (1e9 B/s), with the source of every constant (docs/method.md 9.2).
+"""The capacity of a path in one direction, in GB/s (1e9 B/s), with the source of every constant (docs/method.md 9.2).
 
 NVLink limits are links × *data* rate. NVML reports the *line* rate, which on newer links includes the line code:
-an H200 says 26.5625 GB/s, of which 16/17 is data: 25 GB/s, the figure NVIDIA publishes (18 links, 900 GB/s both
+an H200 says 26.5625 GB/s, and 16/17 of it is data: 25 GB/s, the figure NVIDIA publishes (18 links, 900 GB/s both
 ways). The line rate would put the limit of NV18 at 478 GB/s, which no byte of a user's can reach.
 """
 
@@ -37,7 +37,7 @@ _RATE_BY_CAPABILITY = {
 
 # GB/s one way of a ×16 slot by generation: 8, 16, 32 GT/s × 16 lanes × 128/130 (line code) / 8 [docs/method.md 9.2].
 _PCIE_X16_GBS = {3: 15.75, 4: 31.5, 5: 63.0}
-FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # stands for one that nobody tells
+FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # for a slot that nothing reports
 
 # NVLinks of one GPU, and GB/s one way of all of them [NVIDIA's product pages]; the most of any stands for a name that
 # is not known: 18 links of a Hopper or Blackwell, 18 × 50 GB/s of a B200.
@@ -53,6 +53,19 @@ _MOST_GBS_OF = {
     "H200": 450.0,
 }
 _MOST_GBS = 900.0
+# GB/s of a GPU's own memory, read and written together, the most of any board of that name [NVIDIA's data sheets].
+_MEMORY_GBS_OF = {
+    "TITAN RTX": 672.0,
+    "P100": 732.0,
+    "V100": 1134.0,  # V100S; V100 900
+    "A100": 2039.0,
+    "A800": 2039.0,
+    "H800": 3938.0,
+    "H100": 3938.0,  # NVL, a board's share; SXM 3350
+    "H200": 4800.0,
+    "B200": 8000.0,
+    "B300": 8000.0,
+}
 # GPUs whose host memory is behind NVLink-C2C: 900 GB/s both ways [NVIDIA's Grace Hopper and Grace Blackwell pages].
 _ON_GRACE, _C2C_GBS = ("GH200", "GB200", "GB300"), 450.0
 
@@ -105,8 +118,13 @@ def most_nvlinks(name: str) -> int:
 
 
 def most_nvlink_gbs(name: str) -> float:
-    """Return what all NVLinks of a GPU of this product name carry at most one way, in GB/s."""
+    """Return the capacity in one direction of all NVLinks of a GPU of this product name, in GB/s."""
     return next((gbs for part, gbs in _MOST_GBS_OF.items() if part in name), _MOST_GBS)
+
+
+def memory_gbs(name: str) -> float | None:
+    """Return the GB/s of a GPU's own memory, reads and writes together; None for a product name not known here."""
+    return next((gbs for part, gbs in _MEMORY_GBS_OF.items() if part in name), None)
 
 
 def slot(device: Device) -> Theory | None:

@@ -25,7 +25,7 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 class Seen:
     """The GPUs that a list leaves, in its own order, and what is wrong with the list ("" where nothing is).
 
-    `certain` is False where the guide does not say, so that only CUDA can tell: then `devices` are nvidia-smi's
+    `certain` is False where the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's
     reading of the words before that.
     """
 
@@ -35,7 +35,7 @@ class Seen:
 
 
 def visible(devices: Sequence[Device], setting: str | None, order: str | None) -> tuple[Device, ...] | None:
-    """Return those of all `devices` that CUDA shows, in the order of `devices`; None where only CUDA can tell.
+    """Return those of all `devices` that CUDA shows, in the order of `devices`; None where only CUDA knows.
 
     Arguments as `read`'s. Raises UsageError for MIG devices.
     """
@@ -111,7 +111,7 @@ def select(devices: Sequence[Device], text: str | None) -> tuple[Device, ...]:
         return tuple(devices)
     words = [word.strip() for word in text.split(",")]
     if not all(words):
-        where = f"'{text}' has an empty place beside a comma" if any(words) else f"'{text}' names no device"
+        where = f"'{text}' has an empty entry next to a comma" if any(words) else f"'{text}' names no device"
         raise UsageError(f"{where}: write {_ways_to_name(devices)}, as in 0,2")
     chosen: list[Device] = []
     for word in words:

@@ -16,7 +16,7 @@ _PERIOD_S = 0.25
 
 
 class Occupants:
-    """Tells our own processes on the GPUs from other people's.
+    """Distinguishes our own processes on the GPUs from other people's.
 
     `before` are the processes on each GPU before ours opened it, by position; `ours()` returns the ids of our processes
     that use the GPUs now, as this process sees them.
@@ -28,7 +28,7 @@ class Occupants:
         self._known: set[int] = set()  # a killed one of ours stays on its GPU for a moment
 
     def others(self, position: int, found: frozenset[int] | None) -> int | None:
-        """Return how many of the processes found on a GPU are not ours; None where NVML does not tell.
+        """Return how many of the processes found on a GPU are not ours; None where NVML does not report them.
 
         Inside a container NVML may give the host's ids, and none of them is ours by number. Each of ours is on each
         GPU, so then as many of those that were not there before are taken for ours. Which ones does not matter for the
@@ -83,5 +83,5 @@ class HealthWatch:
 
 
 def nothing_to_watch() -> HealthWatch:
-    """Return a watch that sees nothing: nobody tells of a CPU core what NVML tells of a GPU."""
+    """Return a watch that sees nothing: nothing reports about a CPU core what NVML reports about a GPU."""
     return HealthWatch((), tuple, Occupants((), tuple))

@@ -20,6 +20,7 @@ class Capabilities:
     cores: bool  # its devices are CPU cores; else GPUs, whose links and ports have known limits
     nccl: bool  # its collectives are NCCL's, which heeds NCCL_* variables
     gloo: bool  # its collectives are gloo's
+    single_launches: bool  # times launches of collectives one by one
     nvml: bool  # this machine's NVIDIA driver reports its devices: their health, the driver's version, CUDA's
     visible: bool  # CUDA_VISIBLE_DEVICES chooses its devices
     undefined_in_place: bool  # times in place also what leaves an undefined result there
@@ -42,6 +43,7 @@ CUDA = Capabilities(
     cores=False,
     nccl=True,
     gloo=False,
+    single_launches=True,
     nvml=True,
     visible=True,
     undefined_in_place=True,
@@ -54,6 +56,7 @@ HOST = Capabilities(
     cores=True,
     nccl=False,
     gloo=True,
+    single_launches=False,
     nvml=False,
     visible=False,
     undefined_in_place=False,  # every result of gloo is verified
@@ -66,6 +69,7 @@ SIM = Capabilities(
     cores=False,
     nccl=False,
     gloo=False,
+    single_launches=True,
     nvml=False,
     visible=False,
     undefined_in_place=True,

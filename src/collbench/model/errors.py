@@ -105,7 +105,7 @@ class PeerLost(StepFailed):
 
 
 class NotTrusted(CollbenchError):
-    """What was measured failed, so that nothing is chosen by it or started on it; `status` is what failed says."""
+    """What was measured failed, so nothing is chosen, compared or started by it; `status` is what failed says."""
 
     def __init__(self, text: str = "", status: int = ExitStatus.FAILED) -> None:
         """Say what failed, and how the program ends."""

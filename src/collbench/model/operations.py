@@ -276,7 +276,7 @@ class Operation(StrEnum):
         Collective(
             title="all-to-all",
             does="each rank sends a block to every rank",
-            summary="a block from each to each",
+            summary="every rank sends a block to every rank",
             example="--precision 0.5%",
             nccl="AlltoAll",
             tuned=False,
@@ -412,33 +412,88 @@ class Operation(StrEnum):
 COLLECTIVES = tuple(operation for operation in Operation if operation.is_collective)
 
 
+class Endpoints(Enum):
+    """What the members of a copy's data point are, and in which order."""
+
+    LINK = auto()  # (source, destination)
+    PAIR = auto()  # (a, b), in either order the same
+    DEVICE = auto()  # one
+    DEVICE_AND_OTHERS = auto()  # the one that is timed, then all others that copy meanwhile
+
+
 class Variant(StrEnum):
     """How an operation runs. A data point's members mean, by variant of a copy:
 
     plain (src, dst); both ways (a, b), two messages at once; one to all (src, *dsts) and all to one (dst, *srcs),
     n-1 messages at once; staged (src, dst) through host memory, peer access off; host (gpu,), to or from pinned
-    host memory. A collective is plain (out of place) or in place; its members are the ranks in order.
+    host memory; local (gpu,), from its own memory to its own. Beside others, one GPU's messages of one direction are
+    timed while what else is named copies all the time: host both ways (gpu,), its own opposite direction; host all
+    (gpu, *others), the others in the same direction; host all both ways (gpu, *others), all of them in both.
+    A collective is plain (out of place) or in place; its members are the ranks in order.
     """
+
+    endpoints: Endpoints
+    host_memory: bool  # one end is pinned host memory
+    covered: bool  # other copies run meanwhile, begin no later than what is timed, and end no sooner
+
+    def __new__(
+        cls, value: str, endpoints: Endpoints = Endpoints.LINK, host_memory: bool = False, covered: bool = False
+    ) -> Self:
+        """Make a member of its name and its facts."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.endpoints, member.host_memory, member.covered = endpoints, host_memory, covered
+        return member
 
     PLAIN = "plain"
     IN_PLACE = "in-place"
-    BOTH_WAYS = "both-ways"
-    ONE_TO_ALL = "one-to-all"
-    ALL_TO_ONE = "all-to-one"
+    BOTH_WAYS = "both-ways", Endpoints.PAIR
+    ONE_TO_ALL = "one-to-all", Endpoints.DEVICE_AND_OTHERS
+    ALL_TO_ONE = "all-to-one", Endpoints.DEVICE_AND_OTHERS
     STAGED = "staged"
-    HOST = "host"
+    HOST = "host", Endpoints.DEVICE, True
+    HOST_BOTH_WAYS = "host-both-ways", Endpoints.DEVICE, True, True
+    HOST_ALL = "host-all", Endpoints.DEVICE_AND_OTHERS, True, True
+    HOST_ALL_BOTH_WAYS = "host-all-both-ways", Endpoints.DEVICE_AND_OTHERS, True, True
+    LOCAL = "local", Endpoints.DEVICE
+
+    @property
+    def at_once(self) -> bool:
+        """True where every device of a data point copies, and one step times each of them."""
+        return self.covered and self.endpoints is Endpoints.DEVICE_AND_OTHERS
+
+    @property
+    def opposed(self) -> bool:
+        """True where what is timed has the opposite direction of its own link busy."""
+        return self in (Variant.HOST_BOTH_WAYS, Variant.HOST_ALL_BOTH_WAYS)
+
+
+class Registration(StrEnum):
+    """What NCCL knows of the memory that a collective sends and receives (docs/method.md 4.7)."""
+
+    NONE = "none"  # nothing: memory of cuMemAlloc, as torch has it unless a job asks for more
+    BUFFER = "buffer"  # of ncclMemAlloc, and each communicator knows it by ncclCommRegister
+    WINDOW = "window"  # of ncclMemAlloc, a symmetric window on all ranks by ncclCommWindowRegister
+
+    @property
+    def oldest_nccl(self) -> int:
+        """The oldest NCCL that has it, as NCCL numbers its versions."""
+        return {Registration.NONE: 0, Registration.BUFFER: 21900, Registration.WINDOW: 22700}[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """An operation and how it runs: what a plan lists groups and sizes for.
 
-    `numa_node` is where the host memory of a host copy lies, None for wherever the system puts it.
+    `numa_node` is where the host memory of a host copy lies, None for wherever the system puts it; where all devices
+    copy at once and the machine has several nodes, None is each device's own node. `registration` is of a collective's
+    memory.
     """
 
     operation: Operation
     variant: Variant = Variant.PLAIN
     numa_node: int | None = None
+    registration: Registration = Registration.NONE
 
     @property
     def verifiable(self) -> bool:
@@ -446,7 +501,13 @@ class Work:
         row = self.operation.row
         return row is None or self.variant is not Variant.IN_PLACE or row.in_place is InPlace.DEFINED
 
+    def place(self, members: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the devices that a data point says something of, ascending: of all at once the one that is timed."""
+        return members[:1] if self.variant.at_once else tuple(sorted(members))
+
     def __str__(self) -> str:
-        """Return what tables call it: "ce-write", "ce-write both-ways", "allreduce in-place", "h2d-ce host node 1"."""
+        """Return what tables call it: "ce-write", "h2d-ce host node 1", "allreduce in-place", "allreduce window"."""
         where = "" if self.numa_node is None else f" node {self.numa_node}"
-        return f"{self.operation}" if self.variant is Variant.PLAIN else f"{self.operation} {self.variant}{where}"
+        how = "" if self.variant is Variant.PLAIN else f" {self.variant}{where}"
+        known = "" if self.registration is Registration.NONE else f" {self.registration}"
+        return f"{self.operation}{how}{known}"

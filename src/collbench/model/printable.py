@@ -16,6 +16,7 @@ OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _SUSPECT = re.compile(r"[^ -~\n\t]")
 _SUSPECT_IN_LINE = re.compile(r"[^ -~]")
 _SHORT = {"\n": "\\n", "\t": "\\t"}
+_HOLDING = (str, list, dict)
 # What JSON text must hold for one of its strings to hold such a character.
 _SUSPECT_JSON = re.compile(r"\\|[^ -~\n\r\t]")
 
@@ -41,10 +42,11 @@ def cleaned(data: Any, text: str) -> Any:
 def _cleaned(data: Any) -> Any:
     if isinstance(data, str):
         return _SUSPECT_IN_LINE.sub(lambda found: found[0] if "\ud800" <= found[0] <= "\udfff" else _shown(found), data)
+    # Numbers are most of a file, and a call for each is most of the time.
     if isinstance(data, list):
-        return [_cleaned(item) for item in data]
+        return [_cleaned(item) if isinstance(item, _HOLDING) else item for item in data]
     if isinstance(data, dict):
-        return {_cleaned(key): _cleaned(value) for key, value in data.items()}
+        return {_cleaned(key): _cleaned(item) if isinstance(item, _HOLDING) else item for key, item in data.items()}
     return data
 
 

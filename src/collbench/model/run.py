@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from collbench.model.compute import Compute, Priority
 from collbench.model.failures import Failure, FailureKind, WrongData
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.units import format_size
 
 # The phase before a sweep, outside its seconds: communicators being made.
@@ -78,7 +79,7 @@ class PeerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerReadWrite:
-    """What NVML says of reading and of writing a peer's memory; None where it does not tell."""
+    """What NVML says of reading and of writing a peer's memory; None where it does not report it."""
 
     read: PeerStatus | None = None
     write: PeerStatus | None = None
@@ -132,7 +133,8 @@ class DataPoint:
     """One thing to measure: an operation on some devices at one message size.
 
     `members` are positions, as `Variant` says. The pointer chase has (reader, owner of the memory) or with the host
-    variant (reader,), and its message is one access of 8 bytes. `numa_node` as in `operations.Work`.
+    variant (reader,), and its message is one access of 8 bytes. `numa_node` and `registration`
+    as in `operations.Work`.
     """
 
     operation: Operation
@@ -140,11 +142,12 @@ class DataPoint:
     size_bytes: int
     variant: Variant = Variant.PLAIN
     numa_node: int | None = None
+    registration: Registration = Registration.NONE
 
     @property
     def work(self) -> Work:
         """The operation and how it runs."""
-        return Work(self.operation, self.variant, self.numa_node)
+        return Work(self.operation, self.variant, self.numa_node, self.registration)
 
     @property
     def moved_bytes(self) -> int:
@@ -237,6 +240,42 @@ class Measurement:
         return self.failure is not None and self.failure.kind is FailureKind.UNTRIED
 
 
+@dataclass(frozen=True, slots=True)
+class RankLaunches:
+    """One rank's single launches, ns: when its stream came to each, and when it had left it; shapes (launches,).
+
+    All of them may be off together by `uncertainty_ns`, as this rank's clock was read against the host's; `step_ns` is
+    the smallest step of that clock. Reading it adds `stamp_ns` to each `left - arrived`.
+    """
+
+    arrived: tuple[int, ...]
+    left: tuple[int, ...]
+    stamp_ns: int = 0
+    uncertainty_ns: int = 0
+    step_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Plain launches of a collective's data point, each timed on its own (docs/method.md 4.6).
+
+    `ranks` are in the order of the point's members, with as many launches each. Times count from the launch's earliest
+    arrival; without a `common_clock`, as between hosts, each rank's from its own, so its arrivals are 0. `concurrent`
+    and `flags` as in Sample.
+    """
+
+    point: DataPoint
+    ranks: tuple[RankLaunches, ...]
+    common_clock: bool = True
+    concurrent: bool = False
+    flags: tuple[Flag, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many launches there are of each rank."""
+        return len(self.ranks[0].arrived)
+
+
 class SkipKind(StrEnum):
     """Why something that was asked for is not measured. Beside each kind stand the fields of Skipped that it fills."""
 
@@ -277,7 +316,7 @@ class Skipped:
     """A data point, a family of data points, or the rest of a run that was not measured.
 
     With `members` (positions) it is one place of `work`; `sizes` are those that were left out, in bytes. `free_bytes`
-    are each device's, () where nobody tells. `detail` is in another's words: the kernel's, NCCL's, an older file's.
+    are each device's, () if unreported. `detail` is in another's words: the kernel's, NCCL's, an older file's.
     """
 
     kind: SkipKind
@@ -345,6 +384,7 @@ class CommandKind(StrEnum):
     COLLECTIVE = "collective"
     SELECT = "select"
     NODES = "nodes"
+    OVERLAP = "overlap"
     OTHER = "other"  # in a file of version 1 whose command line was none of ours
 
     @classmethod
@@ -375,9 +415,10 @@ class Settings:
     None for docs/method.md 6.4's; `budget_seconds` when trials that are not owed end. `processes` is 1, or the ranks of
     a launch by `launcher`. `devices` are the words of --devices, () for all. `copies` lists how raw copies ran, `chase`
     adds the pointer chase. `collectives` ran on all devices, each pair, `split` disjoint sets, or `sets`, as `layout`
-    says. `isolated`: no link or pair while another was busy. `launches`: the ungraphed loop was timed too. `iterations`
-    and `warmup` None leave the choice to the method. `graph` is nccl-tests' -G. `fabric` names the simulated machine or
-    its file.
+    says. `nccl_config` holds the fields of ncclConfig_t that were asked for. `isolated`: no link or pair while another
+    was busy. `launches`: the ungraphed loop was timed too. `latency`: so many launches of each collective were timed
+    one by one. `iterations` and `warmup` None leave the choice to the
+    method. `graph` is nccl-tests' -G. `fabric` names the simulated machine or its file.
     """
 
     operations: tuple[Operation, ...]
@@ -411,6 +452,8 @@ class Settings:
     algorithms: bool = False
     graph: int = 0
     fabric: str = ""
+    latency: int = 0
+    nccl_config: dict[str, int] = field(default_factory=dict)
 
     @property
     def command_name(self) -> str:
@@ -435,6 +478,52 @@ class Chosen:
     algorithm: str
     protocol: str
     channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapTrial:
+    """One trial of a collective beside compute: raw seconds by rank, in the order of `Overlap.members`.
+
+    `collective_*` are mean seconds a call and `compute_*` mean seconds a unit of compute, each alone and beside the
+    other. `beside_calls` are the seconds of each call beside compute, of its slowest rank: they began at random
+    moments of the compute. `calls` and `units` are a fixed amount: `collective_amount` and `compute_amount` are its
+    seconds alone, and `together` those of both at once, from their common start to the later end. `covered_units` of
+    it ran while the collective did, on every rank: the seconds beside are theirs. `flags` as in Sample.
+    """
+
+    collective_alone: tuple[float, ...]
+    compute_alone: tuple[float, ...]
+    collective_beside: tuple[float, ...]
+    compute_beside: tuple[float, ...]
+    beside_calls: tuple[float, ...]
+    collective_amount: tuple[float, ...]
+    compute_amount: tuple[float, ...]
+    together: tuple[float, ...]
+    calls: int
+    units: int
+    covered_units: int
+    flags: tuple[Flag, ...] = ()
+
+
+@dataclass(slots=True)
+class Overlap:
+    """What a collective and compute cost each other when they run at the same time on each GPU.
+
+    `members` are positions in the order of ranks. `ctas` is how many thread blocks NCCL was given for the collective
+    (its channels), None for its own choice. `wrong` counts elements of the collective, and `wrong_compute` those of
+    the compute's result, that were not what they are without the other; None where nothing was compared.
+    """
+
+    work: Work
+    members: tuple[int, ...]
+    size_bytes: int
+    compute: Compute
+    priority: Priority = Priority.NORMAL
+    ctas: int | None = None
+    trials: list[OverlapTrial] = field(default_factory=list)
+    wrong: int | None = None
+    wrong_compute: int | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,8 +555,8 @@ class Health:
 class Run:
     """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
 
-    `phases` are seconds: of warm-up, interference check and trials, the most of `seconds`; of NCCL_START, which came
-    before; and "timed", those inside timed regions.
+    `phases` are seconds: of warm-up, interference check, trials and single launches, the most of `seconds`; of
+    NCCL_START, which came before; and "timed", those inside timed regions.
     """
 
     backend: str
@@ -478,9 +567,11 @@ class Run:
     paths: tuple[Path, ...]
     settings: Settings
     measurements: list[Measurement] = field(default_factory=list)
+    latencies: list[Latency] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     interference_checks: list[InterferenceCheck] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
+    overlaps: list[Overlap] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     health_before: tuple[Health, ...] = ()
     health_after: tuple[Health, ...] = ()

@@ -13,24 +13,23 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
 from collbench.model.units import fixed
-from collbench.output.rows import COLUMNS, Row, Type, Value
+from collbench.output.rows import COLUMNS, Column, Row, Type, Value, columns_of
 
 # In CSV and JSON every number keeps all its digits. Markdown is for readers: it has those that the interval warrants.
 
 _MOST_DIGITS, _FEWEST_DIGITS = 4, 3
 _NARROW = 0.005  # half an interval as a share of the rate, up to which the fourth digit means something
 _SMALL = 1e-4  # seconds of small messages are shorter in scientific notation: 2.1934e-06
-_NAMES = [column.name for column in COLUMNS]
 # CommonMark lets a backslash stand before any of these; before letters it would be one. Inside a word _ means nothing.
 _MARKS = re.compile(r"([\\`*{}\[\]<>()#+!|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 _LINES = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 
-def as_csv(found: Sequence[Row]) -> str:
+def as_csv(found: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
     """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, unknown fields empty."""
     file = io.StringIO()
     lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    lines.writerow(_NAMES)
+    lines.writerow([column.name for column in columns])
     lines.writerows(row.values() for row in found)
     return file.getvalue()
 
@@ -42,8 +41,9 @@ def as_json(found: Sequence[Row]) -> str:
 
 def as_markdown(run: Run, found: Sequence[Row]) -> str:
     """Return a head of what all rows share, the backend first, and a table of what they differ in."""
-    shared = [name for name in _NAMES if len({row[name] for row in found}) == 1]
-    kept = [name for name in _NAMES if name not in shared]
+    names = [column.name for column in columns_of(run)]
+    shared = [name for name in names if len({row[name] for row in found}) == 1]
+    kept = [name for name in names if name not in shared]
     origin = (
         "sim: SIMULATED, nothing here was measured on a GPU" if capabilities(run.backend).simulated else run.backend
     )
@@ -62,7 +62,7 @@ def as_markdown(run: Run, found: Sequence[Row]) -> str:
 
 def _digits(row: Row) -> int:
     """Return how many significant digits a row's numbers have: its noise is in the last one."""
-    low, middle, high = (row[name] for name in ("busbw_low_gbs", "busbw_gbs", "busbw_high_gbs"))
+    low, middle, high = (row.get(name) for name in ("busbw_low_gbs", "busbw_gbs", "busbw_high_gbs"))
     if not (isinstance(low, float) and isinstance(middle, float) and isinstance(high, float)) or not middle:
         return _FEWEST_DIGITS
     return _MOST_DIGITS if (high - low) / 2 <= _NARROW * middle else _FEWEST_DIGITS
@@ -89,7 +89,7 @@ def _escaped(text: str) -> str:
     return re.sub(r"^ | $", "&#32;", marked)
 
 
-def as_parquet(found: Sequence[Row]) -> bytes:
+def as_parquet(found: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> bytes:
     """Return the file's bytes; each column has its type even where all its fields are unknown, and its meaning.
 
     Raises UsageError without pyarrow.
@@ -107,7 +107,7 @@ def as_parquet(found: Sequence[Row]) -> bytes:
         Type.REAL: arrow.float64(),
         Type.YES_NO: arrow.bool_(),
     }
-    fields = [arrow.field(one.name, types[one.type], metadata={"meaning": one.meaning}) for one in COLUMNS]
+    fields = [arrow.field(one.name, types[one.type], metadata={"meaning": one.meaning}) for one in columns]
     table = arrow.Table.from_pylist(list(found), schema=arrow.schema(fields))
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink)

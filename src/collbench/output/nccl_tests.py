@@ -12,13 +12,14 @@ from typing import Any
 
 from collbench.analysis.outcome import outcome
 from collbench.analysis.physics import Impossible, by_point
+from collbench.analysis.registration import ordinary
 from collbench.analysis.stats import summarize
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
 from collbench.output import sentences
-from collbench.output.text.frame import places
+from collbench.output.text.frame import worst_troubles
 
 # Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
 
@@ -101,7 +102,7 @@ def tables(run: Run) -> tuple[Table, ...]:
 
     Where the run's command has -G they are those of the graph replay. Raises UsageError for a run without collectives.
     """
-    found: dict[tuple[Operation, tuple[int, ...]], list[Measurement]] = {}
+    run, found = ordinary(run), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
     for measurement in run.measurements:
         if measurement.point.operation.is_collective:
             found.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)
@@ -256,7 +257,7 @@ def lines(run: Run) -> list[str]:
     The time is the launch loop's, where the run's command has -G the graph replay's. Raises UsageError for a run
     without collectives.
     """
-    first = [f"# not to be trusted: {places(run)}"] if outcome(run).troubles else []
+    first = [f"# not to be trusted: {worst_troubles(run)}"] if outcome(run).troubles else []
     return first + [line for table in tables(run) for line in _report(run, table)]
 
 
@@ -322,9 +323,13 @@ def _fit(value: float, width: int) -> str:
 def _footer(run: Run, table: Table) -> Iterator[str]:
     """Yield the summary. Its verdict is OK only where nothing is wrong, failed or missing: scripts take it for passed.
 
+    Of rows that are merely missing it is INTERRUPTED: no value was found to be wrong.
+
     Notes follow the figures, because what a machine says of its failure may hold the words that scripts search for.
     """
-    verdict = "OK" if healthy(run, (table,)) else "FAILED"
+    verdict = "OK" if healthy(replace(run, complete=True), (table,)) else "FAILED"
+    if verdict == "OK" and not run.complete:
+        verdict = "INTERRUPTED"
     yield f"# {'Out of bounds values':<20} : {table.errors} {verdict}"
     yield f"# {'Avg bus bandwidth':<20} : {average_busbw((table,)):g} "
     yield from _notes(run, table)

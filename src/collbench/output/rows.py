@@ -7,10 +7,12 @@ import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
+from collbench.analysis import overlap
 from collbench.analysis.physics import Check, nvls
 from collbench.analysis.stats import summarize
+from collbench.analysis.tails import PERCENTILES, Tails, tails
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Device, Measurement, Run
+from collbench.model.run import DataPoint, Device, Measurement, Overlap, Run
 from collbench.output import sentences
 
 # The tidy long form of a run: its columns, with their types, units and meaning. docs/exchange.md shows this table.
@@ -49,8 +51,9 @@ COLUMNS = (
     Column("command", Type.TEXT, "the command line after collbench"),
     Column("complete", Type.YES_NO, "the run was finished"),
     Column("operation", Type.TEXT, "what was timed (run-file.md)"),
-    Column("variant", Type.TEXT, "how it ran: plain, in-place, both-ways, one-to-all, all-to-one, staged, host"),
+    Column("variant", Type.TEXT, f"how it ran: {', '.join(Variant)}"),
     Column("numa_node", Type.WHOLE, "of a host copy the NUMA node of the host memory"),
+    Column("registration", Type.TEXT, "of a collective what NCCL knows of its memory: none, buffer, window"),
     Column("world_size", Type.WHOLE, "of a collective its ranks"),
     Column("members", Type.TEXT, "the devices in the data point's order, with commas: GPU0,GPU1"),
     Column("source", Type.TEXT, "of a copy between two devices, or to or from the host, where the bytes come from"),
@@ -78,6 +81,58 @@ COLUMNS = (
     Column("impossible", Type.WHOLE, "timed batches beyond 1.02 × that limit: their times are wrong"),
     Column("failure", Type.TEXT, "why the data point was given up; such a row may have no numbers"),
     Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
+    Column("launches", Type.WHOLE, "single launches that were timed (--latency)"),
+    Column(
+        "transfer_p50_seconds",
+        Type.REAL,
+        "s; of single launches, from the last rank's arrival to the last one's leaving: the median",
+    ),
+    Column("transfer_p95_seconds", Type.REAL, "s; the 95th percentile, empty where the launches are too few"),
+    Column("transfer_p99_seconds", Type.REAL, "s; the 99th percentile, likewise"),
+    Column("transfer_max_seconds", Type.REAL, "s; the longest"),
+    Column("waited_p50_seconds", Type.REAL, "s; from the first rank's arrival to the last one's leaving: the median"),
+    Column("waited_p99_seconds", Type.REAL, "s; the 99th percentile"),
+    Column("waited_max_seconds", Type.REAL, "s; the longest"),
+    Column("late", Type.TEXT, "the ranks that came significantly late to them, the latest first, with commas"),
+)
+
+_FIRST_OF_LAUNCHES = next(index for index, column in enumerate(COLUMNS) if column.name == "launches")
+
+
+# Of a run of `collbench overlap`, the same origin and these.
+_SHARED = 13  # columns up to `complete`
+OVERLAP_COLUMNS = (
+    *COLUMNS[:_SHARED],
+    Column("operation", Type.TEXT, "the collective"),
+    Column("world_size", Type.WHOLE, "its ranks, one process for each device"),
+    Column("members", Type.TEXT, "the devices in the order of ranks, with commas: GPU0,GPU1"),
+    Column("gpu_names", Type.TEXT, "the members' product names, each once, with commas"),
+    Column("gpu_uuids", Type.TEXT, "the members' UUIDs, with commas"),
+    Column("dtype", Type.TEXT, "the collective's element type"),
+    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
+    Column("compute", Type.TEXT, "what ran beside it: gemm:8192, memory:1024, attention-like:4096"),
+    Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
+    Column("ctas", Type.WHOLE, "thread blocks that NCCL was given; empty for its own choice"),
+    Column("trials", Type.WHOLE, "how often the data point was measured"),
+    *(
+        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, median of the trials, slowest rank")
+        for what, one in (("collective", "one call"), ("compute", "one unit of compute"))
+        for when, where in (("alone", "alone"), ("beside", "beside the other"))
+    ),
+    *(
+        Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")
+        for name, meaning in (
+            ("collective_factor", "seconds of the collective beside over alone"),
+            ("compute_factor", "seconds of compute beside over alone"),
+            ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
+            ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
+        )
+        for end, edge in (("", ""), ("_low", "; its 95 % interval, from"), ("_high", "; to"))
+    ),
+    Column("flags", Type.TEXT, "what was wrong with the devices meanwhile, each once, with semicolons"),
+    Column("failure", Type.TEXT, "why the data point was given up; such a row may have no numbers"),
+    Column("wrong", Type.WHOLE, "elements of the collective that failed verification; empty where none was compared"),
+    Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
 )
 
 
@@ -92,11 +147,14 @@ _HOST_MEMORY = "host"
 
 def rows(run: Run) -> list[Row]:
     """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
+    if run.overlaps:
+        return overlap_rows(run)
     origin = _origin(run)
     paths = {frozenset(path.devices): path for path in run.paths}
     check, made = Check(run), []
+    spreads = {one.point: one for one in tails(run)}
     for found in run.measurements:
-        path = paths.get(frozenset(found.point.members))
+        path = None if found.point.variant.host_memory else paths.get(frozenset(found.point.members))
         between = {"label": path.label if path else None, "theory_gbs": path.theory_gbs if path else None}
         row = {
             **origin,
@@ -105,9 +163,65 @@ def rows(run: Run) -> list[Row]:
             **_figures(found),
             **_judged(check, found),
             **_ending(run, found),
+            **_launches(run, spreads.get(found.point)),
         }
         made.append({column.name: row[column.name] for column in COLUMNS})
     return made
+
+
+def columns_of(run: Run) -> tuple[Column, ...]:
+    """Return the columns of a run's rows."""
+    return OVERLAP_COLUMNS if run.overlaps else COLUMNS
+
+
+def overlap_rows(run: Run) -> list[Row]:
+    """Return a row for each data point of `collbench overlap`, with OVERLAP_COLUMNS."""
+    origin = _origin(run)
+    made = []
+    for found in run.overlaps:
+        row = {**origin, **_overlapped(run, found)}
+        made.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
+    return made
+
+
+def _overlapped(run: Run, found: Overlap) -> Row:
+    devices = [run.devices[member] for member in found.members]
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in found.trials for flag in trial.flags)
+    row: Row = {
+        "operation": found.work.operation.value,
+        "world_size": len(devices),
+        "members": ",".join(device.tag for device in devices),
+        "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
+        "gpu_uuids": ",".join(device.uuid for device in devices),
+        "dtype": run.settings.dtype,
+        "size_bytes": found.size_bytes,
+        "compute": str(found.compute),
+        "priority": found.priority.value,
+        "ctas": found.ctas,
+        "trials": len(found.trials),
+        "flags": "; ".join(flags) or None,
+        "failure": sentences.failure(found.failure, run.devices) if found.failure else None,
+        "wrong": found.wrong,
+        "wrong_compute": found.wrong_compute,
+    }
+    if not found.trials:
+        return row
+    summary = overlap.summarize(found)
+    row |= {
+        "collective_alone_seconds": summary.collective_alone.value,
+        "collective_beside_seconds": summary.collective_beside.value,
+        "compute_alone_seconds": summary.compute_alone.value,
+        "compute_beside_seconds": summary.compute_beside.value,
+    }
+    for name, figure in (
+        ("collective_factor", summary.collective_factor),
+        ("compute_factor", summary.compute_factor),
+        ("together_of_sum", summary.of_sum),
+        ("together_of_max", summary.of_max),
+    ):
+        low, high = figure.interval or (None, None)
+        row |= {name: figure.value, f"{name}_low": low, f"{name}_high": high}
+    return row
 
 
 def run_id(run: Run) -> str:
@@ -142,6 +256,7 @@ def _point(run: Run, point: DataPoint) -> Row:
         "operation": point.operation.value,
         "variant": point.variant.value,
         "numa_node": point.numa_node,
+        "registration": point.registration.value if collective else None,
         "world_size": len(devices) if collective else None,
         "members": ",".join(device.tag for device in devices),
         "source": source,
@@ -159,9 +274,11 @@ def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | No
     """Return where a copy's bytes come from and go, None where they go both ways or to many."""
     if not point.operation.is_copy:
         return None, None
-    if point.variant is Variant.HOST:
+    if point.variant.host_memory:
         device = devices[0].tag
         return (_HOST_MEMORY, device) if point.operation in _INWARD else (device, _HOST_MEMORY)
+    if point.variant is Variant.LOCAL:
+        return devices[0].tag, devices[0].tag
     if point.variant in (Variant.PLAIN, Variant.STAGED):
         return devices[0].tag, devices[1].tag
     return None, None
@@ -175,6 +292,27 @@ def _figures(found: Measurement) -> Row:
     low, high = summary.interval or (None, None)
     values = (summary.seconds, summary.launch_seconds, summary.algbw, summary.busbw, low, high, summary.concurrent)
     return dict(zip(names, values, strict=True))
+
+
+def _launches(run: Run, found: Tails | None) -> Row:
+    """Return what single launches say, nothing where there are none."""
+    if found is None:
+        return {column.name: None for column in COLUMNS[_FIRST_OF_LAUNCHES:]}
+    moved, waited = found.transfer, found.waited
+    return {
+        "launches": found.count,
+        **{f"transfer_p{percent}_seconds": _to_ps(moved.at(percent)) if moved else None for percent in PERCENTILES},
+        "transfer_max_seconds": _to_ps(moved.maximum) if moved else None,
+        "waited_p50_seconds": _to_ps(waited.at(50)),
+        "waited_p99_seconds": _to_ps(waited.at(99)),
+        "waited_max_seconds": _to_ps(waited.maximum),
+        "late": ",".join(run.devices[rank.member].tag for rank in found.late) or None,
+    }
+
+
+def _to_ps(seconds: float | None) -> float | None:
+    """Return a time without the digits that no clock gave it."""
+    return None if seconds is None else round(seconds, 12)
 
 
 def _judged(check: Check, found: Measurement) -> Row:

@@ -5,14 +5,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collbench.analysis.diagnose import CheckKind, NotDone, Verdict
+from collbench.analysis.choice import (
+    AllLeft,
+    Band,
+    BestPair,
+    Choice,
+    Grounds,
+    LeftOut,
+    Measured,
+    OneDevice,
+    Predicted,
+    RatesSpread,
+    Reason,
+    SameLabels,
+    TooFewLeft,
+    Undecided,
+    Unfit,
+    Why,
+)
+from collbench.analysis.diagnose import CheckKind, Kind, NotDone, Verdict
+from collbench.analysis.diagnose.evidence import (
+    Beaten,
+    BelowBest,
+    BelowLinks,
+    Disturbed,
+    Extent,
+    FewerLinks,
+    FlatLabels,
+    GivenUp,
+    HiddenLinks,
+    Inverted,
+    LinkCount,
+    OtherLabel,
+    OtherProcesses,
+    PeerAnswers,
+    Presence,
+    SlotBelowBest,
+    SlowerThanBack,
+    Source,
+    StagedFaster,
+    TreeLabels,
+    UnusedNvlinks,
+    Where,
+    WrongElements,
+)
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES
 from collbench.analysis.outcome import Absence, AbsenceKind
+from collbench.analysis.stats import FEWEST_TRIALS
+from collbench.analysis.tiers import Ranking
+from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.errors import UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
-from collbench.model.operations import Variant
+from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
-from collbench.model.units import fixed, format_approximate_size, format_size
+from collbench.model.units import TELLING_BYTES, fixed, format_approximate_size, format_size
 
 _MOST_NAMES = 4
 
@@ -107,10 +154,14 @@ def _step(found: Failure, devices: Sequence[Device]) -> str:
 def wrong_data(found: WrongData, devices: Sequence[Device]) -> str:
     """Return which data was wrong, where, and what to do."""
     names = [devices[member].tag for member in found.members]
-    if found.work.operation.is_collective:
+    if not names:
+        where = "nobody knows where"
+    elif found.work.operation.is_collective:
         where = f"{names[0]} among {', '.join(devices[member].tag for member in sorted(found.members))}"
-    elif found.work.variant is Variant.HOST:
+    elif found.work.variant.host_memory:
         where = f"link between {names[0]} and host memory"
+    elif found.work.variant is Variant.LOCAL:
+        where = f"memory of {names[0]}"
     else:
         where = f"link {names[0]} → {', '.join(names[1:])}"
     count = [] if found.count is None else [f"{found.count} wrong"]
@@ -191,7 +242,9 @@ def _free(left: Skipped, run: Run) -> str:
     names = (device.tag for device in run.devices)
     free = zip(names, left.free_bytes, strict=False)
     amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in free)
-    return f"free now: {amounts}, shared by three buffers beside NCCL's own"
+    kinds = {work.registration for work in run.settings.collectives} - {Registration.NONE}
+    buffers = ("three", "five", "seven")[len(kinds)]  # source, send, target; send and target of each kind
+    return f"free now: {amounts}, shared by {buffers} buffers beside NCCL's own"
 
 
 def reason_alone(left: Skipped) -> Skipped:
@@ -249,17 +302,254 @@ def not_done(check: NotDone, run: Run) -> str:
         links=f"{names}{f' and {left} more' if left > 0 else ''}",
         why=absence(check.absence, run) if check.absence else "",
         labels=", ".join(check.labels),
-        sources=", ".join(check.sources),
+        sources=", ".join("CUDA's peer access" if one is Source.CUDA else one for one in check.sources),
     )
 
 
 def what(verdict: Verdict, run: Run) -> str:
     """Return what a verdict says, with the failure or the wrong data that it rests on."""
+    said = _evidence(verdict, run)
     if verdict.failure is not None:
-        return f"{verdict.what} {failure(verdict.failure, run.devices).rstrip('.')}."
+        return f"{said} {failure(verdict.failure, run.devices).rstrip('.')}."
     if verdict.skipped is not None:
-        return f"{verdict.what} {skipped_reason(verdict.skipped, run).rstrip('.')}."
-    return verdict.what
+        return f"{said} {skipped_reason(verdict.skipped, run).rstrip('.')}."
+    return said
+
+
+_WAYS = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
+
+
+def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence for each kind of evidence
+    match verdict.evidence:
+        case WrongElements(elements, work):
+            return "Wrong data arrived." + (f" {elements} elements of {work} were wrong." if work else "")
+        case OtherProcesses(seen):
+            return f"Another process was {', '.join(_presence(one, run) for one in seen)}."
+        case Disturbed(labels, ratio, works):
+            pairs = f"{' and '.join(labels)} pairs"
+            return f"{pairs}: concurrently they reach {ratio:.2f} of their isolated rate ({_names(works)})."
+        case Inverted(label, share, worse, works):
+            pairs = f"{label} pairs of {_tags(verdict.members, run.devices)} reach {share:.0%} less than {worse} pairs"
+            return f"{pairs}, though the label is better ({_names(works)})."
+        case TreeLabels(labels, ancestors):
+            way = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
+            tree = f"the PCIe tree, as topo -p reports it, says {', '.join(ancestors)}{way}"
+            return f"topo -m says {', '.join(labels)} where {tree}: both are right."
+        case FlatLabels(label):
+            return f"All pairs have the label {label} and no GPU has a NUMA node: the labels say nothing."
+        case _:
+            return f"{where(verdict.where, run.devices)}: {_clause(verdict, run)}."
+
+
+def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 - a clause for each kind of evidence
+    match verdict.evidence:
+        case GivenUp(works):
+            return f"the work {'never ended' if verdict.kind is Kind.HANG else 'failed'} ({_names(works)})"
+        case LinkCount(source, label, nvlinks):
+            return f"{source} says {label}, NVML counts {nvlinks} active NVLinks"
+        case PeerAnswers(label, answers, agree):
+            said = ", ".join(f"{source} {answer}" for source, answer in answers)
+            if agree:
+                return f"the label {label} promises peer access and nobody allows it: {said}"
+            return f"who is asked for peer access disagrees: {said}"
+        case UnusedNvlinks(label, works):
+            slow = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
+            return f"{slow}, though the label is {label}" + (f" ({_names(works)})" if works else "")
+        case FewerLinks(links, count):
+            return f"the rate of {f'{links:.0f}' if links >= 1 else f'{links:.1f}'} of {count} links"
+        case Beaten(gbs, part, capacity, works, batches):
+            most = f"{gbs:.0f} GB/s where the {part} has a capacity of {capacity:.0f} at most"
+            return f"{most} ({_names(works)}; {batches} batch{'' if batches == 1 else 'es'})"
+        case SlotBelowBest(now, best):
+            return f"PCIe gen {now[0]} ×{now[1]} right after measuring, at best gen {best[0]} ×{best[1]}"
+        case StagedFaster(gbs):
+            unit = "GB/s sim" if capabilities(run.backend).simulated else "GB/s"
+            return f"slower by peer access than through host memory, which reaches {gbs:.1f} {unit}"
+        case SlowerThanBack(share, works):
+            return f"{share:.0%} slower than the way back ({_names(works)})"
+        case BelowBest(share, label, works):
+            return f"{share:.0%} below the best {label} links ({_names(works)})"
+        case BelowLinks(share, works):
+            return f"NCCL reaches {share:.0%} of the capacity of its slowest link ({_names(works)})"
+        case OtherLabel(tool, nvml):
+            return f"nvidia-smi topo -m says {tool}, NVML says {nvml}"
+        case HiddenLinks():
+            return "no NVLink in the label, and faster than PCIe can be"
+        case _:
+            raise TypeError(f"no sentence for {verdict.evidence}")
+
+
+def where(found: Where, devices: Sequence[Device]) -> str:
+    """Return "GPU0 → GPU1", "all that GPU2 sends", "all 6 NV18 pairs (one direction each)"."""
+    one_way = " (one direction each)" if found.one_way else ""
+    return _WHERE[found.extent].format(
+        commas=_tags(found.devices, devices),
+        dash="-".join(devices[position].tag for position in found.devices),
+        arrow=" → ".join(devices[position].tag for position in found.devices),
+        pairs=f"{found.pairs} {' and '.join(found.labels)} pairs{one_way}",
+    )
+
+
+_WHERE = {
+    Extent.DEVICES: "{commas}",
+    Extent.PAIR: "{dash}",
+    Extent.DIRECTION: "{arrow}",
+    Extent.ALL: "all links of {commas}",
+    Extent.SENT: "all that {commas} sends",
+    Extent.RECEIVED: "all that {commas} receives",
+    Extent.PAIRS: "{pairs}",
+    Extent.ALL_PAIRS: "all {pairs}",
+    Extent.SET: "all of {commas}",
+}
+
+
+def _presence(seen: Presence, run: Run) -> str:
+    trials = f"{seen.when} measuring" if seen.when else f"in {seen.trials} of {seen.of_trials} trials"
+    return f"on {run.devices[seen.device].tag} {trials}"
+
+
+def _names(works: Sequence[Work]) -> str:
+    return ", ".join(map(str, works))
+
+
+# Which devices, and why.
+
+
+_UNFIT = {
+    Unfit.EXCLUDED: "excluded",
+    Unfit.PROCESSES: "busy: {0.figure:.0f} other process{es}",
+    Unfit.TRIALS_SHARED: "busy: another process in {0.figure:.0%} of its trials",
+    Unfit.UTILISATION: "busy: {0.figure:.0f}% utilisation",
+    Unfit.MEMORY: "busy: only {free} of {total} free",
+    Unfit.THROTTLED: "throttled: {reasons}",
+    Unfit.TRIALS_THROTTLED: "throttled in {0.figure:.0%} of its trials",
+    Unfit.ECC_ERRORS: "faulty: {0.figure:.0f} uncorrected ECC error{s}",
+    Unfit.NVLINK_ERRORS: "faulty: {0.figure:.0f} new NVLink error{s}",
+    Unfit.FAILING_PAIRS: "faulty: its pairs failed or moved wrong data, those of the others did not",
+}
+
+
+def unfit(why: Why) -> str:
+    """Return "busy: 2 other processes", "faulty: 1 uncorrected ECC error", "throttled: SW power cap"."""
+    one = why.figure == 1
+    return _UNFIT[why.kind].format(
+        why,
+        es="" if one else "es",
+        s="" if one else "s",
+        free=format_approximate_size(int(why.figure)),
+        total=format_approximate_size(why.total),
+        reasons=", ".join(why.reasons),
+    )
+
+
+def left_out(left: LeftOut) -> str:
+    """Return why a device was not considered."""
+    return "; ".join(map(unfit, left.why))
+
+
+def refusal(error: UsageError) -> str:
+    """Return why devices cannot be chosen, with the reasons against those that were not considered."""
+    if not isinstance(error, TooFewLeft):
+        return str(error)
+    left = len(error.devices) - len(error.out)
+    named = [f"{error.devices[one.member].tag} ({left_out(one)})" for one in error.out]
+    if error.predicting:
+        names = "; ".join(f"without {name}" for name in named)
+        return f"cannot predict for {error.asked} of {left} devices{' ' + names if names else ''}: choose 2 to {left}"
+    advice = "choose fewer, or add --allow-busy" if error.forgivable else "choose fewer"
+    return (
+        f"cannot choose {error.asked} of {len(error.devices)} devices: {left} are left without {'; '.join(named)}; "
+        f"{advice}"
+    )
+
+
+def tiers(ranking: Ranking) -> str:
+    """Return in half a sentence whether what was ranked differs."""
+    kind = ranking.kind
+    if ranking.sets == 1 and not ranking.failed:
+        return f"there is one {kind}, so there is nothing to choose"
+    if ranking.all_tied:
+        what = "bandwidth" if ranking.size_bytes >= TELLING_BYTES else "latency"
+        noise = ", which is noise" if ranking.spread > ranking.delta else ""
+        some = f"{len(ranking.standings)} of {ranking.sets} " if ranking.excused else ""
+        return f"all {some}{kind}s tie within {ranking.spread:.1%}{noise}: the choice does not affect {what}"
+    if ranking.failed:
+        doubts = f"{len(ranking.failed)} of {ranking.sets} {kind}s failed; "
+    else:
+        doubts = f"{len(ranking.standings)} of {ranking.sets} {kind}s were measured; " if ranking.lacking else ""
+    if ranking.one_tier:
+        other = "other " if ranking.failed else ""
+        slower = f"the worst looks {ranking.spread:.1%} slower than the best"
+        return f"{doubts}no {other}{kind} differs significantly: {slower}"
+    return f"{doubts}{ranking.tiers} tiers: the worst {kind} is {ranking.spread:.0%} slower than the best"
+
+
+def grounds(found: Grounds) -> str:
+    """Return in half a sentence whether pairs differ."""
+    match found:
+        case SameLabels(labels):
+            return f"all pairs have the label {labels[0]}" if len(labels) == 1 else f"{len(labels)} different labels"
+        case RatesSpread(spread, tied):
+            return f"all pairs are within {spread:.1%}" if tied else f"pairs differ by up to {spread:.0%}"
+        case _:
+            return tiers(found)
+
+
+def reason(choice: Choice, devices: Sequence[Device]) -> str:
+    """Return why a set was chosen; no set that includes what failed is reported without it."""
+    text = _reason(choice.reason, len(choice.members))
+    if choice.heuristic and not isinstance(choice.reason, Measured) and not choice.tied:
+        text += ", the best of a heuristic search"
+    if (
+        choice.trials is not None
+        and choice.trials < FEWEST_TRIALS
+        and not isinstance(choice.reason, AllLeft | Measured)
+    ):
+        text += f"; not certain: some have {choice.trials} of the {FEWEST_TRIALS} trials that the noise needs"
+    if choice.estimated:
+        text = f"estimated from labels, not measured: {text}"
+    if choice.forgiven:
+        taken = ", ".join(f"{devices[one.member].tag} ({left_out(one)})" for one in choice.forgiven)
+        text += f"; with {taken}, as every set without includes what failed"
+    if broken := [some for some in choice.failed if some not in choice.impossible]:
+        text += f"; includes failed {device_sets(broken, devices)}"
+    if beaten := [some for some in choice.failed if some in choice.impossible]:
+        text += f"; includes {device_sets(beaten, devices)} with a rate above the limit"
+    return text
+
+
+def _reason(why: Reason, k: int) -> str:
+    match why:
+        case AllLeft(count, of):
+            return f"all {count} devices" if count == of else f"the {count} of {of} devices that are left"
+        case OneDevice():
+            return "one device has no pair to compare"
+        case Undecided(found):
+            return grounds(found)
+        case BestPair(gbs, worst, all_measured):
+            pair = "worst pair" if all_measured else "worst measured pair"
+            return f"it reaches {fixed(gbs, 3)} GB/s, the machine's {pair} {fixed(worst, 3)} GB/s"
+        case Predicted(band, first):
+            over = f" over {band.basis}" if band.hi > 0 else ""
+            other = "the same set" if first is None else _reaches(first)
+            return f"predicted {_reaches(band)}{over} (the first {k}: {other})"
+        case Measured(gbs, simulated, is_first, gain):
+            over = f" on the first {k}" if is_first else ""
+            if gain is not None:
+                over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) the first {k}"
+            return f"{fixed(gbs, 3)} GB/s {'in sim' if simulated else 'measured'}{over}"
+
+
+def _reaches(band: Band) -> str:
+    """Return what rate a set reaches, or why it reaches none."""
+    return str(band) if band.hi > 0 else f"nothing, {band.how}"
+
+
+def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
+    """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown place" for none."""
+    joints = {2: "-"}
+    tags = (joints.get(len(some), ", ").join(devices[member].tag for member in some) for some in sets)
+    return "; ".join(tag or "an unknown place" for tag in tags)
 
 
 def _tags(positions: Sequence[int], devices: Sequence[Device]) -> str:

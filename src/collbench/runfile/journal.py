@@ -18,7 +18,7 @@ from pathlib import Path
 
 from collbench.model.errors import RunFileError
 from collbench.model.printable import cleaned
-from collbench.model.run import DataPoint, Device, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Device, Latency, Measurement, Run, StopReason
 from collbench.runfile import versions
 from collbench.runfile.codec import build
 
@@ -49,8 +49,11 @@ class Journal:
         self._file.truncate()
         self._file.write(json.dumps({"format": _FORMAT, "continues": _digest(text)}) + "\n")
 
-    def add(self, found: Measurement) -> None:
-        """Append the latest trial of a data point, or why it was given up. Raises OSError."""
+    def add(self, found: Measurement | Latency) -> None:
+        """Append the latest trial of a data point, why it was given up, or its single launches. Raises OSError."""
+        if isinstance(found, Latency):
+            self._file.write(_ENCODER.encode(found) + "\n")
+            return
         latest = [] if found.failure else found.samples[-1:]
         trial = Measurement(found.point, latest, found.stop, found.wrong, found.failure)
         self._file.write(_ENCODER.encode(trial) + "\n")
@@ -114,8 +117,8 @@ def _lock(number: int, run_file: Path) -> None:
             raise
 
 
-def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measurement]:
-    """Return the trials that continue the run file with this text, each with its latest sample, in order.
+def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measurement | Latency]:
+    """Return what continues the run file with this text, in order: trials, each with its latest sample, and launches.
 
     Nothing where there is no journal, or where it continues another text. Reading ends at a line that is cut off.
     """
@@ -129,10 +132,13 @@ def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measureme
     return list(_trials(lines[1:], [device.tag for device in devices]))
 
 
-def merge(run: Run, trials: Iterable[Measurement]) -> None:
-    """Add trials to a run in their order."""
+def merge(run: Run, trials: Iterable[Measurement | Latency]) -> None:
+    """Add trials and single launches to a run in their order."""
     known: dict[DataPoint, Measurement] = {found.point: found for found in run.measurements}
     for trial in trials:
+        if isinstance(trial, Latency):
+            run.latencies = [*(one for one in run.latencies if one.point != trial.point), trial]
+            continue
         found = known.get(trial.point)
         if found is None:
             known[trial.point] = trial
@@ -148,11 +154,12 @@ def mark_interrupted(run: Run) -> None:
         found.stop = found.stop or StopReason.INTERRUPTED
 
 
-def _trials(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement]:
+def _trials(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement | Latency]:
     for number, data in enumerate(_objects(lines)):
-        versions.replace([data], tags)
+        kind = Latency if isinstance(data, dict) and "ranks" in data else Measurement
+        versions.replace([data] if kind is Measurement else [], tags)
         try:
-            trial: Measurement = build(Measurement, data, f"trial {number}")
+            trial: Measurement | Latency = build(kind, data, f"trial {number}")
         except ValueError:
             return
         yield trial

@@ -12,7 +12,7 @@ from collbench.model.capabilities import BACKENDS
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
-from collbench.model.operations import Variant
+from collbench.model.operations import Endpoints, Registration
 from collbench.model.run import Device, Run
 from collbench.runfile import atomic_write, journal, versions
 from collbench.runfile.codec import build, plain
@@ -95,6 +95,7 @@ def _build(fields: dict[str, Any]) -> Run:
     run: Run = build(Run, fields, "run")
     _check_settings(run)
     _check_meaning(run)
+    _check_latencies(run)
     _check_skipped(run)
     return run
 
@@ -130,7 +131,7 @@ def _check_settings(run: Run) -> None:
     sizes = settings.requested_sizes
     if sizes is not None and (not sizes or min(sizes) < 1):
         raise ValueError(f"run.settings.requested_sizes is {list(sizes)}, not null or sizes of 1 or more")
-    least = {"seed": 0, "root": 0, "split": 1, "iterations": 1, "warmup": 0, "graph": 0}
+    least = {"seed": 0, "root": 0, "split": 1, "iterations": 1, "warmup": 0, "graph": 0, "latency": 0}
     for name, lowest in least.items():
         value = getattr(settings, name)
         if value is not None and value < lowest:
@@ -153,11 +154,13 @@ def _check_meaning(run: Run) -> None:
     for number, found in enumerate(run.measurements):
         where = f"run.measurements[{number}]"
         point = found.point
-        fewest = 1 if point.variant is Variant.HOST else 2
+        fewest = 1 if point.variant.endpoints is Endpoints.DEVICE else 2
         _check_members(point.members, positions, f"{where}.point.members", fewest)
         if point.size_bytes < 1:
             raise ValueError(f"{where}.point.size_bytes is {point.size_bytes}, not 1 or more")
-        on_a_link = point.variant in (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
+        if point.registration is not Registration.NONE and not point.operation.is_collective:
+            raise ValueError(f"{where}.point.registration is '{point.registration}', which is for collectives")
+        on_a_link = point.variant.endpoints in (Endpoints.LINK, Endpoints.PAIR)
         if not point.operation.is_collective and on_a_link and len(point.members) != 2:
             raise ValueError(
                 f"{where}.point.members are {len(point.members)}, but a copy has a source and a destination"
@@ -169,6 +172,19 @@ def _check_meaning(run: Run) -> None:
             raise ValueError(f"{where} has no batch times")
         if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):
             raise ValueError(f"{where} has a time that is not positive and finite")
+
+
+def _check_latencies(run: Run) -> None:
+    for number, found in enumerate(run.latencies):
+        where = f"run.latencies[{number}]"
+        _check_members(found.point.members, range(len(run.devices)), f"{where}.point.members")
+        if len(found.ranks) != len(found.point.members):
+            raise ValueError(f"{where} has {len(found.ranks)} ranks, but {len(found.point.members)} members")
+        counts = {len(times) for rank in found.ranks for times in (rank.arrived, rank.left)}
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError(f"{where} does not have as many launches of each rank, and at least one")
+        for flag in found.flags:
+            _check_members(flag.devices, range(len(run.devices)), f"{where}: a flag's devices", fewest=0)
 
 
 def _check_skipped(run: Run) -> None:

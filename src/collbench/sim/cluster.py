@@ -52,7 +52,7 @@ class Cluster:
     Leaf switches hold `leaf_nodes` nodes and pods `pod_leaves` leaves (0: no pods, all leaves meet at one spine).
     Oversubscription is what comes in from below over what goes up, 1.0 where nothing is lost. `noise` is the standard
     deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty where nodes are cabled in
-    order. `told` False hides switches from whoever judges. `source` says where the figures come from.
+    order. `reported` False hides switches from whoever judges. `source` says where the figures come from.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Cluster:
     pod_oversubscription: float = 1.0
     noise: float = 0.02
     placement: tuple[int, ...] = ()
-    told: bool = True
+    reported: bool = True
     slow_nodes: tuple[NodeFault, ...] = ()
     slow_uplinks: tuple[UplinkFault, ...] = ()
 
@@ -120,7 +120,10 @@ def measured(
 def load(text: str, name: str) -> Cluster:
     """Return the cluster that JSON text describes; `name` is the file's, for errors. Raises RunFileError."""
     try:
-        cluster: Cluster = build(Cluster, cleaned(json.loads(text), text), "cluster")
+        data = cleaned(json.loads(text), text)
+        if isinstance(data, dict) and "told" in data:  # what older files call it
+            data["reported"] = data.pop("told")
+        cluster: Cluster = build(Cluster, data, "cluster")
     except (ValueError, TypeError, RecursionError, UsageError) as error:
         raise RunFileError(
             f"{name} is not a cluster file: {error}; docs/cluster.md describes one, 'collbench nodes --help' names some"
@@ -152,7 +155,7 @@ def _shipped() -> tuple[Cluster, ...]:
     superpod = Cluster(
         name="superpod-128",
         source="NVIDIA DGX SuperPOD H100 reference architecture (RA-11333): 4 scalable units of 32 nodes, NDR, full "
-        "fat tree; rates are those of the wires; noise assumed",
+        "fat tree; rates are those of the links; noise assumed",
         nodes=128,
         gpus=8,
         nic_gbs=400.0,

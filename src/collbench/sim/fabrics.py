@@ -48,6 +48,7 @@ class FaultKind(StrEnum):
     HIDDEN_NVLINK = "hidden-nvlink"
     MISTIMED = "mistimed"
     SLOW_COLLECTIVES = "slow-collectives"
+    LATE_GPU = "late-gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,20 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """How many times as long a collective and compute take beside each other, at the stream's normal priority.
+
+    A high priority leaves half of what the collective loses, and compute as it is. A GPU computes `tflops` in bf16 and
+    copies `memory_gbs` within its memory. A collective of N thread blocks (--ctas) reaches N/(N+1) of its rate.
+    """
+
+    collective: float = 2.0
+    compute: float = 1.1
+    tflops: float = 700.0
+    memory_gbs: float = 4000.0
+
+
+@dataclass(frozen=True, slots=True)
 class Telling:
     """What the machine's tools say of one pair, where it is not what the structure says; None leaves it.
 
@@ -192,6 +207,7 @@ class Fault:
     offset: int = 0
     links: int = 1
     gbs: float = 0.0
+    us: float = 0.0
     generation: int | None = None
     width: int | None = None
     words: str = ""
@@ -222,10 +238,15 @@ class Fabric:
     engines: Engines = Engines()
     delays: Delays = Delays()
     noise: Noise = Noise()
+    overlap: Beside = Beside()
     labels: tuple[Telling, ...] = ()
     faults: tuple[Fault, ...] = ()
     virtualization: str = "none"
     numa_hidden: bool = False
+
+    def __hash__(self) -> int:
+        """Of what tells machines apart, not of all parts: what is computed of a fabric is looked up for every pair."""
+        return hash((self.name, self.faults))
 
     def faults_of(self, *kinds: FaultKind) -> tuple[Fault, ...]:
         """Return the faults of these kinds."""
@@ -356,6 +377,8 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
         raise ValueError(f"{where}.words is '{fault.words}', no NCCL variable as NAME=VALUE")
     if not fault.words.isprintable():
         raise ValueError(f"{where}.words has unprintable characters")
+    if fault.kind is FaultKind.LATE_GPU and fault.us <= 0:
+        raise ValueError(f"{where}.us is {fault.us}: say by how many µs the GPU is late")
     if fault.kind is FaultKind.BOTTLENECK and fault.gbs <= 0:
         raise ValueError(f"{where}.gbs is {fault.gbs}: say how many GB/s the bottleneck carries")
     if fault.devices:

@@ -241,7 +241,7 @@ def _contention(fabric: Fabric, rng: np.random.Generator) -> Made:
     # Two pairs must meet in it, and no pair alone: their rates have to be alike.
     narrow = len(fabric.gpus) > 3 and min(alone) > _ALIKE * max(alone)
     narrow = narrow and all(route.medium is not Medium.STAGED for route in routes)
-    # Farther PCIe labels name shared wires: that pairs meet there contradicts nothing.
+    # Farther PCIe labels name shared links: that pairs meet there contradicts nothing.
     narrow = narrow and all(path.nvlinks or path.label == "PIX" for path in paths(fabric))
     where = rng.integers(3 if narrow else 2)
     if where == 0:

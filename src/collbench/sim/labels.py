@@ -44,7 +44,7 @@ def devices(fabric: Fabric) -> tuple[Device, ...]:
 
 
 def paths(fabric: Fabric) -> tuple[Path, ...]:
-    """Return every pair's path as the tools tell it, theory in GB/s."""
+    """Return every pair's path as nvidia-smi and NVML report it, theory in GB/s."""
     tree = Tree(fabric)
     tellings = {frozenset(telling.gpus): telling for telling in fabric.labels}
     pairs = combinations(range(len(fabric.gpus)), 2)

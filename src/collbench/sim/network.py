@@ -71,11 +71,6 @@ class Transfer:
     numa_node: int | None = None
 
 
-def copy_rates(fabric: Fabric, transfers: Sequence[Transfer]) -> list[float]:
-    """Return each transfer's GB/s while all of them run."""
-    return shared_rates(network_of(fabric), transfers)
-
-
 @lru_cache(maxsize=16)
 def network_of(fabric: Fabric) -> Network:
     """Return the fabric's network; the last few are kept, as they do not change."""
@@ -83,7 +78,7 @@ def network_of(fabric: Fabric) -> Network:
 
 
 def shared_rates(network: Network, transfers: Sequence[Transfer]) -> list[float]:
-    """Return the same as `copy_rates` of a network at hand."""
+    """Return each transfer's GB/s while all of them run."""
     routes = [route_of(network, transfer) for transfer in transfers]
     fair = max_min(network.capacity, [dict.fromkeys(route.resources, 1.0) for route in routes])
     shares = (share(network.fabric.engines, t.operation, r.medium) for t, r in zip(transfers, routes, strict=True))
@@ -208,6 +203,10 @@ class Network:
         """Return whether two GPUs can address each other's memory."""
         return self.direct[a, b].medium is not Medium.STAGED
 
+    def scale(self, gpu: int) -> float:
+        """Return what throttling and other people's jobs leave of a GPU's rates."""
+        return self._scale[gpu]
+
     def alone_gbs(self, route: Route) -> float:
         """Return what a transfer gets that has its way to itself, GB/s."""
         return min(self.capacity[resource] for resource in route.resources)
@@ -311,7 +310,7 @@ class Network:
         return self._over_pcie(*link) if self.fabric.pcie_peers or unused else self.staged[link]
 
     def _barred(self, link: Link) -> bool:
-        """Return whether this pair has no peer access, whatever its wires could do."""
+        """Return whether this pair has no peer access, whatever its links could do."""
         denied = (telling.gpus for telling in self.fabric.labels if telling.cuda_peers is False)
         return any(set(pair) == set(link) for pair in (*self.fabric.unreachable, *denied))
 

@@ -124,5 +124,5 @@ def figures(found: dict[str, Any], size: int, members: list[int], title: str) ->
     """Return (low, value, high) of a figure of one data point."""
     figure = next(one for one in found["figures"] if one["title"] == title)
     row = found["sizes"].index(size) if figure["by_size"] else 0
-    low, value, high = (figure[end][row][found["places"].index(members)] for end in ("low", "value", "high"))
+    low, value, high = (figure[end][row][found["sets"].index(members)] for end in ("low", "value", "high"))
     return low, value, high

@@ -45,7 +45,7 @@ def test_a_recorded_runs_rate_and_tier_are_those_that_its_page_printed() -> None
     found = series(recorded_content(), "allreduce")
     low, value, high = figures(found, GIB, [0, 1], BUSBW)
     assert (round(low, 1), round(value, 1), round(high, 1)) == (322.1, 327.2, 328.7)
-    at = found["places"].index([0, 1])
+    at = found["sets"].index([0, 1])
     assert found["tiers"][-1][at] == [1, "t"]
     assert found["labels"][at] == "NV18"
     assert found["theory"][at] == 450
@@ -102,7 +102,7 @@ def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
     points[0].stop = StopReason.BUDGET
     points.append(replace(measured(Operation.CE_WRITE, (0, 2), 1.0), samples=[], failure=in_words("it hung"), wrong=3))
     found = series(reported(run_of(gpus(3), points)), "ce-write")
-    words = {tuple(place): found["words"][at] for place, at in zip(found["places"], found["notes"][0], strict=True)}
+    words = {tuple(place): found["words"][at] for place, at in zip(found["sets"], found["notes"][0], strict=True)}
     assert words == {
         (0, 1): "time budget reached before it converged; measured concurrently with others; "
         "shared: 1 other process on GPU0",
@@ -113,7 +113,7 @@ def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "run", "name", "kind", "places"),
+    ("what", "run", "name", "kind", "sets"),
     [
         ("links", run_of(gpus(2), [measured(Operation.SM_READ, (1, 0), 1.0)]), "sm-read", "link", [[1, 0]]),
         (
@@ -138,9 +138,9 @@ def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
         ),
     ],
 )
-def test_every_kind_of_place_has_its_map(what: str, run: Run, name: str, kind: str, places: list[list[int]]) -> None:
+def test_every_kind_of_place_has_its_map(what: str, run: Run, name: str, kind: str, sets: list[list[int]]) -> None:
     found = series(reported(run), name)
-    assert (found["kind"], found["places"]) == (kind, places), what
+    assert (found["kind"], found["sets"]) == (kind, sets), what
 
 
 def test_what_nccl_chose_stands_beside_its_message() -> None:
@@ -250,7 +250,7 @@ def test_a_second_run_is_compared_point_by_point(gbs: float, ratio: float, shade
     found = reported(by_hand(), by_hand(slow=gbs))["comparisons"]
     assert len(found) == 1
     copies = next(one for one in found[0]["data"]["series"] if one["name"] == "ce-write")
-    at = copies["places"].index([0, 1])
+    at = copies["sets"].index([0, 1])
     assert copies["figures"][0]["value"][1][at] == ratio
     assert copies["figures"][0]["shades"][1][at] == shade
     assert set(copies["figures"][0]["shades"][0]) == {"e"}
@@ -274,7 +274,7 @@ def test_devices_are_matched_by_uuid_wherever_they_stand() -> None:
     turned = replace(base, devices=tuple(reversed(base.devices)))  # position 3 is now the base's 0
     found = reported(base, turned)["comparisons"][0]
     copies = next(one for one in found["data"]["series"] if one["name"] == "ce-write")
-    value = dict(zip(map(tuple, copies["places"]), copies["figures"][0]["value"][1], strict=True))
+    value = dict(zip(map(tuple, copies["sets"]), copies["figures"][0]["value"][1], strict=True))
     assert value[0, 1] == 4.0  # other's 3 → 2 over base's 0 → 1
     assert value[3, 2] == 0.25
     assert found["how"] == "matched by UUID"

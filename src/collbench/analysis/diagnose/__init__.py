@@ -1,4 +1,4 @@
-"""Where the labels and the wires disagree (docs/method.md 10): a run in, verdicts out. Pure."""
+"""Where the labels and the links disagree (docs/method.md 10): a run in, verdicts out. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collbench.analysis.diagnose.links import asymmetries, inversions, outliers
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.reported import reported
 from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict, explained
+from collbench.analysis.registration import ordinary
 from collbench.model.run import Run
 
 __all__ = ["CheckKind", "Coverage", "Kind", "NotDone", "Severity", "Verdict", "coverage", "judge", "not_judged"]
@@ -18,7 +19,7 @@ __all__ = ["CheckKind", "Coverage", "Kind", "NotDone", "Severity", "Verdict", "c
 
 def judge(run: Run) -> tuple[Verdict, ...]:
     """Return the verdicts on a run, strongest first; what `coverage` does not call judged agrees with nothing."""
-    facts = Facts(run)
+    facts = Facts(ordinary(run))
     ill = ailing(facts)
     by_limit = list(limits(facts, ill))
     odd = beyond_labels(facts, by_limit)
@@ -42,4 +43,4 @@ def judge(run: Run) -> tuple[Verdict, ...]:
 
 def not_judged(run: Run) -> tuple[NotDone, ...]:
     """Return the checks that this run does not allow, with what is missing."""
-    return tuple(missing(Facts(run)))
+    return tuple(missing(Facts(ordinary(run))))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from collbench.analysis.diagnose.evidence import Extent, Presence, Where
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Link, both_ways
 from collbench.analysis.problem import at_the_ends, new_errors
@@ -20,10 +21,10 @@ _COUNTERS = (("NVLink errors", "nvlink_errors"), ("NVLink replays", "nvlink_repl
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyDevices:
-    """What was seen on the devices, by position: reasons to throttle, others' processes (in words), grown counters."""
+    """What was seen on the devices, by position: reasons to throttle, others' processes, grown counters."""
 
     throttled: dict[int, str]
-    shared: dict[int, str]
+    shared: dict[int, Presence]
     errors: dict[int, str]
 
     def cause(self, members: Iterable[int]) -> tuple[str, str] | None:
@@ -43,7 +44,7 @@ def ailing(facts: Facts) -> UnhealthyDevices:
     run = facts.run
     trials = sum(len(found.samples) for found in run.measurements)
     throttled: dict[int, str] = {}
-    shared: dict[int, str] = {}
+    shared: dict[int, Presence] = {}
     samples = (sample for found in run.measurements for sample in found.samples)
     flags = Counter(
         (flag.kind, position, flag.reason)
@@ -54,7 +55,7 @@ def ailing(facts: Facts) -> UnhealthyDevices:
     for (kind, position, reason), count in sorted(flags.items()):
         tag, share = run.devices[position].tag, f"in {count} of {trials} trials"
         if kind is FlagKind.SHARED:
-            shared[position] = f"on {tag} {share}"
+            shared[position] = Presence(position, count, trials)
         elif kind is FlagKind.THROTTLED and holds_back(reason):
             throttled[position] = f"{tag} was throttled ({reason}) {share}"
     for when, position, state in at_the_ends(run):  # where no trial was flagged with it
@@ -62,13 +63,13 @@ def ailing(facts: Facts) -> UnhealthyDevices:
         if reasons := [reason for reason in state.throttle if holds_back(reason)]:
             throttled.setdefault(position, f"{tag} was throttled ({', '.join(reasons)}) {when} measuring")
         if state.processes:
-            shared.setdefault(position, f"on {tag} {when} measuring")
+            shared.setdefault(position, Presence(position, when=when))
     errors: dict[int, str] = {}
     for name, field in _COUNTERS:
         for position, (first, last) in new_errors(run, field).items():
             errors.setdefault(position, f"{last - first} new {name} on {run.devices[position].tag}")
     opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
-    shared = {position: sentence for position, sentence in shared.items() if position not in opened}
+    shared = {position: seen for position, seen in shared.items() if position not in opened}
     return UnhealthyDevices(throttled, shared, errors)
 
 
@@ -80,14 +81,14 @@ _MOST_SINGLE = 4
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Slow links with one likely cause: `members` as in Verdict, and in words where it is.
+    """Slow links with one likely cause: `members` and `where` as in Verdict.
 
     `gpu` is the position of the GPU that they have in common, None where it is the links'.
     """
 
     members: tuple[int, ...]
     links: frozenset[Link]
-    where: str
+    where: Where
     gpu: int | None = None
 
     @property
@@ -101,7 +102,7 @@ class Blame:
 def blames(facts: Facts, slow: Collection[Link], judged: Collection[Link]) -> tuple[Blame, ...]:
     """Return the slow links in groups; `judged` are all links that could have been slow.
 
-    NVLinks and PCIe paths of one GPU are different wires, so they are grouped apart.
+    NVLinks and PCIe paths of one GPU are different links, so they are grouped apart.
     """
     groups: list[Blame] = []
     for over_nvlink in (True, False):
@@ -116,49 +117,47 @@ def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> It
         yield _together(facts, slow, everything=True)
         return
     rest = set(slow)
-    for blame in _rows(facts, slow, judged):
+    for blame in _rows(slow, judged):
         if not blame.links & rest:
             continue
         yield Blame(blame.members, blame.links & rest, blame.where, blame.gpu)
         rest -= blame.links
-    single = list(_singles(facts, frozenset(rest)))
+    single = list(_singles(frozenset(rest)))
     if len(single) > _MOST_SINGLE:
         yield _together(facts, frozenset(rest), everything=False)
     else:
         yield from single
 
 
-def _rows(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
+def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
     """Return the GPUs all of whose links, or all in one direction, are slow; those with most links first."""
     found = []
     for gpu in sorted({member for link in slow for member in link}):
-        tag = facts.run.devices[gpu].tag
         both = frozenset(link for link in judged if gpu in link)
         ways = (
-            (both, f"all links of {tag}"),
-            (frozenset(link for link in both if link[0] == gpu), f"all that {tag} sends"),
-            (frozenset(link for link in both if link[1] == gpu), f"all that {tag} receives"),
+            (both, Extent.ALL),
+            (frozenset(link for link in both if link[0] == gpu), Extent.SENT),
+            (frozenset(link for link in both if link[1] == gpu), Extent.RECEIVED),
         )
-        for links, where in ways:
+        for links, extent in ways:
             if len({frozenset(link) for link in links}) > 1 and links <= slow:
-                found.append(Blame((gpu,), links, where, gpu))
+                found.append(Blame((gpu,), links, Where(extent, (gpu,)), gpu))
                 break
     return sorted(found, key=lambda blame: -len(blame.links))
 
 
-def _singles(facts: Facts, slow: frozenset[Link]) -> Iterator[Blame]:
+def _singles(slow: frozenset[Link]) -> Iterator[Blame]:
     for low, high in sorted({(min(link), max(link)) for link in slow}):
         ways = [link for link in ((low, high), (high, low)) if link in slow]
         if len(ways) == 2:
-            yield Blame((low, high), frozenset(ways), facts.tags((low, high), "-"))
+            yield Blame((low, high), frozenset(ways), Where(Extent.PAIR, (low, high)))
         else:
-            yield Blame(ways[0], frozenset(ways), facts.tags(ways[0], " → "))
+            yield Blame(ways[0], frozenset(ways), Where(Extent.DIRECTION, ways[0]))
 
 
 def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:
     pairs = {frozenset(link) for link in links}
     members = tuple(sorted({member for link in links for member in link}))
-    names = sorted({facts.label(link) for link in links})
-    count = f"all {len(pairs)}" if everything else str(len(pairs))
-    one_way = "" if both_ways(links) == links else " (one direction each)"
-    return Blame(members, links, f"{count} {' and '.join(names)} pairs{one_way}")
+    names = tuple(sorted({facts.label(link) for link in links}))
+    extent = Extent.ALL_PAIRS if everything else Extent.PAIRS
+    return Blame(members, links, Where(extent, members, len(pairs), names, one_way=both_ways(links) != links))

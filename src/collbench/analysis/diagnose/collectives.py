@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.evidence import BelowLinks, Evidence, Extent, UnusedNvlinks, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
@@ -127,25 +128,23 @@ def _findings(
         yield _finding(facts, kind, blame, ours, ill)
     for case in cases:
         if len(case.reading.members) > 2:
-            where = f"all of {facts.tags(case.reading.members)}"
+            where = Where(Extent.SET, case.reading.members)
             yield _finding(facts, kind, Blame(case.reading.members, _links(case.reading), where), [case], ill)
 
 
 def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: UnhealthyDevices) -> Finding:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
-    works = ", ".join(sorted({str(case.reading.work) for case in cases}))
+    works = tuple(sorted({case.reading.work for case in cases}, key=str))
     cause, command, sure = _cause(facts, blame, ill, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
     first = min(blame.links)
+    evidence: Evidence = BelowLinks(worst.reading.gbs / worst.allowed, works)
     if unused:
-        what = f"{blame.where}: NCCL is no faster than PCIe, though the label is {facts.label(first)} ({works})."
-    else:
-        share = worst.reading.gbs / worst.allowed
-        what = f"{blame.where}: NCCL reaches {share:.0%} of the capacity of its slowest link ({works})."
+        evidence = UnusedNvlinks(facts.label(first), works)
     limit = path_limit(facts, first) if unused else worst.allowed
     rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
-    return found(kind, blame.members, blame.links, Message(what, cause, command, sure), rates)
+    return found(kind, blame.members, blame.links, Message(evidence, cause, command, blame.where, sure), rates)
 
 
 def _cause(facts: Facts, blame: Blame, ill: UnhealthyDevices, *, unused: bool) -> tuple[str, str, bool]:

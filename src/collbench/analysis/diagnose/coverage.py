@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, permutations
 
+from collbench.analysis.diagnose.evidence import Source
 from collbench.analysis.diagnose.limits import path_limit
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.analysis.diagnose.verdict import Link
@@ -124,14 +125,6 @@ class CheckKind(StrEnum):
     PAIRS = "NCCL pair by pair"
     LABELS = "labels against other tools"  # sources
     PCIE = "PCIe under load"
-
-
-class Source(StrEnum):
-    """What tells of paths beside NVML."""
-
-    TOPOLOGY = "nvidia-smi topo -m"
-    PEERS = "nvidia-smi topo -p2p"
-    CUDA = "CUDA's peer access"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from collbench.analysis.diagnose.blame import UnhealthyDevices, blames
+from collbench.analysis.diagnose.evidence import Disturbed, OtherProcesses, SlotBelowBest, StagedFaster
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.links import lspci
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts
@@ -13,7 +14,6 @@ from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, b
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import slot
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck
 
@@ -29,7 +29,7 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
     if gpus:
         n = len(facts.run.devices)
         message = Message(
-            f"Another process was {', '.join(ill.shared[gpu] for gpu in gpus)}.",
+            OtherProcesses(tuple(ill.shared[gpu] for gpu in gpus)),
             "somebody else's job computes, copies or holds memory there; measure again when it has ended",
             f"nvidia-smi -i {facts.indices(gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
         )
@@ -40,10 +40,10 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
 
 
 def disturbing(facts: Facts) -> Iterator[Finding]:
-    """Yield the pairs that are slower beside others than alone, by the interference check, though they share no wire.
+    """Yield the pairs that are slower beside others than alone, by the interference check, though they share no link.
 
     NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
-    wires, so there it is no contradiction.
+    links, so there it is no contradiction.
     """
     worse = [
         check
@@ -60,8 +60,8 @@ def disturbing(facts: Facts) -> Iterator[Finding]:
 
 def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Finding:
     check = min(checks, key=lambda found: found.ratio)
-    labels = sorted({found.label for found in checks}, key=rank_key)
-    works = ", ".join(sorted({str(Work(found.operation, found.variant)) for found in checks}))
+    labels = tuple(sorted({found.label for found in checks}, key=rank_key))
+    works = tuple(sorted({Work(found.operation, found.variant) for found in checks}, key=str))
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
     if over_nvlink:
@@ -70,18 +70,14 @@ def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bo
     else:
         cause = "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
         command = "nvidia-smi topo -m; nvidia-smi pmon -c 1; sudo lspci -vvv | grep ACSCtl"
-    message = Message(
-        f"{' and '.join(labels)} pairs: concurrently they reach {check.ratio:.2f} of their isolated rate ({works}).",
-        cause,
-        command,
-    )
+    message = Message(Disturbed(labels, check.ratio, works), cause, command)
     gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
     rates = Rates(check.label, check.isolated_gbs, (gbs / off, gbs, gbs * off))
     return found(Kind.CONTENTION, members, links, message, rates)
 
 
 def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
-    """Return whether a checked pair has its wires to itself, by the labels: NVLinks in use, or one bridge with peers.
+    """Return whether a checked pair has its links to itself, by the labels: NVLinks in use, or one bridge with peers.
 
     Beside four GPUs there is one other pair; where each of the two has a NUMA node of its own, they share nothing.
     """
@@ -120,7 +116,7 @@ def slots(facts: Facts) -> Iterator[Finding]:
         others = [other for other in range(len(facts.run.devices)) if other != position]
         pcie = [(position, other) for other in others if not is_nvlink(facts.label((position, other)))]
         message = Message(
-            f"{device.tag}: PCIe gen {now[0]} ×{now[1]} right after measuring, at best gen {best[0]} ×{best[1]}.",
+            SlotBelowBest(now, best),
             "the card sits in a slot with fewer lanes, badly seated or on a riser, or the link trained down"
             if now[1] != best[1]
             else "the link trained down to a lower generation, or power management holds it there under load",
@@ -143,9 +139,7 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
     ]
     for blame in blames(facts, slow, alike):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
-        span = facts.readings.span(vias)
         first = min(blame.links)
-        unit = "GB/s sim" if capabilities(facts.run.backend).simulated else "GB/s"
         one = f" {blame.alone} is slow (a riser, a switch port), or" if blame.alone and len(alike) > 2 else ""
         if is_nvlink(facts.label(first)):
             cause = f"{one.strip()} the NVLinks of this path do not carry the traffic".strip()
@@ -155,9 +149,10 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
                 "slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
             )
         message = Message(
-            f"{blame.where}: slower by peer access than through host memory, which reaches {span[1]:.1f} {unit}.",
+            StagedFaster(facts.readings.span(vias)[1]),
             cause,
             f"sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; {lspci(facts, first)}",
+            blame.where,
         )
         alone = all(reading.alone for reading in plains)
         rates = Rates(facts.label(first), path_limit(facts, first), facts.readings.span(plains), confirmed=alone)

@@ -9,6 +9,17 @@ from itertools import permutations
 from statistics import median
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.evidence import (
+    Beaten,
+    Evidence,
+    Extent,
+    FewerLinks,
+    GivenUp,
+    HiddenLinks,
+    UnusedNvlinks,
+    Where,
+    WrongElements,
+)
 from collbench.analysis.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
 from collbench.analysis.physics import DEGRADED, FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
@@ -16,7 +27,7 @@ from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.failures import FailureKind
-from collbench.model.operations import Variant
+from collbench.model.operations import Variant, Work
 from collbench.model.run import Measurement, SkipKind, Skipped
 
 # Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
@@ -27,7 +38,7 @@ _FABRIC = "sudo dmesg | grep -i -e Xid -e SXid; systemctl status nvidia-fabricma
 
 
 def failures(facts: Facts) -> Iterator[Finding]:
-    """Yield the places where data was wrong, those where the work never ended, and those where it failed otherwise."""
+    """Yield the devices where data was wrong, those where the work never ended, and those where it failed otherwise."""
     yield from _corruptions(facts)
     given_up = [bad for bad in facts.run.measurements if bad.failure and not bad.untried and not bad.wrong]
     hung = [bad for bad in given_up if bad.failure is not None and bad.failure.kind is FailureKind.HANG]
@@ -39,37 +50,44 @@ def _corruptions(facts: Facts) -> Iterator[Finding]:
     cases: dict[tuple[int, ...], Skipped | Measurement] = {}
     for left in facts.run.skipped:
         if left.kind is SkipKind.WRONG_DATA:
-            cases.setdefault(left.members, left)
+            cases.setdefault(_about(left.work, left.members), left)
     for bad in facts.run.measurements:
         if bad.wrong:
-            cases.setdefault(bad.point.members, bad)
+            cases.setdefault(_about(bad.point.work, bad.point.members), bad)
     for members, case in cases.items():
-        message = "Wrong data arrived."
+        evidence = WrongElements(0, None)
         if isinstance(case, Measurement) and case.failure is None:
-            message = f"{message} {case.wrong} elements of {case.point.work} were wrong."
-        yield _found(facts, Kind.DATA_CORRUPT, members, message, _set_links(members), case)
+            evidence = WrongElements(case.wrong or 0, case.point.work)
+        yield _found(facts, Kind.DATA_CORRUPT, Where(Extent.DEVICES, members), evidence, _set_links(members), case)
 
 
 def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
     links: dict[Link, list[Measurement]] = defaultdict(list)
     for one in bad:
-        if len(one.point.members) == 2:
+        if _on_a_pair(one):
             for link in _links_of(one):
                 links[link].append(one)
-    tried = {link for m in facts.run.measurements if len(m.point.members) == 2 for link in _links_of(m)}
+    tried = {link for m in facts.run.measurements if _on_a_pair(m) for link in _links_of(m)}
     for blame in blames(facts, links, tried):
         ours = [one for link in sorted(blame.links) for one in links[link]]
-        yield _found(facts, kind, blame.members, _what(kind, blame.where, ours), blame.links, ours[0])
-    for members in sorted({one.point.members for one in bad if len(one.point.members) != 2}):
-        ours = [one for one in bad if one.point.members == members]
-        yield _found(facts, kind, members, _what(kind, facts.tags(members), ours), _set_links(members), ours[0])
+        yield _found(facts, kind, blame.where, GivenUp(_works(ours)), blame.links, ours[0])
+    for members in sorted({_about(one.point.work, one.point.members) for one in bad if not _on_a_pair(one)}):
+        ours = [one for one in bad if _about(one.point.work, one.point.members) == members]
+        where = Where(Extent.DEVICES, members)
+        yield _found(facts, kind, where, GivenUp(_works(ours)), _set_links(members), ours[0])
 
 
-def _what(kind: Kind, where: str, bad: Sequence[Measurement]) -> str:
-    works = ", ".join(sorted({str(one.point.work) for one in bad}))
-    if kind is Kind.HANG:
-        return f"{where}: the work never ended ({works})."
-    return f"{where}: the work failed ({works})."
+def _works(bad: Sequence[Measurement]) -> tuple[Work, ...]:
+    return tuple(sorted({one.point.work for one in bad}, key=str))
+
+
+def _about(work: Work | None, members: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the devices that are to blame: of all at once the one that is timed."""
+    return work.place(members) if work and work.variant.at_once else members
+
+
+def _on_a_pair(measurement: Measurement) -> bool:
+    return len(_about(measurement.point.work, measurement.point.members)) == 2
 
 
 def _links_of(measurement: Measurement) -> tuple[Link, ...]:
@@ -83,15 +101,16 @@ def _set_links(members: tuple[int, ...]) -> frozenset[Link]:
 
 
 def _found(
-    facts: Facts, kind: Kind, members: tuple[int, ...], what: str, links: frozenset[Link], case: Skipped | Measurement
+    facts: Facts, kind: Kind, where: Where, evidence: Evidence, links: frozenset[Link], case: Skipped | Measurement
 ) -> Finding:
     """Return a finding that rests on `case`; a hang's own failure says no more than that it hangs."""
     cause, command = _cause(facts, kind, links)
     first = min(links, default=None)
     label = facts.label(first) if first else ""
     skipped, failure = (case, None) if isinstance(case, Skipped) else (None, case.failure)
-    message = Message(what, cause, command, failure=None if kind is Kind.HANG else failure, skipped=skipped)
-    return found(kind, members, links, message, Rates(label))
+    said = None if kind is Kind.HANG else failure
+    message = Message(evidence, cause, command, where, failure=said, skipped=skipped)
+    return found(kind, where.devices, links, message, Rates(label))
 
 
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
@@ -161,7 +180,7 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     of_others = [one for one in beaten if not ways(one.point.work, one.point.members)]
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
-        yield _impossible(facts, Blame(members, frozenset(), facts.tags(members)), of_others)
+        yield _impossible(facts, Blame(members, frozenset(), Where(Extent.DEVICES, members)), of_others)
 
 
 def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator[Blame]:
@@ -190,9 +209,10 @@ def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     virtual = facts.run.machine.virtualization
     where = f"the virtual machine ({virtual})" if virtual not in ("", "none") else "a virtual machine or the driver"
     message = Message(
-        f"{blame.where}: no NVLink in the label, and faster than PCIe can be.",
+        HiddenLinks(),
         f"{where} hides the NVLinks or NVSwitches from the labels; the links are there and are used",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; lspci | grep -i nvidia",
+        blame.where,
     )
     return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, message)
 
@@ -200,13 +220,13 @@ def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
 def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
     """Return the finding on what beats its limit; noise needs no margin here, for no batch can be too fast."""
     worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
-    works = ", ".join(sorted({str(one.point.work) for one in beaten}))
+    works = tuple(sorted({one.point.work for one in beaten}, key=str))
     batches = sum({one.point: one.batches for one in beaten}.values())
     message = Message(
-        f"{blame.where}: {worst.rate_gbs:.0f} GB/s where the {worst.capacity.part} has a capacity of "
-        f"{worst.capacity.gbs:.0f} at most ({works}; {batches} batch{'' if batches == 1 else 'es'}).",
+        Beaten(worst.rate_gbs, worst.capacity.part, worst.capacity.gbs, works, batches),
         "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
         f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; nvidia-smi topo -m",
+        blame.where,
     )
     rates = sorted(one.rate_gbs for one in beaten)
     label = facts.label(min(blame.links)) if blame.links else ""
@@ -235,11 +255,12 @@ def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
     gpu = facts.indices(blame.members[:1])
     message = Message(
-        f"{blame.where}: copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}.",
+        UnusedNvlinks(facts.label(min(blame.links))),
         "CUDA refuses peer access, so copies pass through host memory"
         if refused
         else "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager does not run)",
         f"nvidia-smi topo -p2p r; nvidia-smi nvlink -s -i {gpu}; systemctl status nvidia-fabricmanager",
+        blame.where,
         sure=refused,
     )
     return _finding(facts, Kind.NV_NOT_USED, blame, links, message)
@@ -255,14 +276,15 @@ def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: Unhea
         likely = f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
     gpus = facts.indices(blame.members[:2])
     message = Message(
-        f"{blame.where}: the rate of {_worth(facts, blame, links, count)} of {count} links.",
+        FewerLinks(_worth(facts, blame, links, count), count),
         seen[0] if seen else likely,
         f"nvidia-smi nvlink -s -i {gpus}; nvidia-smi nvlink -e -i {gpus}",
+        blame.where,
     )
     return _finding(facts, Kind.NV_DEGRADED, blame, links, message)
 
 
-def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -> str:
+def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -> float:
     """Return how many links' worth the slow path carries, by what a link of a healthy path here carries."""
     limit = path_limit(facts, min(blame.links)) or 0.0
     healthy = [
@@ -271,8 +293,7 @@ def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -
         if is_nvlink(facts.label(link)) and reading.gbs >= DEGRADED * (path_limit(facts, link) or float("inf"))
     ]
     one = median(healthy) if healthy else _HEALTHY_SHARE * limit / count
-    carried = median(links[link].gbs for link in blame.links) / one
-    return f"{carried:.0f}" if carried >= 1 else f"{carried:.1f}"
+    return median(links[link].gbs for link in blame.links) / one
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +310,7 @@ class ExcludedLinks:
     def speaks(self, reading: Reading) -> bool:
         """Return whether a reading may be compared with others of its label.
 
-        PCIe paths share wires: there only what ran alone counts, or what an interference check of their label found to
+        PCIe paths share links: there only what ran alone counts, or what an interference check of their label found to
         be as fast as alone. Of a label that mixes unlike paths, or whose copies all meet in host memory, an
         interference check says nothing but of the two pairs that it sampled.
         """

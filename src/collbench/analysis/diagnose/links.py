@@ -10,6 +10,7 @@ from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.evidence import BelowBest, Evidence, Inverted, SlowerThanBack
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
@@ -23,7 +24,7 @@ from collbench.model.operations import Work
 
 # docs/method.md 10.2: 10 %, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
-# Pairs of one H200 machine keep differences of up to 2 % from run to run, so an outlier lies below that for certain.
+# Pairs of one H200 machine keep differences of up to 2 % from run to run, so an outlier lies significantly below that.
 _OUTLYING = 0.025
 # The upper quartile lies this many σ above the middle of a normal distribution.
 _UPPER_QUARTILE = 0.6745
@@ -50,8 +51,8 @@ def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iter
     slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _ONE_WAY))}
     for blame in blames(facts, slow, gaps):
         worst, readings, works = _worst(blame, slow)
-        what = f"{blame.where}: {1 - math.exp(-worst.gap):.0%} slower than the way back ({works})."
-        yield _slow(facts, Kind.ASYMMETRY, blame, readings, (what, _one_way_cause(facts, blame)), ill)
+        evidence = SlowerThanBack(1 - math.exp(-worst.gap), works)
+        yield _slow(facts, Kind.ASYMMETRY, blame, readings, (evidence, _one_way_cause(facts, blame)), ill)
 
 
 def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
@@ -66,15 +67,13 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
         slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _OUTLYING))}
         for blame in blames(facts, slow, gaps):
             worst, readings, works = _worst(blame, slow)
-            what = (
-                f"{blame.where}: {1 - math.exp(-worst.gap):.0%} below the best {worst.reading.label} links ({works})."
-            )
-            words = what, _outlier_cause(facts, blame, worst.reading)
-            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, words, ill)
+            evidence = BelowBest(1 - math.exp(-worst.gap), worst.reading.label, works)
+            message = evidence, _outlier_cause(facts, blame, worst.reading)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, message, ill)
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
-    """Return the gaps of a link that exceed a threshold for certain; all of them where they do so together.
+    """Return the gaps of a link that exceed a threshold significantly; all of them where they do so together.
 
     Each work's noise is its own, so four small gaps that agree are as good as one that is twice as sure.
     """
@@ -85,8 +84,8 @@ def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
     return list(gaps) if together else alone
 
 
-def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], str]:
-    """Return the widest gap of the blamed links, its work's readings on them, and the names of all works."""
+def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], tuple[Work, ...]]:
+    """Return the widest gap of the blamed links, its work's readings on them, and all works."""
     gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
     worst = max(gaps, key=lambda gap: gap.gap)
     readings = [gap.reading for gap in gaps if gap.reading.work == worst.reading.work]
@@ -99,9 +98,9 @@ def rates_of(facts: Facts, link: Link, readings: Collection[Reading]) -> Rates:
     return Rates(facts.label(link), path_limit(facts, link), facts.readings.span(readings), confirmed=alone)
 
 
-def works_of(readings: Iterable[Reading]) -> str:
-    """Name the works of some readings."""
-    return ", ".join(sorted({str(reading.work) for reading in readings}))
+def works_of(readings: Iterable[Reading]) -> tuple[Work, ...]:
+    """Return the works of some readings, in the order of their names."""
+    return tuple(sorted({reading.work for reading in readings}, key=str))
 
 
 def by_label(facts: Facts, work: Work, odd: ExcludedLinks) -> dict[str, list[Reading]]:
@@ -141,19 +140,19 @@ def _slow(
     kind: Kind,
     blame: Blame,
     readings: Collection[Reading],
-    message: tuple[str, str],
+    message: tuple[Evidence, str],
     ill: UnhealthyDevices,
 ) -> Finding:
-    """Return the finding; `message` are what and the likely cause, which gives way to one that was seen."""
+    """Return the finding; `message` are the evidence and the likely cause, which gives way to one that was seen."""
     first = min(blame.links)
     seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
     command = f"nvidia-smi {seen[1]} -i {facts.indices(blame.members[:2])}" if seen else link_state(facts, first)
-    words = Message(message[0], seen[0] if seen else message[1], command)
-    return found(kind, blame.members, blame.links, words, rates_of(facts, first, readings))
+    said = Message(message[0], seen[0] if seen else message[1], command, blame.where)
+    return found(kind, blame.members, blame.links, said, rates_of(facts, first, readings))
 
 
 def link_state(facts: Facts, link: Link) -> str:
-    """Return the command that shows the state of a link's wires."""
+    """Return the command that shows the state of a link."""
     if capabilities(facts.run.backend).cores:
         return "lscpu -e; numactl --hardware"
     if is_nvlink(facts.label(link)):
@@ -233,8 +232,12 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
     )
     better = facts.label(min(links))
     message = Message(
-        f"{better} pairs of {facts.tags(members)} reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, "
-        f"though the label is better ({works_of(reading for case in cases for reading in case.readings)}).",
+        Inverted(
+            better,
+            1 - math.exp(-worst.gap),
+            worst.worse,
+            works_of(reading for case in cases for reading in case.readings),
+        ),
         _inverted_cause(facts, better, links),
         f"nvidia-smi topo -p2p r; {link_state(facts, min(links))}",
     )
@@ -259,7 +262,7 @@ def _inverted_cause(facts: Facts, better: str, links: Collection[Link]) -> str:
 
 
 def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
-    """Return by how much (a difference of logs) the worse label wins for certain, None where it does not.
+    """Return by how much (a difference of logs) the worse label wins significantly, None where it does not.
 
     A better label on slower slots is no contradiction while it makes use of them.
     """

@@ -25,7 +25,7 @@ _CHANCE_OF_ANY = 0.005
 _FEW_TRIALS = 30
 # Of so many trials a data point that is much noisier than its like is judged by its own noise.
 _TRIALS_FOR_OWN_NOISE = 5
-# Two copies on one wire get half of it each, three a third; noise alone does not make an interference check's ratio
+# Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
 # this low.
 _SHARES = 0.9
 # Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5 % of
@@ -188,7 +188,7 @@ def read(run: Run) -> Readings:
 def _trusted(run: Run) -> set[tuple[Work, str]]:
     """Return the works that may run beside others on a label, as interference checks found.
 
-    An interference check samples two pairs. PCIe paths share wires, so there a label that any work's interference check
+    An interference check samples two pairs. PCIe paths share links, so there a label that any work's interference check
     saw sharing is distrusted for all: chance decides which pairs met.
     """
     sharing = {check.label for check in run.interference_checks if check.ratio < _SHARES and not is_nvlink(check.label)}

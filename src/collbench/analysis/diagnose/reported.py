@@ -6,16 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from collbench.analysis.diagnose.blame import blames
+from collbench.analysis.diagnose.evidence import FlatLabels, LinkCount, OtherLabel, PeerAnswers, Source, TreeLabels
 from collbench.analysis.diagnose.limits import VIRTUAL
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Path, PeerStatus
-
-# Who tells of peer access, by the order in which they are named.
-_NVML, _TOOL, _CUDA = "NVML", "nvidia-smi topo -p2p", "CUDA"
-_WAYS = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
 
 
 def reported(facts: Facts) -> Iterator[Finding]:
@@ -40,11 +37,10 @@ def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Message | None]) -> 
     for saying, pairs in sayings.items():
         for blame in blames(facts, both_ways(pairs), every):
             gpus = {"first": facts.indices(blame.members[:1]), "all": facts.indices(blame.members)}
-            what, command = f"{blame.where}: {saying.what}.", saying.command.format(**gpus)
-            words = Message(what, saying.cause, command)
+            message = saying._replace(command=saying.command.format(**gpus), where=blame.where)
             limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
             rates = Rates(facts.label(min(blame.links)), limits.pop() if len(limits) == 1 else None)
-            yield found(kind, blame.members, blame.links, words, rates)
+            yield found(kind, blame.members, blame.links, message, rates)
 
 
 def _link_count(path: Path) -> Message | None:
@@ -53,9 +49,9 @@ def _link_count(path: Path) -> Message | None:
     counted = path.nvlinks > 0 or path.tool_label is not None  # a file by hand may leave the count out
     if label is None or nvlink_count(label) == path.nvlinks or not counted:
         return None
-    source = "nvidia-smi topo -m" if label == path.tool_label else "the label"
+    source = Source.TOPOLOGY if label == path.tool_label else Source.LABEL
     return Message(
-        f"{source} says {label}, NVML counts {path.nvlinks} active NVLinks",
+        LinkCount(source, label, path.nvlinks),
         "NVLinks are down at one end, or went down after one of the two was asked (or the text is another machine's)",
         "nvidia-smi nvlink -s -i {first}",
     )
@@ -65,19 +61,15 @@ def _peer_access(path: Path) -> Message | None:
     """Compare who allows peer access with the others, and with an NVLink label, which promises it."""
     # As `topo -p2p r` is about reading, so is what NVML says of it.
     nvml = None if path.peer_access is None else _all_allow(path.peer_access.statuses[:1])
-    allowed = {_NVML: nvml, _TOOL: _all_allow(path.tool_peer_access), _CUDA: path.cuda_peers}
+    allowed = {Source.NVML: nvml, Source.PEERS: _all_allow(path.tool_peer_access), Source.CUDA: path.cuda_peers}
     answers = {source: answer for source, answer in allowed.items() if answer is not None}
     tool = ", ".join(dict.fromkeys(path.tool_peer_access))
-    words = {_NVML: str(path.peer_access), _TOOL: tool, _CUDA: "yes" if path.cuda_peers else "no"}
-    said = ", ".join(f"{source} {words[source]}" for source in answers)
-    if len(set(answers.values())) > 1:
-        what = f"who is asked for peer access disagrees: {said}"
-    elif is_nvlink(path.label) and answers and not any(answers.values()):
-        what = f"the label {path.label} promises peer access and nobody allows it: {said}"
-    else:
+    words = {Source.NVML: str(path.peer_access), Source.PEERS: tool, Source.CUDA: "yes" if path.cuda_peers else "no"}
+    agree = len(set(answers.values())) < 2
+    if agree and not (is_nvlink(path.label) and answers and not any(answers.values())):
         return None
     return Message(
-        what,
+        PeerAnswers(path.label, tuple((source, words[source]) for source in answers), agree),
         "the driver, a container or MIG mode takes peer access away, or an IOMMU or ACS setting forbids it",
         "nvidia-smi topo -p2p r; nvidia-smi -q -i {all} | grep -A2 'MIG Mode'; sudo dmesg | grep -i -e iommu -e NVRM",
     )
@@ -98,7 +90,7 @@ def _other_label(path: Path) -> Message | None:
     if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
         return None  # of NVLinks: LINKCOUNT_MISMATCH says it
     return Message(
-        f"nvidia-smi topo -m says {tool}, NVML says {path.label}",
+        OtherLabel(tool or "", path.label),
         "the two name PCIe paths by different rules on some machines; both name the way, and neither the rate",
         "nvidia-smi topo -m; lspci -t",
     )
@@ -110,12 +102,10 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     if not paths:
         return
     members = tuple(sorted({member for path in paths for member in path.devices}))
-    labels = sorted({path.label for path in paths}, key=rank_key)
-    ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
-    way = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
+    labels = tuple(sorted({path.label for path in paths}, key=rank_key))
+    ancestors = tuple(sorted({str(path.ancestor) for path in paths}, key=rank_key))
     message = Message(
-        f"topo -m says {', '.join(labels)} where the PCIe tree, as topo -p reports it, says {', '.join(ancestors)}"
-        f"{way}: both are right.",
+        TreeLabels(labels, ancestors),
         "topo -p reports how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
         f"nvidia-smi topo -m; nvidia-smi topo -p -i {facts.indices(paths[0].devices)}",
     )
@@ -128,7 +118,7 @@ def _flat(facts: Facts) -> Iterator[Finding]:
     flat = len(names) == 1 and not is_nvlink(next(iter(names)))
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
         words = Message(
-            f"All pairs have the label {next(iter(names))} and no GPU has a NUMA node: the labels say nothing.",
+            FlatLabels(next(iter(names))),
             f"the hypervisor hides the PCIe tree ({run.machine.virtualization}): only measuring shows the paths",
             "lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
         )

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from collbench.analysis.diagnose.evidence import Evidence, Extent, Where
 from collbench.model.failures import Failure
-from collbench.model.operations import Variant, Work
+from collbench.model.operations import Endpoints, Variant, Work
 from collbench.model.run import Skipped
 
 Link = tuple[int, int]
@@ -63,7 +64,7 @@ class Verdict:
     `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
     all that are concerned. `explains` are kinds that would have been found for the same links without this one.
     `confirmed` is False where only samples beside others showed it, and no interference check says that they count.
-    `failure` and `skipped` are the first that it rests on, where it rests on one: `what` leaves them out.
+    `evidence` is what was seen, and `where`; `failure` and `skipped` are the first that it rests on, if there is one.
     """
 
     kind: Kind
@@ -74,7 +75,8 @@ class Verdict:
     measured: Interval | None
     cause: str
     command: str
-    what: str
+    evidence: Evidence
+    where: Where
     explains: tuple[Kind, ...] = ()
     confirmed: bool = True
     failure: Failure | None = None
@@ -94,11 +96,12 @@ class Finding:
 
 
 class Message(NamedTuple):
-    """A finding's words, and what they rest on as in Verdict; `sure` as in Finding."""
+    """What a finding says, as in Verdict; `where` is by default its devices; `sure` as in Finding."""
 
-    what: str
+    evidence: Evidence
     cause: str
     command: str
+    where: Where | None = None
     sure: bool = False
     failure: Failure | None = None
     skipped: Skipped | None = None
@@ -134,7 +137,8 @@ def found(
         measured=rates.measured,
         cause=message.cause,
         command=message.command,
-        what=message.what,
+        evidence=message.evidence,
+        where=message.where or Where(Extent.DEVICES, members),
         confirmed=rates.confirmed,
         failure=message.failure,
         skipped=message.skipped,
@@ -144,7 +148,7 @@ def found(
 
 def ways(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
     """Return the directed links that a work on a pair is about, both of a collective; none for what runs on others."""
-    if len(members) != 2 or work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
+    if len(members) != 2 or work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         return ()
     a, b = members
     both = work.operation.is_collective or work.variant is Variant.BOTH_WAYS

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from math import comb, inf
 
 import numpy as np
 
 from collbench.analysis import problem
 from collbench.analysis.bands import ceiling, on_one_plane, predict
-from collbench.analysis.choice import Band, LeftOut, Members
+from collbench.analysis.choice import Band, Grounds, LeftOut, Members, TooFewLeft
 from collbench.analysis.predict.networks import Network
 from collbench.analysis.predict.step import (
     AS_THE_GPU,
@@ -48,13 +49,23 @@ _MOST_JUDGED = 300
 _ROUNDING = 1e-9
 
 
+class Compared(StrEnum):
+    """Which sets of k devices were compared."""
+
+    ALL = "all"
+    HEURISTIC = "by a heuristic search"
+    ONE_SET = "there is one"
+    MEASURED = "those that were measured"
+    ONE_MEASURED = "one was measured"
+
+
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The best set of k devices and the worst; None where no set is worse, and `note` says why. Positions ascend."""
+    """The best set of k devices and the worst, by what; None where no set is worse. Positions ascend."""
 
     best: Members
     worst: Members | None
-    note: str = ""
+    by: Compared | Grounds
 
 
 class Machine:
@@ -109,24 +120,18 @@ class Machine:
         Raises UsageError for a k that cannot be.
         """
         if not 2 <= k <= len(self._fit):
-            names = "; ".join(
-                f"without {self._evidence.run.devices[left.member].tag} ({left.reason})" for left in self.left_out
-            )
-            raise UsageError(
-                f"cannot predict for {k} of {len(self._fit)} devices{' ' + names if names else ''}: "
-                f"choose 2 to {len(self._fit)}"
-            )
+            raise TooFewLeft(k, self._evidence.run.devices, self.left_out, predicting=True)
         case = self._case
         if case is None or len(case.order) < k:
             return self._measured(k, rank)
         best = choose(self._evidence.run, k, allow_busy=True).members
         if k == len(case.order):
-            return Sets(best, None, f"there is one set of {k}, so nothing to choose")
+            return Sets(best, None, Compared.ONE_SET)
         if case.tied:
-            return Sets(best, None, case.verdict)
+            return Sets(best, None, case.grounds)
         worst = _worst(case, k)
-        heuristic = "" if len(case.order) <= MOST_MEMBERS else "best and worst by a heuristic search"
-        return Sets(best, worst if worst != best else None, heuristic)
+        by = Compared.ALL if len(case.order) <= MOST_MEMBERS else Compared.HEURISTIC
+        return Sets(best, worst if worst != best else None, by)
 
     def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
         found = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
@@ -136,8 +141,8 @@ class Machine:
                 "add the run file of 'collbench pairs'"
             )
         if len(found) == 1:
-            return Sets(found[0], None, f"one set of {k} was measured, and no pairs, so nothing is compared")
-        return Sets(found[0], found[-1], "of the sets that were measured")
+            return Sets(found[0], None, Compared.ONE_MEASURED)
+        return Sets(found[0], found[-1], Compared.MEASURED)
 
 
 def _worst(case: SelectionProblem, k: int) -> Members:

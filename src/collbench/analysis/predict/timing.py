@@ -11,6 +11,7 @@ from statistics import median
 
 from collbench.analysis.choice import Band, Members
 from collbench.analysis.fits import Curve
+from collbench.analysis.registration import ordinary
 from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
@@ -48,6 +49,7 @@ def gather(runs: Sequence[tuple[str, Run]]) -> Evidence:
 
     The run with the most devices, then the most pairs, is the one that devices are chosen from.
     """
+    runs = [(name, ordinary(run)) for name, run in runs]
     name, base = max(runs, key=lambda named: (len(named[1].devices), _pairs(named[1])))
     for other, run in runs:
         _check(name, base, other, run)
@@ -102,7 +104,8 @@ def _check(name: str, base: Run, other: str, run: Run) -> None:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    return {name: value for name, value in run.settings.environment.items() if name != _SAYS_NOTHING}
+    config = {name: str(value) for name, value in run.settings.nccl_config.items()}
+    return {name: value for name, value in run.settings.environment.items() if name != _SAYS_NOTHING} | config
 
 
 # The timing of each operation on each set.

@@ -33,7 +33,7 @@ _BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # Extended capabilities begin at 0x100: id in 16 bits, version in 4, the next one's offset in 12 [PCIe 5.0, 7.6.3].
 _FIRST_EXTENDED, _ACS = 0x100, 0x000D
 # ACS control register, 6 bytes into it: P2P request redirect, P2P completion redirect, upstream forwarding
-# [PCIe 5.0, 7.7.11.3]. Source validation (bit 0) alone redirects nothing.
+# [PCIe 5.0, 7.7.11.3]. Source validation (bit 0) redirects nothing.
 _CONTROL, _REDIRECTS = 6, 0b0011100
 _MOST_CAPABILITIES = 64  # a broken list may run in circles
 
@@ -103,7 +103,7 @@ def software(nccl: str | None) -> Software:
 
 
 def torch_build() -> tuple[str, str]:
-    """Return torch's version and the CUDA that it was built with, "" where there is none; from its files alone."""
+    """Return torch's version and the CUDA that it was built with, from torch's files; "" where there is none."""
     try:
         version = metadata.version("torch")
         spec = importlib.util.find_spec("torch")
@@ -139,7 +139,7 @@ def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-# Facts about the GPUs, from NVML alone: no CUDA context is made, nothing is changed.
+# Facts about the GPUs, only from NVML: no CUDA context is made, nothing is changed.
 
 
 # Any display or 3D controller of NVIDIA's [PCI IDs: vendor 10de; class codes 0300, 0302].

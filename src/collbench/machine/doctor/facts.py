@@ -54,7 +54,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Libraries: `nccl` is what collbench would time, `wheel` the file beside torch, `wheel_version` what pip calls it.
+    """Libraries: `nccl` is what collbench would time, `wheel` that next to torch, `wheel_version` what pip calls it.
 
     `nccl_error` says why NCCL cannot be opened, `nccl_advice` what to do. Versions of CUDA are as people write them
     ("13.0"); `torch_cuda` is "" for a build without CUDA.

@@ -110,13 +110,13 @@ def visibility(facts: Facts) -> list[Finding]:
     why = f": {seen.problem}" if seen.problem else ""
     found = []
     if seen.problem and not seen.certain:
-        found.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA can tell what it leaves{why}", unset))
+        found.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA knows which GPUs it leaves{why}", unset))
     elif not seen.devices:
         found.append(Finding(Group.GPUS, name, Level.FAIL, f"leaves no GPU{why}", unset))
     elif seen.problem:
         found.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
     elif len(seen.devices) < 2:
-        text = f"leaves {left} alone: no pair to measure" if given is not None else "one GPU: no pair to measure"
+        text = f"leaves only {left}: no pair to measure" if given is not None else "one GPU: no pair to measure"
         found.append(Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, text, "use two or more"))
     elif given is not None:
         found.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
@@ -142,7 +142,7 @@ def _version(found: Driver) -> Finding:
 def _tool(found: Driver) -> list[Finding]:
     if found.nvidia_smi:
         return []
-    text = "not on PATH: its words on links are not compared with NVML's; NVML has all else"
+    text = "not on PATH: its labels are not compared with NVML's; NVML reports all else"
     return [Finding(Group.GPUS, "nvidia-smi", Level.OK, text)]
 
 
@@ -204,7 +204,9 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
         text = f"uncorrected ECC errors since the driver started: {each}"
         yield Finding(Group.GPUS, "memory", Level.WARN, text, fix, numbers(wrong))
     elif any(gpu.ecc_errors is None for gpu in gpus):
-        yield Finding(Group.GPUS, "memory", Level.UNKNOWN, "errors are not counted: ECC is off, or NVML does not tell")
+        yield Finding(
+            Group.GPUS, "memory", Level.UNKNOWN, "errors are not counted: ECC is off, or NVML does not report them"
+        )
     else:
         yield Finding(Group.GPUS, "memory", Level.OK, "no uncorrected ECC error, no repair pending")
 
@@ -236,7 +238,7 @@ def _now(gpus: Sequence[Gpu]) -> Iterable[Finding]:
         each = ", ".join(
             f"{gpu.device.tag} ({gpu.processes}, {format_approximate_size(gpu.memory_used or 0)})" for gpu in busy
         )
-        text = f"processes on {each}: what is measured beside them is theirs, too"
+        text = f"processes on {each}: they disturb what is measured"
         fix = "nvidia-smi names them; wait, or leave these GPUs out"
         yield Finding(Group.GPUS, "in use", Level.WARN, text, fix, numbers(busy))
     elif all(gpu.processes is not None for gpu in gpus):
@@ -250,14 +252,14 @@ def _all_or(
     good: str,
     problem: Callable[[Collection[Gpu], Sequence[Gpu]], Finding],
 ) -> Finding:
-    """Return `text` of the GPUs for which `bad` holds, else that all is good, or that NVML does not tell."""
+    """Return `text` of the GPUs for which `bad` holds, else that all is good, or that NVML does not report it."""
     answers = [bad(gpu) for gpu in gpus]
     if any(answers):
         return problem([gpu for gpu, answer in zip(gpus, answers, strict=True) if answer], gpus)
     if name == "MIG" and all(answer is None for answer in answers):
         return Finding(Group.GPUS, name, Level.OK, "not supported by these GPUs")
     if any(answer is None for answer in answers):
-        return Finding(Group.GPUS, name, Level.UNKNOWN, "NVML does not tell")
+        return Finding(Group.GPUS, name, Level.UNKNOWN, "NVML does not report it")
     return Finding(Group.GPUS, name, Level.OK, good)
 
 
@@ -294,7 +296,7 @@ _LEAST_SHM_A_GPU = 8 * _MIB
 _CUMEM_CUDA = (12, 6)
 # The usual default. A rank opens sockets to its neighbours, files of shared memory, libraries, data.
 _FEW_FILES = 1024
-# A run of all sizes on 8 GPUs is a file of 10 MB; several, and the journal beside them.
+# A run of all sizes on 8 GPUs is a file of 10 MB: room for several, and for the journal.
 _LITTLE_ROOM = 100 * _MIB
 # Two messages of 64 MiB a core and what torch takes in each of eight processes.
 _LITTLE_MEMORY = 4096 * _MIB
@@ -400,7 +402,7 @@ def _memory(facts: Facts) -> Iterable[Finding]:
 
 
 def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
-    """Judge whether this process may use the CPUs and the memory beside its GPUs."""
+    """Judge whether this process may use the CPUs and the memory near its GPUs."""
     known = [gpu for gpu in gpus if gpu.device.cpu_affinity]
     far = [gpu for gpu in known if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
     nodes = [gpu for gpu in gpus if gpu.device.numa_node is not None]
@@ -410,7 +412,7 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
         fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gpu-bind=closest"
         yield Finding(Group.HOST, "NUMA", Level.WARN, f"no CPU in reach is near {each}", fix, numbers(far))
     elif without:
-        text = f"no memory in reach of the node beside {tags(without, gpus)}"
+        text = f"no memory in reach of the NUMA node of {tags(without, gpus)}"
         yield Finding(Group.HOST, "NUMA", Level.WARN, text, "widen the cgroup's cpuset.mems", numbers(without))
     elif known:
         text = "CPUs near every GPU are in reach"
@@ -514,11 +516,11 @@ def _nccl(found: Software) -> Iterable[Finding]:
 
 
 def _same_nccl(found: Software) -> Iterable[Finding]:
-    """Judge whether what is timed is what torch will load: the wheel beside it, where it came as one."""
+    """Judge whether what is timed is what torch will load: the wheel next to it, where there is one."""
     name = "torch's NCCL"
     if not found.wheel:
         if found.torch_cuda:
-            text = "no nvidia-nccl wheel beside torch: it was built with NCCL inside, or takes the system's"
+            text = "no nvidia-nccl wheel next to torch: torch has NCCL built in, or loads the system's"
             fix = "compare with python -c 'import torch; print(torch.cuda.nccl.version())'"
             yield Finding(Group.LIBRARIES, name, Level.UNKNOWN, text, fix)
         return
@@ -536,7 +538,7 @@ def _same_nccl(found: Software) -> Iterable[Finding]:
 def _preload(facts: Facts) -> Iterable[Finding]:
     preloaded = facts.environment.get("LD_PRELOAD", "")
     if "nccl" in preloaded.lower():
-        text = f"LD_PRELOAD={preloaded}: every process takes this NCCL first"
+        text = f"LD_PRELOAD={preloaded}: every process loads this NCCL first"
         yield Finding(Group.LIBRARIES, "LD_PRELOAD", Level.WARN, text, "unset LD_PRELOAD, unless it is meant")
 
 
@@ -595,7 +597,9 @@ def _peers(paths: Sequence[Path], devices: Sequence[Device]) -> Finding:
         return Finding(Group.LINKS, "peer access", Level.WARN, text, fix, tuple(ends))
     answers = [path.peer_access for path in paths]
     if any(one is None or PeerStatus.UNKNOWN in one.statuses for one in answers):
-        return Finding(Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not tell; collbench pairs measures it")
+        return Finding(
+            Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not report it; collbench pairs measures it"
+        )
     return Finding(Group.LINKS, "peer access", Level.OK, "OK for every pair")
 
 
@@ -622,7 +626,7 @@ _LONGEST = 60  # characters of a value; what is longer is a list or a path that 
 
 
 def judge_variables(facts: Facts) -> list[Finding]:
-    """Judge each NCCL_* variable, whoever sets it, in the order of names; collbench itself sets none."""
+    """Judge each NCCL_* variable, from environment or file, in the order of names; collbench itself sets none."""
     ours = sorted((name, value) for name, value in facts.environment.items() if name.startswith("NCCL_"))
     found = [_nccl_variable(name, value) for name, value in ours]
     found += [

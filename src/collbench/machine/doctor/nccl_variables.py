@@ -1,11 +1,11 @@
-"""NCCL's variables: all names, to tell a typo from a rare one, and what the well-known ones do. Pure."""
+"""NCCL's variables: all names, to distinguish a typo from a rare name, and what the well-known ones do. Pure."""
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
 
-# The names of all variables that NCCL reads, to tell a typo from a rare one. Pure.
+# The names of all variables that NCCL reads, to distinguish a typo from a rare name. Pure.
 #
 # [NCCL 2.30.7, src/: NCCL_PARAM, DEFINE_NCCL_PARAM, ncclGetEnv, getenv], with those that older releases since 2.18
 # read.
@@ -101,7 +101,7 @@ GRAPH_FILE              | takes rings and trees from this file instead of search
 GRAPH_DUMP_FILE         | writes the rings and trees that were found
 GRAPH_MIXING_SUPPORT    | lets CUDA graphs and plain launches share a communicator at one time
 GRAPH_REGISTER          | registers user buffers of CUDA graphs
-HOSTID                  | names the host, to decide who shares one
+HOSTID                  | names the host: ranks with one name share a host
 IB_DISABLE              | leaves InfiniBand and RoCE out
 IB_HCA                  | network cards to use
 IB_GID_INDEX            | entry of the RoCE address table
@@ -151,13 +151,13 @@ P2P_LEVEL               | how far apart GPUs may be for direct access: LOC, NVL,
 P2P_NET_CHUNKSIZE       | size of pieces of send and receive over the network
 P2P_NVL_CHUNKSIZE       | size of pieces of send and receive over NVLink
 P2P_PCI_CHUNKSIZE       | size of pieces of send and receive over PCIe
-P2P_PXN_LEVEL           | when send and receive go through a GPU beside the network card
+P2P_PXN_LEVEL           | when send and receive go through a GPU near the network card
 P2P_READ_ENABLE         | the receiver reads over NVLink instead of the sender writing
 P2P_USE_CUDA_MEMCPY     | copy engines instead of kernels between GPUs
 PAT_ENABLE              | allows the PAT algorithm
-PROFILER_PLUGIN         | library that is told of every operation
+PROFILER_PLUGIN         | library that gets every operation as an event
 PROTO                   | restricts the protocols: LL, LL128, Simple
-PXN_DISABLE             | no way through a GPU beside the network card
+PXN_DISABLE             | no way through a GPU near the network card
 RAS_ENABLE              | a thread that answers questions about running jobs
 RUNTIME_CONNECT         | connects when an algorithm is first used instead of at the start
 SET_STACK_SIZE          | sets the CUDA stack size at the start

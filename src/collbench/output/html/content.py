@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from collbench.analysis import overlap
 from collbench.analysis.compare import compare
 from collbench.analysis.diagnose import Kind, Severity, Verdict, coverage, judge
 from collbench.analysis.fits import Fit, Unfitted
@@ -24,7 +25,9 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
 from collbench.output import sentences
-from collbench.output.html.series import as_a_whole, broken, families, overview, ratio_series, series
+from collbench.output.html import tails
+from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
+from collbench.output.text import overlap as overlap_text
 from collbench.output.text import verdicts
 from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance
 from collbench.output.text.layout import NAME_WIDE
@@ -133,7 +136,7 @@ def interference_checks(run: Run) -> Iterator[dict[str, str]]:
 #
 # `analysis` has the answers; here are only the words around them.
 
-# More rows hide what matters; the map shows α, β and n½ of every place.
+# More rows hide what matters; the map shows α, β and n½ of every set.
 _MOST_FITS = 64
 _MOST_NAMES = 24  # of a tier
 _SEVERITIES = {
@@ -148,8 +151,23 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTI
 
 def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines."""
+    if run.overlaps:
+        return [_beside(run), _is_anything_wrong(run, judged)]
     ranking = evidence(run)
     return [_which(run, ranking), _how_fast(run, ranking), _is_anything_wrong(run, judged)]
+
+
+def _beside(run: Run) -> dict[str, Any]:
+    """Return the answer of a run of `collbench overlap`: the data point whose collective loses most."""
+    worst = overlap.strongest(run.overlaps)
+    if worst is None:
+        return _answer("What overlap costs", "nothing measured", [])
+    summary = overlap.summarize(worst)
+    lines = [
+        overlap_text.answer(worst),
+        f"both together take {summary.of_max.value:.2f} times the longer of the two alone",
+    ]
+    return _answer("What overlap costs", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
 
 
 def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:
@@ -159,10 +177,10 @@ def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:
         why = "the run holds no pair" if ranking is None else "no two devices that were measured together are fit"
         return _answer("Which devices", "nothing to choose", [why, *out], "warn" if out else "")
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
-        short, lines = "any of them", [chosen[0].reason]
+        short, lines = "any of them", [sentences.reason(chosen[0], run.devices)]
     else:
         short = _tags(run, chosen[0].members)
-        lines = [f"the best {len(chosen[0].members)}: {chosen[0].reason}"]
+        lines = [f"the best {len(chosen[0].members)}: {sentences.reason(chosen[0], run.devices)}"]
         lines += [f"best {len(one.members)}: {_tags(run, one.members)}" for one in chosen[1:]]
     return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
 
@@ -176,7 +194,7 @@ def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     rate = f"{figure(best.gbs)} GB/s"
     if best.interval is not None:
         rate += f" (95 %: {figure(best.interval[0])}–{figure(best.interval[1])})"
-    lines = [f"{what}, {quantity}", f"best {name(run, ranking.work, best.members)}: {rate}", ranking.verdict]
+    lines = [f"{what}, {quantity}", f"best {name(run, ranking.work, best.members)}: {rate}", sentences.tiers(ranking)]
     return _answer("How fast", f"{figures_span([worst.gbs, best.gbs], '–')} GB/s", lines)
 
 
@@ -242,12 +260,19 @@ def choice(run: Run, k: int) -> dict[str, Any]:
     try:
         chosen = choose(run, k)
     except UsageError as error:
-        return {"k": k, "devices": "–", "predicted": "", "reason": str(error), "decided_by": "", "finalists": []}
+        return {
+            "k": k,
+            "devices": "–",
+            "predicted": "",
+            "reason": sentences.refusal(error),
+            "decided_by": "",
+            "finalists": [],
+        }
     return {
         "k": k,
         "devices": _tags(run, chosen.members),
         "predicted": str(chosen.band) if chosen.band else "",
-        "reason": chosen.reason + (" (heuristic)" if chosen.heuristic else ""),
+        "reason": sentences.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
         "decided_by": chosen.decided_by,
         "finalists": [
             {
@@ -262,7 +287,7 @@ def choice(run: Run, k: int) -> dict[str, Any]:
 
 def left(run: Run) -> list[str]:
     """Return a line for each device that no choice takes."""
-    return [f"{run.devices[one.member].tag}: {one.reason}" for one in left_out(run)]
+    return [f"{run.devices[one.member].tag}: {sentences.left_out(one)}" for one in left_out(run)]
 
 
 def ranked(run: Run, work: RankedWork) -> dict[str, Any]:
@@ -288,7 +313,7 @@ def _ranking(run: Run, ranking: Ranking) -> dict[str, Any]:
         "size": format_size(ranking.size_bytes),
         "unit": "µs" if small else "GB/s",
         "kind": ranking.kind,
-        "verdict": ranking.verdict,
+        "verdict": sentences.tiers(ranking),
         "tiers": [
             {
                 "tier": tier,
@@ -355,7 +380,8 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "limits": limits(run),
         "paths": paths(run),
         "interference_checks": list(interference_checks(run)),
-        "data": {"id": key, "sim": sim, "tags": tags, "series": series(run, works)},
+        "tails": list(tails.content(run)),
+        "data": {"id": key, "sim": sim, "tags": tags, "series": [*series(run, works), *overlap_series(run)]},
     }
 
 

@@ -95,12 +95,12 @@ def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
         sizes = range(len(series["sizes"]))
         rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in enumerate(series["names"])]
         return {"title": title, "heads": series["size_names"], "rows": rows}
-    places = {tuple(members): at for at, members in enumerate(series["places"])}
+    sets = {tuple(members): at for at, members in enumerate(series["sets"])}
     if series["kind"] == "pair":
-        places |= {members[::-1]: at for members, at in places.items()}
+        sets |= {members[::-1]: at for members, at in sets.items()}
     n = len(tags)
     cells = [
-        [("", "1") if source == target else _cell(series, -1, places.get((source, target))) for target in range(n)]
+        [("", "1") if source == target else _cell(series, -1, sets.get((source, target))) for target in range(n)]
         for source in range(n)
     ]
     return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}

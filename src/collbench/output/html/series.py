@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from collbench.analysis import overlap
 from collbench.analysis.compare import Change, Comparison, Verdict, unordered
 from collbench.analysis.fits import Fit, Unfitted
 from collbench.analysis.outcome import Outcome, outcome
@@ -17,20 +18,20 @@ from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.stats import median_interval, summarize, trial_seconds
 from collbench.analysis.summary import RankedWork
 from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
-from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Device, Measurement, Run, StopReason
+from collbench.model.operations import Endpoints, Operation, Variant, Work
+from collbench.model.run import DataPoint, Device, Measurement, Overlap, Run, StopReason
 from collbench.model.units import format_size
 from collbench.output import sentences
 from collbench.output.text.comparison import group_name
 from collbench.output.text.curves import limits_of
 from collbench.output.text.frame import place
+from collbench.output.text.overlap import condition_name
 
 # The data points of a run, sorted for the page: a family for each operation and kind of device set.
 
 Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95 % interval, the median, the high end
 
 NOTHING: Bounds = (None, None, None)
-_MANY = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,20 @@ class Family:
         return sorted({size for size, _ in self.points})
 
     @property
-    def places(self) -> list[Members]:
+    def sets(self) -> list[Members]:
         """The devices of each link, pair or set, ascending."""
         return sorted({members for _, members in self.points})
 
     @property
     def name(self) -> str:
         """What the choosers call it: "ce-write", "allreduce over 4 ranks"."""
-        ranks = len(self.places[0])
+        ranks = len(self.sets[0])
         return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
 
     def rows(self, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
         """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
-        places = self.places
-        rows = [[self.points.get((size, members)) for members in places] for size in self.sizes]
+        sets = self.sets
+        rows = [[self.points.get((size, members)) for members in sets] for size in self.sizes]
         return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in rows]
 
 
@@ -78,10 +79,11 @@ def families(run: Run) -> list[Family]:
     made = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         members = next(iter(points))[1]
-        kind = "device" if work.variant in (*_MANY, Variant.HOST) else kind_of(work)
+        many_places = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
+        kind = "device" if many_places else kind_of(work)
         kind = "group" if many > 2 else kind
-        wanted = 1 if work.variant is Variant.HOST else 2
-        ranked = kind != "group" and len(members) == wanted and work.variant not in _MANY
+        wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
+        ranked = kind != "group" and len(members) == wanted and not many_places
         made.append(Family(run, work, kind, points, ranked))
     return made
 
@@ -177,7 +179,7 @@ def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
-    found = [known.get(members) for members in family.places]
+    found = [known.get(members) for members in family.sets]
     alphas = [fit.latency_us if fit else NOTHING for fit in found]
     betas = [fit.gbs if fit else NOTHING for fit in found]
     halves = [fit.half_bytes if fit else NOTHING for fit in found]
@@ -211,11 +213,11 @@ def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
 
 
 def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
-    labels = labels_of(family.run, family.places) if family.kind in ("link", "pair") else {}
-    limits = limits_of(family.run, family.work, family.places)
+    labels = labels_of(family.run, family.sets) if family.kind in ("link", "pair") else {}
+    limits = limits_of(family.run, family.work, family.sets)
     rankings = [_ranking(family, ended, size) for size in family.sizes]
     beaten = by_point(family.run)
-    notes = [[_note(family, beaten, size, members) for members in family.places] for size in family.sizes]
+    notes = [[_note(family, beaten, size, members) for members in family.sets] for size in family.sizes]
     words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
     return {
         "name": family.name,
@@ -224,20 +226,20 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
         "collective": family.work.operation.is_collective,
         "sizes": family.sizes,
         "size_names": [format_size(size) for size in family.sizes],
-        "places": [list(members) for members in family.places],
-        "names": [place(family.run.devices, family.work, members) for members in family.places],
-        "labels": [labels.get(members, "") for members in family.places],
-        "theory": [short(limits.get(members)) for members in family.places],
+        "sets": [list(members) for members in family.sets],
+        "names": [place(family.run.devices, family.work, members) for members in family.sets],
+        "labels": [labels.get(members, "") for members in family.sets],
+        "theory": [short(limits.get(members)) for members in family.sets],
         "ways": "both ways together" if family.work.variant is Variant.BOTH_WAYS else "one way",
         "figures": [*figures(family, limits), *fitted(family, fits)],
         "tiers": [_tiers(family, ranking) for ranking in rankings],
-        "verdicts": ["" if ranking is None else ranking.verdict for ranking in rankings],
+        "verdicts": ["" if ranking is None else sentences.tiers(ranking) for ranking in rankings],
         "notes": [[words.index(note) for note in row] for row in notes],
         "words": words,
         "failed": [
             [
                 at
-                for at, members in enumerate(family.places)
+                for at, members in enumerate(family.sets)
                 if (found := family.points.get((size, members))) and found.failure and not found.samples
             ]
             for size in family.sizes
@@ -266,7 +268,7 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
     if ranking is None:
         return []
     standings = {standing.members: standing for standing in ranking.standings}
-    found = (standings.get(members) for members in family.places)
+    found = (standings.get(members) for members in family.sets)
     return [[one.tier, one.relation.value[0]] if one else [] for one in found]
 
 
@@ -296,9 +298,81 @@ def _chosen(family: Family, size: int) -> str:
     """Return what NCCL said that it chose for this message, "" where it was not asked."""
     if not family.work.operation.is_collective:
         return ""
-    wanted = (family.work.operation, len(family.places[0]), size)
+    wanted = (family.work.operation, len(family.sets[0]), size)
     choices = (found for found in family.run.chosen if (found.operation, found.ranks, found.size_bytes) == wanted)
     return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in choices)
+
+
+# Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs), in the shape of the others.
+
+_TIMES = "× as long"  # not the unit of ratios between runs, which has shades of its own
+
+
+def overlap_series(run: Run) -> list[dict[str, Any]]:
+    """Return a series for each operation of a run of `collbench overlap`, as JSON's own types."""
+    conditions = overlap.by_condition(run.overlaps)
+    operations = dict.fromkeys(condition.operation for condition in conditions)
+    return [
+        _overlaps(run, {key: found for key, found in conditions.items() if key.operation is operation})
+        for operation in operations
+        if any(one.trials for key, found in conditions.items() if key.operation is operation for one in found)
+    ]
+
+
+def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]]) -> dict[str, Any]:
+    points = {(one.size_bytes, key): one for key, found in conditions.items() for one in found}
+    sizes, places = sorted({size for size, _ in points}), list(conditions)
+    operation = places[0].operation
+    summaries = {at: overlap.summarize(one) for at, one in points.items() if one.trials}
+
+    def bounds(pick: Callable[[overlap.OverlapSummary], overlap.Figure], scale: float = 1.0) -> list[list[Bounds]]:
+        return [
+            [_ends(pick(summaries[size, key]), scale) if (size, key) in summaries else NOTHING for key in places]
+            for size in sizes
+        ]
+
+    notes = [[_given_up(points.get((size, key)), run.devices) for key in places] for size in sizes]
+    words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
+    nothing = [None for _ in places]
+    return {
+        "name": f"{operation} beside compute",
+        "kind": "group",
+        "about": "each compute and lever",
+        "collective": True,
+        "sizes": sizes,
+        "size_names": [format_size(size) for size in sizes],
+        "places": [list(points[next(at for at in points if at[1] == key)].members) for key in places],
+        "names": [condition_name(key) for key in places],
+        "labels": ["" for _ in places],
+        "theory": nothing,
+        "ways": "one way",
+        "figures": [
+            _figure("slowdown of the collective", _TIMES, bounds(lambda one: one.collective_factor), least=True),
+            _figure("slowdown of compute", _TIMES, bounds(lambda one: one.compute_factor), least=True),
+            _figure("both together over the longer alone", _TIMES, bounds(lambda one: one.of_max), least=True),
+            _figure("both together over their sum", _TIMES, bounds(lambda one: one.of_sum), least=True),
+            _figure("time alone", "µs", bounds(lambda one: one.collective_alone, 1e6), least=True),
+            _figure("time beside compute", "µs", bounds(lambda one: one.collective_beside, 1e6), least=True),
+        ],
+        "tiers": [[] for _ in sizes],
+        "verdicts": ["" for _ in sizes],
+        "notes": [[words.index(note) for note in row] for row in notes],
+        "words": words,
+        "failed": [
+            [at for at, key in enumerate(places) if (one := points.get((size, key))) and one.failure and not one.trials]
+            for size in sizes
+        ],
+        "chosen": ["" for _ in sizes],
+    }
+
+
+def _ends(figure: overlap.Figure, scale: float) -> Bounds:
+    low, high = figure.interval or (None, None)
+    return _scaled((low, figure.value, high), scale)
+
+
+def _given_up(found: Overlap | None, devices: Sequence[Device]) -> str:
+    return f"failed: {sentences.failure(found.failure, devices)}" if found and found.failure else ""
 
 
 # One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
@@ -314,9 +388,9 @@ _WORDS = {
     Verdict.WORSE: "significantly slower",
     Verdict.UNDECIDED: "undecided",
 }
-_PLACES = ["", *_WORDS]
+_NOTES = ["", *_WORDS]
 
-Points = Mapping[tuple[int, int], Change]  # by places in the lists of sizes and of places
+Points = Mapping[tuple[int, int], Change]  # by indices in the lists of sizes and of sets
 
 
 def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -325,7 +399,7 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
     by_name = {one["name"]: one for one in base}
     made = []
     for family in families(comparison.base):
-        keys = [(str(family.work), unordered(family.work, one)) for one in family.places]
+        keys = [(str(family.work), unordered(family.work, one)) for one in family.sets]
         points = {
             (row, column): found[work, members, size]
             for row, size in enumerate(family.sizes)
@@ -342,7 +416,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
     return {
         **{same: base[same] for same in ("name", "kind", "about", "collective")},
         **{each: [base[each][row] for row in rows] for each in ("sizes", "size_names")},
-        **{each: [base[each][column] for column in columns] for each in ("places", "names", "labels")},
+        **{each: [base[each][column] for column in columns] for each in ("sets", "names", "labels")},
         "theory": [None] * len(columns),
         "ways": "",
         # Speed over speed. The intervals hold for all data points at once, so they are wide.
@@ -357,7 +431,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
         ],
         "tiers": [[] for _ in rows],
         "verdicts": ["" for _ in rows],
-        "notes": [[0 if change is None else _PLACES.index(change.verdict) for change in row] for row in changes],
+        "notes": [[0 if change is None else _NOTES.index(change.verdict) for change in row] for row in changes],
         "words": ["", *_WORDS.values()],
         "failed": [[] for _ in rows],
         "chosen": ["" for _ in rows],
@@ -384,7 +458,7 @@ def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     made = []
     for found in series:
         known = [value for value in found["figures"][0]["value"][-1] if value is not None]
-        counts = Counter(_PLACES[place] for row in found["notes"] for place in row if place)
+        counts = Counter(_NOTES[note] for row in found["notes"] for note in row if note)
         made.append(
             {
                 "name": found["name"],

@@ -79,7 +79,7 @@ def _strokes(found: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> It
     """Yield a line for each place where a reader can follow them all, else for each tier or number of ranks."""
     for group, (named, work, curves) in enumerate(found):
         front = _front(found, named, work)
-        yield from _places(named, work, curves, front, group) if single else _tiers(named, work, curves, front, group)
+        yield from _sets(named, work, curves, front, group) if single else _tiers(named, work, curves, front, group)
 
 
 def _front(found: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work) -> str:
@@ -91,7 +91,7 @@ def _front(found: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work
     return f"{': '.join(words)}: " if words else ""
 
 
-def _places(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
+def _sets(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
     labels = labels_of(named.run, curves)
     for members, curve in curves.items():
         label = f" ({clean(labels[members], 20)})" if len(members) == 2 and labels[members] != "?" else ""
@@ -105,7 +105,7 @@ def _places(named: Named, work: Work, curves: Curves, front: str, group: int) ->
 
 def _tiers(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
     for line in lines_of(named.run, work, curves):
-        many = f", median of {line.places}" if line.places > 1 else ""
+        many = f", median of {line.sets}" if line.sets > 1 else ""
         yield Stroke(
             f"{front}{line.name}{many}",
             {size: spread.middle for size, spread in line.points.items()},

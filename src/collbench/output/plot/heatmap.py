@@ -11,6 +11,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import figure as printed
 from collbench.model.units import format_size, sentence
+from collbench.output import sentences
 from collbench.output.plot.figure import Named, Picture, clean, figure_of, origins, subject
 from collbench.output.text.matrix import DEVICES_WITH_DECIMALS, unit_of, value
 from collbench.output.text.ranking import name
@@ -139,4 +140,4 @@ def _about(ranking: Ranking, unit: str) -> str:
     numbers = [value(link.seconds, link.gbs, unit) for link in ranking.standings]
     how = "Row sends to column" if ranking.kind == "link" else "One number for each pair"
     many = f"{len(numbers)} {ranking.kind}s, {printed(min(numbers))} to {printed(max(numbers))} {unit}"
-    return f"{how}: {many}. {sentence(ranking.verdict)}"
+    return f"{how}: {many}. {sentence(sentences.tiers(ranking))}"

@@ -1,4 +1,4 @@
-"""What the wires are worth to one training job: the page of `collbench ablate`."""
+"""What the links are worth to one training job: the page of `collbench ablate`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def page(ablation: Ablation) -> Iterator[RenderableType]:
     yield Text(_header(ablation) + "\n")
     yield _table(ablation)
     if any(arm.allreduce for arm in ablation.arms):
-        yield Text("all-reduce: of these devices in the arm's environment, busbw in GB/s, below 1M its time")
+        yield Text("all-reduce: on these devices in the arm's environment, busbw in GB/s, below 1M the time")
     yield Text(f"\n{verdict(ablation)}")
 
 
@@ -44,11 +44,11 @@ def verdict(ablation: Ablation) -> str:
     if not without:
         than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
         return f"{change} {what} of this job takes {share} {than}"
-    wires, several = " and ".join(without), len(without) > 1
+    names, several = " and ".join(without), len(without) > 1
     worth = ("are worth" if several else "is worth") if ratio.low > 1 else ("cost" if several else "costs")
     it = "them" if several else "it"
     return (
-        f"{wires} {worth} {share} of {what} to this job: without {it} {what} takes {fixed(ratio.middle)} times as long"
+        f"{names} {worth} {share} of {what} to this job: without {it} {what} takes {fixed(ratio.middle)} times as long"
     )
 
 
@@ -58,7 +58,7 @@ def _tied(ratio: Ratio, change: str, what: str) -> str:
         return f"no difference beyond ±{_percent(beyond)} %: {change} {what} of this job takes as long"
     return (
         f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)} % less and "
-        f"{_percent(ratio.high - 1)} % more (95 %); more --repeats narrow it"
+        f"{_percent(ratio.high - 1)} % more (95 %); more --repeats narrow the interval"
     )
 
 
@@ -68,7 +68,7 @@ def _percent(share: float) -> str:
 
 
 def _header(ablation: Ablation) -> str:
-    cores = ": gloo on CPU cores, which heeds no NCCL variable" if capabilities(ablation.backend).cores else ""
+    cores = ": gloo on CPU cores, which ignores NCCL variables" if capabilities(ablation.backend).cores else ""
     lines = [
         f"backend   {ablation.backend}{cores}",
         f"machine   {ablation.hostname}: {counted(ablation.gpus)}",
@@ -78,7 +78,7 @@ def _header(ablation: Ablation) -> str:
     if variables:
         lines.append(f"settings  {variables}")
     lines += [f"arm       {arm.name}: {_setting(arm, ablation.backend)}" for arm in ablation.arms]
-    lines.append(f"trained   {ablation.started}, {ablation.repeats} repeats, both in turn, seed {ablation.seed}")
+    lines.append(f"trained   {ablation.started}, {ablation.repeats} repeats, both arms in turn, seed {ablation.seed}")
     lines.append(f"value     of a run: {_value(ablation)}")
     return "\n".join(lines)
 
@@ -94,7 +94,7 @@ def _value(ablation: Ablation) -> str:
     if ablation.measure is Measure.TRAIN_RUNTIME:
         return "train_runtime, as Hugging Face's Trainer printed it"
     if ablation.measure is Measure.PROCESS:
-        return "wall time of the whole process, its start included, which no wire changes"
+        return "wall time of the whole process, its start included, which does not depend on the links"
     if ablation.skip == 0:
         return "the median of all step times it printed"
     dropped = "tenth, three at least" if ablation.skip is None else f"{ablation.skip}"

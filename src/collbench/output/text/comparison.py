@@ -10,14 +10,16 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.analysis.compare import Change, Comparison, Group, Kind, Verdict
-from collbench.analysis.outcome import named, outcome
+from collbench.analysis.compare import STARTED, Change, Comparison, Difference, Group, Kind, Verdict
+from collbench.analysis.outcome import outcome
 from collbench.analysis.physics import Nvls
 from collbench.analysis.references import Answer, Answers, ReferenceVerdict, Unknown
+from collbench.analysis.tiers import kind_of
 from collbench.analysis.trend import Line, Trend
-from collbench.model.operations import Variant, Work
+from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
+from collbench.output import sentences
 from collbench.output.text.frame import alarm, header, not_judged, origin, sim
 from collbench.output.text.layout import Block, Lines, both, filled, short, table, whole
 from collbench.runfile.codec import plain
@@ -37,10 +39,11 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
         # What differs from the run before it.
         lines += [dates[-1], *(f"          {one.what}: {one.base or 'none'} → {one.new or 'none'}" for one in steps)]
     yield from whole("header", Text("\n".join(lines)))
-    yield from short(Text("\n".join(dates[-_FEW_RUNS:])))
+    differences = [_difference(one) for one in trend.last.differences if one.what != STARTED]
+    yield from short(Text("\n".join([*dates[-_FEW_RUNS:], *differences[:_FEW_RUNS]])))
     # The work that lost most to its first run comes first.
     for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
-        several = "" if line.places == 1 else f", {line.places} sets of devices"
+        several = "" if line.device_sets == 1 else f", {line.device_sets} sets of devices"
         title = f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
         blocks = (Text(f"\n{mark}{title}"), _trend_table(trend, line))
         yield from both("tables", *blocks) if index == 0 else whole("tables", *blocks)
@@ -116,8 +119,9 @@ def reference_conclusion(answers: Answers) -> str:
         return f"Significantly below what healthy machines of this kind reach ({counts})."
     if not answers.judged:
         return f"No reference figure gives a significant answer ({counts})."
-    everything = set(standings) == {ReferenceVerdict.NORMAL}
-    return f"{'Normal' if everything else 'Nothing is significantly below its band'} ({counts})."
+    if set(standings) == {ReferenceVerdict.NORMAL}:
+        return f"Normal by {amount(len(answers.answers), 'reference figure')}."
+    return f"Nothing is significantly below its band ({counts})."
 
 
 def normality(answers: Answers) -> str:
@@ -144,7 +148,7 @@ def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, T
     work = Work(source.operation, source.variant)
     what = f"{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}"
     failed = answer.standing is ReferenceVerdict.FAILED
-    where = f" on {named(answers.run, answer.failed)}" if failed else ""
+    where = f" on {sentences.device_sets(answer.failed, answers.run.devices)}" if failed else ""
     first = Lines(f"{sim(answers.run, 'sim: ')}{what}: ")
     first.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
     first.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
@@ -160,7 +164,7 @@ def _beaten(answers: Answers, answer: Answer) -> str:
     beaten = answer.impossible
     if answer.standing is not ReferenceVerdict.NOT_JUDGED or beaten is None:
         return ""
-    where = named(answers.run, [beaten.capacity.devices])
+    where = sentences.device_sets([beaten.capacity.devices], answers.run.devices)
     what = f"{beaten.point.work} at {format_size(beaten.point.size_bytes)}"
     return (
         f"; {what} reached {figure(beaten.rate_gbs)} GB/s, and the capacity of {where} is {figure(beaten.capacity.gbs)}"
@@ -170,16 +174,16 @@ def _beaten(answers: Answers, answer: Answer) -> str:
 def _on(work: Work, ranks: int, answer: Answer) -> str:
     if work.operation.is_collective:
         return f" on {ranks} GPUs"
-    return f" on {amount(len(answer.places), 'device' if work.variant is Variant.HOST else 'link')}"
+    return f" on {amount(len(answer.sets), 'device' if kind_of(work) == 'device' else 'link')}"
 
 
 def _measured(answers: Answers, answer: Answer) -> str:
-    least, most = answer.places[0], answer.places[-1]
-    if len(answer.places) == 1:
+    least, most = answer.sets[0], answer.sets[-1]
+    if len(answer.sets) == 1:
         return f"{figure(least.gbs)} GB/s"
     where = "-".join(answers.run.devices[member].tag for member in least.members)
-    below = sum(place.standing is ReferenceVerdict.BELOW for place in answer.places)
-    many = f", {below} of {len(answer.places)} below" if 0 < below < len(answer.places) else ""
+    below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
+    many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, least on {where}{many}"
 
 
@@ -293,7 +297,7 @@ def _answer_json(answer: Answer) -> _Json:
         "size_bytes": answer.size_bytes,
         "standing": answer.standing.value,
         "band_gbs": [low, high],
-        "places": plain(answer.places),
+        "device_sets": plain(answer.sets),
         "mismatch": answer.mismatch,
         "impossible": _impossible_json(answer),
         "machine": figure.machine,
@@ -322,7 +326,7 @@ _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
-new/base: of bandwidth, with an interval that holds for all of them at once
+bandwidth: new over base, with an interval that holds for all of them at once
 (99 %). worse, better: beyond δ (2 %, below 1M 6 %, and what a run keeps to
 itself), significant; same: within δ by 90 %; undecided: neither"""
 
@@ -374,7 +378,11 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
         yield f"{word:<9} {name}: {where}, {run.started}"
     yield f"devices   {comparison.match.how}"
     for difference in comparison.differences:
-        yield f"differs   {difference.what}: {difference.base or 'none'} → {difference.new or 'none'}"
+        yield _difference(difference)
+
+
+def _difference(found: Difference) -> str:
+    return f"differs   {found.what}: {found.base or 'none'} → {found.new or 'none'}"
 
 
 def conclusion(comparison: Comparison) -> str:
@@ -388,7 +396,7 @@ def conclusion(comparison: Comparison) -> str:
         return f"Something is significantly slower, but nothing significantly by more than {limit} (--fail-below)."
     if not comparison.judged:
         return "Nothing is significant: no data point has three trials in both runs, which the noise needs."
-    if comparison.lost or outcome(comparison.new).places:
+    if comparison.lost or outcome(comparison.new).device_sets:
         return "Nothing that was measured in both runs is significantly slower."
     return "Nothing is significantly slower."
 
@@ -398,7 +406,7 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     if not found:
         return
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
-    rows = table("what", "points", "new/base", "interval")
+    rows = table("what", "points", "bandwidth", "interval")
     for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:most]:
         rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
     yield rows
@@ -407,7 +415,7 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
 
 def group_name(comparison: Comparison, group: Group) -> str:
     """Name what a group's data points share: the devices, or the work and its size."""
-    if group.kind is Kind.PLACE:
+    if group.kind is Kind.DEVICES:
         return f"{_place(comparison.base, group.members)}: all that runs there"
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
 
@@ -418,7 +426,7 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
         return
     groups = _rows(comparison, found)
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
-    rows = table("where", "points", "size", "base", "new", "new/base", "interval")
+    rows = table("where", "points", "size", "base", "new", "bandwidth", "interval")
     for name, ours in groups[:most]:
         shown = max(ours, key=lambda change: change.key.size_bytes)
         if shown.key.size_bytes < TELLING_BYTES:  # of small messages the time
@@ -436,13 +444,13 @@ def _rows(comparison: Comparison, found: Sequence[Change]) -> list[tuple[str, li
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
     for change in comparison.changes:
         works[change.key.work, len(change.key.members)].add(change.key.members)
-    places: dict[tuple[str, tuple[int, ...]], list[Change]] = defaultdict(list)
+    by_devices: dict[tuple[str, tuple[int, ...]], list[Change]] = defaultdict(list)
     for change in found:
-        places[change.key.work, change.key.members].append(change)
+        by_devices[change.key.work, change.key.members].append(change)
     rows: dict[str, list[Change]] = defaultdict(list)
-    for (work, members), ours in places.items():
+    for (work, members), ours in by_devices.items():
         every = works[work, len(members)]
-        whole = len(every) > 2 and all((work, other) in places for other in every)
+        whole = len(every) > 2 and all((work, other) in by_devices for other in every)
         name = f"{work} on all {len(every)}" if whole else f"{work} {_place(comparison.base, members, work)}"
         rows[name] += ours
     return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
@@ -457,7 +465,7 @@ def _place(run: Run, members: Sequence[int], work: str = "") -> str:
 
 def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
     bounds = "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
-    return f"{ratio:.3f}", bounds
+    return f"{ratio:.3f}×", bounds
 
 
 def _counts(comparison: Comparison) -> Iterator[str]:

@@ -14,9 +14,9 @@ from collbench.analysis.diagnose.limits import path_limit
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.stats import Summary, summarize
 from collbench.analysis.tiers import Members, kind_of, rank_links, work_order
-from collbench.machine.theory import slot
+from collbench.machine.theory import memory_gbs, slot
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.output.text.frame import place
@@ -100,7 +100,7 @@ def _coloured(rows: Sequence[str], layers: Sequence[tuple[int, Sequence[str]]]) 
 
 def legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:
     """Return what the marks stand for; `limits` are GB/s by what reaches them, "NV18"."""
-    entries = [f"{line.mark} {line.name}{f', median of {line.places}' if line.places > 1 else ''}" for line in lines]
+    entries = [f"{line.mark} {line.name}{f', median of {line.sets}' if line.sets > 1 else ''}" for line in lines]
     if limits:
         words = ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items())
         entries.append(f"{_THEORY} theory: {words}")
@@ -125,12 +125,11 @@ def _scale(sizes: Sequence[int], top: float) -> _Scale:
 # A reader tells so many lines apart in a terminal without colour; the other tiers are in the table of tiers.
 _MOST_LINES = 4
 _MOST_NAMES = 6  # of a communicator; more break 80 columns
-_MANY = (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What several places reached at one size: the median's seconds, and lowest, median and highest GB/s (busbw)."""
+    """What several sets reached at one size: the median's seconds, and lowest, median and highest GB/s (busbw)."""
 
     seconds: float
     low: float
@@ -144,7 +143,7 @@ class Line:
 
     name: str
     mark: str
-    places: int
+    sets: int
     points: dict[int, Spread]
 
 
@@ -183,16 +182,21 @@ def place_name(run: Run, work: Work, members: Members) -> str:
     return f"{', '.join(tags[: _MOST_NAMES - 3])}, … {tags[-1]} ({len(tags)} ranks)"
 
 
-def limits_of(run: Run, work: Work, places: Iterable[Members]) -> dict[Members, float]:
+def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, float]:
     """Return the theory of each place in GB/s, none for what takes another way than the path, or many.
 
-    Of a copy both ways at once it is twice the path's. Between more than two GPUs it depends on rings and switches.
+    Of a copy both ways at once it is twice the path's, of a local one half of what the memory reads and writes. Between
+    more than two GPUs it depends on rings and switches.
     """
-    if work.operation is Operation.CHASE or work.variant in (*_MANY, Variant.STAGED):
+    elsewhere = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS or work.variant is Variant.STAGED
+    if work.operation is Operation.CHASE or elsewhere:
         return {}
     facts, found = Facts(run), dict[Members, float | None]()
-    for members in places:
-        if len(members) == 1 and not capabilities(run.backend).cores:
+    for members in sets:
+        if work.variant is Variant.LOCAL:
+            memory = memory_gbs(run.devices[members[0]].name)
+            found[members] = None if memory is None else memory / 2
+        elif len(members) == 1 and not capabilities(run.backend).cores:
             theory = slot(run.devices[members[0]])
             found[members] = None if theory is None else theory.gbs
         elif len(members) == 2:
@@ -202,7 +206,7 @@ def limits_of(run: Run, work: Work, places: Iterable[Members]) -> dict[Members, 
 
 
 def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
-    """Return what these places reached together, by size in bytes, ascending."""
+    """Return what these sets reached together, by size in bytes, ascending."""
     by_size: dict[int, list[Summary]] = defaultdict(list)
     for curve in curves:
         for size, summary in curve.items():
@@ -217,16 +221,16 @@ def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
 def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:
     """Return a line for each tier of links, pairs or devices, and for each larger number of ranks; four at most.
 
-    Tiers are those at the largest size that most places have. Of many the best three and the worst are kept.
+    Tiers are those at the largest size that most sets have. Of many the best three and the worst are kept.
     """
     alone = _alone(work, curves)
     lines = _tier_lines(run, work, alone) if alone else []
     groups: dict[int, list[Members]] = defaultdict(list)
     for members in curves.keys() - alone.keys():
         groups[len(members)].append(members)
-    for count, places in sorted(groups.items()):
+    for count, sets in sorted(groups.items()):
         name = f"{count} ranks" if work.operation.is_collective else str(work.variant)
-        lines.append(_line(name, "abcdefghij"[len(lines) % 10], places, curves))
+        lines.append(_line(name, "abcdefghij"[len(lines) % 10], sets, curves))
     return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], lines[-1]]
 
 
@@ -240,11 +244,13 @@ def _tier_lines(run: Run, work: Work, alone: Curves) -> list[Line]:
     return [_line(kind or f"tier {tier}", str(tier % 10), tiers[tier], alone) for tier in sorted(tiers)]
 
 
-def _line(name: str, mark: str, places: Sequence[Members], curves: Curves) -> Line:
-    return Line(name, mark, len(places), spreads(curves[members] for members in places))
+def _line(name: str, mark: str, sets: Sequence[Members], curves: Curves) -> Line:
+    return Line(name, mark, len(sets), spreads(curves[members] for members in sets))
 
 
 def _alone(work: Work, curves: Curves) -> Curves:
-    """Return the places that `affinity` ranks: links, pairs, or of host copies devices."""
-    wanted = 1 if work.variant is Variant.HOST else 2
-    return {some: curve for some, curve in curves.items() if work.variant not in _MANY and len(some) == wanted}
+    """Return the sets that `affinity` ranks: links, pairs, or of host copies devices."""
+    if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
+        return {}
+    wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
+    return {some: curve for some, curve in curves.items() if len(some) == wanted}

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from rich.text import Text
 
 from collbench.analysis import physics
-from collbench.analysis.outcome import Trouble, TroubleKind, named, outcome
+from collbench.analysis.outcome import Trouble, TroubleKind, outcome
 from collbench.analysis.physics import NVLS_VARIABLE, Nvls
 from collbench.analysis.problem import at_the_ends, new_errors
 from collbench.machine.labels import is_pcie
@@ -103,7 +103,8 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
         yield "virtual", f"GPU {machine.virtualization} to a virtual machine{mark}"
     if not kind.simulated:
         yield from _software(run)
-    if changed := settings(run.settings.environment):
+    config = {name: str(value) for name, value in run.settings.nccl_config.items()}
+    if changed := settings(run.settings.environment | config):
         yield "settings", f"{changed}{mark}"
     sizes = f", {size_span(run.settings.sizes)}, seed {run.settings.seed}" if run.settings.sizes else ""
     took = f", {run.seconds:.1f} s of the machine's time" if kind.simulated else f" in {run.seconds:.1f} s"
@@ -264,6 +265,8 @@ def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> 
         return f"{tags[0]} → all others"
     if work.variant is Variant.ALL_TO_ONE:
         return f"all others → {tags[0]}"
+    if work.variant.at_once:
+        return f"{tags[0]} with all others"
     if work.variant is Variant.BOTH_WAYS:
         return " ↔ ".join(tags)
     return (", " if work.operation.is_collective else " → ").join(tags)
@@ -319,7 +322,7 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
             failed[tuple(sorted(found.point.members)), found.failure.kind].append(found)
     for (members, _), points in list(failed.items())[:most]:
         why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
-        yield f"failed    {named(run, [members])}: {_points(points)}: {why}"
+        yield f"failed    {sentences.device_sets([members], run.devices)}: {_points(points)}: {why}"
     if len(failed) > most:
         yield f"failed    and {len(failed) - most} more: the run file holds them"
 
@@ -373,8 +376,8 @@ def _interference(run: Run) -> Iterator[str]:
 
 # The first line of a page: what failed and where, or that nothing was judged.
 
-_MOST_PLACES = 3  # worst first; the notes and the run file have the others
-_ALARM = "bold red"
+_MOST_SETS = 3  # worst first; the notes and the run file have the others
+ALARM = "bold red"
 
 
 def headline(run: Run) -> str:
@@ -383,14 +386,14 @@ def headline(run: Run) -> str:
     if not troubles:
         return ""
     head = "IMPOSSIBLE" if troubles[0].kind is TroubleKind.IMPOSSIBLE else "FAILED"
-    return f"{head}: {places(run)}"
+    return f"{head}: {worst_troubles(run)}"
 
 
-def places(run: Run) -> str:
+def worst_troubles(run: Run) -> str:
     """Return the headline without its first word, which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
-    worst = "; ".join(_described(run, trouble) for trouble in troubles[:_MOST_PLACES])
-    left = len(troubles) - _MOST_PLACES
+    worst = "; ".join(_described(run, trouble) for trouble in troubles[:_MOST_SETS])
+    left = len(troubles) - _MOST_SETS
     more = f"; and {left} more" if left > 0 else ""
     return f"{worst}{more}{' (sim)' if capabilities(run.backend).simulated else ''}"
 
@@ -398,15 +401,15 @@ def places(run: Run) -> str:
 def alarm(run: Run) -> Iterator[Text]:
     """Yield the headline as a page's first block, nothing where all is well."""
     if failed := headline(run):
-        yield Text(failed, style=_ALARM)
+        yield Text(failed, style=ALARM)
 
 
 def not_judged(why: str) -> Text:
     """Return the first block of a page that can say nothing; `why` ends with what to run."""
-    return Text(f"not judged: {why}", style=_ALARM)
+    return Text(f"not judged: {why}", style=ALARM)
 
 
 def _described(run: Run, trouble: Trouble) -> str:
     points = f"{trouble.count} data point{'' if trouble.count == 1 else 's'}"
     how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
-    return f"{named(run, [trouble.devices])}: {points}, {how}"
+    return f"{sentences.device_sets([trouble.devices], run.devices)}: {points}, {how}"

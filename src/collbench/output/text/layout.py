@@ -16,7 +16,7 @@ from rich.text import Text
 
 # A page in two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
 
-SECTIONS = ("header", "health", "labels", "matrices", "tables", "tiers", "fits", "verdicts", "notes")
+SECTIONS = ("header", "health", "labels", "matrices", "tables", "tails", "tiers", "fits", "verdicts", "notes")
 
 
 class On(Enum):

@@ -10,19 +10,26 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from collbench.analysis.host_share import HostShare, host_shares, share_of_all
 from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.problem import left_out
+from collbench.analysis.registration import kinds_of, ordinary, ranges, winners
 from collbench.analysis.select import choose_each, evidence
 from collbench.analysis.stats import half_width, summarize, trial_seconds
 from collbench.analysis.tiers import Ranking, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run
 from collbench.model.units import figure, format_size, sentence
+from collbench.output import sentences
 from collbench.output.text.frame import alarm, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, table, whole
 from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix
+from collbench.output.text.overlap import overlap_page
+from collbench.output.text.registration import comparison
+from collbench.output.text.registration import sentence as memory_sentence
+from collbench.output.text.tails import blocks as single_launches
 from collbench.output.text.topology import render_labels, render_topology
 
 # What the pages share.
@@ -63,6 +70,13 @@ _TABLES = {
     Variant.ONE_TO_ALL: "one to all others at once: all that a device sends",
     Variant.ALL_TO_ONE: "all others to one at once: all that a device receives",
     Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
+    Variant.LOCAL: "within a device's memory; each byte is read and written",
+}
+# The columns of the table that sets host copies beside others against isolated ones.
+_SHARES = {
+    Variant.HOST_BOTH_WAYS: "both ways",
+    Variant.HOST_ALL: "all at once",
+    Variant.HOST_ALL_BOTH_WAYS: "all, both ways",
 }
 # More nodes, with intervals, would break 80 columns.
 _NODES_WITH_INTERVALS = 4
@@ -81,6 +95,7 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
             several = len({measurement.point.numa_node for measurement in found}) > 1
             tables = _nodes if several else _matrices if variant in _MATRICES else _devices
             yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, found))
+    yield from whole("tables", *_shares(run))
     yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
     more = ["not here  copies both ways, one to all, all to one, staged, to devices: cores have none"]
     yield from ending(run, *more * capabilities(run.backend).cores)
@@ -96,11 +111,60 @@ def _copies_summary(run: Run) -> Iterator[Block]:
             rates = _least_to_most([summarize(one).busbw for one in largest])
             rows.add_row(str(Work(operation, variant)), format_size(largest[0].point.size_bytes), *rates)
     if rows.row_count:
-        yield from short(*_normal(run), Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
+        answers = (*_normal(run), *_host_lines(run, host_shares(run)))
+        yield from short(*answers, Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in _operations(plain)[:1]:
         size_bytes = _at_largest(plain, operation)[0].point.size_bytes
         yield from short(Text(), render_bandwidths(run, operation, size_bytes), legend())
+
+
+def _shares(run: Run) -> Iterator[RenderableType]:
+    """Yield host copies beside others, a table for each place of the memory: GB/s and the share of isolated ones."""
+    shares = host_shares(run)
+    for node in dict.fromkeys(one.work.numa_node for one in shares):
+        here = [one for one in shares if one.work.numa_node == node]
+        variants = [variant for variant in _SHARES if any(one.work.variant is variant for one in here)]
+        size = format_size(max(one.size_bytes for one in here))
+        yield Text(f"\nhost at {size}, concurrently{_host_memory(run, node)}: GB/s one way, % of isolated")
+        rows = table("device", "copy", "isolated", *map(_SHARES.__getitem__, variants), words=("device", "copy"))
+        for device, operation in dict.fromkeys((one.device, one.work.operation) for one in here):
+            found = {one.work.variant: one for one in here if (one.device, one.work.operation) == (device, operation)}
+            isolated = next(iter(found.values())).isolated_gbs
+            cells = [_cell(found.get(variant)) for variant in variants]
+            rows.add_row(run.devices[device].tag, operation, "-" if isolated is None else figure(isolated), *cells)
+        yield rows
+    yield from _host_lines(run, shares)
+
+
+def _host_memory(run: Run, node: int | None) -> str:
+    """Say on which NUMA node host memory lies, as far as that was chosen; of all at once None is each one's own."""
+    chosen = {found.point.numa_node for found in run.measured(Variant.HOST)} - {None}
+    if node is not None:
+        return f" on NUMA node {node}"
+    return " on own NUMA nodes" if chosen else ""
+
+
+def _cell(one: HostShare | None) -> str:
+    if one is None:
+        return "-"
+    return figure(one.gbs) if one.share is None else f"{figure(one.gbs)} {one.share:4.0%}"
+
+
+def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableType]:
+    """Yield what all devices at once keep of isolated host copies, by copy engine: a line for each place."""
+    for node in dict.fromkeys(one.work.numa_node for one in shares if one.work.variant.at_once):
+        parts: list[str] = []
+        for variant in (Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS):
+            kept = [
+                f"{name} {share:.0%}"
+                for name, operation in (("h2d", Operation.H2D_CE), ("d2h", Operation.D2H_CE))
+                if (share := share_of_all(shares, Work(operation, variant, node))) is not None
+            ]
+            parts += [f"{'both ways ' * variant.opposed}{', '.join(kept)}"] if kept else []
+        if parts:
+            where = f"all {len(run.devices)} at once{_host_memory(run, node)}"
+            yield Lines(f"host      {where}: {'; '.join(parts)} of isolated{sim(run, ' (sim)')}")
 
 
 def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -247,14 +311,19 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, one table for each communicator; of many the short page compares the largest size."""
     yield from whole("header", Lines(header(run)))
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
-    few, beaten = len(groups) <= 1, by_point(run)
+    few, beaten, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
         yield from short(*_normal(run))
     if not few:
-        yield from short(*_communicators(run))
+        yield from short(*_communicators(ordinary(run)))
     for operation, members in groups:
         found = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, members)]
-        head = Lines(f"\n{_title(run, operation, members, found)}")
+        head = Lines(f"\n{_title(run, operation, members, found, kinds)}")
+        compared = _by_memory(run, operation, members) if len(kinds) > 1 else []
+        if compared:
+            yield from both("tables", head, *compared)
+            yield from whole("tables", Text(), _table(run, found, beaten))
+            continue
         yield from whole("tables", head, _table(run, found, beaten))
         if few:
             # The largest size, and below it as many as fit at even steps.
@@ -264,7 +333,17 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
             yield from short(head, _table(run, spaced, beaten, without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
+    yield from single_launches(run)
     yield from ending(run)
+
+
+def _by_memory(run: Run, operation: Operation, members: tuple[int, ...]) -> list[RenderableType]:
+    """Return the comparison of kinds of memory, out of place and in place; nothing where there is one kind alone."""
+    drawn: list[RenderableType] = []
+    for variant in (Variant.PLAIN, Variant.IN_PLACE):
+        found = list(comparison(run, operation, members, variant, sim(run, " (sim)")))
+        drawn += [Text(f"\n{operation} {variant}")] * bool(drawn and found) + found
+    return drawn
 
 
 def _communicators(run: Run) -> Iterator[RenderableType]:
@@ -293,9 +372,16 @@ def _sets(run: Run, operation: Operation, found: Sequence[Measurement]) -> Itera
         yield Text(f"and {len(largest) - _FEW_ROWS} more")
 
 
-def _title(run: Run, operation: Operation, members: tuple[int, ...], found: Sequence[Measurement]) -> str:
+def _title(
+    run: Run,
+    operation: Operation,
+    members: tuple[int, ...],
+    found: Sequence[Measurement],
+    kinds: Sequence[Registration],
+) -> str:
     settings = [run.settings.dtype]
     settings += [run.settings.redop] * operation.reduces
+    settings += [f"memory registered as {kind}" for kind in kinds if (kind,) == kinds != (Registration.NONE,)]
     settings += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
     if any(sample.concurrent for measurement in found for sample in measurement.samples):
         settings.append("other sets busy at the same time")
@@ -323,27 +409,35 @@ def _table(
     without: Sequence[str] = (),
 ) -> Table:
     """Return the table of one communicator, but for columns without a single figure."""
-    ordered = sorted(measurements, key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE))
-    rows = [_columns(run, found, impossible=found.point in beaten) for found in ordered]
+    memory = list(Registration)
+    ordered = sorted(
+        measurements,
+        key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE, memory.index(m.point.registration)),
+    )
+    several = kinds_of(run) if len({found.point.registration for found in ordered}) > 1 else ()
+    rows = [_columns(run, found, several, impossible=found.point in beaten) for found in ordered]
     filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
     heads = [head for head in rows[0] if head in filled and head not in without]
-    made = table(*heads, words=("in place", "flags"))
+    shown = ("busbw GB/s" if head == "busbw" else head for head in heads)
+    made = table(*shown, words=("in place", "memory", "flags"))
     for row in rows:
         made.add_row(*(row[head] for head in heads))
     return made
 
 
-def _columns(run: Run, measurement: Measurement, *, impossible: bool) -> dict[str, str]:
+def _columns(run: Run, measurement: Measurement, kinds: Sequence[Registration], *, impossible: bool) -> dict[str, str]:
     """Return a data point's text in each column; its flags are a word each, of which the page's notes say more."""
     point = measurement.point
     blocks = len(point.members) if point.operation.shares else 1
     wanted = (point.operation, len(point.members), point.size_bytes)
-    chosen = next((one for one in run.chosen if (one.operation, one.ranks, one.size_bytes) == wanted), None)
+    asked = run.chosen if point.registration in kinds[:1] or not kinds else ()  # of several kinds the first
+    chosen = next((one for one in asked if (one.operation, one.ranks, one.size_bytes) == wanted), None)
     flags = ["failed"] * bool(measurement.failure) + ["impossible"] * impossible
     flags += [flag.kind.value for sample in measurement.samples for flag in sample.flags]
     return {
         "size": format_size(point.size_bytes),
         "in place": "yes" if point.variant is Variant.IN_PLACE else "",
+        "memory": point.registration.value if kinds else "",
         "count": str(point.size_bytes // DTYPE_BYTES[run.settings.dtype] // blocks),
         **_figures(measurement),
         "algo": chosen.algorithm if chosen else "-",
@@ -377,6 +471,7 @@ _ROWS, _SHORT_ROWS = (28, 16, 8), (8, 5, 2)
 def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from whole("header", Lines(header(run)))
+    every, run = run, ordinary(run)
     source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
     yield from whole("labels", Text(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
     for operation in _shown(run):
@@ -391,7 +486,18 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     else:
         for operation in _shown(run)[:1]:
             yield from short(render_bandwidths(run, operation, _largest(run, operation)), legend())
-    yield from ending(run)
+    if len(kinds_of(every)) > 1:
+        yield from both("tables", *_memory(every))
+    yield from ending(every)
+
+
+def _memory(run: Run) -> Iterator[RenderableType]:
+    """Yield for each collective and pair which memory is fastest."""
+    found = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
+    for operation, members in dict.fromkeys((one.point.operation, one.point.members) for one in found):
+        where = f"{operation} on {'-'.join(run.devices[member].tag for member in members)}"
+        same = ranges(winners(run, operation, members, Variant.PLAIN))
+        yield Lines("\n".join(f"memory    {where}: {memory_sentence(one)}{sim(run, ' (sim)')}" for one in same))
 
 
 def _ranked_pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
@@ -448,16 +554,16 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
         interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
         made.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
     yield made
-    yield Text(sentence(ranking.verdict))
+    yield Text(sentence(sentences.tiers(ranking)))
 
 
 def _recommendations(run: Run) -> Iterator[str]:
     """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
     for chosen in choose_each(run):
         tags = ", ".join(run.devices[member].tag for member in chosen.members)
-        yield f"best {len(chosen.members):<3} {tags}: {chosen.reason}{sim(run, ' (sim)')}"
+        yield f"best {len(chosen.members):<3} {tags}: {sentences.reason(chosen, run.devices)}{sim(run, ' (sim)')}"
     for left in left_out(run):
-        yield f"left out {run.devices[left.member].tag}: {left.reason}"
+        yield f"left out {run.devices[left.member].tag}: {sentences.left_out(left)}"
 
 
 # The page that belongs to a run: the one that the command which measured it printed.
@@ -467,6 +573,7 @@ _PAGES = {
     CommandKind.CHECK: pairs_page,
     CommandKind.COPIES: copies_page,
     CommandKind.LATENCY: latency_page,
+    CommandKind.OVERLAP: overlap_page,
 }
 
 
@@ -496,4 +603,6 @@ def section(run: Run, wanted: str) -> Iterator[RenderableType]:
     }
     found = list(only(pages.get(wanted, lambda: page(run))(), wanted))
     yield from alarm(run)
+    if wanted != "header" and capabilities(run.backend).simulated:
+        yield Text(f"sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU")
     yield from found or [Text(f"no {wanted}: this run has none")]

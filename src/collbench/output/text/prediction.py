@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.predict.networks import PARAMS
-from collbench.analysis.predict.predict import Cost, PredictedSet, Prediction
+from collbench.analysis.predict.predict import Compared, Cost, PredictedSet, Prediction, Sets
 from collbench.analysis.predict.timing import Span
 from collbench.analysis.stats import DELTA
 from collbench.model.run import Run
 from collbench.model.units import fixed
+from collbench.output import sentences
 from collbench.output.text.frame import header, origin, sim
 from collbench.output.text.layout import Block, filled, named, short, table, whole
 
@@ -75,7 +76,7 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
         rows = _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
         yield from whole("tables", Text(f"\n{title}"), rows)
     yield from whole("tables", Text(f"\n{_LEGEND if timed else _RAW_LEGEND}"))
-    lines = [f"left out  {run.devices[left.member].tag}: {left.reason}" for left in prediction.left_out]
+    lines = [f"left out  {run.devices[left.member].tag}: {sentences.left_out(left)}" for left in prediction.left_out]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
     lines += [named(f"assumed   {assumption}", _WIDTH) for assumption in prediction.assumed]
     yield from whole("notes", Text("\n" + "\n".join(lines)))
@@ -120,8 +121,10 @@ def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
         "measured_on_best": question.measured_on_best,
         "gpu_seconds": question.gpu_seconds,
         "host_phases": question.host_phases and list(question.host_phases.shares),
-        "cases": [_case_json(run, case, prediction.sets[case.gpus].note) for case in prediction.cases],
-        "left_out": [{"device": run.devices[o.member].tag, "reason": o.reason} for o in prediction.left_out],
+        "cases": [_case_json(run, case, compared(prediction.sets[case.gpus])) for case in prediction.cases],
+        "left_out": [
+            {"device": run.devices[o.member].tag, "reason": sentences.left_out(o)} for o in prediction.left_out
+        ],
         "assumptions": list(prediction.assumed),
     }
 
@@ -183,7 +186,7 @@ def _title(run: Run, prediction: Prediction, gpus: int) -> str:
         ", ".join(run.devices[member].tag for member in members or ()) for members in (sets.best, sets.worst)
     )
     title = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
-    return title + (f" ({sets.note})" if sets.note else "")
+    return title + (f" ({compared(sets)})" if sets.by is not Compared.ALL else "")
 
 
 def _table(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Table:
@@ -224,7 +227,7 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
         sets = prediction.sets[gpus]
         if sets.worst is None:
             left = [f"{case.strategy} {_printed(case.best.exposed[1])}" for case in cases if case.best.exposed]
-            yield f"On {gpus} GPUs{sim} {sets.note}" + (f". Exposed of a step: {_listed(left)}." if left else ".")
+            yield f"On {gpus} GPUs{sim} {compared(sets)}" + (f". Exposed of a step: {_listed(left)}." if left else ".")
         elif timed:
             yield f"On {gpus} GPUs{sim} {_matters(cases)}."
         else:
@@ -264,3 +267,17 @@ def _listed(words: Sequence[str]) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
+
+
+_COMPARED = {
+    Compared.ALL: "",
+    Compared.HEURISTIC: "best and worst by a heuristic search",
+    Compared.ONE_SET: "there is one set of {k}, so nothing to choose",
+    Compared.MEASURED: "of the sets that were measured",
+    Compared.ONE_MEASURED: "one set of {k} was measured, and no pairs, so nothing is compared",
+}
+
+
+def compared(sets: Sets) -> str:
+    """Return which sets a prediction compares, where that is not all of them."""
+    return _COMPARED[sets.by].format(k=len(sets.best)) if isinstance(sets.by, Compared) else sentences.grounds(sets.by)

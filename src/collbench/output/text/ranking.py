@@ -30,7 +30,7 @@ _MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
 _MOST_FITS = 28
 # On the short page.
 _MOST_RANKINGS, _MOST_TIERS = 14, 4
-_FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied", "verdict")  # in JSON
+_FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied")  # in JSON
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
 _RELATIONS_LEGEND = """\
 tied, different: against the best, by the 90 % and the simultaneous 95 %
@@ -108,7 +108,8 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
             "numa_node": ranked.work.numa_node,
             "kind": kind_of(ranked.work),
             "rankings": [
-                {name: getattr(ranking, name) for name in _FIGURES} | {"standings": plain(ranking.standings)}
+                {name: getattr(ranking, name) for name in _FIGURES}
+                | {"verdict": sentences.tiers(ranking), "standings": plain(ranking.standings)}
                 for ranking in ranked.rankings
             ],
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
@@ -121,7 +122,7 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
                 }
                 for lack in ranked.missing
             ],
-            "incomplete": [{"size_bytes": size, "places": count} for size, count in ranked.incomplete],
+            "incomplete": [{"size_bytes": size, "device_sets": count} for size, count in ranked.incomplete],
         }
         for ranked in summary.works
     ]
@@ -137,7 +138,7 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers)
-    yield Text(sentence(ranking.verdict))
+    yield Text(sentence(sentences.tiers(ranking)))
     trials = ranking.trials  # the fewest that any got
     shown = f"Differences above {ranking.delta + ranking.noise:.1%} show"
     shown += f" on {ranking.kind}s no noisier than most ({trials} trials or more)."

@@ -12,13 +12,13 @@ from rich.text import Text
 
 from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, coverage, not_judged
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.outcome import named, outcome
+from collbench.analysis.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import amount, figure, fixed, format_size, span
 from collbench.output import sentences
-from collbench.output.text.frame import alarm, header, headline, origin, sim
+from collbench.output.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.output.text.frame import not_judged as not_judged_line
 from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
 from collbench.runfile.codec import plain
@@ -56,15 +56,19 @@ def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
     return max(found, judged, outcome(run).status)
 
 
-def page(run: Run, verdicts: Sequence[Verdict], width: int = WIDE) -> Iterator[RenderableType | Block]:
+def page(
+    run: Run, verdicts: Sequence[Verdict], width: int = WIDE, shortfall: str = ""
+) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not.
 
-    The short page leaves out what is no fault, and explains the first faults only.
+    The short page leaves out what is no fault, and explains the first faults only. `shortfall` is what --expect misses.
     """
     covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
     yield from alarm(run)
     if not covered.judged:
         yield not_judged_line(_NOTHING)
+    if shortfall:
+        yield Text(filled(f"FAILED: {shortfall}", width), style=ALARM)
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     healthy = _healthy(run, covered, verdicts)
     judged = [Text(filled(conclusion(covered, verdicts), width))]
@@ -96,15 +100,15 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
         reasons[sentences.absence(one.absence, run)].append(one.pair)
     for reason, pairs in reasons.items():
         more = f" and {len(pairs) - _MOST_NAMES} more" if len(pairs) > _MOST_NAMES else ""
-        yield f"{named(run, pairs[:_MOST_NAMES])}{more}: {reason}"
+        yield f"{sentences.device_sets(pairs[:_MOST_NAMES], run.devices)}{more}: {reason}"
 
 
-def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> str:
+def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None, shortfall: str = "") -> str:
     """Return the verdicts as JSON text (docs/check.md); `left` is the status that the command ends with."""
-    return json.dumps(as_json(run, verdicts, left), ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(as_json(run, verdicts, left, shortfall), ensure_ascii=False, indent=1) + "\n"
 
 
-def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> dict[str, Any]:
+def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None, shortfall: str = "") -> dict[str, Any]:
     """Return the same in JSON's own types."""
     covered = coverage(run)
     return {
@@ -117,7 +121,7 @@ def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> d
         "exit_status": int(status(run, verdicts) if left is None else left),
         "pairs": covered.pairs,
         "judged": len(covered.judged),
-        "failed": headline(run),
+        "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
         "verdicts": [_plain(run, verdict) for verdict in verdicts],
         "not_judged": [*unjudged(run, covered), *(sentences.not_done(one, run) for one in not_judged(run))],
     }
@@ -125,7 +129,8 @@ def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None) -> d
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     data: dict[str, Any] = plain(verdict)
-    del data["failure"], data["skipped"]
+    del data["failure"], data["skipped"], data["where"]
+    data = {"what" if key == "evidence" else key: value for key, value in data.items()}
     data["what"] = sentences.what(verdict, run)
     measured = data.pop("measured")
     data["measured_gbs"] = None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True))

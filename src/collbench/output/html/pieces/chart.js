@@ -8,7 +8,7 @@ const NAME = { width: 165, height: 14 }; // px that the name of a theory line ta
 const GROUPS = 7; // colours; more labels share them
 
 class Chart {
-  // `passed(place, size)` hears of the point under the pointer, null when there is none; `took` of one that was clicked.
+  // `passed(set, size)` hears of the point under the pointer, null when there is none; `took` of one that was clicked.
   constructor({ passed, took }) {
     this.svg = draw("svg", { class: "chart", role: "img" });
     this.points = [];
@@ -20,7 +20,7 @@ class Chart {
     });
   }
 
-  // `lines` are {place, group, value, low, high}, the last three by size; `theory` are {level, label, name, own}, highest first.
+  // `lines` are {set, group, value, low, high}, the last three by size; `theory` are {level, label, name, own}, highest first.
   show({ width, sizes, names, lines, chosen, theory, size, unit, log, says }) {
     this.width = Math.max(260, width);
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
@@ -33,7 +33,7 @@ class Chart {
     this.x = axisOfSizes(sizes, this.width);
     const ends = chosen && unit === RATIO ? [...chosen.low, ...chosen.high].filter((value) => value !== null) : [];
     this.y = axisOfValues([...levels, ...ends, ...theory.map(({ level }) => level)], log, unit === RATIO);
-    this.points = lines.flatMap((line) => line.value.map((value, at) => this.#point(line.place, at, value)));
+    this.points = lines.flatMap((line) => line.value.map((value, at) => this.#point(line.set, at, value)));
     this.points = this.points.filter((point) => point !== null);
     const groups = [...new Set(lines.map((line) => line.group))];
     this.svg.replaceChildren(
@@ -46,8 +46,8 @@ class Chart {
     );
   }
 
-  #point(place, at, value) {
-    return value === null ? null : { place, size: at, x: this.x(at), y: this.y(value) };
+  #point(set, at, value) {
+    return value === null ? null : { set, size: at, x: this.x(at), y: this.y(value) };
   }
 
   // Grid lines and their figures: sizes below, as many as fit; values at the left.
@@ -185,14 +185,14 @@ function axisOfValues(levels, log, around) {
     ? [Math.min(least, ticks[0]), Math.max(most, ticks[ticks.length - 1])]
     : [from, around ? most + 0.05 : most * 1.06];
   const [bottom, room] = [HEIGHT - MARGIN.bottom, HEIGHT - MARGIN.bottom - MARGIN.top];
-  const place = (value) => {
+  const scaled = (value) => {
     const share = log
       ? (Math.log(value) - Math.log(low)) / (Math.log(high) - Math.log(low) || 1)
       : (value - low) / (high - low || 1);
     return bottom - Math.max(-0.02, Math.min(1.02, share)) * room;
   };
-  place.ticks = ticks;
-  return place;
+  scaled.ticks = ticks;
+  return scaled;
 }
 
 // 1, 10, 100, …; 1, 2, 5 between them where the span is small.

@@ -39,7 +39,7 @@ function scrolling(box) {
   return [box, hint];
 }
 
-// A labelled <select>; `options` are texts. `choose` gets the place of the one that was taken.
+// A labelled <select>; `options` are texts. `choose` gets the index of the one that was taken.
 function chooser(form, title, choose) {
   const select = make("select");
   select.addEventListener("change", () => choose(select.selectedIndex));

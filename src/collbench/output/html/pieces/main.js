@@ -13,7 +13,7 @@ function wake(page) {
   section.classList.toggle("alive", data.series.length > 0);
 }
 
-// Show the page that holds the place after "#", else the first one.
+// Show the page that holds what is named after "#", else the first one.
 function turn() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const page = target?.closest("article.page") ?? pages[0];

@@ -14,9 +14,9 @@ const RATIOS = { a: "−25 %", b: "−10 %", c: "−5 %", d: "−2 %", e: "not s
 class View {
   constructor(section, data) {
     this.data = data;
-    this.now = { series: firstSeries(data.series), size: 0, figure: 0, direction: SENDS, scale: 0, place: 0 };
+    this.now = { series: firstSeries(data.series), size: 0, figure: 0, direction: SENDS, scale: 0, set: 0 };
     this.now.size = this.series.sizes.length - 1;
-    this.now.place = this.#best();
+    this.now.set = this.#best();
     this.grid = new Grid({
       took: (cell) => this.#take(cell),
       passed: (cell) => this.#tell(cell ?? this.now),
@@ -50,7 +50,7 @@ class View {
     return this.series.figures[this.now.figure];
   }
 
-  // A matrix of devices; else places down and sizes across.
+  // A matrix of devices; else sets of devices down and sizes across.
   get square() {
     return this.series.kind === "link" || this.series.kind === "pair";
   }
@@ -77,11 +77,11 @@ class View {
     const same = this.series.sizes.indexOf(size);
     this.now.size = same < 0 ? this.series.sizes.length - 1 : same;
     this.now.figure = Math.max(0, this.series.figures.findIndex((figure) => figure.title === title));
-    if (this.now.place >= this.series.places.length) this.now.place = this.#best();
+    if (this.now.set >= this.series.sets.length) this.now.set = this.#best();
     this.#show();
   }
 
-  // The place to begin with: the best at this size, as the first answer of the page has it.
+  // The set to begin with: the best at this size, as the first answer of the page has it.
   #best() {
     const values = this.series.figures[0].value[this.now.size];
     const known = values.filter((value) => value !== null);
@@ -97,9 +97,9 @@ class View {
 
   // A cell or a point of a curve was chosen; the map need not be drawn anew unless another size was.
   #take(cell, fromCurve = false) {
-    if (cell === null || cell.place === null) return;
+    if (cell === null || cell.set === null) return;
     const other = cell.size !== this.now.size || fromCurve;
-    this.now.place = cell.place;
+    this.now.set = cell.set;
     this.now.size = cell.size;
     if (other && (this.square || fromCurve)) this.#show();
     else {
@@ -137,7 +137,7 @@ class View {
     const rows = this.square ? this.#matrix() : this.#list();
     let home = [0, this.square ? 1 : 0];
     rows.forEach((row, r) => {
-      const column = row.cells.findIndex((cell) => cell.place === now.place && cell.size === now.size);
+      const column = row.cells.findIndex((cell) => cell.set === now.set && cell.size === now.size);
       if (column >= 0 && (home[2] === undefined || r === this.grid.home[0])) home = [r, column, true];
     });
     const heads = this.square ? data.tags : this.#heads();
@@ -153,8 +153,8 @@ class View {
 
   #matrix() {
     const { series, data } = this;
-    const places = new Map(series.places.map((members, at) => [members.join(), at]));
-    const find = (a, b) => places.get(`${a},${b}`) ?? (series.kind === "pair" ? places.get(`${b},${a}`) : undefined);
+    const sets = new Map(series.sets.map((members, at) => [members.join(), at]));
+    const find = (a, b) => sets.get(`${a},${b}`) ?? (series.kind === "pair" ? sets.get(`${b},${a}`) : undefined);
     return data.tags.map((tag, row) => ({
       head: tag,
       cells: data.tags.map((_, column) =>
@@ -164,15 +164,15 @@ class View {
   }
 
   #measured(find, row, column) {
-    const place = this.#directed(find, row, column);
+    const set = this.#directed(find, row, column);
     const joint = this.series.kind === "link" ? " → " : ", ";
     const [tag, other] = [this.data.tags[row], this.data.tags[column]];
-    return place === undefined ? this.#empty(MISSING, `${tag}${joint}${other}: not measured`) : this.#cell(place, this.now.size);
+    return set === undefined ? this.#empty(MISSING, `${tag}${joint}${other}: not measured`) : this.#cell(set, this.now.size);
   }
 
   // A square without a data point.
   #empty({ text, shade }, says) {
-    return { text, shade, says, place: null, size: this.now.size };
+    return { text, shade, says, set: null, size: this.now.size };
   }
 
   #directed(find, row, column) {
@@ -186,53 +186,53 @@ class View {
   }
 
   #list() {
-    return this.series.names.map((name, place) => ({
+    return this.series.names.map((name, set) => ({
       head: name,
-      cells: this.#heads().map((_, size) => this.#cell(place, this.figure.by_size ? size : this.now.size)),
+      cells: this.#heads().map((_, size) => this.#cell(set, this.figure.by_size ? size : this.now.size)),
     }));
   }
 
-  #cell(place, size) {
+  #cell(set, size) {
     const row = this.figure.by_size ? size : 0;
-    const [, value] = this.#bounds(place, size);
-    const failed = value === null && this.#failed(place, size);
+    const [, value] = this.#bounds(set, size);
+    const failed = value === null && this.#failed(set, size);
     const text = failed ? FAILED.text : figureText(value, this.figure.unit);
-    const says = `${this.series.names[place]}: ${value === null ? this.#missing(place, size) : withUnit(text, this.figure.unit)}`;
-    return { text, shade: failed ? FAILED.shade : this.figure.shades[row][place], says, place, size };
+    const says = `${this.series.names[set]}: ${value === null ? this.#missing(set, size) : withUnit(text, this.figure.unit)}`;
+    return { text, shade: failed ? FAILED.shade : this.figure.shades[row][set], says, set, size };
   }
 
-  #failed(place, size) {
-    return this.figure.by_size ? this.series.failed[size]?.includes(place) : false;
+  #failed(set, size) {
+    return this.figure.by_size ? this.series.failed[size]?.includes(set) : false;
   }
 
-  #missing(place, size) {
-    return this.#failed(place, size) ? "failed" : "not measured";
+  #missing(set, size) {
+    return this.#failed(set, size) ? "failed" : "not measured";
   }
 
   // The low end, the value and the high end of a figure.
-  #bounds(place, size, figure = this.figure) {
+  #bounds(set, size, figure = this.figure) {
     const row = figure.by_size ? size : 0;
-    return ["low", "value", "high"].map((end) => figure[end][row][place]);
+    return ["low", "value", "high"].map((end) => figure[end][row][set]);
   }
 
-  #tell({ place, size }) {
-    if (place === null) return;
+  #tell({ set, size }) {
+    if (set === null) return;
     const { series, figure } = this;
-    const [low, value, high] = this.#bounds(place, size);
-    const theory = series.theory[place];
+    const [low, value, high] = this.#bounds(set, size);
+    const theory = series.theory[set];
     const facts = [
       [figure.covers, intervalText(low, high, figure.unit) || (value === null ? "" : "too few trials for one")],
       ["size", figure.by_size ? series.size_names[size] : "all"],
-      ["label", series.labels[place]],
-      ["tier", tierText(series.tiers[size]?.[place])],
+      ["label", series.labels[set]],
+      ["tier", tierText(series.tiers[size]?.[set])],
       ["theory", theory === null ? "" : `${figureText(theory)} GB/s ${series.ways}`],
       ["NCCL chose", series.chosen[size]],
-      ["note", series.words[series.notes[size][place]]],
+      ["note", series.words[series.notes[size][set]]],
     ];
-    const text = value === null ? this.#missing(place, size) : withUnit(figureText(value, figure.unit), figure.unit);
+    const text = value === null ? this.#missing(set, size) : withUnit(figureText(value, figure.unit), figure.unit);
     const list = facts.filter(([, told]) => told).map(([name, told]) => make("div", {}, make("dt", {}, name), make("dd", {}, told)));
     this.readout.replaceChildren(
-      make("p", { class: "place" }, series.names[place]),
+      make("p", { class: "devices" }, series.names[set]),
       make("p", { class: "value" }, text),
       make("dl", { class: "facts" }, ...list),
     );
@@ -241,18 +241,18 @@ class View {
   #curves() {
     const { series, now, data } = this;
     const figure = this.figure.by_size ? this.figure : series.figures[0];
-    const lines = series.places.map((_, place) => {
-      const [low, value, high] = ["low", "value", "high"].map((end) => figure[end].map((row) => row[place]));
-      return { place, group: series.labels[place], low, value, high };
+    const lines = series.sets.map((_, set) => {
+      const [low, value, high] = ["low", "value", "high"].map((end) => figure[end].map((row) => row[set]));
+      return { set, group: series.labels[set], low, value, high };
     });
-    const title = `${series.name}: ${figure.title} of ${series.names[now.place]}, and of the others`;
+    const title = `${series.name}: ${figure.title} of ${series.names[now.set]}, and of the others`;
     this.curves.replaceChildren(title, ...simWord(data.sim));
     this.chart.show({
       width: this.chart.svg.parentElement.clientWidth,
       sizes: series.sizes,
       names: series.size_names,
       lines,
-      chosen: lines[now.place],
+      chosen: lines[now.set],
       theory: figure.unit === "GB/s" ? this.#limits() : figure.unit === RATIO ? [{ level: 1, label: null, name: "equal" }] : [],
       size: now.size,
       unit: figure.unit,
@@ -266,10 +266,10 @@ class View {
   #limits() {
     const { series, now } = this;
     const limits = new Map();
-    series.theory.forEach((level, place) => {
+    series.theory.forEach((level, set) => {
       if (level === null) return;
-      const label = series.labels[place];
-      const own = level === series.theory[now.place] && label === series.labels[now.place];
+      const label = series.labels[set];
+      const own = level === series.theory[now.set] && label === series.labels[now.set];
       limits.set(`${level} ${label}`, { level, label, own, name: ["theory", label, figureText(level), "GB/s"].filter(Boolean).join(" ") });
     });
     return [...limits.values()].sort((a, b) => b.level - a.level || (a.label < b.label ? -1 : 1));
@@ -277,7 +277,7 @@ class View {
 
   #figures(figure) {
     const rows = this.series.size_names.map((name, size) => {
-      const [low, value, high] = this.#bounds(this.now.place, size, figure);
+      const [low, value, high] = this.#bounds(this.now.set, size, figure);
       const texts = [withUnit(figureText(value, figure.unit), figure.unit), intervalText(low, high, figure.unit) || NONE];
       return make("tr", {}, make("th", { scope: "row" }, name), ...texts.map((text) => make("td", {}, text)));
     });

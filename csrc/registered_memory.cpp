@@ -1,0 +1,104 @@
+#include "registered_memory.hpp"
+
+#include <numeric>
+
+#include "device_threads.hpp"
+
+namespace collbench {
+namespace {
+
+// What switches registration off in NCCL, which then succeeds and returns no handle [NCCL 2.28.9, register.cc,
+// ncclCommRegister; dev_runtime.cc, ncclCommWindowRegister].
+constexpr const char* kNothing =
+    " registered nothing: NCCL_LOCAL_REGISTER=0, NCCL_CUMEM_ENABLE=0, NCCL_WIN_ENABLE=0 or "
+    "NCCL_P2P_USE_CUDA_MEMCPY=1 switches it off";
+
+void* pointer(CUdeviceptr memory) { return reinterpret_cast<void*>(memory); }
+
+}  // namespace
+
+Buffers RegisteredMemory::operator()(Registration registration, int position) {
+  if (registration != Registration::none) return memory_.at(registration).at(static_cast<std::size_t>(position));
+  const Gpu& gpu = gpus_[position];
+  return {gpu.send.get(), gpu.target.get()};
+}
+
+void RegisteredMemory::allocate(Registration registration) {
+  std::vector<Buffers>& memory = memory_[registration];  // what a failure leaves here is used by the next round
+  memory.resize(gpus_.size(), Buffers{0, 0});
+  std::vector<int> everywhere(gpus_.size());
+  std::iota(everywhere.begin(), everywhere.end(), 0);
+  threads_.run(everywhere, [&](std::size_t i) {
+    for (CUdeviceptr* buffer : {&memory[i].send, &memory[i].target}) {
+      void* made = nullptr;
+      if (*buffer != 0) continue;
+      NCCL_CHECK(nccl_, ncclMemAlloc, &made, gpus_.buffer_bytes());
+      *buffer = reinterpret_cast<CUdeviceptr>(made);
+    }
+  });
+}
+
+void RegisteredMemory::prepare(Registration registration, const std::vector<Communicator>& communicators,
+                               double deadline_seconds) {
+  if (registration == Registration::none) return;
+  const bool window = registration == Registration::window;
+  if (window ? nccl_.ncclCommWindowRegister == nullptr : nccl_.ncclCommRegister == nullptr)
+    throw LibraryError(std::string("NCCL at ") + nccl_.path() + " is too old: it has no function " +
+                       (window ? "ncclCommWindowRegister" : "ncclCommRegister"));
+  std::vector<Communicator> missing;
+  for (const Communicator& communicator : communicators)
+    if (handles_.try_emplace({communicator.handle, registration}).second) missing.push_back(communicator);
+  if (missing.empty()) return;
+  allocate(registration);
+  std::vector<int> positions;
+  for (const Communicator& communicator : missing) positions.push_back(communicator.position);
+  threads_.run(positions, [&](std::size_t i) {
+    const Communicator& one = missing[i];
+    const Buffers buffers = memory_.at(registration)[static_cast<std::size_t>(one.position)];
+    Handles& handles = handles_.at({one.handle, registration});
+    const std::array<CUdeviceptr, 2> both = {buffers.send, buffers.target};
+    for (std::size_t which = 0; which < both.size(); ++which) {
+      void*& handle = handles[which];  // where NCCL may still write when it goes on in the background
+      const ncclResult_t result =
+          window ? NCCL_CHECK(nccl_, ncclCommWindowRegister, one.handle, pointer(both[which]), gpus_.buffer_bytes(),
+                              &handle, kWindowSymmetric)
+                 : NCCL_CHECK(nccl_, ncclCommRegister, one.handle, pointer(both[which]), gpus_.buffer_bytes(), &handle);
+      finish(nccl_, one.handle, result, threads_, deadline_seconds);
+      if (handle == nullptr)
+        throw NcclError(kNcclInvalidUsage,
+                        (window ? "ncclCommWindowRegister" : "ncclCommRegister") + std::string(kNothing));
+    }
+  });
+}
+
+void RegisteredMemory::forget(const std::vector<ncclComm_t>& aborted) {
+  for (const ncclComm_t communicator : aborted)
+    for (const Registration registration : {Registration::buffer, Registration::window})
+      handles_.erase({communicator, registration});
+}
+
+void RegisteredMemory::deregister() {
+  if (threads_.stuck() || gpus_.threads().stuck()) return;  // a thread may still use one of them
+  for (const auto& [key, handles] : handles_)
+    for (void* handle : handles) {
+      if (handle == nullptr) continue;
+      if (key.second == Registration::window)
+        nccl_.ncclCommWindowDeregister(key.first, handle);
+      else
+        nccl_.ncclCommDeregister(key.first, handle);
+    }
+  handles_.clear();
+}
+
+void RegisteredMemory::free() {
+  if (threads_.stuck() || gpus_.threads().stuck()) return;
+  for (const auto& [registration, memory] : memory_)
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      driver().cuCtxSetCurrent(gpus_[static_cast<int>(i)].context.get());
+      for (const CUdeviceptr buffer : {memory[i].send, memory[i].target})
+        if (buffer != 0) nccl_.ncclMemFree(pointer(buffer));
+    }
+  memory_.clear();
+}
+
+}  // namespace collbench

@@ -1,0 +1,233 @@
+"""What a verdict rests on, in types: `output.sentences` words it. Shares are of 1, rates GB/s one way.
+
+`works` are what was timed, in the order of their names; the verdict's devices and links stand in its `where`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from collbench.model.operations import Work
+
+
+class Extent(StrEnum):
+    """Which links of its devices something is about."""
+
+    DEVICES = "the devices themselves"
+    PAIR = "a pair, both ways"
+    DIRECTION = "one direction of a pair"
+    ALL = "all links of a device"
+    SENT = "all that a device sends"
+    RECEIVED = "all that a device receives"
+    PAIRS = "some pairs"  # pairs, labels, one_way
+    ALL_PAIRS = "all pairs"  # pairs, labels, one_way
+    SET = "a set of devices together"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where something is: positions of devices, and of many pairs how many they are and what labels they have."""
+
+    extent: Extent
+    devices: tuple[int, ...]
+    pairs: int = 0
+    labels: tuple[str, ...] = ()
+    one_way: bool = False
+
+
+class Source(StrEnum):
+    """What reports paths beside NVML's labels."""
+
+    LABEL = "the label"
+    NVML = "NVML"
+    TOPOLOGY = "nvidia-smi topo -m"
+    PEERS = "nvidia-smi topo -p2p"
+    CUDA = "CUDA"
+
+
+@dataclass(frozen=True, slots=True)
+class WrongElements:
+    """Data arrived wrong: so many elements of a work, 0 where a failure says more."""
+
+    elements: int
+    work: Work | None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Works that never ended, or that failed."""
+
+    works: tuple[Work, ...]
+
+
+class Presence(NamedTuple):
+    """Another process on a device: in so many of the run's trials, or "before" or "after" them."""
+
+    device: int
+    trials: int = 0
+    of_trials: int = 0
+    when: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcesses:
+    """Other people's processes were there."""
+
+    seen: tuple[Presence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """Pairs of these labels reach `ratio` of their isolated rate concurrently."""
+
+    labels: tuple[str, ...]
+    ratio: float
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCount:
+    """A source's NV# label and NVML's count of active NVLinks differ."""
+
+    source: Source
+    label: str
+    nvlinks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswers:
+    """What each source answers about peer access; `agree` where all deny it, though the label promises it."""
+
+    label: str
+    answers: tuple[tuple[Source, str], ...]
+    agree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedNvlinks:
+    """NCCL's `works`, or all copies where there are none, are no faster than PCIe in spite of the label."""
+
+    label: str
+    works: tuple[Work, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FewerLinks:
+    """A path has the rate of `links` of its `count` NVLinks."""
+
+    links: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenLinks:
+    """Faster than PCIe can be, without NVLink in the label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """A rate above the capacity of a part, in so many batches."""
+
+    gbs: float
+    part: str
+    capacity_gbs: float
+    works: tuple[Work, ...]
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBelowBest:
+    """(generation, width) of a device's PCIe link right after measuring, and at best."""
+
+    now: tuple[int | None, int | None]
+    best: tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFaster:
+    """Copies through host memory are faster than by peer access, at this rate."""
+
+    staged_gbs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Inverted:
+    """Pairs of `label` reach this share less than those of a `worse` one."""
+
+    label: str
+    share: float
+    worse: str
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowerThanBack:
+    """Slower than the way back, by this share."""
+
+    share: float
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BelowBest:
+    """Slower than the best links of the same label, by this share."""
+
+    share: float
+    label: str
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BelowLinks:
+    """NCCL reaches this share of the capacity of its slowest link."""
+
+    share: float
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLabel:
+    """nvidia-smi and NVML label a path differently."""
+
+    tool: str
+    nvml: str
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLabels:
+    """Labels that name NVLinks, and what the PCIe tree says of the same paths."""
+
+    labels: tuple[str, ...]
+    ancestors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLabels:
+    """All pairs have this label, and no device has a NUMA node."""
+
+    label: str
+
+
+Evidence = (
+    WrongElements
+    | GivenUp
+    | OtherProcesses
+    | Disturbed
+    | LinkCount
+    | PeerAnswers
+    | UnusedNvlinks
+    | FewerLinks
+    | HiddenLinks
+    | Beaten
+    | SlotBelowBest
+    | StagedFaster
+    | Inverted
+    | SlowerThanBack
+    | BelowBest
+    | BelowLinks
+    | OtherLabel
+    | TreeLabels
+    | FlatLabels
+)

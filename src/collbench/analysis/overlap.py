@@ -1,0 +1,157 @@
+"""What a collective and compute cost each other: factors with intervals, and what is left of the overlap. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from collbench.analysis.stats import median_interval
+from collbench.model.compute import Compute, Priority
+from collbench.model.operations import Operation
+from collbench.model.run import Overlap, OverlapTrial
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A median over trials with its 95 % interval, None for fewer than three trials."""
+
+    value: float
+    interval: Interval | None
+
+    @property
+    def half(self) -> float:
+        """Half of the interval over the median, a ratio; infinite without one."""
+        return math.inf if self.interval is None else (self.interval[1] - self.interval[0]) / 2 / self.value
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapSummary:
+    """One data point (docs/method.md 4.8). Seconds are of one call, or one unit of compute, of the slowest rank.
+
+    Factors are seconds beside over seconds alone, trial by trial. `of_sum` and `of_max` are the time of a fixed
+    amount of both together, over the sum and over the longer of their times alone: 1 of the maximum is perfect.
+    """
+
+    collective_alone: Figure
+    compute_alone: Figure
+    collective_beside: Figure
+    compute_beside: Figure
+    collective_factor: Figure
+    compute_factor: Figure
+    of_sum: Figure
+    of_max: Figure
+
+
+def summarize(found: Overlap) -> OverlapSummary:
+    """Return the figures of a data point with at least one trial."""
+
+    def over_trials(value: Callable[[OverlapTrial], float]) -> Figure:
+        values = [value(trial) for trial in found.trials]
+        return Figure(median(values), median_interval(values))
+
+    return OverlapSummary(
+        collective_alone=over_trials(lambda trial: max(trial.collective_alone)),
+        compute_alone=over_trials(lambda trial: max(trial.compute_alone)),
+        collective_beside=over_trials(lambda trial: max(trial.collective_beside)),
+        compute_beside=over_trials(lambda trial: max(trial.compute_beside)),
+        collective_factor=over_trials(lambda trial: max(trial.collective_beside) / max(trial.collective_alone)),
+        compute_factor=over_trials(lambda trial: max(trial.compute_beside) / max(trial.compute_alone)),
+        of_sum=over_trials(lambda trial: max(trial.together) / sum(_amounts(trial))),
+        of_max=over_trials(lambda trial: max(trial.together) / max(_amounts(trial))),
+    )
+
+
+def _amounts(trial: OverlapTrial) -> tuple[float, float]:
+    return max(trial.collective_amount), max(trial.compute_amount)
+
+
+def spread(found: Overlap) -> Interval:
+    """Return the 10th and the 90th percentile of single calls beside compute, in seconds, of all trials together."""
+    calls = [seconds for trial in found.trials for seconds in trial.beside_calls]
+    low, high = np.percentile(calls, (10, 90))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a data point ran under, beside its size."""
+
+    operation: Operation
+    compute: Compute
+    priority: Priority
+    ctas: int | None
+
+
+def condition_of(found: Overlap) -> Condition:
+    """Return a data point's condition."""
+    return Condition(found.work.operation, found.compute, found.priority, found.ctas)
+
+
+def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
+    """Return the data points of each condition, ascending in size, conditions in the order of their first."""
+    found: dict[Condition, list[Overlap]] = {}
+    for one in overlaps:
+        found.setdefault(condition_of(one), []).append(one)
+    return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How many times as long the collective takes beside compute, and compute beside the collective."""
+
+    collective: float
+    compute: float
+
+
+def slowdown(
+    overlaps: Sequence[Overlap],
+    operation: Operation,
+    size_bytes: float,
+    *,
+    compute: Compute | None = None,
+    priority: Priority = Priority.NORMAL,
+    ctas: int | None = None,
+) -> Slowdown | None:
+    """Return the factors at a size, interpolated in log size; None outside the measured sizes, or without any.
+
+    Without `compute` those of the first compute that was measured with this operation and these levers.
+    """
+    chosen = [
+        found
+        for condition, found in by_condition(overlaps).items()
+        if (condition.operation, condition.priority, condition.ctas) == (operation, priority, ctas)
+        and compute in (None, condition.compute)
+    ]
+    points = [one for one in chosen[0] if one.trials] if chosen else []
+    if not points or not points[0].size_bytes <= size_bytes <= points[-1].size_bytes:
+        return None
+    above = next(number for number, one in enumerate(points) if one.size_bytes >= size_bytes)
+    upper = _factors(points[above])
+    if points[above].size_bytes == size_bytes:
+        return upper
+    lower, low = _factors(points[above - 1]), math.log(points[above - 1].size_bytes)
+    share = (math.log(size_bytes) - low) / (math.log(points[above].size_bytes) - low)
+    return Slowdown(_between(lower.collective, upper.collective, share), _between(lower.compute, upper.compute, share))
+
+
+def _factors(found: Overlap) -> Slowdown:
+    summary = summarize(found)
+    return Slowdown(summary.collective_factor.value, summary.compute_factor.value)
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """Return a factor between two, in logs: factors multiply."""
+    return math.exp((1 - share) * math.log(low) + share * math.log(high))
+
+
+def strongest(overlaps: Iterable[Overlap]) -> Overlap | None:
+    """Return the data point whose collective loses most, None without a trial."""
+    return max(
+        (one for one in overlaps if one.trials), key=lambda one: summarize(one).collective_factor.value, default=None
+    )

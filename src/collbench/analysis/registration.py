@@ -1,0 +1,108 @@
+"""What registered memory is worth: the same collective on ordinary memory, registered buffers and symmetric windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import median
+
+from collbench.analysis.stats import median_interval, trial_seconds
+from collbench.analysis.tiers import tolerance
+from collbench.model.operations import Operation, Registration, Variant
+from collbench.model.run import Measurement, Run
+
+
+def kinds_of(run: Run) -> tuple[Registration, ...]:
+    """Return the kinds of memory that the run's collectives were timed on."""
+    found = {one.point.registration for one in run.measurements if one.point.operation.is_collective}
+    return tuple(kind for kind in Registration if kind in found)
+
+
+def ordinary(run: Run) -> Run:
+    """Return the run with its collectives on ordinary memory alone: what machines and GPUs are judged and chosen by.
+
+    Where it has none of these, those on the memory that it has stand for them.
+    """
+    kinds = kinds_of(run)
+    if kinds in ((), (Registration.NONE,)):
+        return run
+    kept = (
+        replace(one, point=replace(one.point, registration=Registration.NONE))
+        for one in run.measurements
+        if one.point.registration is kinds[0] or not one.point.operation.is_collective
+    )
+    return replace(run, measurements=list(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """How many times as long a collective takes on this memory as on the fastest, and the ratio's 95 % interval.
+
+    The interval is None below three trials of both.
+    """
+
+    kind: Registration
+    ratio: float
+    interval: tuple[float, float] | None
+    behind: bool  # significantly, and by more than changes nobody's decision
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """Which memory a collective is fastest on at one size: one kind, or several that tie. `others` has all the rest."""
+
+    size_bytes: int
+    fastest: tuple[Registration, ...]
+    others: tuple[Slower, ...]
+
+    @property
+    def gain(self) -> Slower | None:
+        """What there is to gain: over ordinary memory, or where that is fastest over the next; None where all tie."""
+        behind = sorted((one for one in self.others if one.behind), key=lambda one: one.ratio)
+        return next((one for one in behind if one.kind is Registration.NONE), behind[0] if behind else None)
+
+
+def winner(size_bytes: int, trials: Mapping[Registration, Sequence[float]]) -> Winner:
+    """Return which memory is fastest, from each one's seconds by trial, in the order of the passes.
+
+    Trials of the same pass are compared with each other: what disturbs one pass disturbs all that it times.
+    """
+    best = min(trials, key=lambda kind: median(trials[kind]))
+    others = tuple(_slower(size_bytes, kind, trials[kind], trials[best]) for kind in trials if kind is not best)
+    behind = {one.kind for one in others if one.behind}
+    return Winner(size_bytes, tuple(kind for kind in trials if kind not in behind), others)
+
+
+def _slower(size_bytes: int, kind: Registration, ours: Sequence[float], best: Sequence[float]) -> Slower:
+    ratios = [one / other for one, other in zip(ours, best, strict=False)]  # later trials of one have no partner
+    ratio, interval = median(ratios), median_interval(ratios)
+    behind = interval is not None and interval[0] > 1 and ratio > 1 + tolerance(size_bytes)
+    return Slower(kind, ratio, interval, behind)
+
+
+def winners(run: Run, operation: Operation, members: tuple[int, ...], variant: Variant) -> tuple[Winner, ...]:
+    """Return the fastest memory at each size at which a communicator used several kinds, ascending."""
+    return tuple(
+        winner(size, {kind: trial_seconds(found) for kind, found in kinds.items()})
+        for size, kinds in side_by_side(run, operation, members, variant).items()
+        if len(kinds) > 1
+    )
+
+
+def side_by_side(
+    run: Run, operation: Operation, members: tuple[int, ...], variant: Variant
+) -> dict[int, dict[Registration, Measurement]]:
+    """Return a communicator's measurements by size, ascending, and by kind of memory."""
+    kinds = tuple(Registration)
+    found = [one for one in run.measured(variant) if (one.point.operation, one.point.members) == (operation, members)]
+    made: dict[int, dict[Registration, Measurement]] = {}
+    for one in sorted(found, key=lambda one: (one.point.size_bytes, kinds.index(one.point.registration))):
+        made.setdefault(one.point.size_bytes, {})[one.point.registration] = one
+    return made
+
+
+def ranges(found: Sequence[Winner]) -> Iterator[tuple[Winner, ...]]:
+    """Yield neighbouring sizes of which the same memory is fastest."""
+    for _, same in groupby(found, key=lambda one: one.fastest):
+        yield tuple(same)

@@ -1,0 +1,215 @@
+"""Tails and stragglers: how the times of single launches are spread, and which rank comes late (docs/method.md 8.6)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.model.run import DataPoint, Latency, Run
+
+Times = NDArray[np.float64]
+
+PERCENTILES = (50, 95, 99)
+_OUTSIDE = 0.025  # of a 95 % interval, on either side
+_NANO = 1e-9
+# The launches among which the rank that came last is counted again: those that a job's slowest steps have.
+_SLOWEST = 95
+_BINS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """One percentile in seconds, with its 95 % interval; None where the launches are too few to tell it."""
+
+    percent: int
+    seconds: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How times are spread: percentiles and maximum in seconds, and how many launches stand behind them."""
+
+    count: int
+    percentiles: tuple[Percentile, ...]
+    maximum: float
+
+    def at(self, percent: int) -> float | None:
+        """Return one of PERCENTILES in seconds, None where the launches are too few."""
+        return next(one.seconds for one in self.percentiles if one.percent == percent)
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How much later than the median of the others a rank came to the launches, or left them, in seconds.
+
+    `significant`: the whole 95 % interval of the median lies beyond what the clocks can tell (`resolved`).
+    """
+
+    median: float
+    interval: tuple[float, float] | None
+    p99: float | None
+    resolved: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether it is later than the others, and no error of the clocks."""
+        return self.interval is not None and self.interval[0] > self.resolved
+
+
+@dataclass(frozen=True, slots=True)
+class RankTails:
+    """One rank, by its device's position. `own` is the time from its arrival to its leaving, by its own clock.
+
+    The rest needs a common clock, None without one: `last` is the share of the launches to which it came last, and
+    `last_of_slowest` that of the launches in which ranks waited longest (the slowest 5 %).
+    """
+
+    member: int
+    own: Spread
+    arrives: Lateness | None
+    leaves: Lateness | None
+    last: float | None
+    last_of_slowest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """What a data point's single launches say.
+
+    `waited` is from the first rank's arrival to the last one's leaving: what a job waits. `transfer` begins with the
+    last rank's arrival, None without a common clock; `waited` is then the longest `own` of a launch.
+    """
+
+    point: DataPoint
+    count: int
+    waited: Spread
+    transfer: Spread | None
+    ranks: tuple[RankTails, ...]
+    waited_seconds: tuple[float, ...]
+    transfer_seconds: tuple[float, ...]
+
+    @property
+    def late(self) -> tuple[RankTails, ...]:
+        """The ranks that come significantly late, the latest first.
+
+        None of a collective with a root: its ranks leave at different times by design, and so come to the next.
+        """
+        if self.point.operation.rooted:
+            return ()
+        found = [rank for rank in self.ranks if rank.arrives is not None and rank.arrives.significant]
+        return tuple(sorted(found, key=lambda rank: -rank.arrives.median if rank.arrives else 0.0))
+
+
+def tails(run: Run) -> list[Tails]:
+    """Return what each data point's single launches say, in the run's order; none where none were timed."""
+    return [tails_of(latency) for latency in run.latencies]
+
+
+def tails_of(latency: Latency) -> Tails:
+    """Return what one data point's single launches say. What the stamps add is taken off each time."""
+    arrived = np.array([rank.arrived for rank in latency.ranks]) * _NANO  # (ranks, launches)
+    left = np.array([rank.left for rank in latency.ranks]) * _NANO
+    stamps = np.array([rank.stamp_ns for rank in latency.ranks]) * _NANO
+    own = left - arrived - stamps[:, None]
+    if latency.common_clock:
+        ends = (left - stamps[:, None]).max(axis=0)
+        waited, transfer = ends - arrived.min(axis=0), ends - arrived.max(axis=0)
+    else:
+        waited, transfer = own.max(axis=0), own[:0].ravel()
+    return Tails(
+        latency.point,
+        latency.count,
+        spread(waited),
+        spread(transfer) if latency.common_clock else None,
+        tuple(_rank(latency, index, arrived, left, own, waited) for index in range(len(latency.ranks))),
+        tuple(waited.tolist()),
+        tuple(transfer.tolist()),
+    )
+
+
+def spread(values: Times) -> Spread:
+    """Return how times are spread; a percentile is the least value that so many are not above (nearest rank)."""
+    ordered = np.sort(values)
+    found = []
+    for percent in PERCENTILES:
+        between = quantile_ranks(len(ordered), percent)
+        if between is None:
+            found.append(Percentile(percent, None, None))
+            continue
+        low, high = (float(ordered[rank - 1]) for rank in between)
+        found.append(Percentile(percent, float(ordered[_nearest(len(ordered), percent) - 1]), (low, high)))
+    return Spread(len(ordered), tuple(found), float(ordered[-1]))
+
+
+@functools.cache
+def quantile_ranks(count: int, percent: int) -> tuple[int, int] | None:
+    """Return the ranks, from 1, of the values between which a percentile lies with 95 %; None where they are too few.
+
+    By order statistics, of any distribution whose values are independent: as many lie below the percentile as a
+    binomial variable says. Source: Conover, Practical Nonparametric Statistics, 3rd ed. (1999), section 3.2.
+    """
+    share = percent / 100
+    total = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(count + 1)]
+    logs = np.array(total) + np.arange(count + 1) * math.log(share) + np.arange(count, -1, -1) * math.log1p(-share)
+    below = np.cumsum(np.exp(logs))  # P(at most k values lie below it)
+    low = int(np.searchsorted(below, _OUTSIDE, side="right"))  # the most k with P(fewer than k) within
+    above = np.cumsum(np.exp(logs)[::-1])[::-1]  # P(at least k values lie below it)
+    within = np.nonzero(above <= _OUTSIDE)[0]
+    if low < 1 or not len(within):
+        return None
+    return low, int(within[0])
+
+
+def fewest_launches(percent: int) -> int:
+    """Return how many launches a percentile needs: of fewer, not even the smallest and the largest bound it with 95 %.
+
+    All n lie on one side of it with the larger of its two shares to the power of n.
+    """
+    share = percent / 100
+    return math.ceil(math.log(_OUTSIDE) / math.log(max(share, 1 - share)))
+
+
+def histogram(values: Sequence[float], bins: int = _BINS) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the edges (bins + 1) of bins as wide in logarithms, in the values' unit, and how many values each has."""
+    low = max(min(values), _NANO)
+    high = max(*values, low * 1.001)
+    edges = np.geomspace(low, high, bins + 1)
+    edges[0], edges[-1] = low, high  # exactly, so that none is left out
+    counts, _ = np.histogram(np.maximum(values, low), edges)
+    return tuple(edges.tolist()), tuple(counts.tolist())
+
+
+def _nearest(count: int, percent: int) -> int:
+    return max(1, math.ceil(count * percent / 100))
+
+
+def _rank(latency: Latency, index: int, arrived: Times, left: Times, own: Times, waited: Times) -> RankTails:
+    member = latency.point.members[index]
+    if not latency.common_clock:
+        return RankTails(member, spread(own[index]), None, None, None, None)
+    came_last = arrived[index] == arrived.max(axis=0)
+    slowest = waited > np.percentile(waited, _SLOWEST)
+    return RankTails(
+        member,
+        spread(own[index]),
+        _lateness(latency, index, arrived),
+        _lateness(latency, index, left),
+        float(came_last.mean()),
+        float(came_last[slowest].mean()) if slowest.any() else None,
+    )
+
+
+def _lateness(latency: Latency, index: int, times: Times) -> Lateness:
+    others = np.delete(times, index, axis=0)
+    late = times[index] - np.median(others, axis=0)
+    found = spread(late)
+    half = found.percentiles[0]
+    clocks = [max(rank.uncertainty_ns, rank.step_ns) for rank in latency.ranks]
+    resolved = (clocks[index] + max(clock for other, clock in enumerate(clocks) if other != index)) * _NANO
+    return Lateness(float(np.median(late)), half.interval, found.at(99), resolved)

@@ -1,0 +1,194 @@
+"""A collective beside compute: from typed options to a request, and to a run that is saved after each data point."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.api.measuring import Measured, new_seed
+from collbench.api.notices import SILENT, Notices
+from collbench.api.requests import check_fabric
+from collbench.backends import factory
+from collbench.backends.overlap_protocol import OPERATIONS, OverlapOpened
+from collbench.bench import overlap as bench
+from collbench.bench.overlap import OverlapRequest
+from collbench.distributed.launchers import find_launch
+from collbench.model.capabilities import capabilities
+from collbench.model.compute import Compute, ComputeKind, Priority, parse_compute
+from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.model.operations import Operation
+from collbench.runfile import atomic_write, run_file
+
+if TYPE_CHECKING:
+    from collbench.model.run import Run
+
+PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}
+# From where links rather than launches take the time, to the largest buckets of a large model.
+_GPU_SIZES = tuple(size * 2**20 for size in (16, 64, 256, 1024))
+_CORE_SIZES = tuple(size * 2**20 for size in (1, 4, 16))
+_GPU_COMPUTE, _CORE_COMPUTE = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.GEMM, 512)
+# docs/method.md 4.8: eight have 160 calls beside compute; four data points of them take 12 s on 2 × H200.
+_GPU_TRIALS, _CORE_TRIALS = 8, 5
+_MOST_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapOptions:
+    """The options of `collbench overlap`, as values; None leaves the choice to the backend's defaults.
+
+    `sizes` are bytes, `devices` indices or UUIDs with commas, `ctas` thread blocks for NCCL. `output` is the file to
+    save the run in.
+    """
+
+    operation: Operation = Operation.ALLREDUCE
+    sizes: tuple[int, ...] | None = None
+    computes: tuple[Compute, ...] | None = None
+    priorities: tuple[Priority, ...] = (Priority.NORMAL,)
+    ctas: tuple[int, ...] | None = None
+    trials: int | None = None
+    devices: str | None = None
+    backend: str = "auto"
+    fabric: str | None = None
+    output: Path | None = None
+    force: bool = False
+    seed: int | None = None
+
+
+def parse_computes(text: str) -> tuple[Compute, ...]:
+    """Return the computes that a list names, each once. Raises UsageError."""
+    return tuple(dict.fromkeys(map(parse_compute, text.split(","))))
+
+
+def parse_ctas(text: str) -> tuple[int, ...]:
+    """Return numbers of thread blocks, each once: "1,2,4". Raises UsageError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and 1 <= int(word[:4]) <= _MOST_CTAS for word in words):
+        raise UsageError(f"--ctas '{text}' is no list of numbers from 1 to {_MOST_CTAS}: write 1,2,4")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def parse_operation(text: str) -> Operation:
+    """Return the collective that "allreduce" or "all-reduce" names. Raises UsageError for what overlap cannot run."""
+    plain = text.lower().replace("-", "").replace("_", "")
+    found = next((operation for operation in OPERATIONS if operation == plain), None)
+    if found is None:
+        raise UsageError(f"overlap cannot run '{text}': choose from {', '.join(OPERATIONS)}")
+    return found
+
+
+def request_of(asked: OverlapOptions, words: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
+    """Return what the options ask for; the command line is `words`, for people. Raises UsageError."""
+    launch = find_launch(os.environ)
+    if launch is not None:
+        raise UsageError(f"overlap starts a process for each GPU itself: run it without {launch.launcher}")
+    if asked.operation not in OPERATIONS:
+        raise UsageError(f"overlap cannot run {asked.operation}: choose from {', '.join(OPERATIONS)}")
+    check_fabric(asked.backend, asked.fabric)
+    name, reason = factory.resolve(asked.backend)
+    if reason is not None:
+        notices.say(f"measuring CPU cores (host backend): {reason}")
+    cores = capabilities(name).cores
+    if cores and (asked.ctas is not None or Priority.HIGH in asked.priorities):
+        raise UsageError(f"the {name} backend has no streams and no channels: leave out --priority and --ctas")
+    sizes, computes, trials = (
+        (_CORE_SIZES, _CORE_COMPUTE, _CORE_TRIALS) if cores else (_GPU_SIZES, _GPU_COMPUTE, _GPU_TRIALS)
+    )
+    return OverlapRequest(
+        backend=name,
+        operation=asked.operation,
+        sizes=asked.sizes or sizes,
+        computes=asked.computes or (computes,),
+        priorities=asked.priorities,
+        ctas=asked.ctas or (None,),
+        trials=asked.trials or trials,
+        seed=new_seed() if asked.seed is None else asked.seed,
+        command=tuple(words),
+        devices=asked.devices,
+        requested_sizes=asked.sizes,
+        fabric=asked.fabric,
+        force=asked.force,
+    )
+
+
+class Overlapping:
+    """A request on open workers. `run` holds what was measured at any moment, and so does the file after each point.
+
+    A save that fails on the way is reported once, and stays in `failure`; measuring goes on. Opening raises UsageError,
+    MachineError, BackendError, and RunFileError where `path` cannot be written.
+    """
+
+    def __init__(self, request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> None:
+        if path is not None:
+            run_file.check_writable(path, replace=request.force)
+        self._request, self._notices = request, notices
+        self._opened = _opened(request)
+        try:
+            self.run: Run = bench.begun_run(request, self._opened)
+            if not request.points(len(self.run.devices)):
+                raise UsageError(f"no size holds 16 B for each of {len(self.run.devices)} ranks: name larger --sizes")
+            self._file = None
+            if path is not None:
+                self._file = run_file.own(path, notices.say, replace=request.force)
+            self._streams = path is not None and atomic_write.is_stream(path)
+        except BaseException:
+            self.close()
+            raise
+        self.failure: RunFileError | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved, None for nowhere."""
+        return None if self._file is None else self._file.path
+
+    def measure(self) -> None:
+        """Measure all data points; what was measured is saved however it ends. Raises BackendError, DataCorruption."""
+        try:
+            with self._notices.progress(f"measuring {self._request.operation} beside compute") as progress:
+                bench.measure(self._request, self._opened, self.run, self._save, progress)
+        finally:
+            if self.run.overlaps:
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
+                    self.run.health_after = self._opened.health()
+                self._save(last=True)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._opened.close()
+
+    def _save(self, *, last: bool = False) -> None:
+        if self._file is None or not self.run.overlaps or (self._streams and not last):
+            return
+        try:
+            self._file.write(run_file.dumps(self.run))
+            self.failure = None
+        except RunFileError as error:
+            if self.failure is None:
+                self._notices.say(f"{error} (measuring goes on)")
+            self.failure = error
+
+
+def overlap(request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> Measured:
+    """Measure a request to its end, and return the run; the workers are gone when this returns.
+
+    Raises as `Overlapping`.
+    """
+    session = Overlapping(request, path, notices)
+    try:
+        session.measure()
+    finally:
+        session.close()
+    return Measured(session.run, session.path, session.failure)
+
+
+def _opened(request: OverlapRequest) -> OverlapOpened:
+    if capabilities(request.backend).simulated:
+        from collbench.backends.overlap_sim import open_simulated  # late: simulations are rare
+
+        return open_simulated(request.fabric, request.devices, request.seed)
+    from collbench.backends.overlap import open_overlap
+
+    return open_overlap(request.backend, request.devices)

@@ -1,0 +1,140 @@
+"""What times a collective beside compute, and what its parent and its workers say to each other. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from collbench.model.compute import Compute, Priority
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Device, Flag, Health, Machine, Path
+
+# What training sends, and what torch.distributed sends without an option.
+DTYPE = "bfloat16"
+# Those of FSDP, DDP, tensor parallelism and mixture of experts; the others would each need a way to be verified.
+OPERATIONS = (
+    Operation.ALLREDUCE,
+    Operation.ALLGATHER,
+    Operation.REDUCESCATTER,
+    Operation.BROADCAST,
+    Operation.ALLTOALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapPoint:
+    """One data point: a collective of so many bytes, what runs beside it, and the levers."""
+
+    operation: Operation
+    size_bytes: int
+    compute: Compute
+    priority: Priority = Priority.NORMAL
+    ctas: int | None = None
+
+    @property
+    def work(self) -> Work:
+        """The collective, as the model has it."""
+        return Work(self.operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every rank runs at once, from a common start: chunks of the collective, chunks of compute, or both.
+
+    The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `gate_s` is how long
+    the GPU waits before the start, so that all of it is queued by then.
+
+    With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
+    `compute_chunks` anew, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
+    """
+
+    collective_chunks: int
+    calls: int
+    compute_chunks: int
+    units: int
+    gate_s: float
+    idle_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank's seconds from the common start to the end of each chunk, on its own device's clock.
+
+    `begins` are those to the begin of each chunk of the collective, where the load has rounds; `compute` then holds one
+    round after another.
+    `queued` is False where the start came before all was queued: then the host's launches are in the times. `wrong` and
+    `wrong_compute` count wrong elements of the last result of each; None where nothing was compared.
+    """
+
+    collective: tuple[float, ...]
+    compute: tuple[float, ...]
+    begins: tuple[float, ...] = ()
+    queued: bool = True
+    wrong: int | None = None
+    wrong_compute: int | None = None
+
+
+class OverlapBackend(Protocol):
+    """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
+
+    def allocate(self, point: OverlapPoint) -> None:
+        """Make room for a data point and forget the one before. Raises MachineError where it does not fit."""
+
+    def warm(self) -> None:
+        """Run the collective and the compute once, untimed: communicators, code and clocks are there afterwards."""
+
+    def run(self, load: Load) -> tuple[RankTimes, ...]:
+        """Run a load of the data point, and compare what it delivered. Raises BackendError."""
+
+    def close(self) -> None:
+        """End the workers; must be safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapOpened:
+    """An open backend and what is known of its machine, as in `factory.Opened`.
+
+    `span_seconds` is how long each of the two runs alone in a trial; `clock` tells the seconds that a run took.
+    """
+
+    name: str
+    backend: OverlapBackend
+    devices: tuple[Device, ...]
+    machine: Machine
+    paths: tuple[Path, ...]
+    span_seconds: float
+    environment: dict[str, str] = field(default_factory=dict)
+    health: Callable[[], tuple[Health, ...]] = tuple
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
+    close: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+
+# Between the parent and a worker.
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Asks a worker to run both once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a worker says once it has met the others: the versions of its torch and NCCL, and NCCL's file."""
+
+    torch: str
+    nccl: str = ""
+    nccl_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" where there is."""
+
+    problem: str = ""
+
+
+Request: TypeAlias = OverlapPoint | Warm | Load
+Reply: TypeAlias = Joined | Done | RankTimes

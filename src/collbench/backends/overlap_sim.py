@@ -1,0 +1,124 @@
+"""A simulated collective beside simulated compute: what a fabric says that they cost each other, drawn by a seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from collbench.backends import factory
+from collbench.backends.overlap_protocol import DTYPE, Load, OverlapOpened, OverlapPoint, RankTimes
+from collbench.backends.protocol import Step
+from collbench.backends.sim import SimBackend
+from collbench.model.capabilities import SIM
+from collbench.model.compute import Compute, ComputeKind, Priority
+from collbench.sim.fabrics import Beside, Fabric
+from collbench.sim.labels import devices as devices_of
+
+_SPAN_S = 0.025  # as on GPUs
+# A 7B layer, as in overlap_worker.
+_HIDDEN = 4096
+# Of what a collective loses beside compute, with a high priority.
+_LEFT_BY_PRIORITY = 0.5
+
+
+def unit_seconds(compute: Compute, beside: Beside) -> float:
+    """Return what one unit of compute takes alone on a simulated GPU."""
+    size = float(compute.size)
+    match compute.kind:
+        case ComputeKind.GEMM:
+            return 2 * size**3 / (beside.tflops * 1e12)
+        case ComputeKind.MEMORY:
+            return 3 * size * 2**20 / (beside.memory_gbs * 1e9)
+        case ComputeKind.ATTENTION:  # products in and out, and the lower triangle of two between tokens
+            return (8 * size * _HIDDEN**2 + 2 * size**2 * _HIDDEN) / (beside.tflops * 1e12)
+
+
+class SimOverlap:
+    """All ranks of a simulated machine. Its clock is its own: a seed gives the same times everywhere."""
+
+    def __init__(self, fabric: Fabric, backend: SimBackend, seed: int) -> None:
+        self._fabric, self._backend = fabric, backend
+        self._rng = np.random.default_rng([seed, 1])
+        self._point: OverlapPoint | None = None
+        self._ranks = len(backend.devices())
+        self._seconds = 0.0
+
+    def allocate(self, point: OverlapPoint) -> None:
+        """Remember the data point: there is room for any."""
+        self._point = point
+
+    def warm(self) -> None:
+        """Do nothing: nothing is cold."""
+
+    def run(self, load: Load) -> tuple[RankTimes, ...]:
+        """Return a load's times: both at their slower rates until one ends, then the other at its own."""
+        assert self._point is not None  # noqa: S101  # as the protocol has it
+        point, beside = self._point, self._fabric.overlap
+        call = self._call_seconds(point)
+        unit = unit_seconds(point.compute, beside) * float(np.exp(self._rng.normal(0, self._fabric.noise.trial)))
+        high = point.priority is Priority.HIGH
+        slower = 1 + (beside.collective - 1) * (_LEFT_BY_PRIORITY if high else 1.0)
+        lanes = (load.collective_chunks, load.calls * call), (load.compute_chunks, load.units * unit)
+        ends = raced(lanes, (slower, beside.compute))
+        begins: tuple[float, ...] = ()
+        if load.idle_s:  # each call beside compute all the time
+            took = [load.compute_chunks * lanes[1][1] * beside.compute] * len(load.idle_s)
+            starts = list(itertools.accumulate(took, initial=0.0))[:-1]
+            begins = tuple(start + idle for start, idle in zip(starts, load.idle_s, strict=True))
+            chunks = range(1, load.compute_chunks + 1)
+            ends = (
+                tuple(begin + load.calls * call * slower for begin in begins),
+                tuple(start + number * lanes[1][1] * beside.compute for start in starts for number in chunks),
+            )
+        self._seconds += max((times[-1] for times in ends if times), default=0.0)
+        wrong = [0 if times else None for times in ends]
+        return self._ranks * (RankTimes(ends[0], ends[1], begins, True, wrong[0], wrong[1]),)
+
+    def clock(self) -> float:
+        """Return the seconds that all loads so far would have taken."""
+        return self._seconds
+
+    def close(self) -> None:
+        """Do nothing: nothing was opened."""
+
+    def _call_seconds(self, point: OverlapPoint) -> float:
+        members = tuple(range(self._ranks))
+        timing = self._backend.time_collective(Step(point.operation, (members,), point.size_bytes, 1, 1, dtype=DTYPE))
+        limited = 1.0 if point.ctas is None else (point.ctas + 1) / point.ctas
+        return timing.seconds[0][0] * limited
+
+
+def raced(lanes: Sequence[tuple[int, float]], slower: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the ends of the chunks of two lanes of (chunks, seconds a chunk alone), each `slower` beside the other."""
+    alone = [chunks * seconds for chunks, seconds in lanes]
+    both = all(alone)
+    shared = min(time * factor for time, factor in zip(alone, slower, strict=True)) if both else 0.0
+    ends = []
+    for (chunks, seconds), factor in zip(lanes, slower, strict=True):
+        done = shared / factor  # of its own seconds, by when the other ends
+        owed = [number * seconds for number in range(1, chunks + 1)]
+        ends.append(tuple(own * factor if own <= done else shared + own - done for own in owed))
+    return ends[0], ends[1]
+
+
+def open_simulated(fabric_name: str | None, wanted: str | None, seed: int) -> OverlapOpened:
+    """Open the sim backend on the devices of a fabric that `wanted` names. Raises UsageError."""
+    fabric = factory.simulated(fabric_name)
+    every = devices_of(fabric)
+    chosen = factory.choose_devices(every, wanted)
+    backend = SimBackend(fabric, seed, tuple(every.index(device) for device in chosen))
+    world = SimOverlap(fabric, backend, seed)
+    return OverlapOpened(
+        SIM.name,
+        world,
+        backend.devices(),
+        backend.machine(),
+        backend.paths(),
+        _SPAN_S,
+        environment=backend.environment(),
+        health=backend.health,
+        flags=backend.flags,
+        clock=world.clock,
+    )

@@ -1,0 +1,348 @@
+"""One rank of `collbench overlap`: a collective of torch.distributed beside torch's compute, both verified.
+
+Started as `… -m collbench.backends.overlap_worker FD RANK WORLD_SIZE KIND PLACE FOLDER`: KIND is cuda or host, PLACE
+the GPU's number among those that CUDA shows, or the core. It answers requests from the pipe FD until the pipe closes.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from collbench.backends.overlap_lanes import Accelerator, CpuAccelerator, CudaAccelerator, Lane
+from collbench.backends.overlap_protocol import DTYPE, Done, Joined, Load, OverlapPoint, RankTimes, Reply, Request, Warm
+from collbench.machine import lifeline
+from collbench.model.compute import Compute, ComputeKind
+from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.operations import Operation
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # as in gloo_worker
+
+# The collective: its buffers, what they hold, what must arrive.
+
+_MOST_SLOTS = 16
+# Elements made at a time, so that a message's data costs no further messages of 64-bit integers.
+_WINDOW = 2**24
+# Ranks and slots hold the same random sequence from other elements on: primes, so that no swap of blocks goes unseen.
+_RANK_SHIFT, _SLOT_SHIFT = 4099, 104729
+# Knuth's multiplicative hash [The Art of Computer Programming, vol. 3, section 6.4]; bits 16 and 17 make the element.
+_HASH, _BITS = 2654435761, 16
+# 2^100 times a small integer is still a bfloat16.
+_LARGEST_SCALE = 100
+
+
+def elements(rank: int, slot: int, first: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return elements [first, first + count) of what a rank sends in a slot: 1 to 4, so that 64 ranks sum exactly."""
+    made = torch.empty(count, dtype=getattr(torch, DTYPE), device=device)
+    shift = first + rank * _RANK_SHIFT + slot * _SLOT_SHIFT
+    for start in range(0, count, _WINDOW):
+        stop = min(start + _WINDOW, count)
+        at = torch.arange(shift + start, shift + stop, dtype=torch.int64, device=device)
+        made[start:stop] = ((at * _HASH) >> _BITS & 3) + 1
+    return made
+
+
+@dataclass(slots=True)
+class Slot:
+    """One message's buffers on this rank, in place where `sent` is `received`; `fresh` and `expected` as at first.
+
+    `uses` counts how often the collective has run on it since it was filled.
+    """
+
+    sent: torch.Tensor
+    received: torch.Tensor
+    fresh: torch.Tensor
+    expected: torch.Tensor
+    uses: int = 0
+
+
+class Messages:
+    """The slots over which a collective of `size_bytes` rotates, among all ranks."""
+
+    def __init__(
+        self, operation: Operation, size_bytes: int, rank: int, ranks: int, span: int, device: torch.device
+    ) -> None:
+        self._operation, self._rank, self._ranks, self._device = operation, rank, ranks, device
+        self._count = size_bytes // DTYPE_BYTES[DTYPE]
+        slots = max(1, min(_MOST_SLOTS, span // size_bytes))
+        self.slots = [self._slot(number) for number in range(slots)]
+
+    def fill(self) -> None:
+        """Write what this rank sends; where it only receives there are zeros, which no rank sends."""
+        for slot in self.slots:
+            slot.received.zero_()
+            slot.sent.copy_(slot.fresh)
+            slot.uses = 0
+
+    def wrong(self) -> int | None:
+        """Return how many received elements are not what the ranks sent, of slots in use; None where none can tell.
+
+        An all-reduce in place sums its own result again: n ranks multiply it by n each time, which is exact where n is
+        a power of two.
+        """
+        found, compared = 0, False
+        for slot in self.slots:
+            scale = self._scale(slot)
+            if scale is not None:
+                compared = True
+                expected = slot.expected if scale == 1 else slot.expected * scale
+                found += int((slot.received != expected).sum())
+        return found if compared else None
+
+    def _scale(self, slot: Slot) -> float | None:
+        if slot.uses == 0:
+            return None
+        if self._operation is not Operation.ALLREDUCE or slot.uses == 1:
+            return 1.0
+        bits = self._ranks.bit_length() - 1
+        exact = 1 << bits == self._ranks and bits * slot.uses <= _LARGEST_SCALE
+        return float(self._ranks ** (slot.uses - 1)) if exact else None
+
+    def _slot(self, number: int) -> Slot:
+        count, block = self._count, self._count // self._ranks
+        own = self._rank * block
+        match self._operation:
+            case Operation.ALLREDUCE:
+                fresh, expected = self._of(self._rank, number, 0, count), self._sum(number, 0, count)
+            case Operation.BROADCAST:
+                expected = self._of(0, number, 0, count)
+                fresh = expected if self._rank == 0 else torch.zeros_like(expected)
+            case Operation.REDUCESCATTER:
+                fresh, expected = self._of(self._rank, number, 0, count), self._sum(number, own, block)
+            case Operation.ALLGATHER:
+                fresh = self._of(self._rank, number, 0, block)
+                expected = torch.cat([self._of(rank, number, 0, block) for rank in range(self._ranks)])
+            case Operation.ALLTOALL:
+                fresh = self._of(self._rank, number, 0, count)
+                expected = torch.cat([self._of(rank, number, own, block) for rank in range(self._ranks)])
+            case unknown:
+                raise RuntimeError(f"nobody says what {unknown} delivers: its data cannot be verified")
+        received = torch.empty_like(expected)
+        in_place = self._operation in (Operation.ALLREDUCE, Operation.BROADCAST)
+        return Slot(received if in_place else fresh.clone(), received, fresh, expected)
+
+    def _of(self, rank: int, slot: int, first: int, count: int) -> torch.Tensor:
+        return elements(rank, slot, first, count, self._device)
+
+    def _sum(self, slot: int, first: int, count: int) -> torch.Tensor:
+        total = self._of(0, slot, first, count)
+        for rank in range(1, self._ranks):
+            total += self._of(rank, slot, first, count)
+        return total
+
+
+def call_of(operation: Operation, group: dist.ProcessGroup) -> Callable[[Slot], object]:
+    """Return the call of torch.distributed, on the stream of its caller."""
+    calls: dict[Operation, Callable[[Slot], object]] = {
+        Operation.ALLREDUCE: lambda slot: dist.all_reduce(slot.sent, group=group),
+        Operation.BROADCAST: lambda slot: dist.broadcast(slot.sent, 0, group=group),
+        Operation.ALLGATHER: lambda slot: dist.all_gather_into_tensor(slot.received, slot.sent, group=group),
+        Operation.REDUCESCATTER: lambda slot: dist.reduce_scatter_tensor(slot.received, slot.sent, group=group),
+        Operation.ALLTOALL: lambda slot: dist.all_to_all_single(slot.received, slot.sent, group=group),
+    }
+    return calls[operation]
+
+
+# The compute: what runs beside it, and its result.
+
+# A transformer layer of 7B parameters: 32 heads of 128 (Llama 2 7B).
+_HEADS, _HEAD_WIDTH = 32, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One unit of compute. `run` queues it; `result` is what it writes, the same each time."""
+
+    run: Callable[[], object]
+    result: torch.Tensor
+
+
+def unit_of(
+    compute: Compute, device: torch.device, dtype: torch.dtype, heads: int = _HEADS, width: int = _HEAD_WIDTH
+) -> Unit:
+    """Return a unit of compute with random operands."""
+    random = torch.Generator(device=device).manual_seed(1)
+
+    def operand(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random, device=device, dtype=dtype)
+
+    if compute.kind is ComputeKind.GEMM:
+        n = compute.size
+        a, b, result = operand(n, n), operand(n, n), torch.empty(n, n, device=device, dtype=dtype)
+        return Unit(lambda: torch.mm(a, b, out=result), result)
+    if compute.kind is ComputeKind.MEMORY:
+        count = compute.size * 2**20 // dtype.itemsize
+        a, b, result = operand(count), operand(count), torch.empty(count, device=device, dtype=dtype)
+        return Unit(lambda: torch.add(a, b, out=result), result)
+    tokens, hidden = compute.size, heads * width
+    # Scaled, so that products of 4096 random numbers stay near 1.
+    scale = hidden**-0.5
+    entered, inward, outward = operand(tokens, hidden), operand(hidden, 3 * hidden), operand(hidden, hidden)
+    inward *= scale
+    outward *= scale
+    result = torch.empty(tokens, hidden, device=device, dtype=dtype)
+
+    def attend() -> None:
+        parts = torch.mm(entered, inward).view(tokens, 3, heads, width).permute(1, 2, 0, 3).unsqueeze(1)
+        mixed = torch.nn.functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        torch.mm(mixed[0].transpose(0, 1).reshape(tokens, hidden), outward, out=result)
+
+    return Unit(attend, result)
+
+
+class Rank:
+    """A process's place among the ranks, and what it has allocated for the data point of the moment."""
+
+    def __init__(self, rank: int, ranks: int, accelerator: Accelerator) -> None:
+        self._rank, self._ranks, self._accelerator = rank, ranks, accelerator
+        self._point: OverlapPoint | None = None
+        self._messages: Messages | None = None
+        self._unit: tuple[Compute, Unit, torch.Tensor] | None = None
+        self._tiny = torch.zeros(1, device=accelerator.device)
+        self._group: dist.ProcessGroup | None = None
+
+    def allocate(self, point: OverlapPoint) -> Done:
+        """Make room for a data point; the answer says why there is none."""
+        self._accelerator.finish()
+        self._point, self._messages = point, None
+        device = self._accelerator.device
+        try:
+            if self._unit is None or self._unit[0] != point.compute:
+                self._unit = None
+                unit = unit_of(point.compute, device, self._accelerator.compute_dtype)
+                unit.run()  # alone: what it must come to beside the collective, too
+                self._accelerator.finish()
+                self._unit = (point.compute, unit, unit.result.clone())
+            span = self._accelerator.span_bytes
+            self._messages = Messages(point.operation, point.size_bytes, self._rank, self._ranks, span, device)
+            self._messages.fill()
+            self._accelerator.finish()
+        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+            self._messages = None
+            return Done(str(error).splitlines()[0] if str(error) else "out of memory")
+        return Done()
+
+    def warm(self) -> Done:
+        """Make the communicator of the point's levers, and run the collective and the compute once."""
+        point, messages, (_, unit, _) = self._allocated()
+        self._group = self._accelerator.group(self._ranks, point.priority, point.ctas)
+        call = call_of(point.operation, self._group)
+        once = Lane(1, lambda _number: call(messages.slots[0]))
+        self._accelerator.race(self._align, once, Lane(1, lambda _number: unit.run()), 0.0)
+        return Done()
+
+    def run(self, load: Load) -> RankTimes:
+        """Run a load, and compare the last result of each lane that ran."""
+        point, messages, (_, unit, alone) = self._allocated()
+        if self._group is None:
+            raise RuntimeError("the data point was not warmed up")
+        call, slots = call_of(point.operation, self._group), messages.slots
+        messages.fill()
+        unit.result.zero_()
+        self._accelerator.finish()
+
+        def collective(chunk: int) -> None:
+            for number in range(chunk * load.calls, (chunk + 1) * load.calls):
+                slot = slots[number % len(slots)]
+                call(slot)
+                slot.uses += 1
+
+        def compute(_chunk: int) -> None:
+            for _ in range(load.units):
+                unit.run()
+
+        lanes = Lane(load.collective_chunks, collective, load.idle_s), Lane(load.compute_chunks, compute)
+        raced = self._accelerator.race(self._align, *lanes, load.gate_s)
+        wrong_compute = int((unit.result != alone).sum()) if load.compute_chunks else None
+        wrong = messages.wrong() if load.collective_chunks else None
+        return RankTimes(raced.collective, raced.compute, raced.begins, raced.queued, wrong, wrong_compute)
+
+    def _align(self) -> None:
+        dist.all_reduce(self._tiny, group=self._group)
+
+    def _allocated(self) -> tuple[OverlapPoint, Messages, tuple[Compute, Unit, torch.Tensor]]:
+        if self._point is None or self._messages is None or self._unit is None:
+            raise RuntimeError("nothing is allocated: the first request must be a data point")
+        return self._point, self._messages, self._unit
+
+
+# The process.
+
+
+def file_store(folder: pathlib.Path, ranks: int) -> Store:
+    """Return a store for ranks that share a folder."""
+    # Opened here: where the folder is gone, FileStore would wait 300 s for it (gloo_worker.py).
+    file = os.open(folder / "rendezvous", os.O_RDWR | os.O_CREAT, 0o600)
+    return dist.FileStore(f"/proc/self/fd/{file}", ranks)  # type: ignore[attr-defined]  # absent from __all__
+
+
+def joined(kind: str) -> Joined:
+    """Return what this process has loaded."""
+    if kind != "cuda":
+        return Joined(torch.__version__)
+    nccl: Any = torch.cuda.nccl  # without types
+    version = ".".join(map(str, nccl.version()))
+    maps = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    path = next((line.split(maxsplit=5)[-1] for line in maps if "libnccl.so" in line), "")
+    return Joined(torch.__version__, version, path)
+
+
+def serve(pipe: Connection[Reply, Request], rank: Rank) -> None:
+    """Answer requests until the pipe closes. Raises what went wrong: it ends the process, and its parent reads why."""
+    while True:
+        request = pipe.recv()
+        match request:
+            case OverlapPoint():
+                pipe.send(rank.allocate(request))
+            case Warm():
+                pipe.send(rank.warm())
+            case Load():
+                pipe.send(rank.run(request))
+
+
+def main(words: list[str]) -> None:
+    """Join the world and serve requests until the parent closes the pipe, or is gone."""
+    lifeline.leave_signals_to_parent()
+    descriptor, number, ranks = map(int, words[:3])
+    kind, place, folder = words[3], int(words[4]), pathlib.Path(words[5])
+
+    def clean_up() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    # At any moment, in the middle of a collective too: the parent may be killed before it could clean up.
+    lifeline.leave_with_parent(descriptor, clean_up)
+    accelerator: Accelerator
+    if kind == "cuda":
+        accelerator = CudaAccelerator(place)
+    else:
+        os.sched_setaffinity(0, {place})
+        accelerator = CpuAccelerator()
+    pipe: Connection[Reply, Request] = Connection(descriptor)
+    # The groups that are timed are made of it; its own communicator is never used, so NCCL never starts for it.
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, store=file_store(folder, ranks), rank=number, world_size=ranks)
+    try:
+        pipe.send(joined(kind))
+        serve(pipe, Rank(number, ranks, accelerator))
+    except (EOFError, ConnectionError):
+        clean_up()
+        os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL hold
+    except BaseException:  # noqa: BLE001  # the parent reads the last line of it
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # at once: NCCL's threads would wait for a rank that is gone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

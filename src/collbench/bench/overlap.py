@@ -1,0 +1,378 @@
+"""A collective beside compute: what is covered, how much to run, trials in random order (docs/method.md 4.8)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from statistics import fmean
+
+from collbench.backends.overlap_protocol import DTYPE, Load, OverlapBackend, OverlapOpened, OverlapPoint, RankTimes
+from collbench.model.compute import Compute, Priority
+from collbench.model.dtypes import whole_blocks, whole_elements
+from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.operations import Operation
+from collbench.model.run import CommandKind, Overlap, OverlapTrial, Run, Settings
+
+# A chunk is no shorter, so that the event at its end (0.5 µs) is a thousandth of it.
+_CHUNK_S = 4e-4
+# Calls in a row that fit a stream's queue of 1,024 entries, with their events.
+_MOST_CALLS = 240
+# So many chunks of each lane must be covered: fewer say nothing of how a chunk varies.
+_FEWEST_COVERED = 3
+_FEWEST_UNITS = 6
+# One call, which can be compared whatever the number of ranks; then some to learn how long each takes.
+_VERIFYING = Load(collective_chunks=1, calls=1, compute_chunks=4, units=1, gate_s=0.01)
+_ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, gate_s=0.01)
+# Products draw more power than an H200 may for long: its clock falls from 1,980 to some 1,500 MHz. 10 ms after them an
+# all-reduce of 64 MiB takes 6 % longer than in `collbench allreduce`, 0.1 s after them 0.5 %, 0.2 s after them 0.3 %.
+_REST_S = 0.2
+# What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
+_CALL_S, _UNIT_S, _LEAST_GATE_S, _LONGEST_GATE_S = 6e-5, 1e-4, 2e-3, 1.0
+# Calls beside compute in a trial, a moment in each twentieth of a unit: with eight trials 160.
+_BESIDE_CALLS = 20
+# How long compute runs before the first of these moments, over its first chunk's time alone: it may be slower.
+_RUN_UP = 1.1
+# Of the calls must be covered; where fewer are, compute runs so many times as long.
+_LEAST_SHARE, _COVER_STEP = 0.8, 1.6
+# How often a load is repeated behind a longer gate, and one that was not covered lengthened.
+_GATES, _LENGTHENINGS = 6, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapRequest:
+    """What to measure: each size beside each compute, with each priority and number of thread blocks (None: NCCL's).
+
+    `sizes` are bytes, `trials` how often each data point is measured, `devices` the words of --devices. `fabric` is the
+    machine to simulate.
+    """
+
+    backend: str
+    operation: Operation
+    sizes: tuple[int, ...]
+    computes: tuple[Compute, ...]
+    priorities: tuple[Priority, ...]
+    ctas: tuple[int | None, ...]
+    trials: int
+    seed: int
+    command: tuple[str, ...]
+    devices: str | None = None
+    requested_sizes: tuple[int, ...] | None = None
+    fabric: str | None = None
+    force: bool = False
+
+    def points(self, ranks: int) -> list[OverlapPoint]:
+        """Return the data points in order: a communicator serves all of its own before the next is made."""
+        whole = (lambda size: whole_blocks(size, ranks)) if self.operation.shares else _whole
+        sizes = dict.fromkeys(filter(None, map(whole, self.sizes)))
+        return [
+            OverlapPoint(self.operation, size, compute, priority, ctas)
+            for priority in self.priorities
+            for ctas in self.ctas
+            for compute in self.computes
+            for size in sizes
+        ]
+
+
+def _whole(size: int) -> int:
+    return whole_elements(size, DTYPE)
+
+
+# What was covered: pure, from the ranks' times. Events of both lanes are on the same device, so their times compare.
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """Chunks [first, last) of a lane that ran while the other lane did, on every rank."""
+
+    first: int
+    last: int
+
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return max(0, self.last - self.first)
+
+
+def covered_calls(ranks: Sequence[RankTimes]) -> list[int]:
+    """Return the calls that lay between the first chunk of compute in their round and the last."""
+    rounds = len(ranks[0].begins)
+    each = len(ranks[0].compute) // rounds
+    return [
+        number
+        for number in range(rounds)
+        if all(
+            times.begins[number] >= times.compute[number * each]
+            and times.collective[number] <= times.compute[(number + 1) * each - 1]
+            for times in ranks
+        )
+    ]
+
+
+def covered_units(ranks: Sequence[RankTimes]) -> Covered:
+    """Return the chunks of compute that the collective covered.
+
+    Each lane's first chunk is its run-up: both have run for one before anything counts.
+    """
+    found = []
+    for times in ranks:
+        begin, end = max(times.collective[0], times.compute[0]), times.collective[-1]
+        ends = times.compute
+        inside = [k for k in range(1, len(ends)) if ends[k - 1] >= begin and ends[k] <= end]
+        found.append(Covered(inside[0], inside[-1] + 1) if inside else Covered(0, 0))
+    return Covered(max(one.first for one in found), min(one.last for one in found))
+
+
+def _each(ends: Sequence[float], part: Covered, times: int) -> float:
+    """Return the seconds of one call or unit in a part of a lane, of which a chunk has so many."""
+    return (ends[part.last - 1] - ends[part.first - 1]) / (part.chunks * times)
+
+
+def _settled(ends: Sequence[float]) -> Covered:
+    """Return a lane that ran alone, without its run-up."""
+    return Covered(1, len(ends))
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The four loads of one trial: each alone, the collective called beside compute, a fixed amount of both."""
+
+    collective: Sequence[RankTimes]
+    compute: Sequence[RankTimes]
+    beside: Sequence[RankTimes]
+    together: Sequence[RankTimes]
+
+
+def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
+    """Return the trial that four loads make, where `load` is the fixed amount; None where too little was covered."""
+    numbers, units = covered_calls(runs.beside), covered_units(runs.together)
+    if len(numbers) < max(1, len(runs.beside[0].begins) * _LEAST_SHARE) or units.chunks < _FEWEST_COVERED:
+        return None
+    calls = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.beside]
+    return OverlapTrial(
+        collective_alone=tuple(
+            _each(times.collective, _settled(times.collective), load.calls) for times in runs.collective
+        ),
+        compute_alone=tuple(_each(times.compute, _settled(times.compute), load.units) for times in runs.compute),
+        collective_beside=tuple(fmean(own) for own in calls),
+        compute_beside=tuple(_each(times.compute, units, load.units) for times in runs.together),
+        beside_calls=tuple(map(max, zip(*calls, strict=True))),
+        collective_amount=tuple(times.collective[-1] for times in runs.collective),
+        compute_amount=tuple(times.compute[-1] for times in runs.compute),
+        together=tuple(max(times.collective[-1], times.compute[-1]) for times in runs.together),
+        calls=load.collective_chunks * load.calls,
+        units=load.compute_chunks * load.units,
+        covered_units=units.chunks * load.units,
+    )
+
+
+# How much to run. All of it is decided here, for every rank: what each found for itself would differ, and hang.
+
+
+def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Load:
+    """Return a load whose two lanes take about as long as each other alone, `span_seconds` or as far as queues go."""
+    calls = max(_FEWEST_COVERED + 1, min(_MOST_CALLS, round(span_seconds / call_seconds)))
+    units = max(_FEWEST_UNITS, round(min(span_seconds, calls * call_seconds) / unit_seconds))
+    # A few products are longer than that many calls of a small message: then those are more.
+    calls = max(calls, min(_MOST_CALLS, round(units * unit_seconds / call_seconds)))
+    units = min(units, _MOST_CALLS)
+    chunks = [_chunks(count, each) for count, each in ((calls, call_seconds), (units, unit_seconds))]
+    return _gated(Load(*chunks[0], *chunks[1], 0.0))
+
+
+def _chunks(count: int, seconds: float) -> tuple[int, int]:
+    """Return in how many chunks to run something so often, and how often in each."""
+    each = max(1, min(int(_CHUNK_S / seconds), count // (_FEWEST_COVERED + 1)))
+    return max(_FEWEST_COVERED + 1, -(-count // each)), each
+
+
+def spaced(load: Load, call_seconds: float, unit_seconds: float, cover: float, order: random.Random) -> Load:
+    """Return the load that calls the collective at random moments of the compute, which runs for `cover` of its needs.
+
+    A collective may wait for a unit to end, so its time depends on the moment. The moments are spread evenly over one
+    unit's length, one in each part of it, in random order, behind compute's run-up (docs/method.md 4.8).
+    """
+    run_up = _RUN_UP * unit_seconds * load.units
+    rests = [run_up + (number + order.random()) / _BESIDE_CALLS * unit_seconds for number in range(_BESIDE_CALLS)]
+    order.shuffle(rests)
+    needs = run_up + 2 * unit_seconds + call_seconds
+    chunks = max(_FEWEST_COVERED, math.ceil(cover * needs / (unit_seconds * load.units)))
+    return _gated(Load(_BESIDE_CALLS, 1, chunks, load.units, 0.0, tuple(rests)))
+
+
+def _gated(load: Load) -> Load:
+    calls, units = load.collective_chunks * load.calls, load.compute_chunks * load.units
+    if load.idle_s:  # each call has another before it, which brings the ranks together
+        calls, units = 2 * calls, units * len(load.idle_s)
+    return replace(load, gate_s=min(_LONGEST_GATE_S, _LEAST_GATE_S + calls * _CALL_S + units * _UNIT_S))
+
+
+def _doubled(load: Load) -> Load:
+    return _gated(replace(load, collective_chunks=2 * load.collective_chunks, compute_chunks=2 * load.compute_chunks))
+
+
+# The trials of one data point.
+
+
+class _Unmeasured(Exception):
+    """A data point whose times would mean nothing; the text says why."""
+
+
+_UNCOVERED = "the collective and the compute never covered each other: take a larger size, or smaller compute"
+_UNQUEUED = "the host was too slow to queue the work before the GPUs began it: free some CPU cores"
+
+
+def _run(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
+    """Run a load behind a gate that is long enough. Raises _Unmeasured, BackendError."""
+    for _ in range(_GATES):
+        found = backend.run(load)
+        if all(times.queued for times in found):
+            return found
+        load = replace(load, gate_s=min(_LONGEST_GATE_S, 2 * load.gate_s))
+    raise _Unmeasured(_UNQUEUED)
+
+
+def measure_point(
+    backend: OverlapBackend, found: Overlap, point: OverlapPoint, trials: int, span_seconds: float, order: random.Random
+) -> Iterator[OverlapTrial]:
+    """Measure one data point; yield each trial. Wrong elements are counted in `found`.
+
+    Raises MachineError where it does not fit, _Unmeasured where nothing was covered, BackendError, DataCorruption.
+    """
+    backend.allocate(point)
+    backend.warm()
+    _verified(found, _run(backend, _VERIFYING))
+    alone = [_run(backend, _only(_ESTIMATING, lane)) for lane in (_COLLECTIVE, _COMPUTE)]
+    call = max(_each(times.collective, _settled(times.collective), 1) for times in alone[0])
+    unit = max(_each(times.compute, _settled(times.compute), 1) for times in alone[1])
+    load, cover = planned(call, unit, span_seconds), 1.0
+    isolated = _isolated(backend, load, trials)
+    made = lengthened = 0
+    while made < trials:
+        loads = {
+            "compute": _only(load, _COMPUTE),
+            "beside": spaced(load, call, unit, cover, order),
+            "together": load,
+        }
+        found_runs = {name: _run(backend, loads[name]) for name in order.sample(sorted(loads), len(loads))}
+        runs = Runs(collective=isolated[made], **found_runs)
+        for ranks in (runs.collective, runs.compute, runs.beside, runs.together):
+            _verified(found, ranks)
+        trial = trial_of(load, runs)
+        if trial is not None:
+            made += 1
+            yield trial
+            continue
+        if lengthened == _LENGTHENINGS:
+            raise _Unmeasured(_UNCOVERED)
+        lengthened += 1
+        cover *= _COVER_STEP
+        if covered_units(runs.together).chunks < _FEWEST_COVERED:
+            load = _doubled(load)
+            isolated = _isolated(backend, load, trials)
+
+
+def _isolated(backend: OverlapBackend, load: Load, trials: int) -> list[tuple[RankTimes, ...]]:
+    """Return the collective's own load, once for each trial, before any of them: on GPUs that compute does not heat."""
+    own = _only(load, _COLLECTIVE)
+    rested = replace(own, gate_s=max(own.gate_s, _REST_S))
+    return [_run(backend, own if number else rested) for number in range(trials)]
+
+
+_COLLECTIVE, _COMPUTE = "collective_chunks", "compute_chunks"
+
+
+def _only(load: Load, lane: str) -> Load:
+    """Return the load without the other lane than `lane`."""
+    if lane == _COLLECTIVE:
+        return replace(load, compute_chunks=0)
+    return replace(load, collective_chunks=0)
+
+
+def _verified(found: Overlap, ranks: Sequence[RankTimes]) -> None:
+    """Count what was wrong. Raises DataCorruption."""
+    for rank, times in enumerate(ranks):
+        if times.wrong is not None:
+            found.wrong = (found.wrong or 0) + times.wrong
+        if times.wrong_compute is not None:
+            found.wrong_compute = (found.wrong_compute or 0) + times.wrong_compute
+        if times.wrong or times.wrong_compute:
+            what = f"{times.wrong} elements of {found.work}" if times.wrong else "the result of the compute"
+            by_rank = (rank, *(other for other in range(len(ranks)) if other != rank))
+            raise DataCorruption(
+                f"{what} of {found.size_bytes} B beside {found.compute} on rank {rank}: wrong data; do not trust this "
+                "machine, run 'collbench check'",
+                WrongData(found.work, found.size_bytes, by_rank, times.wrong or times.wrong_compute),
+            )
+
+
+# The run.
+
+
+def begun_run(request: OverlapRequest, opened: OverlapOpened) -> Run:
+    """Return the run that a request begins, with nothing measured."""
+    points = request.points(len(opened.devices))
+    return Run(
+        backend=opened.name,
+        version=version("collbench"),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=opened.machine,
+        devices=opened.devices,
+        paths=opened.paths,
+        settings=Settings(
+            operations=(request.operation,),
+            sizes=tuple(sorted({point.size_bytes for point in points})),
+            dtype=DTYPE,
+            redop="sum",
+            trials=request.trials,
+            seed=request.seed,
+            command=request.command,
+            environment=dict(opened.environment),
+            kind=CommandKind.OVERLAP,
+            devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+            requested_sizes=request.requested_sizes,
+            fabric=request.fabric or "",
+        ),
+        health_before=opened.health(),
+    )
+
+
+def measure(
+    request: OverlapRequest,
+    opened: OverlapOpened,
+    run: Run,
+    saved: Callable[[], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Measure all data points into `run`; `saved` is called after each, and whatever ends it.
+
+    What does not fit, or cannot be covered, costs its data point alone. Raises BackendError, DataCorruption.
+    """
+    begin = opened.clock()
+    members = tuple(range(len(opened.devices)))
+    points, order = request.points(len(members)), random.Random(request.seed)  # noqa: S311  # no secret
+    total = len(points) * request.trials
+    for number, point in enumerate(points):
+        found = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
+        run.overlaps.append(found)
+        try:
+            for trial in measure_point(opened.backend, found, point, request.trials, opened.span_seconds, order):
+                found.trials.append(replace(trial, flags=opened.flags(members)))
+                progress(number * request.trials + len(found.trials), total)
+        except MachineError as error:
+            found.failure = failure_of(error)
+        except _Unmeasured as error:
+            found.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=point.work, detail=str(error))
+        except BackendError as error:  # the workers are gone
+            found.failure = error.failure
+            raise
+        finally:
+            if not found.trials and found.failure is None and not found.wrong and not found.wrong_compute:
+                run.overlaps.remove(found)  # interrupted before its first trial
+            run.seconds = opened.clock() - begin
+            saved()
+    run.complete = True

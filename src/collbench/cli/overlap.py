@@ -1,0 +1,91 @@
+"""`collbench overlap`: what a collective and compute cost each other when they run at the same time on a GPU."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from collbench.api import overlapping
+from collbench.api.overlapping import PRIORITIES, OverlapOptions, Overlapping, parse_computes, parse_ctas
+from collbench.cli import options
+from collbench.cli.measuring import JSON, Showing, leave, telling_what_is_saved
+from collbench.cli.terminal import NOTICES, say, verbose_option
+from collbench.model.operations import Operation
+from collbench.runfile import saved_runs
+
+
+@click.command(short_help="Time a collective beside compute, as in training.")
+@click.argument(
+    "operation", metavar="[OPERATION]", default="allreduce", callback=options.parsed(overlapping.parse_operation)
+)
+@options.apply(
+    options.devices,
+    options.sizes_option("16M,64M,256M,1G; host: 1M,4M,16M"),
+    click.option(
+        "--compute",
+        "computes",
+        metavar="LIST",
+        callback=options.parsed(parse_computes),
+        help="What runs beside it: gemm:N (a product of N x N matrices), memory:N (a sum of two vectors of N MiB), "
+        "attention-like:N (N tokens of a 7B layer), or a list.  [default: gemm:8192; host: gemm:512]",
+    ),
+    click.option(
+        "--priority",
+        type=click.Choice(tuple(PRIORITIES)),
+        default="normal",
+        show_default=True,
+        help="Priority of the collective's stream.",
+    ),
+    click.option(
+        "--ctas",
+        metavar="LIST",
+        callback=options.parsed(parse_ctas),
+        help="Thread blocks (channels) that NCCL may use, a row each: 1,2,4.  [default: NCCL's choice]",
+    ),
+    click.option(
+        "--trials", metavar="N", type=click.IntRange(min=1), help="Trials of each data point.  [default: 8; host: 5]"
+    ),
+    options.backend,
+    options.fabric,
+    options.output,
+    options.force,
+    options.seed,
+    JSON,
+    verbose_option,
+)
+def overlap(operation: Operation, *, priority: str, as_json: bool, **given: Any) -> None:
+    """Time a collective and compute, each alone and each beside the other, on the same GPUs.
+
+    Runs torch's NCCL in one process for each GPU, the collective and the compute on two streams. Prints the time of
+    each alone and beside the other, and what is left of the overlap: the time of both together over the longer of the
+    two (1.0: perfect) and over their sum. OPERATION is allreduce, allgather, reducescatter, broadcast or alltoall. All
+    data and all results are verified.
+
+    \b
+    Examples:
+      collbench overlap
+      collbench overlap --sizes 64M --priority both
+      collbench overlap allgather --compute gemm:4096,attention-like
+      collbench overlap --sizes 256M --ctas 4,8,16
+    """
+    asked = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **given)
+    request = overlapping.request_of(asked, ("overlap", *sys.argv[2:]), NOTICES)
+    showing = Showing("json" if as_json else "table")
+    advice = ", or name a file with --output FILE"
+    path = asked.output or saved_runs.new_run("overlap", request.backend, say, advice=advice)
+    session = Overlapping(request, path, showing)
+    try:
+        import_module("collbench.output.text.overlap")  # while the workers are idle for the last time
+        with telling_what_is_saved([session]):
+            session.measure()
+            showing.show(session.run)
+    finally:
+        session.close()
+    if session.failure is not None:
+        raise session.failure
+    if session.path is not None:
+        showing.tell_saved(session.path)
+    leave(session.run, showing)

@@ -1,0 +1,55 @@
+"""What a GPU computes while a collective runs: the kinds of compute, their words, and a stream's priority."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collbench.model.errors import UsageError
+
+
+class ComputeKind(StrEnum):
+    """What runs beside a collective. The row below says what one unit of it is."""
+
+    GEMM = "gemm"
+    MEMORY = "memory"
+    ATTENTION = "attention-like"
+
+
+class Priority(StrEnum):
+    """Of the stream that the collective runs on; compute's is always normal."""
+
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+# The unit's default size: of a matrix product its rows, of a copy its MiB, of attention its tokens.
+DEFAULT_SIZES = {ComputeKind.GEMM: 8192, ComputeKind.MEMORY: 1024, ComputeKind.ATTENTION: 4096}
+# Rows of a matrix, MiB, tokens: 65536² elements of bf16 are 8 GiB.
+_LARGEST = 65536
+_WORD = re.compile(r"([a-z-]+?)(?::(\d{1,6}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One kind of compute. `size`: N of a product of two N × N matrices, MiB of each operand of a sum, or tokens."""
+
+    kind: ComputeKind
+    size: int
+
+    def __str__(self) -> str:
+        """Return what the option --compute calls it: "gemm:8192"."""
+        return f"{self.kind}:{self.size}"
+
+
+def parse_compute(text: str) -> Compute:
+    """Return the compute that "gemm", "gemm:8192", "memory:256" or "attention-like" names. Raises UsageError."""
+    match = _WORD.fullmatch(text.strip().lower())
+    if match is None or match[1] not in list(ComputeKind):
+        raise UsageError(f"compute '{text}' is unknown: choose from {', '.join(f'{one}:N' for one in ComputeKind)}")
+    kind = ComputeKind(match[1])
+    size = int(match[2]) if match[2] else DEFAULT_SIZES[kind]
+    if not 1 <= size <= _LARGEST:
+        raise UsageError(f"compute '{text}' has a size outside 1 to {_LARGEST}: write {kind}:{DEFAULT_SIZES[kind]}")
+    return Compute(kind, size)

@@ -1,0 +1,84 @@
+"""What a measurement asks of NCCL beyond its defaults: registered memory, and the fields of ncclConfig_t."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from collbench.model.errors import UsageError
+from collbench.model.operations import Registration
+
+# By nccl.h's name, the oldest NCCL whose ncclConfig_t has the field; csrc/nccl_config.cpp writes them. Not here:
+# `blocking`, which NCCL_COMM_BLOCKING sets, names (text), and what only ncclCommShrink reads.
+_FIELDS = {
+    "cgaClusterSize": 21800,
+    "minCTAs": 21800,
+    "maxCTAs": 21800,
+    "splitShare": 21800,
+    "trafficClass": 22600,
+    "collnetEnable": 22700,
+    "CTAPolicy": 22700,
+    "nvlsCTAs": 22700,
+    "nChannelsPerNetPeer": 22800,
+    "nvlinkCentricSched": 22800,
+}
+NCCL_CONFIG_FIELDS = tuple(_FIELDS)
+# NCCL_CTA_POLICY_ZERO, collectives by copy engine, which older libraries would take for no policy [nccl.h 2.28.3].
+_CTA_POLICY_ZERO, _OLDEST_ZERO = 2, 22800
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class NcclOptions:
+    """Kinds of registered memory that collectives need, and the communicators' config, by nccl.h's names."""
+
+    registrations: tuple[Registration, ...] = ()
+    config: dict[str, int] = field(default_factory=dict, hash=False)
+
+    def check(self, version: int) -> None:
+        """Raise UsageError where an NCCL of this version, as NCCL numbers it, is too old."""
+        for registration in self.registrations:
+            if version < registration.oldest_nccl:
+                raise UsageError(
+                    f"--registration {registration} needs NCCL {_words(registration.oldest_nccl)}, and this is "
+                    f"{_words(version)}: leave it out, or name a newer library with --nccl PATH"
+                )
+        for name, value in self.config.items():
+            zero = name == "CTAPolicy" and value == _CTA_POLICY_ZERO
+            oldest = _OLDEST_ZERO if zero else _FIELDS[name]
+            if version < oldest:
+                raise UsageError(
+                    f"--nccl-config {name}={value} needs NCCL {_words(oldest)}, and this is {_words(version)}: "
+                    "leave it out, or name a newer library with --nccl PATH"
+                )
+
+
+def checked_config(config: Mapping[str, int]) -> dict[str, int]:
+    """Return the fields of ncclConfig_t. Raises UsageError for one that is unknown, or no number that NCCL takes."""
+    for name, value in config.items():
+        if name not in _FIELDS:
+            raise UsageError(f"--nccl-config {name}: no such field; choose from {', '.join(_FIELDS)}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+            raise UsageError(f"--nccl-config {name}={value} is no whole number from 0: write {name}=1, say")
+    # NCCL compares both, and takes a maximum that is not set for the smallest number [2.28.9: init.cc, parseCommConfig]
+    if "minCTAs" in config and config["minCTAs"] > config.get("maxCTAs", -1):
+        raise UsageError("--nccl-config minCTAs needs maxCTAs beside it, at least as large: NCCL refuses it alone")
+    return dict(config)
+
+
+def parse_config(text: str) -> dict[str, int]:
+    """Return the fields that "maxCTAs=8,CTAPolicy=2" names. Raises UsageError."""
+    found: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        if not re.fullmatch(r"[0-9]{1,10}", value):
+            raise UsageError(f"--nccl-config '{word}' is not a field and a number: write maxCTAs=8,CTAPolicy=2")
+        if name in found:
+            raise UsageError(f"--nccl-config names {name} twice: write it once")
+        found[name] = int(value)
+    return checked_config(found)
+
+
+def _words(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}" + (f".{version % 100}" if version % 100 else "")

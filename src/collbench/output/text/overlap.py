@@ -1,0 +1,138 @@
+"""The page of `collbench overlap`: what a collective and compute cost each other, and what is left of the overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.analysis.overlap import Condition, Figure, by_condition, spread, strongest, summarize
+from collbench.model.compute import Priority
+from collbench.model.run import Overlap, Run
+from collbench.model.units import amount, format_size, sentence
+from collbench.output import sentences
+from collbench.output.text.frame import header, origin, sim, unhealthy_lines
+from collbench.output.text.layout import Block, Lines, both, short, table, whole
+
+_LEGEND = """\
+×: time beside the other over time alone, slowest rank, median of the trials,
+± half of its 95 % interval; of max, of sum: time of both together over the
+longer and over the sum of their times alone (of max 1.00: perfect)"""
+_FEW_FAILURES = 3
+
+
+def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: the answer, a table for each compute, what failed."""
+    yield from whole("header", Lines(header(run)))
+    worst = strongest(run.overlaps)
+    if worst is not None:
+        yield Lines(sentence(answer(worst) + sim(run, " (sim)")))
+        for heads, rows in _tables(run):
+            yield from both("tables", Text(f"\n{sim(run)}{heads}"), rows)
+        yield from both("tables", Text(_LEGEND))
+    else:
+        yield Lines("No data point was measured.")
+    yield from whole("tables", *_raw(run))
+    lines = [*failures(run), *_verified(run)]
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+    yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
+
+
+def answer(found: Overlap) -> str:
+    """Return "all-reduce of 64M takes 4.5x as long beside gemm:8192; the gemm takes 0.97x"."""
+    summary, levers = summarize(found), _levers(found.priority, found.ctas)
+    return (
+        f"{found.work.operation.collective.title} of {format_size(found.size_bytes)} takes "
+        f"{_times(summary.collective_factor.value)} as long beside {found.compute}{levers}; the {found.compute.kind} "
+        f"takes {_times(summary.compute_factor.value)}"
+    )
+
+
+def condition_name(condition: Condition) -> str:
+    """Return what a curve is called: "allreduce beside gemm:8192, high priority, 4 CTAs"."""
+    return f"{condition.operation} beside {condition.compute}{_levers(condition.priority, condition.ctas)}"
+
+
+def failures(run: Run) -> Iterator[str]:
+    """Yield a line for each data point that was given up, the first ones."""
+    failed = [found for found in run.overlaps if found.failure is not None]
+    for found in failed[:_FEW_FAILURES]:
+        assert found.failure is not None  # noqa: S101  # chosen so
+        what = f"{found.work.operation} of {format_size(found.size_bytes)} beside {found.compute}"
+        yield f"failed    {what}: {sentences.failure(found.failure, run.devices)}"
+    if len(failed) > _FEW_FAILURES:
+        yield f"failed    and {len(failed) - _FEW_FAILURES} more"
+
+
+def _tables(run: Run) -> Iterator[tuple[str, RenderableType]]:
+    """Yield a title and a table of each compute: a row for each size and lever."""
+    measured = [found for found in run.overlaps if found.trials]
+    levers = len({(found.priority, found.ctas) for found in measured}) > 1
+    for compute in dict.fromkeys(found.compute for found in measured):
+        found = [one for one in measured if one.compute == compute]
+        operation = found[0].work.operation
+        heads = ["size", *(["priority", "CTAs"] if levers else []), "alone", "beside", "×"]
+        rows = table(*heads, "alone ", "beside ", "× ", "of max", "of sum", words=("size", "priority"))
+        for one in _ordered(found):
+            summary = summarize(one)
+            lever = [str(one.priority), "-" if one.ctas is None else str(one.ctas)] if levers else []
+            rows.add_row(
+                format_size(one.size_bytes),
+                *lever,
+                *_three(summary.collective_alone, summary.collective_beside, summary.collective_factor),
+                *_three(summary.compute_alone, summary.compute_beside, summary.compute_factor),
+                f"{summary.of_max.value:.2f}",
+                f"{summary.of_sum.value:.2f}",
+            )
+        ranks = len(found[0].members)
+        yield f"{operation} over {ranks} ranks (left) beside {compute}, one unit (right), ms", rows
+
+
+def _ordered(found: Sequence[Overlap]) -> list[Overlap]:
+    """Return data points by size, then by levers, so that a lever's rows stand below each other."""
+    groups = [one for ones in by_condition(found).values() for one in ones]
+    return sorted(groups, key=lambda one: one.size_bytes)
+
+
+def _three(alone: Figure, beside: Figure, factor: Figure) -> tuple[str, str, str]:
+    half = f" ±{factor.half:.1%}" if factor.interval else ""
+    return _ms(alone), _ms(beside), f"{factor.value:.2f}{half}"
+
+
+def _ms(seconds: Figure) -> str:
+    return f"{seconds.value * 1e3:.3f}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}x" if factor < 1.995 else f"{factor:.1f}x"  # 1.996 rounds up to a number without the digit
+
+
+def _levers(priority: Priority, ctas: int | None) -> str:
+    high = ", high priority" if priority is Priority.HIGH else ""
+    return f"{high}, {amount(ctas, 'CTA')}" if ctas is not None else high
+
+
+def _raw(run: Run) -> Iterator[RenderableType]:
+    """Yield how much each data point rests on."""
+    rows = table("data point", "trials", "calls beside", "p10 ms", "p90 ms", "units beside", words=("data point",))
+    for found in run.overlaps:
+        if found.trials:
+            name = f"{format_size(found.size_bytes)} beside {found.compute}{_levers(found.priority, found.ctas)}"
+            calls = sum(len(trial.beside_calls) for trial in found.trials)
+            low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(found))
+            units = sum(trial.covered_units for trial in found.trials)
+            rows.add_row(name, str(len(found.trials)), str(calls), low, high, str(units))
+    if rows.row_count:
+        yield Text(
+            "\nsingle calls beside compute, begun at random moments of it: those that wait for a unit to end are longer"
+        )
+        yield rows
+
+
+def _verified(run: Run) -> Iterator[str]:
+    """Yield a line where not all was compared: silence would be read as agreement."""
+    unknown = sum(1 for found in run.overlaps if found.trials and (found.wrong is None or found.wrong_compute is None))
+    if unknown:
+        yield f"verified  not {amount(unknown, 'data point')}: nothing could be compared"

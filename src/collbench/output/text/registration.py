@@ -1,0 +1,59 @@
+"""Registered memory on a page: times side by side, and a line for each range of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.analysis.registration import Winner, ranges, side_by_side, winners
+from collbench.analysis.stats import summarize
+from collbench.model.operations import Operation, Registration, Variant
+from collbench.model.run import Run
+from collbench.model.units import format_size
+from collbench.output.text.layout import Lines, table
+
+
+def comparison(
+    run: Run, operation: Operation, members: tuple[int, ...], variant: Variant, mark: str = ""
+) -> Iterator[RenderableType]:
+    """Yield which memory is fastest where, and a table of sizes by kind; nothing where there is one kind alone.
+
+    `mark` ends each line: what says that nothing was measured, of a simulated machine.
+    """
+    found = winners(run, operation, members, variant)
+    if not found:
+        return
+    yield Lines("\n".join(f"memory    {line}{mark}" for line in map(sentence, ranges(found))))
+    sizes = side_by_side(run, operation, members, variant)
+    kinds = [kind for kind in Registration if any(kind in held for held in sizes.values())]
+    made = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
+    fastest = {one.size_bytes: one.fastest for one in found}
+    for size, held in sizes.items():
+        summaries = [summarize(held[kind]) if kind in held else None for kind in kinds]
+        times = ["-" if one is None else f"{one.seconds * 1e6:.2f}" for one in summaries]
+        rates = ["-" if one is None else f"{one.busbw:.2f}" for one in summaries]
+        made.add_row(format_size(size), *times, *rates, _names(fastest.get(size, ()), len(kinds)))
+    yield Text()
+    yield made
+
+
+def sentence(same: Sequence[Winner]) -> str:
+    """Say which memory wins or ties at these sizes: "window wins from 256K to 8M, 1.44x at 2M (1.41-1.47)"."""
+    first, last = format_size(same[0].size_bytes), format_size(same[-1].size_bytes)
+    where = f"at {first}" if len(same) == 1 else f"from {first} to {last}"
+    gains = [(one.size_bytes, one.gain) for one in same]
+    most = max(((size, gain) for size, gain in gains if gain), key=lambda pair: pair[1].ratio, default=None)
+    names = ", ".join(same[0].fastest)
+    said = f"{names} {'wins' if len(same[0].fastest) == 1 else 'tie'} {where}"
+    if most is None or most[1].interval is None:
+        return said
+    size, gain = most
+    over = "" if gain.kind is Registration.NONE else f" over {gain.kind}"
+    low, high = most[1].interval
+    return f"{said}, {gain.ratio:.2f}x{over} at {format_size(size)} ({low:.2f}-{high:.2f})"
+
+
+def _names(fastest: Sequence[Registration], kinds: int) -> str:
+    return "tie" if len(fastest) == kinds else ", ".join(fastest)

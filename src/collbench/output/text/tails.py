@@ -1,0 +1,176 @@
+"""Single launches on a page: percentiles by size, a histogram, and who comes late."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import ceil
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.analysis.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
+from collbench.model.run import Run
+from collbench.model.units import format_size
+from collbench.output import sentences
+from collbench.output.text.frame import sim
+from collbench.output.text.layout import Block, Lines, both, short, table, whole
+
+_FEW_ROWS = 12  # of a short page's table
+_FEW_GROUPS = 4  # communicators on a short page
+_BAR = 40  # columns of the longest bar
+_MICRO = 1e6
+HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
+
+
+def blocks(run: Run) -> Iterator[Block]:
+    """Yield what the run's single launches say, nothing without any: of each communicator a table, then the rest."""
+    groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
+    for one in tails(run):
+        groups[one.point.work, one.point.members].append(one)
+    for index, found in enumerate(groups.values()):
+        found.sort(key=lambda one: one.point.size_bytes)
+        head, end = Text(f"\n{sim(run)}{title(run, found)}"), Lines("\n" + "\n".join(lines(run, found)))
+        if index >= _FEW_GROUPS:
+            yield from whole("tails", head, percentiles(found), end)
+            continue
+        yield from both("tails", head)
+        kept = found[:: -ceil(len(found) / _FEW_ROWS)][::-1]
+        yield from short(percentiles(kept))
+        yield from whole("tails", percentiles(found))
+        if len(groups) == 1:
+            yield from both("tails", Text(), *drawn(found[-1]))
+            if len(found) > 1:
+                yield from whole("tails", Text(), *drawn(found[0]))
+            yield from whole("tails", Text(), *_ranks(run, found[-1]))
+        yield from both("tails", end)
+    if len(groups) > _FEW_GROUPS:
+        yield from short(Text(f"\nand {len(groups) - _FEW_GROUPS} more communicators: --section tails shows them"))
+
+
+def title(run: Run, found: Sequence[Tails]) -> str:
+    """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
+    tags = ", ".join(run.devices[member].tag for member in found[0].point.members)
+    counts = dict.fromkeys(str(one.count) for one in found)
+    return f"{found[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
+
+
+def percentiles(found: Sequence[Tails]) -> Table:
+    """Return a row for each size: percentiles of the time in which the data moves, and of what ranks wait."""
+    made = table(*HEADS)
+    for row in figures(found):
+        made.add_row(*row)
+    return made
+
+
+def figures(found: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of `percentiles`' rows, times in µs."""
+    for one in found:
+        moved, waited = one.transfer or one.waited, one.waited
+        interval = moved.percentiles[0].interval
+        yield (
+            format_size(one.point.size_bytes),
+            *(micro(moved.at(percent)) for percent in PERCENTILES),
+            micro(moved.maximum),
+            f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-",
+            micro(waited.at(50)),
+            micro(waited.at(99)),
+            micro(waited.maximum),
+        )
+
+
+def micro(seconds: float | None) -> str:
+    """Return seconds in µs, "-" for none."""
+    return "-" if seconds is None else f"{round(seconds * _MICRO, 2) + 0.0:.2f}"  # no -0.00
+
+
+def drawn(one: Tails) -> Iterator[RenderableType]:
+    """Yield a data point's histogram, a line a bin; bins are as wide in logarithms."""
+    values = one.transfer_seconds or one.waited_seconds
+    edges, counts = histogram(values)
+    yield Text(f"launches of {format_size(one.point.size_bytes)} by their time, µs")
+    rows = table("from", "launches", "")
+    rows.columns[2].justify, rows.columns[0].justify = "left", "right"
+    for edge, count in zip(edges, counts, strict=False):
+        # One launch of thousands is what a tail is about: its bar is no shorter than one.
+        bar = ceil(count / max(counts) * _BAR)
+        rows.add_row(f"{edge * _MICRO:.2f}", str(count), "#" * bar)
+    yield rows
+
+
+def lines(run: Run, found: Sequence[Tails]) -> list[str]:
+    """Return who comes late, and what the figures do not say: lines of a name and a sentence."""
+    said = [f"late      {line}" for line in _late(run, found)]
+    most = min(one.count for one in found)
+    few = [(percent, fewest_launches(percent)) for percent in PERCENTILES if most < fewest_launches(percent)]
+    if few:
+        said.append(f"too few   {', '.join(f'p{percent} needs {least} launches' for percent, least in few)}")
+    return said
+
+
+def _late(run: Run, found: Sequence[Tails]) -> Iterator[str]:
+    if any(one.transfer is None for one in found):
+        yield "not judged: hosts have no common clock; each time is a rank's own, the longest of a launch counts"
+        return
+    if found[0].point.operation.rooted:
+        yield f"not judged: the ranks of {found[0].point.operation} leave at different times by design"
+        return
+    by_member: dict[int, list[tuple[Tails, RankTails]]] = defaultdict(list)
+    for one in found:
+        for rank in one.late:
+            by_member[rank.member].append((one, rank))
+    for member, late in by_member.items():
+        yield _described(run, member, late, len(found))
+    if not by_member:
+        apart = max(rank.arrives.resolved for one in found for rank in one.ranks if rank.arrives is not None)
+        yield f"no rank comes significantly later than the others; the clocks tell {micro(apart)} µs apart"
+
+
+def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
+    """Return which rank is late, by how much, and what evidence there is for why: nothing is guessed."""
+    medians = [rank.arrives.median for _, rank in late if rank.arrives is not None]
+    low, high = micro(min(medians)), micro(max(medians))
+    by = f"{low} µs" if low == high else f"{low} to {high} µs"
+    last = max(rank.last or 0.0 for _, rank in late)
+    at = "" if sizes == 1 else f" at {len(late)} of {sizes} sizes"
+    words = [
+        f"{run.devices[member].tag} comes {by} later than the others{at}, last to up to {last:.0%} of the launches"
+    ]
+    leaves = [rank.leaves for _, rank in late if rank.leaves is not None and rank.leaves.significant]
+    if leaves:
+        words.append(f"it leaves {micro(max(one.median for one in leaves))} µs later, too: its links or its own speed")
+    else:
+        words.append("it leaves with the others: what delays it lies on its GPU before the call, not on its links")
+    points = {one.point for one, _ in late}
+    flags = dict.fromkeys(
+        sentences.flag(flag, run.devices)
+        for found in run.latencies
+        if found.point in points
+        for flag in found.flags
+        if member in flag.devices
+    )
+    return "; ".join([*words, *(f"meanwhile {flag}" for flag in flags)])
+
+
+def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
+    """Yield a table of the ranks: their own times, and how late they come and leave against the others."""
+    yield Text(f"ranks at {format_size(one.point.size_bytes)}, µs; late: after the median of the others")
+    rows = table("rank", "own p50", "own p99", "comes late p50", "p99", "is last", "of slowest 5 %", "leaves late p50")
+    for rank in one.ranks:
+        arrives, leaves = rank.arrives, rank.leaves
+        rows.add_row(
+            run.devices[rank.member].tag,
+            micro(rank.own.at(50)),
+            micro(rank.own.at(99)),
+            micro(arrives.median) if arrives else "-",
+            micro(arrives.p99) if arrives else "-",
+            _share(rank.last),
+            _share(rank.last_of_slowest),
+            micro(leaves.median) if leaves else "-",
+        )
+    yield rows
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,203 @@
+"""The worker of overlap, for real: gloo between processes on cores, what it delivers, and how its processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collbench.backends.overlap import OverlapWorld
+from collbench.backends.overlap_protocol import OPERATIONS, Load, OverlapPoint
+from collbench.backends.overlap_sim import open_simulated, raced, unit_seconds
+from collbench.model.compute import Compute, ComputeKind, Priority
+from collbench.model.errors import BackendError
+from collbench.model.failures import Cause, FailureKind
+from collbench.model.operations import Operation
+from collbench.sim.fabrics import Beside
+
+torch = pytest.importorskip("torch")
+GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
+BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, gate_s=0.0)
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[OverlapWorld]:
+    made = OverlapWorld("host", [CORES[rank % len(CORES)] for rank in range(2)])
+    try:
+        assert made.join().torch == torch.__version__
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_each_collective_is_verified_beside_compute(world: OverlapWorld, operation: Operation) -> None:
+    world.allocate(OverlapPoint(operation, 2**16, GEMM))
+    world.warm()
+    for times in world.run(BOTH):
+        assert len(times.collective) == 3
+        assert len(times.compute) == 4
+        assert times.begins == ()
+        assert list(times.collective) == sorted(times.collective)
+        assert times.collective[0] > 0
+        assert (times.queued, times.wrong, times.wrong_compute) == (True, 0, 0)
+
+
+def test_each_alone_has_no_times_of_the_other(world: OverlapWorld) -> None:
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, COPY))
+    world.warm()
+    for times in world.run(Load(2, 1, 0, 1, 0.0)):
+        assert (len(times.collective), times.compute, times.wrong, times.wrong_compute) == (2, (), 0, None)
+    for times in world.run(Load(0, 1, 2, 1, 0.0)):
+        assert (times.collective, len(times.compute), times.wrong, times.wrong_compute) == ((), 2, None, 0)
+
+
+def test_a_call_begins_after_its_rest(world: OverlapWorld) -> None:
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**12, GEMM))
+    world.warm()
+    rests = (0.05, 0.0, 0.02)
+    for times in world.run(Load(3, 1, 2, 1, 0.0, rests)):
+        assert len(times.compute) == 6  # two chunks a round, which begins when the one before has ended
+        before = (0.0, *(max(times.collective[n], times.compute[2 * n + 1]) for n in range(2)))
+        assert all(begin - end >= rest for begin, end, rest in zip(times.begins, before, rests, strict=True))
+        assert all(end > begin for begin, end in zip(times.begins, times.collective, strict=True))
+
+
+def messages(operation: Operation, ranks: int, rank: int):  # type: ignore[no-untyped-def]  # the type loads torch
+    from collbench.backends.overlap_worker import Messages
+
+    made = Messages(operation, 96 * ranks, rank, ranks, 2**20, torch.device("cpu"))
+    made.fill()
+    return made
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_what_must_arrive_is_what_the_others_send(ranks: int) -> None:
+    """By hand, from what each rank sends: no library between."""
+    sent = {op: [messages(op, ranks, rank).slots[1].fresh for rank in range(ranks)] for op in OPERATIONS}
+    for rank in range(ranks):
+        expected = {op: messages(op, ranks, rank).slots[1].expected for op in OPERATIONS}
+        block = 96 // 2
+        own = slice(rank * block, (rank + 1) * block)
+        assert torch.equal(expected[Operation.ALLREDUCE], sum(sent[Operation.ALLREDUCE]))
+        assert torch.equal(expected[Operation.BROADCAST], sent[Operation.BROADCAST][0])
+        assert torch.equal(expected[Operation.ALLGATHER], torch.cat(sent[Operation.ALLGATHER]))
+        assert torch.equal(expected[Operation.REDUCESCATTER], sum(sent[Operation.REDUCESCATTER])[own])
+        assert torch.equal(expected[Operation.ALLTOALL], torch.cat([one[own] for one in sent[Operation.ALLTOALL]]))
+    assert not torch.equal(sent[Operation.ALLREDUCE][0], sent[Operation.ALLREDUCE][1])
+
+
+@pytest.mark.parametrize(
+    ("title", "ranks", "uses", "wrong"),
+    [
+        ("not used: nothing to compare", 2, 0, None),
+        ("once", 3, 1, 1),
+        ("again and again, exact for a power of two", 4, 5, 1),
+        ("not exact for three", 3, 2, None),
+        ("beyond the exponent", 2, 101, None),
+    ],
+)
+def test_one_wrong_element_is_found(title: str, ranks: int, uses: int, wrong: int | None) -> None:
+    made = messages(Operation.ALLREDUCE, ranks, 0)
+    slot = made.slots[0]
+    slot.uses = uses
+    slot.received.copy_(slot.expected * ranks ** max(0, uses - 1) if uses < 9 else slot.expected)
+    if wrong:
+        assert made.wrong() == 0, title
+        slot.received[17] += ranks**uses
+    assert made.wrong() == wrong, title
+
+
+@pytest.mark.parametrize("compute", [GEMM, COPY, Compute(ComputeKind.ATTENTION, 16)])
+def test_a_unit_of_compute_has_the_same_result_each_time(compute: Compute) -> None:
+    from collbench.backends.overlap_worker import unit_of
+
+    unit = unit_of(compute, torch.device("cpu"), torch.float32, heads=2, width=8)
+    unit.run()
+    first = unit.result.clone()
+    unit.result.zero_()
+    unit.run()
+    assert torch.equal(unit.result, first)
+    assert first.isfinite().all()
+    assert first.abs().sum() > 0
+
+
+def gone(processes: tuple[int, ...]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{number}").exists() for number in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def started() -> OverlapWorld:
+    world = OverlapWorld("host", [CORES[0], CORES[-1]], load_s=15.0)
+    world.join()
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM))
+    world.warm()
+    return world
+
+
+def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
+    world = started()
+    processes, folder = world.process_ids, world._folder
+    os.kill(processes[1], signal.SIGKILL)
+    with pytest.raises(BackendError, match=r"rank 1 died .killed by signal 9") as caught:
+        world.run(BOTH)
+    assert caught.value.failure.kind is FailureKind.CRASH
+    assert gone(processes)
+    assert not folder.exists()
+    with pytest.raises(BackendError, match="gone"):
+        world.run(BOTH)
+    world.close()
+
+
+def test_a_worker_that_hangs_is_killed_after_its_time() -> None:
+    world = started()
+    world._load_s = 1.0
+    processes = world.process_ids
+    os.kill(processes[0], signal.SIGSTOP)
+    with pytest.raises(BackendError, match="no answer") as caught:
+        world.run(BOTH)
+    assert caught.value.failure.cause is Cause.NO_ANSWER
+    assert gone(processes)
+
+
+def test_a_lever_that_gloo_lacks_ends_the_workers_with_a_reason() -> None:
+    world = started()
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM, Priority.HIGH))
+    with pytest.raises(BackendError, match="no priority"):
+        world.warm()
+    world.close()
+
+
+# The simulated one.
+
+
+def test_a_simulated_lane_is_slower_until_the_other_ends() -> None:
+    """Two seconds of work at half speed beside one at full: the second ends at 1 s, half a second of work is done."""
+    assert raced([(2, 1.0), (1, 1.0)], [2.0, 1.0]) == ((1.5, 2.5), (1.0,))
+    assert raced([(2, 1.0), (0, 1.0)], [2.0, 1.0]) == ((1.0, 2.0), ())
+
+
+def test_simulated_times_repeat_by_the_seed() -> None:
+    found = []
+    for seed in (1, 1, 2):
+        opened = open_simulated("titan-rtx-nv2", None, seed)
+        opened.backend.allocate(OverlapPoint(Operation.ALLREDUCE, 2**24, GEMM))
+        found.append(opened.backend.run(BOTH))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("compute", "seconds"),
+    [(Compute(ComputeKind.GEMM, 1000), 2e9 / 7e14), (Compute(ComputeKind.MEMORY, 1), 3 * 2**20 / 4e12)],
+)
+def test_simulated_compute_takes_its_operations_over_the_rate(compute: Compute, seconds: float) -> None:
+    assert unit_seconds(compute, Beside()) == pytest.approx(seconds)

@@ -1,0 +1,97 @@
+"""A collective beside compute, on real GPUs with torch's NCCL: verified, covered, repeatable, and its processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from collbench.analysis import stats
+from collbench.analysis.overlap import condition_of, summarize
+from collbench.backends.overlap_protocol import OPERATIONS
+from collbench.model.compute import Priority
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Run
+from collbench.runfile import run_file
+from tests.cli.program import collbench
+from tests.gpu.machine import need_gpus
+
+torch = pytest.importorskip("torch")
+need_gpus(2)
+if not torch.version.cuda:
+    pytest.skip("needs a torch with CUDA", allow_module_level=True)
+SEED = ("--seed", "1", "--devices", "0,1", "--backend", "cuda")
+
+
+def measured(folder: Path, *words: str) -> Run:
+    file = folder / "run.json"
+    command = collbench(*words, *SEED, "-o", str(file), "--force")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    return run_file.load(file)
+
+
+def test_the_defaults_are_verified_and_covered(tmp_path: Path) -> None:
+    run = measured(tmp_path, "overlap")
+    assert run.complete
+    assert len(run.overlaps) == 4
+    assert run.machine.nccl
+    for found in run.overlaps:
+        assert (found.wrong, found.wrong_compute, found.failure) == (0, 0, None)
+        assert len(found.trials) == run.settings.trials
+        assert all(len(trial.beside_calls) >= 16 for trial in found.trials)
+        summary = summarize(found)
+        assert summary.collective_factor.value > 0.95
+        assert summary.compute_factor.value > 0.9
+        assert summary.of_max.value > 0.95
+        assert summary.of_sum.value < 1.2
+
+
+def test_alone_it_takes_as_long_as_the_ordinary_command_says(tmp_path: Path) -> None:
+    sizes = ("--sizes", "64M,256M")
+    ours = {found.size_bytes: summarize(found) for found in measured(tmp_path, "overlap", *sizes).overlaps}
+    ordinary = measured(tmp_path, "allreduce", *sizes, "--dtype", "bfloat16", "--in-place")
+    for found in ordinary.measured(Variant.IN_PLACE):
+        assert ours[found.point.size_bytes].collective_alone.value == pytest.approx(
+            stats.summarize(found).seconds, rel=0.02
+        )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_collective_beside_every_compute(tmp_path: Path, operation: Operation) -> None:
+    computes = ("--compute", "gemm:4096,memory:256,attention-like:2048")  # in one run: a start takes seconds
+    run = measured(tmp_path, "overlap", operation.value, "--sizes", "1M,64M", *computes, "--trials", "3")
+    assert len(run.overlaps) == 6
+    for found in run.overlaps:
+        assert (found.failure, found.wrong, found.wrong_compute, len(found.trials)) == (None, 0, 0, 3)
+
+
+def test_levers_do_what_they_are_for(tmp_path: Path) -> None:
+    run = measured(tmp_path, "overlap", "--sizes", "64M", "--priority", "both", "--ctas", "1,16")
+    found = {condition_of(one): summarize(one) for one in run.overlaps}
+    alone = {(key.priority, key.ctas): one.collective_alone.value for key, one in found.items()}
+    assert alone[Priority.NORMAL, 1] > 1.5 * alone[Priority.NORMAL, 16]
+    assert alone[Priority.HIGH, 16] == pytest.approx(alone[Priority.NORMAL, 16], rel=0.05)
+
+
+def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    command = collbench("overlap", *SEED, "--sizes", "16M:1G", "--trials", "30", "-o", str(file))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8")
+    workers = [int(word) for word in listed.split()]
+    os.kill(workers[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    run = run_file.load(file)
+    assert run.overlaps[0].trials
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

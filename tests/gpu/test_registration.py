@@ -1,0 +1,103 @@
+"""Collectives on memory that NCCL knows, on real GPUs: every element checked, by graphs and in the launch loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from collbench import _native
+from collbench.model.operations import Registration
+from tests.gpu.machine import need_gpus, need_nccl, open_gpus
+
+ORDINALS = need_gpus(2)[:2]
+NCCL = need_nccl()
+_OPERATIONS = tuple(_native.Collective.__members__)
+_KINDS = tuple(Registration)
+_BYTES = (8, 2**16, 2**21, 2**24)  # of float32, of the whole message
+_CTA_POLICY_ZERO = 2  # collectives by copy engine, from NCCL 2.28
+
+
+def _supported(kind: Registration) -> None:
+    if NCCL.version < kind.oldest_nccl:
+        pytest.skip(f"NCCL {NCCL.version} has no {kind} registration")
+
+
+def _time(
+    collectives: _native.Collectives, kind: Registration, operation: str, size_bytes: int, *, in_place: bool
+) -> _native.CollectiveTimes:
+    """Return the times of one trial, graph and launch loop; every element that has a defined value is checked."""
+    found = collectives.time(
+        _native.CollectiveRound(
+            groups=[[0, 1]],
+            operation=_native.Collective.__members__[operation],
+            dtype=_native.Dtype.__members__["float32"],
+            reduction=_native.Reduction.__members__["sum"],
+            root=1,
+            count=size_bytes // 4,
+            in_place=in_place,
+            verify=True,
+            iterations=4,
+            batches=2,
+            warmup=1,
+            launch_iterations=10,
+            launch_warmup=5,
+            deadline=30.0,
+            registration=_native.Registration.__members__[kind],
+        )
+    )
+    assert min(itertools.chain.from_iterable(found.seconds)) > 0
+    assert found.launch_seconds[0] > 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def collectives() -> Iterator[_native.Collectives]:
+    made = _native.Collectives(open_gpus(ORDINALS, 2**28), NCCL)
+    yield made
+    made.close()  # deregisters, and frees the memory
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
+@pytest.mark.parametrize("operation", _OPERATIONS)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_every_operation_is_exact(
+    collectives: _native.Collectives, kind: Registration, operation: str, in_place: bool
+) -> None:
+    _supported(kind)
+    for size_bytes in _BYTES:
+        found = _time(collectives, kind, operation, size_bytes, in_place=in_place)
+        undefined = in_place and operation in ("alltoall", "sendrecv")
+        assert undefined or found.coverage[0].verified > 0
+
+
+def test_the_three_take_turns_on_one_communicator(collectives: _native.Collectives) -> None:
+    _supported(Registration.WINDOW)
+    for _, kind, operation in itertools.product(range(3), _KINDS, ("allreduce", "allgather")):
+        _time(collectives, kind, operation, 2**22, in_place=False)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    "options", [{"maxCTAs": 4}, {"minCTAs": 8, "maxCTAs": 8}, {"CTAPolicy": 0}, {"CTAPolicy": _CTA_POLICY_ZERO}]
+)
+def test_communicators_take_a_config(kind: Registration, options: dict[str, int]) -> None:
+    _supported(kind)
+    if "CTAPolicy" in options and NCCL.version < 22800:
+        pytest.skip(f"NCCL {NCCL.version} has no such policy")
+    held = _native.Collectives(open_gpus(ORDINALS, 2**26), NCCL, options=options)
+    for operation in ("allgather", "alltoall", "allreduce"):
+        _time(held, kind, operation, 2**22, in_place=False)
+    held.close()
+
+
+def test_fewer_channels_are_slower() -> None:
+    """So the config reaches NCCL: one CTA cannot carry what all of them do."""
+    found = {}
+    for most in (1, 16):
+        held = _native.Collectives(open_gpus(ORDINALS, 2**28), NCCL, options={"maxCTAs": most})
+        times = _time(held, Registration.NONE, "allreduce", 2**26, in_place=False)
+        found[most] = min(itertools.chain.from_iterable(times.seconds))
+        held.close()
+    assert found[1] > 1.5 * found[16]

@@ -1,0 +1,203 @@
+"""Collectives on memory that NCCL knows: what is registered, where, in which order, and when it is given back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.native.fakes import Fakes, Outcome, build_without
+from tests.native.test_worlds import _RANKS
+
+_MADE = {"buffer": "+registered", "window": "+window"}
+_KINDS = pytest.mark.parametrize("kind", ["buffer", "window"])
+
+
+def _registered(done: Outcome, kind: str) -> dict[str, list[str]]:
+    """Return the memory that was registered, by communicator, in order."""
+    found: dict[str, list[str]] = {}
+    for line in done.lines(_MADE[kind] + " "):
+        _, memory, _, communicator = line.split()
+        found.setdefault(communicator, []).append(memory)
+    return found
+
+
+@_KINDS
+def test_send_and_target_are_registered_once_with_each_communicator_that_is_used(
+    fakes: Fakes, tmp_path: Path, kind: str
+) -> None:
+    script = f"""
+        held = session(open_gpus())
+        for operation in ("allreduce", "allgather", "allreduce"):
+            collective(held, [[0, 1], [2, 3]], operation, registration="{kind}", launch_iterations=3, launch_warmup=1)
+        held.close()
+    """
+    done = fakes.script(script, tmp_path)
+    found = _registered(done, kind)
+
+    # A rank has a communicator for graphs and one for launches: each knows the same two buffers, in the same order.
+    assert Counter(map(tuple, found.values())) == dict.fromkeys({tuple(memory) for memory in found.values()}, 2)
+    assert len({memory for pair in found.values() for memory in pair}) == 2 * 4
+    assert len(done.lines("+ncclmemory")) == len(done.lines("-ncclmemory")) == 2 * 4
+    assert len(done.lines(_MADE[kind].replace("+", "-"))) == 2 * 2 * 4
+    last_dropped = max(i for i, line in enumerate(done.log) if line.startswith(_MADE[kind].replace("+", "-")))
+    assert last_dropped < min(i for i, line in enumerate(done.log) if line.startswith(("-comm", "-ncclmemory")))
+    assert done.leaks() == []
+
+
+def test_ordinary_collectives_register_nothing(fakes: Fakes, tmp_path: Path) -> None:
+    done = fakes.script("collective(session(open_gpus()), [[0, 1]], launch_iterations=1)", tmp_path)
+
+    assert not [line for line in done.log if "egister" in line or "ncclMem" in line]
+
+
+@pytest.mark.parametrize("blocking", ["1", "0"])
+def test_the_three_stand_side_by_side_on_one_communicator(fakes: Fakes, tmp_path: Path, blocking: str) -> None:
+    script = """
+        held = session(open_gpus(2))
+        for kind in ("none", "buffer", "window", "none", "window", "buffer"):
+            for operation in OPERATIONS:
+                for in_place in (False, True):
+                    covered = collect(held, [[0, 1]], operation, registration=kind, in_place=in_place, root=1).coverage
+                    assert covered[0].moved > 0
+        held.close()
+    """
+    done = fakes.script(script, tmp_path, {"NCCL_COMM_BLOCKING": blocking})
+
+    assert len(done.lines("+ncclmemory")) == 2 * 2 * 2
+    assert len(_registered(done, "buffer")) == len(_registered(done, "window")) == 2
+    collectives = Counter(line for line in done.log if line.endswith(" collective"))
+    assert collectives["registered collective"] == collectives["window collective"] > 0
+
+
+@_KINDS
+def test_registered_data_is_checked_where_it_lies(fakes: Fakes, tmp_path: Path, kind: str) -> None:
+    script = f'say(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
+    said = fakes.script(script, tmp_path, corrupt_collective="5:9:1").said
+
+    assert (said["kind"], said["rank"], said["offset"]) == ("DataError", 1, 36)
+
+
+def test_ranks_in_processes_of_their_own_register_alike_whatever_they_did_before(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+def body(rank, held):
+    for groups in ([[0, 1]], [[0, 1], [2, 3]], [[1, 2]], [[0, 3], [1, 2]], [[0, 1, 2, 3]]):
+        for kind in ("none", "window", "buffer"):
+            collective(held, groups, registration=kind, launch_iterations=2)
+    held.close()
+    return "done"
+ranks(4, body)
+"""
+    done = fakes.script(_RANKS + script, tmp_path)
+
+    assert done.said["said"] == ["done"] * 4
+    assert "window collective" in done.log
+    assert "offsets differ" not in done.log
+
+
+def test_the_fake_notices_offsets_that_differ(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+def body(rank, held):
+    if rank == 0:
+        collective(held, [[0]], "broadcast")
+    collective(held, [[0, 1]], registration="window")
+    return "done"
+"""
+    # Nobody splits for one rank alone here, as the world is what both have.
+    script = script.replace('held, [[0]], "broadcast"', 'other, [[0]], "broadcast"').replace(
+        "    if rank", "    other = session(every[rank])\n    if rank"
+    )
+    ranks = _RANKS.replace("    def run(rank):", "    global every\n    every = gpus\n    def run(rank):")
+    done = fakes.script(ranks + script + "ranks(2, body)\n", tmp_path)
+
+    assert "offsets differ" in done.log
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("buffer", "ncclCommRegister"), ("window", "ncclCommWindowRegister")])
+def test_an_nccl_that_is_too_old_is_named_with_what_it_lacks(
+    fakes: Fakes, tmp_path: Path, kind: str, missing: str
+) -> None:
+    build_without(fakes, tmp_path, "libnccl.so.2", [missing])
+    script = f"""
+        held = session(open_gpus(2))
+        ordinary = collective(held, [[0, 1]])
+        say(**failure(collective, held, [[0, 1]], registration="{kind}"))
+    """
+    extra = {"NCCL": str(tmp_path / "libnccl.so.2"), "LD_LIBRARY_PATH": str(tmp_path)}
+    said = fakes.script(script, tmp_path, extra).said
+
+    assert said["kind"] == "LibraryError"
+    assert f"is too old: it has no function {missing}" in said["text"]
+
+
+@_KINDS
+def test_an_nccl_that_registers_nothing_is_an_error(fakes: Fakes, tmp_path: Path, kind: str) -> None:
+    script = f'say(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
+    said = fakes.script(script, tmp_path, {"NCCL_LOCAL_REGISTER": "0"}).said
+
+    assert said["kind"] == "NcclError"
+    assert "registered nothing: NCCL_LOCAL_REGISTER=0" in said["text"]
+
+
+@pytest.mark.parametrize("call", ["ncclMemAlloc:2:3", "ncclCommRegister:2:2", "ncclCommWindowRegister:2:2"])
+def test_a_call_that_fails_costs_the_communicators_and_leaks_nothing(fakes: Fakes, tmp_path: Path, call: str) -> None:
+    kind = "window" if "Window" in call else "buffer"
+    script = f"""
+        gpus = open_gpus(2)
+        held = session(gpus)
+        said = failure(collective, held, [[0, 1]], registration="{kind}")
+        held.close()
+        say(**said)
+        del held, gpus; gc.collect()
+    """
+    done = fakes.script(script, tmp_path, {"NCCL_COMM_BLOCKING": "0"}, fail=call)
+
+    assert done.said["kind"] == "NcclError"
+    assert done.said["position"] in (0, 1)
+    assert call.partition(":")[0] in done.said["text"]
+    assert done.leaks() == []
+    assert len(done.lines("+comm")) == len(done.lines("-comm"))
+
+
+@pytest.mark.parametrize(
+    ("case", "version", "options", "seen"),
+    [
+        ("the oldest", 21800, {"maxCTAs": 8, "minCTAs": 2}, (48, 21800)),
+        ("traffic class in the padding", 22602, {"trafficClass": 105}, (48, 22602)),
+        ("2.27", 22707, {"CTAPolicy": 1, "nvlsCTAs": 4, "collnetEnable": 1}, (72, 22707)),
+        ("2.28", 22809, {"CTAPolicy": 2, "nChannelsPerNetPeer": 4, "nvlinkCentricSched": 1}, (80, 22809)),
+        ("a newer one", 23007, {"cgaClusterSize": 2, "splitShare": 1}, (80, 22899)),
+    ],
+)
+def test_a_config_has_the_layout_of_the_library(
+    fakes: Fakes, tmp_path: Path, case: str, version: int, options: dict[str, int], seen: tuple[int, int]
+) -> None:
+    script = f"collective(session(open_gpus(2), **{options}), [[1, 0]], launch_iterations=1)"
+    done = fakes.script(script, tmp_path, nccl=version)
+
+    # The world, its split for graphs and the one for launches, of two ranks each.
+    assert done.lines("config ").count(f"config {seen[0]} version {seen[1]}") == 3 * 2, case
+    fields = Counter(line for line in done.lines("config ") if "version" not in line)
+    assert fields == {f"config {name} {value}": 3 * 2 for name, value in options.items()}, case
+
+
+def test_without_options_nccl_is_given_no_config(fakes: Fakes, tmp_path: Path) -> None:
+    done = fakes.script("collective(session(open_gpus(2)), [[1, 0]])", tmp_path)
+
+    assert done.lines("config ") == []
+    assert done.lines("ncclCommInitRankConfig") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "field"),
+    [(22809, "blocking"), (22809, "maxctas"), (22505, "trafficClass"), (22707, "nvlinkCentricSched")],
+)
+def test_a_field_that_the_library_does_not_have_is_refused(
+    fakes: Fakes, tmp_path: Path, version: int, field: str
+) -> None:
+    script = f"say(**failure(session, open_gpus(2), **{{'{field}': 1}}))"
+    said = fakes.script(script, tmp_path, nccl=version).said
+
+    assert said["kind"] == "ValueError"
+    assert field in said["text"]

@@ -1,0 +1,71 @@
+"""`--registration` and `--nccl-config` from the command line to NCCL, and back into the run file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.fakes import Fakes, Outcome
+
+_MIB = 2**20
+
+
+def _collbench(fakes: Fakes, tmp_path: Path, *words: str, **settings: object) -> tuple[Outcome, dict[str, Any]]:
+    command = [sys.executable, "-m", "collbench", *words, "--backend", "cuda", "--output", "run.json"]
+    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
+    done = fakes.run(command, tmp_path, environment, gpus=2, memory=4096 * _MIB, free=1290 * _MIB, **settings)
+    file = tmp_path / "run.json"
+    return done, json.loads(file.read_text()) if file.exists() else {}
+
+
+def test_all_three_kinds_are_measured_verified_and_saved(fakes: Fakes, tmp_path: Path) -> None:
+    words = ("allreduce", "--sizes", "1K,16K", "--registration", "all", "--nccl-config", "maxCTAs=8,CTAPolicy=2")
+    done, run = _collbench(fakes, tmp_path, *words)
+
+    assert done.code == 0, done.stderr
+    found = Counter(one["point"]["registration"] for one in run["measurements"])
+    assert found == {"none": 2, "buffer": 2, "window": 2}
+    samples = [sample for one in run["measurements"] for sample in one["samples"]]
+    assert all(sample["launch_seconds"] > 0 and sample["verified_bytes"] > 0 for sample in samples)
+    assert [work["registration"] for work in run["settings"]["collectives"]] == ["none", "buffer", "window"]
+    assert run["settings"]["nccl_config"] == {"maxCTAs": 8, "CTAPolicy": 2}
+    assert "memory    none, buffer, window tie from 1K to 16K" in done.stdout
+    # Both buffers with both communicators of both ranks.
+    assert len(done.lines("+registered ")) == len(done.lines("+window ")) == 2 * 2 * 2
+    assert set(done.lines("config CTAPolicy")) == {"config CTAPolicy 2"}
+
+
+def test_pairs_may_be_on_windows(fakes: Fakes, tmp_path: Path) -> None:
+    done, run = _collbench(
+        fakes, tmp_path, "pairs", "--operations", "allreduce", "--sizes", "1K", "--registration", "window"
+    )
+
+    assert done.code == 0, done.stderr
+    assert {one["point"]["registration"] for one in run["measurements"]} == {"window"}
+    assert "window collective" in done.log
+    assert done.lines("+registered ") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "says"),
+    [
+        (("--registration", "window"), 22602, "--registration window needs NCCL 2.27, and this is 2.26.2"),
+        (("--registration", "all"), 21801, "--registration buffer needs NCCL 2.19, and this is 2.18.1"),
+        (("--nccl-config", "CTAPolicy=2"), 22707, "--nccl-config CTAPolicy=2 needs NCCL 2.28, and this is 2.27.7"),
+    ],
+)
+def test_an_nccl_that_is_too_old_is_refused_before_the_first_trial(
+    fakes: Fakes, tmp_path: Path, words: tuple[str, ...], version: int, says: str
+) -> None:
+    done, run = _collbench(fakes, tmp_path, "allreduce", "--sizes", "1K", *words, nccl=version)
+
+    assert done.code != 0
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert run == {}
+    assert done.lines("ncclCommInit") == []
