@@ -89,9 +89,9 @@ def test_amounts_take_about_as_long_as_each_other_alone() -> None:
 
 def test_rests_are_spread_over_a_unit_in_random_order_by_the_seed() -> None:
     load = planned(CALL, UNIT, 0.025)
-    found = spaced(load, CALL, UNIT, 1.0, random.Random(1))
-    assert found == spaced(load, CALL, UNIT, 1.0, random.Random(1))
-    assert found != spaced(load, CALL, UNIT, 1.0, random.Random(2))
+    found = spaced(load, CALL, UNIT, random.Random(1))
+    assert found == spaced(load, CALL, UNIT, random.Random(1))
+    assert found != spaced(load, CALL, UNIT, random.Random(2))
     run_up = 1.1 * UNIT * found.units
     parts = [int((rest - run_up) / UNIT * len(found.idle_s)) for rest in found.idle_s]
     assert sorted(parts) == list(range(len(parts)))
@@ -208,8 +208,9 @@ def test_a_host_that_never_queues_in_time_costs_the_data_points_and_says_so() ->
     assert outcome(run).status is ExitStatus.FAILED
 
 
-def test_what_is_not_covered_is_lengthened_until_it_is() -> None:
-    backend = Fake(slower=9.0)
+@pytest.mark.parametrize("slower", [9.0, 300.0])  # 300: workers that wait for a time slice on a busy core
+def test_what_is_not_covered_is_lengthened_until_it_is(slower: float) -> None:
+    backend = Fake(slower=slower)
     run = measured(backend, request(sizes=(2**20,)))
     spaced_loads = [load for load in backend.loads if load.idle_s]
     assert len(run.overlaps[0].trials) == 4

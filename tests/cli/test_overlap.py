@@ -16,6 +16,7 @@ import pytest
 import collbench
 from collbench.analysis.overlap import condition_of, summarize
 from collbench.model.compute import Priority
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.output.rows import OVERLAP_COLUMNS, Type
@@ -205,11 +206,13 @@ def children(process: int) -> list[int]:
 
 
 def begun(folder: Path, words: tuple[str, ...]) -> subprocess.Popen[str]:
-    """Start a long run of many data points; return it once the first one is in its file."""
+    """Start a long run of many data points; return it once the first one that was measured is in its file."""
     command = words_of("overlap", *HOST, *words, "-o", str(folder / "run.json"))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not (folder / "run.json").exists():
+    while not (
+        (folder / "run.json").exists() and any(one.trials for one in run_file.load(folder / "run.json").overlaps)
+    ):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -245,9 +248,10 @@ def test_a_worker_that_dies_ends_the_run_with_what_was_measured(folder: Path, pr
     assert "killed by signal 9" in err
     assert "run.json" in err
     run = run_file.load(folder / "run.json")
-    assert run.overlaps[0].trials
+    assert any(found.trials for found in run.overlaps)
     assert run.overlaps[-1].failure is not None
+    assert run.overlaps[-1].failure.kind is FailureKind.CRASH
     assert not run.complete
     shown = program("show", "run.json").out
-    assert shown.startswith("FAILED: CPU0-CPU1: 1 data point, crash")
+    assert re.match(r"FAILED: CPU0-CPU1: \d+ data points?, .*crash", shown), shown
     assert "the worker process died" in shown

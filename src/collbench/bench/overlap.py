@@ -37,8 +37,8 @@ _CALL_S, _UNIT_S, _LEAST_GATE_S, _LONGEST_GATE_S = 6e-5, 1e-4, 2e-3, 1.0
 _BESIDE_CALLS = 20
 # How long compute runs before the first of these moments, over its first chunk's time alone: it may be slower.
 _RUN_UP = 1.1
-# Of the calls must be covered; where fewer are, compute runs so many times as long.
-_LEAST_SHARE, _COVER_STEP = 0.8, 1.6
+# Of the calls must be covered; where fewer are, compute lasts for calls of so many times the length.
+_LEAST_SHARE, _CALL_STEP = 0.8, 1.6
 # How often a load is repeated behind a longer gate, and one that was not covered lengthened.
 _GATES, _LENGTHENINGS = 6, 6
 
@@ -190,8 +190,8 @@ def _chunks(count: int, seconds: float) -> tuple[int, int]:
     return max(_FEWEST_COVERED + 1, -(-count // each)), each
 
 
-def spaced(load: Load, call_seconds: float, unit_seconds: float, cover: float, order: random.Random) -> Load:
-    """Return the load that calls the collective at random moments of the compute, which runs for `cover` of its needs.
+def spaced(load: Load, call_seconds: float, unit_seconds: float, order: random.Random) -> Load:
+    """Return the load that calls the collective at random moments of the compute; a call may take `call_seconds`.
 
     A collective may wait for a unit to end, so its time depends on the moment. The moments are spread evenly over one
     unit's length, one in each part of it, in random order, behind compute's run-up (docs/method.md 4.8).
@@ -200,7 +200,7 @@ def spaced(load: Load, call_seconds: float, unit_seconds: float, cover: float, o
     rests = [run_up + (number + order.random()) / _BESIDE_CALLS * unit_seconds for number in range(_BESIDE_CALLS)]
     order.shuffle(rests)
     needs = run_up + 2 * unit_seconds + call_seconds
-    chunks = max(_FEWEST_COVERED, math.ceil(cover * needs / (unit_seconds * load.units)))
+    chunks = max(_FEWEST_COVERED, math.ceil(needs / (unit_seconds * load.units)))
     return _gated(Load(_BESIDE_CALLS, 1, chunks, load.units, 0.0, tuple(rests)))
 
 
@@ -209,6 +209,15 @@ def _gated(load: Load) -> Load:
     if load.idle_s:  # each call has another before it, which brings the ranks together
         calls, units = 2 * calls, units * len(load.idle_s)
     return replace(load, gate_s=min(_LONGEST_GATE_S, _LEAST_GATE_S + calls * _CALL_S + units * _UNIT_S))
+
+
+def _usual_longest(ranks: Sequence[RankTimes]) -> float:
+    """Return the seconds that nine of ten calls stay below: on a busy host ten times those of a call alone."""
+    calls = sorted(
+        max(times.collective[number] - times.begins[number] for times in ranks)
+        for number in range(len(ranks[0].begins))
+    )
+    return calls[len(calls) * 9 // 10]
 
 
 def _doubled(load: Load) -> Load:
@@ -249,13 +258,13 @@ def measure_point(
     alone = [_run(backend, _only(_ESTIMATING, lane)) for lane in (_COLLECTIVE, _COMPUTE)]
     call = max(_each(times.collective, _settled(times.collective), 1) for times in alone[0])
     unit = max(_each(times.compute, _settled(times.compute), 1) for times in alone[1])
-    load, cover = planned(call, unit, span_seconds), 1.0
+    load = planned(call, unit, span_seconds)
     isolated = _isolated(backend, load, trials)
     made = lengthened = 0
     while made < trials:
         loads = {
             "compute": _only(load, _COMPUTE),
-            "beside": spaced(load, call, unit, cover, order),
+            "beside": spaced(load, call, unit, order),
             "together": load,
         }
         found_runs = {name: _run(backend, loads[name]) for name in order.sample(sorted(loads), len(loads))}
@@ -270,7 +279,7 @@ def measure_point(
         if lengthened == _LENGTHENINGS:
             raise _Unmeasured(_UNCOVERED)
         lengthened += 1
-        cover *= _COVER_STEP
+        call = max(_CALL_STEP * call, _usual_longest(runs.beside))
         if covered_units(runs.together).chunks < _FEWEST_COVERED:
             load = _doubled(load)
             isolated = _isolated(backend, load, trials)
