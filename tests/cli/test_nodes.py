@@ -64,6 +64,7 @@ def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
         ("GPUs of no nodes", (*SIM, "thin-32", "--gpus", "2"), "add --select M"),
         ("more GPUs than there are", (*SIM, "thin-32", "--select", "2", "--gpus", "9"), "--gpus 9 of 8"),
         ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
+        ("switches of a simulated one", (*SIM, "thin-32", "--switches", "x"), "--switches is for real nodes"),
         ("a plan in words", ("nodes", "--plan", "many"), "--plan 'many' is no cluster"),
         ("a plan of one node", ("nodes", "--plan", "1x8"), "two or more"),
         ("no size", ("nodes", "--plan", "2x8", "--size", "0"), "size '0' is zero"),

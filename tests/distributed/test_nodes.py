@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,29 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
         frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2))
     }
     assert run.complete
+
+
+def test_switches_that_somebody_reported_are_used(three_hosts: list[list[str]], tmp_path: Path) -> None:
+    file = tmp_path / "topology.conf"
+    file.write_text("SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n2\nSwitchName=c Switches=a,b\n", encoding="utf-8")
+    words = ["nodes", "--backend", "host", "--size", "64K", "--budget", "10ms", "-v", "--switches", str(file)]
+    with started(tmp_path, words, places_of(), three_hosts) as processes:
+        (_, out, err), *others = ends(processes)
+    assert f"\nswitches  2, as {file} reports\nrounds    8 (4 within leaves, 4 between leaves)" in re.sub(
+        r"\n +", " ", out
+    ), err
+    assert [(status, out) for status, out, _ in others] == [(0, "")] * (COUNT - 1)
+
+
+def test_a_host_that_nobody_reported_is_named(three_hosts: list[list[str]], tmp_path: Path) -> None:
+    file = tmp_path / "switches"
+    file.write_text("n0 a\nn1 b\n", encoding="utf-8")
+    words = ["nodes", "--backend", "host", "--size", "64K", "--switches", str(file)]
+    with started(tmp_path, words, places_of(), three_hosts) as processes:
+        (status, out, err), *others = ends(processes)
+    assert (status, out) == (2, "")
+    assert "does not say which switch n2 is under" in err
+    assert [status for status, _, _ in others] == [0] * (COUNT - 1)  # rank 0 alone says why
 
 
 IN_PYTHON = """

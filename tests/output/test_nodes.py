@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import json
-
-import pytest
+from dataclasses import replace
 
 from collbench.analysis.nodes import choose_nodes
-from collbench.output.text.nodes import Origin, Truth, as_plain, compressed, page
+from collbench.output.text.nodes import Origin, Truth, as_plain, page
 from tests.analysis.nodes.made import judged, leaves, slow
 
 LEAVES = leaves(16, 4)
 SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at random",) * 8 + ("x",), 72, 20.4, 7)
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["node0", "node1", "node2", "node5"], "node[0-2,5]"),
-        (["node7"], "node7"),
-        (["login", "node1", "node2"], "login,node[1-2]"),
-        (["b1", "a1", "a2", "b3"], "b1,a[1-2],b3"),
-        (["n01", "n02"], "n0[1-2]"),
-        (["n09", "n10"], "n09,n10"),
-        (["rack1-n3", "rack1-n4"], "rack1-n[3-4]"),
-        (["5", "6"], "[5-6]"),
-    ],
-)
-def test_names_are_listed_as_slurm_does(names: list[str], said: str) -> None:
-    assert compressed(names) == said
 
 
 def test_every_figure_of_a_simulation_says_so() -> None:
@@ -86,3 +68,13 @@ def test_json_says_sim_first_and_names_the_nodes() -> None:
     assert next(iter(answer.items())) == ("backend", "sim")
     assert answer["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
     assert answer["judgement"]["nodes"][3]["sends"]["state"] == "slow"
+
+
+def test_the_page_says_who_reported_how_many_switches() -> None:
+    known = replace(SIM, switches=(4, 2), switches_from="scontrol")
+    text = page(known, judged(16, slow(3), LEAVES), None)
+    assert "\nswitches  4, under 2, as scontrol reports\n" in text
+    assert "\nswitches  one for all these nodes, as scontrol reports\n" in page(
+        replace(known, switches=()), judged(16, slow(3), LEAVES), None
+    )
+    assert "\nswitches  " not in page(SIM, judged(16, slow(3), LEAVES), None)

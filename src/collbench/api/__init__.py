@@ -329,6 +329,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     size: int | str = "512M",
     budget: float = 60.0,
     one_way: bool = False,
+    switches: str | os.PathLike[str] | None = None,
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     output: str | os.PathLike[str] | None = None,
@@ -336,8 +337,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
 
     Call it in every process of a launch, one for each GPU: rank 0 gets the answer, the others None. Or name a cluster
-    to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. The run is saved as `output`, else as
-    a new file. Raises Error.
+    to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a file that says which
+    switches the nodes are under, or "slurm". The run is saved as `output`, else as a new file. Raises Error.
     """
     from collbench.api import surveying, values
     from collbench.api.measuring import serve
@@ -352,6 +353,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         size_bytes=values.size(size),
         budget_seconds=values.number("budget", budget),
         one_way=values.flag("one_way", one_way),
+        switches=None if switches is None else os.fspath(values.path(switches)),
     )
     chosen = None if seed is None else values.whole("seed", seed)
     cluster = None if fabric_cluster is None else os.fspath(values.path(fabric_cluster))

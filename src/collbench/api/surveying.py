@@ -17,6 +17,7 @@ from collbench.backends.factory import Opened
 from collbench.bench.plan import Request, settings_of
 from collbench.bench.run_writer import RunWriter
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
+from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
 from collbench.model.errors import ExitStatus, Interrupted, RunFileError, UsageError
 from collbench.model.operations import Operation, Work
@@ -25,7 +26,7 @@ from collbench.model.units import parse_size
 from collbench.runfile import run_file
 
 if TYPE_CHECKING:
-    from collbench.analysis.nodes import Judgement, NodeChoice
+    from collbench.analysis.nodes import Judgement, NodeChoice, Switches
     from collbench.bench.nodes import NodePairs, Phase, Surveyed
     from collbench.output.text.nodes import Origin, Truth
     from collbench.sim.cluster import Cluster
@@ -40,6 +41,7 @@ class NodesRequest:
     """What is asked of a cluster: its best `count` nodes and the best `gpus` GPUs of each; None for neither.
 
     Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself. No round starts after `budget_seconds`.
+    `switches` is a file that says which switch each node is under, or "slurm"; None where that is not known.
     """
 
     count: int | None = None
@@ -47,6 +49,7 @@ class NodesRequest:
     size_bytes: int = parse_size(DEFAULT_SIZE)
     budget_seconds: float = DEFAULT_BUDGET
     one_way: bool = False
+    switches: str | None = None
 
     def check(self, nodes: int, gpus: int, there: str) -> None:
         """Raise UsageError for more nodes, or GPUs of each, than there are; `there` ends a sentence on the nodes."""
@@ -100,6 +103,8 @@ def survey_simulated(asked: NodesRequest, cluster_name: str | None, seed: int | 
     from collbench.output.text.nodes import Origin, Truth
     from collbench.sim.cluster import allreduce_busbw, best_bound
 
+    if asked.switches is not None:
+        raise UsageError("--switches is for real nodes: a simulated cluster's file says whether its own are reported")
     cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
@@ -182,11 +187,11 @@ def _survey(asked: NodesRequest, opened: Opened, run: Run, writer: RunWriter, no
     from collbench.output.text.nodes import Origin, lost
 
     try:
-        pairs, done = _measured(asked, opened, run, notices)
+        pairs, done, known = _measured(asked, opened, run, notices)
     finally:
         if run.measurements:
             writer.end()
-    choice = choose_nodes(done.judgement, asked.count) if asked.count else None
+    choice = choose_nodes(done.judgement, asked.count, known) if asked.count else None
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
     origin = Origin(
         backend=run.backend,
@@ -199,19 +204,24 @@ def _survey(asked: NodesRequest, opened: Opened, run: Run, writer: RunWriter, no
         gpus=_gpus(run, [pairs.ranks[node] for node in choice.members], asked.gpus) if choice and asked.gpus else (),
         lost=lost(run),
         failed=headline(run),
+        switches=tuple(len(level.names) for level in known),
+        switches_from=asked.switches or "",
     )
     return NodeSurvey(
         origin, done.judgement, choice, path=writer.path, failure=writer.failure, failed=outcome(run).status
     )
 
 
-def _measured(asked: NodesRequest, opened: Opened, run: Run, notices: Notices) -> tuple[NodePairs, Surveyed]:
+def _measured(
+    asked: NodesRequest, opened: Opened, run: Run, notices: Notices
+) -> tuple[NodePairs, Surveyed, tuple[Switches, ...]]:
     """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
-    from collbench.bench.nodes import NodePairs, survey_nodes
+    from collbench.bench.nodes import NodePairs, reported_switches, survey_nodes
 
     begin = time.monotonic()
     pairs = NodePairs(opened.backend, run, asked.size_bytes)
     asked.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
+    known = reported_switches(read_switches(asked.switches), pairs.names) if asked.switches is not None else ()
     try:
         with notices.progress("measuring nodes") as progress:
 
@@ -220,13 +230,13 @@ def _measured(asked: NodesRequest, opened: Opened, run: Run, notices: Notices) -
                 return time.monotonic() - begin < asked.budget_seconds
 
             seed = run.settings.seed
-            done = survey_nodes(len(pairs.names), (), pairs.measure, more, seed, one_way=asked.one_way)
+            done = survey_nodes(len(pairs.names), known, pairs.measure, more, seed, one_way=asked.one_way)
         if asked.gpus:
             pairs.measure_inside()
         run.complete = True
     finally:
         run.seconds = round(time.monotonic() - begin, 3)
-    return pairs, done
+    return pairs, done, known
 
 
 def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], wanted: int) -> tuple[tuple[int, ...], ...]:

@@ -13,6 +13,7 @@ import numpy as np
 from collbench.analysis.nodes import Judgement, Observation, Switches, judge
 from collbench.backends.protocol import Backend, Step, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
+from collbench.machine.switches import NodeSwitches, levels
 from collbench.model.errors import BackendError, StepFailed, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
@@ -334,13 +335,18 @@ def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, see
     return Surveyed(done.rounds, done.seen, done.judgement, start + len(done.rounds) * each)
 
 
+def reported_switches(reported: NodeSwitches, names: Sequence[str]) -> tuple[Switches, ...]:
+    """Return the levels of switches above these nodes as somebody reported them, leaves first. Raises UsageError."""
+    return tuple(Switches(tuple(level), tuple(level.values())) for level in levels(reported, names))
+
+
 def switches(cluster: Cluster) -> tuple[Switches, ...]:
     """Return the levels of switches that a simulated cluster tells, leaves first."""
     levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.reported else ()
-    levels = []
+    known = []
     for kind, places in levels_of:
         found = sorted(set(places))
         if len(found) > 1:  # one switch for all tells nothing
             members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in found)
-            levels.append(Switches(tuple(f"{kind}{place}" for place in found), members))
-    return tuple(levels)
+            known.append(Switches(tuple(f"{kind}{place}" for place in found), members))
+    return tuple(known)

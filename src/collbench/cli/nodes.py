@@ -41,6 +41,11 @@ _own_options = options.apply(
         "--one-way", is_flag=True, help="Measure each direction by itself, to find cables that are bad in one."
     ),
     click.option(
+        "--switches",
+        metavar="FILE",
+        help="What switch each node is under: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
+    ),
+    click.option(
         "--size",
         "size_bytes",
         metavar="SIZE",
@@ -76,6 +81,7 @@ def nodes(  # noqa: PLR0913 - options
     shape: str | None,
     fabric_cluster: str | None,
     one_way: bool,
+    switches: str | None,
     size_bytes: int,
     budget: float,
     as_json: bool,
@@ -94,9 +100,11 @@ def nodes(  # noqa: PLR0913 - options
     Examples:
       collbench nodes --plan 128x8
       collbench nodes --backend sim --fabric-cluster tree-128-faulty --select 64
-      srun --ntasks-per-node 8 python -m collbench nodes --select 64
+      srun --ntasks-per-node 8 python -m collbench nodes --select 64 --switches slurm
     """
-    asked = NodesRequest(count=count, gpus=gpus, size_bytes=size_bytes, budget_seconds=budget, one_way=one_way)
+    asked = NodesRequest(
+        count=count, gpus=gpus, size_bytes=size_bytes, budget_seconds=budget, one_way=one_way, switches=switches
+    )
     if shape is not None:
         _show_plan(shape, size_bytes)
         return

@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collbench.model.errors import UsageError
+from collbench.model.node_names import expanded
 
 # Slurm's compressed words for nodes and tasks: "node[01-03,7]" and "2(x3),1". Pure.
 
 
-# A prefix, and perhaps a bracket whose first number (or range) is what we need; a suffix may follow the bracket.
-_FIRST = re.compile(r"(?P<prefix>[^\[\],\s]+)(?:\[(?P<number>\d+)[-\d,]*\](?P<suffix>[^\[\],\s]*))?(?:,|$)")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def first_host(nodes: str) -> str:
     """Return the first host of a node list: "node01" of "node[01-03,7],login". Raises UsageError."""
-    found = _FIRST.match(nodes.strip())
-    if found is None:
-        raise UsageError(f"Slurm's node list '{nodes}' cannot be read: set MASTER_ADDR to the host of rank 0")
-    return found["prefix"] + (found["number"] or "") + (found["suffix"] or "")
+    try:
+        return expanded(nodes)[0]
+    except UsageError as error:
+        raise UsageError(f"{error}; or set MASTER_ADDR to the host of rank 0") from error
 
 
 def tasks_on_node(tasks: str, node: int) -> int | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -13,8 +11,9 @@ from rich.text import Text
 from collbench.analysis.nodes import Judgement, NodeChoice, State, Uplink, described
 from collbench.analysis.stats import DELTA
 from collbench.model.capabilities import capabilities
+from collbench.model.node_names import compressed
 from collbench.model.run import Run
-from collbench.model.units import fixed, format_size, span
+from collbench.model.units import fixed, format_size
 from collbench.output import sentences
 from collbench.output.text.layout import WIDE, named, table
 from collbench.runfile.codec import plain
@@ -52,7 +51,6 @@ def plan_page(
 
 _MORE = "a longer --budget measures more; two nodes alone can never be distinguished"
 _FEW_FINDINGS = 12  # lines on the short page
-_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,8 @@ class Origin:
     """Where the figures come from. `names` are the nodes', `rounds` the kind of each round that was measured.
 
     `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's;
-    `failed` is the headline of a run with failures.
+    `failed` is the headline of a run with failures. `switches` are how many each reported level has, leaves first, by
+    what `switches_from` names.
     """
 
     backend: str
@@ -73,6 +72,8 @@ class Origin:
     gpus: tuple[tuple[int, ...], ...] = ()
     lost: tuple[str, ...] = ()
     failed: str = ""
+    switches: tuple[int, ...] = ()
+    switches_from: str = ""
 
     @property
     def mark(self) -> str:
@@ -113,6 +114,7 @@ def page(
     lines += [
         f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
         f"nodes     {origin.where}",
+        *_switches(origin),
         *_rounds(origin),
     ]
     if truth is not None:
@@ -136,23 +138,6 @@ def as_plain(
     }
 
 
-def compressed(names: Sequence[str]) -> str:
-    """Return names as Slurm lists them, in their order: "node[0-16,18],login"."""
-    parts = [_NUMBERED.fullmatch(name) for name in names]
-    split = [(part[1], int(part[2])) if part else (name, -1) for name, part in zip(names, parts, strict=True)]
-    spelled: list[str] = []
-    for (prefix, whole), group in groupby(split, key=lambda name: (name[0], name[1] < 0)):
-        numbers = [number for _, number in group]
-        if whole:
-            spelled += [prefix] * len(numbers)
-            continue
-        # Numbers that follow each other are as far from their places in the list.
-        runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])]
-        inside = ",".join(span(str(run[0]), str(run[-1]), "-") for run in runs)
-        spelled.append(f"{prefix}{inside}" if len(numbers) == 1 else f"{prefix}[{inside}]")
-    return ",".join(spelled)
-
-
 def lost(run: Run) -> tuple[str, ...]:
     """Return a line for each pair of nodes that failed: the hosts, and why."""
     lines = []
@@ -161,6 +146,13 @@ def lost(run: Run) -> tuple[str, ...]:
             hosts = dict.fromkeys(run.devices[rank].host for rank in found.point.members)
             lines.append(f"{' and '.join(hosts)}: {sentences.failure(found.failure, run.devices)}")
     return tuple(lines)
+
+
+def _switches(origin: Origin) -> Iterator[str]:
+    if not origin.switches_from:
+        return
+    counts = ", under ".join(f"{count:,}" for count in origin.switches)
+    yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
 
 
 def _rounds(origin: Origin) -> Iterator[str]:
