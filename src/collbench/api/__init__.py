@@ -114,8 +114,9 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds,
     `latency` a number of single launches; all mean what the options of their names mean. `registration` ("none",
     "buffer", "window", "all") and `nccl_config`, fields of ncclConfig_t, are for collectives and pairs, `skew`
-    ("uniform", "zipf:1.2" or a matrix file) for alltoallv. A worker process uses the GPUs: this one starts no CUDA. The run is saved as `output`, else as a new file that `runs` lists,
-    unless `save` is False. Raises Error; what failed on the way is in the run (docs/run-file.md).
+    ("uniform", "zipf:1.2" or a matrix file) for alltoallv. A worker process uses the GPUs: this one starts no CUDA. The
+    run is saved as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on
+    the way is in the run (docs/run-file.md).
     """
     from collbench.api import requests, values
     from collbench.api.checking import confirmed
@@ -236,6 +237,9 @@ def rank(
         work = Work(Operation(operation), Variant(variant), numa_node, Registration(registration))
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
+    if work.operation.irregular:  # a run has one skew, which no word here names
+        held = (found.point.work for found in run.measured(work.variant) if found.point.operation is work.operation)
+        work = next((one for one in held if one.registration is work.registration), work)
     points = [found.point for found in run.measured(work.variant) if found.point.work == work]
     # A communicator of more is no link, and neither are all devices at once.
     sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}

@@ -360,7 +360,7 @@ _skew = click.option(
     default="uniform",
     show_default=True,
     callback=options.parsed(parse_skew),
-    help="Blocks' sizes: uniform, zipf:1.2, or nccl-tests' matrix file.",
+    help="Blocks: zipf:1.2, or FILE.",
 )
 nccl_config = click.option(
     "--nccl-config",
@@ -373,7 +373,7 @@ nccl_config = click.option(
 def _size_of(row: Collective) -> str:
     """Return what a size counts."""
     if row.irregular:
-        return "of the busiest rank, the more of sent and received"
+        return "of the busiest rank"
     return "of all ranks' blocks together" if row.shares else "of one rank's buffer"
 
 

@@ -309,8 +309,8 @@ class Operation(StrEnum):
         "alltoallv",
         Collective(
             title="all-to-all-v",
-            does="each rank sends a block of its own size to every rank, as layers of experts do",
-            summary="every rank sends blocks of other sizes",
+            does="each rank sends blocks of other sizes",
+            summary="blocks have sizes of their own (--skew)",
             example="--skew zipf:1.2",
             nccl="AlltoAllv",
             tuned=False,
@@ -550,7 +550,7 @@ class Work:
         return members[:1] if self.variant.at_once else tuple(sorted(members))
 
     def __str__(self) -> str:
-        """Return what tables call it: "ce-write", "h2d-ce host node 1", "allreduce window", "alltoallv zipf:1.2 seed 7"."""
+        """Return what tables call it: "h2d-ce host node 1", "allreduce in-place", "alltoallv zipf:1.2 seed 7"."""
         where = "" if self.numa_node is None else f" node {self.numa_node}"
         how = "" if self.variant is Variant.PLAIN else f" {self.variant}{where}"
         known = "" if self.registration is Registration.NONE else f" {self.registration}"

@@ -1,4 +1,4 @@
-"""How unevenly the ranks of an all-to-all send: uniformly, by Zipf's law, or by a matrix (docs/method.md 4.8)."""
+"""How unevenly the ranks of an all-to-all send: uniformly, by Zipf's law, or by a matrix (docs/method.md 4.9)."""
 
 from __future__ import annotations
 
