@@ -26,6 +26,7 @@ from pathlib import Path
 from peers.bench import Bench
 from peers.rates import PROGRAMS, collectives, copies, host
 from peers.registration import registration
+from peers.skew import skew
 from peers.table import Table, markdown, text
 from peers.times import growth, repeat, wall
 
@@ -37,8 +38,9 @@ PARTS: dict[str, Callable[[Bench], Table]] = {
     "host": host,
     "collectives": collectives,
     "registration": registration,
+    "skew": skew,
 }
-_NEEDS_NCCL_TESTS = {"collectives", "registration", "repeat", "wall"}
+_NEEDS_NCCL_TESTS = {"collectives", "registration", "skew", "repeat", "wall"}
 _NEEDS_NVBANDWIDTH = {"copies", "host", "wall"}
 _HOW = (
     "Get the sources NVIDIA/nccl-tests and NVIDIA/nvbandwidth (on GitHub) and build them with CUDA's nvcc: in "
@@ -91,6 +93,7 @@ def _check_peers(options: argparse.Namespace) -> None:
     wanted = []
     if _NEEDS_NCCL_TESTS & set(options.part):
         programs = PROGRAMS.values() if "collectives" in options.part else ("all_reduce", "broadcast")
+        programs = (*programs, "alltoallv") if "skew" in options.part else programs
         wanted += [("--nccl-tests", options.nccl_tests, f"{program}_perf") for program in programs]
     if _NEEDS_NVBANDWIDTH & set(options.part):
         wanted.append(("--nvbandwidth", options.nvbandwidth, ""))

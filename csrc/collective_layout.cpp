@@ -44,6 +44,39 @@ bool has_blocks(Collective operation) {
   }
 }
 
+// Segments lie in the order of ranks, without gaps, in what is sent and in what is received.
+Layout irregular_layout(const CollectiveRound& round, std::size_t me, std::size_t all) {
+  Layout layout{0, 0, 0, 0, {0, 1, 0, 0}, std::vector<PeerBlocks>(all)};
+  std::uint64_t received = 0;
+  for (std::size_t peer = 0; peer < all; ++peer) {
+    std::uint64_t before = 0;
+    for (std::size_t other = 0; other < me; ++other) before += round.blocks[peer * all + other];
+    const std::uint64_t out = round.blocks[me * all + peer], in = round.blocks[peer * all + me];
+    layout.peers[peer] = {out, layout.sent, in, received, before};
+    layout.sent += out;
+    received += in;
+  }
+  layout.expected.count = round.in_place ? 0 : received;
+  return layout;
+}
+
+void check_blocks(const CollectiveRound& round, std::size_t ranks) {
+  if (round.blocks.size() != ranks * ranks)
+    throw std::invalid_argument(std::to_string(round.blocks.size()) + " blocks are not those of " +
+                                std::to_string(ranks) + " ranks");
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    std::uint64_t sent = 0, received = 0;
+    for (std::size_t peer = 0; peer < ranks; ++peer) {
+      const std::uint64_t out = round.blocks[rank * ranks + peer], in = round.blocks[peer * ranks + rank];
+      if (out > round.count - sent || in > round.count - received)
+        throw std::invalid_argument("rank " + std::to_string(rank) + " sends or receives more than " +
+                                    std::to_string(round.count) + " elements");
+      sent += out;
+      received += in;
+    }
+  }
+}
+
 }  // namespace
 
 std::size_t bytes_of(Dtype dtype) {
@@ -95,6 +128,8 @@ Layout layout_of(const CollectiveRound& round, int rank, int ranks) {
       return {block, whole, 0, inside, {block, block, mine, 0}};
     case Collective::alltoall:
       return {block, whole, 0, 0, {unchecked_in_place, block, mine, kEachBlock}};
+    case Collective::alltoallv:
+      return irregular_layout(round, me, all);
     case Collective::sendrecv:
       return {whole, whole, 0, 0, {unchecked_in_place, whole, 0, (me + all - 1) % all}};
     case Collective::gather:
@@ -103,6 +138,14 @@ Layout layout_of(const CollectiveRound& round, int rank, int ranks) {
       return {block, whole, 0, inside, {block, block, mine, root}};
   }
   throw std::logic_error("a collective without a layout");
+}
+
+// In floating point: whole products of two counts overflow. Rounding down, no sum exceeds `count`.
+std::vector<std::uint64_t> scaled_blocks(const CollectiveRound& round, std::uint64_t count) {
+  std::vector<std::uint64_t> blocks = round.blocks;
+  const double share = static_cast<double>(count) / static_cast<double>(round.count);
+  for (std::uint64_t& block : blocks) block = static_cast<std::uint64_t>(static_cast<double>(block) * share);
+  return blocks;
 }
 
 std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks) {
@@ -130,6 +173,7 @@ void check(const CollectiveRound& round) {
     for (const int rank : group)
       if (!seen.insert(rank).second)
         throw std::invalid_argument("groups of a round share rank " + std::to_string(rank) + ": time them in turn");
+    if (round.operation == Collective::alltoallv) check_blocks(round, group.size());
     if (has_blocks(round.operation) && round.count % group.size() != 0)
       throw std::invalid_argument("a message of " + std::to_string(round.count) + " elements does not split into " +
                                   std::to_string(group.size()) + " equal blocks");

@@ -10,7 +10,18 @@ namespace collbench {
 // Ranks of the world, in the group's own rank order.
 using Group = std::vector<int>;
 
-enum class Collective { allreduce, broadcast, reduce, allgather, reducescatter, alltoall, sendrecv, gather, scatter };
+enum class Collective {
+  allreduce,
+  broadcast,
+  reduce,
+  allgather,
+  reducescatter,
+  alltoall,
+  alltoallv,
+  sendrecv,
+  gather,
+  scatter
+};
 // Names are torch's; values those of ncclDataType_t [nccl.h 2.24].
 enum class Dtype {
   int8,
@@ -59,6 +70,9 @@ struct CollectiveRound {
   int single_launches;    // plain launches that are timed one by one, 0 for none
   Hold hold;              // of these, in tests
   Registration registration;
+  // Of an all-to-all-v, elements from each rank of a group to each, by source, then destination: the same in all
+  // groups. Nobody sends or receives more than `count` in all. Empty for all else.
+  std::vector<std::uint64_t> blocks;
   std::size_t bytes() const { return count * bytes_of(dtype); }
 };
 
@@ -72,6 +86,13 @@ struct Expected {
 };
 constexpr std::uint32_t kEachBlock = 0xffffffff;  // kernels.cu: the sender is i / block
 
+// What a rank of an all-to-all-v sends to a peer and receives from it, in elements, each where it lies in the message.
+struct PeerBlocks {
+  std::uint64_t sent, send_at;
+  std::uint64_t received, receive_at;
+  std::uint64_t offset;  // what is received begins at this index of what the peer contributed
+};
+
 // One rank's call, in elements; `send_at` and `receive_at` count from the start of the message.
 struct Layout {
   std::uint64_t count;  // what NCCL is given
@@ -79,11 +100,14 @@ struct Layout {
   std::uint64_t send_at;
   std::uint64_t receive_at;
   Expected expected;
+  std::vector<PeerBlocks> peers = {};  // of an all-to-all-v, by rank; `count` and `block` then say nothing
 };
 
 // The round's reduction, or `copied` where its operation reduces nothing.
 Reduction reduction_of(const CollectiveRound& round);
 Layout layout_of(const CollectiveRound& round, int rank, int ranks);
+// The same all-to-all-v with so many elements of the busiest rank, each block cut to scale.
+std::vector<std::uint64_t> scaled_blocks(const CollectiveRound& round, std::uint64_t count);
 // Elements that the rank receives, also where nobody could say what they should be.
 std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks);
 // How far a floating average over `ranks` ranks may miss; 0 for all that is exact.

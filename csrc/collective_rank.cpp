@@ -1,5 +1,7 @@
 #include "collective_rank.hpp"
 
+#include <algorithm>
+
 namespace collbench {
 namespace {
 
@@ -21,6 +23,7 @@ CUdeviceptr receive_address(const CollectiveRound& round, const LocalRank& local
 // What NCCL's functions take, ready.
 struct Call {
   const Nccl& nccl;
+  const std::vector<PeerBlocks>& peers;
   const void* send;
   void* receive;
   std::size_t count;
@@ -75,6 +78,21 @@ ncclResult_t scatter(const Call& call) {
   return calls.end();
 }
 
+// A pair with nothing to say makes no call, on neither side.
+ncclResult_t all_to_all_v(const Call& call, std::size_t width) {
+  NcclGroup calls(call.nccl);
+  for (int peer = 0; peer < call.ranks; ++peer) {
+    const PeerBlocks& blocks = call.peers[static_cast<std::size_t>(peer)];
+    const void* from = static_cast<const char*>(call.send) + blocks.send_at * width;
+    void* to = static_cast<char*>(call.receive) + blocks.receive_at * width;
+    if (blocks.sent > 0)
+      NCCL_CHECK(call.nccl, ncclSend, from, blocks.sent, call.dtype, peer, call.communicator, call.stream);
+    if (blocks.received > 0)
+      NCCL_CHECK(call.nccl, ncclRecv, to, blocks.received, call.dtype, peer, call.communicator, call.stream);
+  }
+  return calls.end();
+}
+
 // A ring: everybody sends to the next rank and receives from the one before.
 ncclResult_t send_and_receive(const Call& call) {
   NcclGroup calls(call.nccl);
@@ -100,6 +118,8 @@ ncclResult_t dispatch(const Call& c, Collective operation, int reduction) {
                         c.stream);
     case Collective::alltoall:
       return all_to_all(c);
+    case Collective::alltoallv:
+      return all_to_all_v(c, bytes_of(static_cast<Dtype>(c.dtype)));
     case Collective::sendrecv:
       return send_and_receive(c);
     case Collective::gather:
@@ -108,6 +128,22 @@ ncclResult_t dispatch(const Call& c, Collective operation, int reduction) {
       return scatter(c);
   }
   return kNcclSuccess;
+}
+
+// Queues one launch of the check: of elements that all come from where `expected` says.
+void queue_check(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, Elements checked, Expected expected,
+                 Report* report) {
+  const Gpu& gpu = gpus[local.communicator.position];
+  std::uint64_t stride = local.captured->slots.stride, seed = seed_of(round);
+  CUdeviceptr received = receive_address(round, local, local.captured->slots.base + checked.slot * stride);
+  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
+       ranks = static_cast<std::uint32_t>(local.communicator.ranks);
+  double tolerance = tolerance_of(round, local.communicator.ranks);
+  void* arguments[] = {&received, &stride,    &checked.first,   &checked.count, &expected.block, &expected.offset,
+                       &dtype,    &reduction, &expected.sender, &ranks,         &seed,           &tolerance,
+                       &report};
+  Gpus::launch(gpu, gpu.stream(), Kernel::verify_elements, Gpus::grid(gpu, Kernel::verify_elements, checked.count),
+               checked.slots, arguments);
 }
 
 }  // namespace
@@ -122,6 +158,7 @@ void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round
                       std::uint64_t offset) {
   const Gpu& gpu = gpus[local.communicator.position];
   const Call call{nccl,
+                  local.layout.peers,
                   reinterpret_cast<const void*>(send_address(round, local, offset)),
                   reinterpret_cast<void*>(receive_address(round, local, offset)),
                   local.layout.count,
@@ -166,19 +203,22 @@ void queue_poison(Gpus& gpus, const CollectiveRound& round, const LocalRank& loc
 
 void queue_verify(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, const Elements& elements) {
   Gpu& gpu = gpus[local.communicator.position];
-  Expected expected = local.layout.expected;
-  Elements checked = elements;
-  std::uint64_t stride = local.captured->slots.stride, seed = seed_of(round);
-  CUdeviceptr received = receive_address(round, local, local.captured->slots.base + checked.slot * stride);
-  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
-       ranks = static_cast<std::uint32_t>(local.communicator.ranks);
-  double tolerance = tolerance_of(round, local.communicator.ranks);
   Report* report = gpu.own().clear_report();
-  void* arguments[] = {&received, &stride,    &checked.first,   &checked.count, &expected.block, &expected.offset,
-                       &dtype,    &reduction, &expected.sender, &ranks,         &seed,           &tolerance,
-                       &report};
-  Gpus::launch(gpu, gpu.stream(), Kernel::verify_elements, Gpus::grid(gpu, Kernel::verify_elements, checked.count),
-               checked.slots, arguments);
+  if (local.layout.peers.empty()) {
+    queue_check(gpus, round, local, elements, local.layout.expected, report);
+    return;
+  }
+  // Each peer's elements are a check of their own. Element i of the message is the peer's `offset + i - receive_at`:
+  // that wraps around, as unsigned numbers do.
+  const std::uint64_t end = elements.first + elements.count;
+  for (std::size_t peer = 0; peer < local.layout.peers.size(); ++peer) {
+    const PeerBlocks& blocks = local.layout.peers[peer];
+    const std::uint64_t first = std::max(elements.first, blocks.receive_at),
+                        last = std::min(end, blocks.receive_at + blocks.received);
+    if (first >= last) continue;
+    const Expected expected{blocks.received, last, blocks.offset - blocks.receive_at, static_cast<std::uint32_t>(peer)};
+    queue_check(gpus, round, local, {first, last - first, elements.slot, elements.slots}, expected, report);
+  }
 }
 
 }  // namespace collbench

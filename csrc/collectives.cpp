@@ -120,11 +120,13 @@ void Collectives::register_memory(const CollectiveRound& round) {
 // connect. A capture that fails leaves nothing behind.
 void Collectives::capture(const CollectiveRound& round, Ranks& ranks) {
   const auto key = [&](std::size_t group) -> GraphKey {
-    return {round.groups[group],
-            {static_cast<std::uint64_t>(round.operation), static_cast<std::uint64_t>(round.dtype),
-             static_cast<std::uint64_t>(reduction_of(round)), static_cast<std::uint64_t>(round.root), round.count,
-             static_cast<std::uint64_t>(round.in_place), static_cast<std::uint64_t>(round.iterations),
-             static_cast<std::uint64_t>(round.registration)}};
+    GraphKey made{round.groups[group],
+                  {static_cast<std::uint64_t>(round.operation), static_cast<std::uint64_t>(round.dtype),
+                   static_cast<std::uint64_t>(reduction_of(round)), static_cast<std::uint64_t>(round.root), round.count,
+                   static_cast<std::uint64_t>(round.in_place), static_cast<std::uint64_t>(round.iterations),
+                   static_cast<std::uint64_t>(round.registration)}};
+    made.second.insert(made.second.end(), round.blocks.begin(), round.blocks.end());
+    return made;
   };
   std::map<GraphKey, CapturedGroup> made;
   Ranks missing;
@@ -174,6 +176,7 @@ void Collectives::wake(const CollectiveRound& round, const Ranks& ranks) {
     CollectiveRound small = round;
     const auto all = static_cast<std::uint64_t>(rank.communicator.ranks);  // some share the message out
     if (round.bytes() > kLinkWakingBytes) small.count = kLinkWakingBytes / bytes_of(round.dtype) / all * all;
+    small.blocks = scaled_blocks(round, small.count);
     rank.layout = layout_of(small, rank.communicator.rank, rank.communicator.ranks);
     for (int call = 0; call < kWakingCalls; ++call)
       queue_collective(gpus_, nccl_, small, rank, rank.captured->slots.base);
@@ -219,8 +222,11 @@ std::vector<double> Collectives::time_batch(const CollectiveRound& round, const 
     CUDA_CHECK(cuEventRecord, own.start.get(), gpu.stream());
     CUDA_CHECK(cuGraphLaunch, graph.get(), gpu.stream());
     CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
-    if (checked) queue_verify(gpus_, round, rank, all_elements(rank, slots));
+    // A check for each peer may be more than a stream takes while it is blocked: those wait until it is not.
+    const bool later = !rank.layout.peers.empty();
+    if (checked && !later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
     queued.arrive([&] { blocking.unblock(); });
+    if (checked && later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
     threads_.wait(gpu, round.deadline, check_of(rank));
     seconds[i] = elapsed_seconds(own.start, own.end) / round.iterations;
     if (checked) reports[i] = own.report();

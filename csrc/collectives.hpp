@@ -60,8 +60,8 @@ class Collectives {
 
  private:
   using Ranks = std::vector<LocalRank>;
-  // All that shapes a graph: the group, then operation, dtype, reduction, root, count, in_place, iterations and
-  // registration.
+  // All that shapes a graph: the group, then operation, dtype, reduction, root, count, in_place, iterations,
+  // registration and blocks.
   using GraphKey = std::pair<Group, std::vector<std::uint64_t>>;
 
   CollectiveTimes time_all(const CollectiveRound& round);

@@ -53,7 +53,13 @@ class Bench:
         return tuple(dict.fromkeys(((0, 1), self.everything)))
 
     def run_nccl_tests(
-        self, name: str, program: str, members: Members, *sizes: str, flags: Sequence[str] = _FLAGS
+        self,
+        name: str,
+        program: str,
+        members: Members,
+        *sizes: str,
+        flags: Sequence[str] = _FLAGS,
+        variables: Mapping[str, str] | None = None,
     ) -> dict[int, float] | None:
         """Return nccl-tests' out-of-place seconds by size, None (and a failure noted) without."""
         command = [str(self.nccl_tests / f"{program}_perf"), "-t", str(len(members)), *flags, *sizes]
@@ -62,7 +68,7 @@ class Bench:
             self.nccl["nccl-tests"] = outputs.nccl_version(text)
             return outputs.nccl_tests(text)
 
-        return self._read(name, command, self._visible(members), reader)
+        return self._read(name, command, self._visible(members) | dict(variables or {}), reader)
 
     def run_nvbandwidth(
         self, name: str, cases: Sequence[str], mebibytes: int, members: Members, *flags: str

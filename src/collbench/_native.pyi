@@ -118,6 +118,7 @@ class CollectiveRound:
         hold_rank: int = -1,
         hold_nanoseconds: int = 0,
         registration: Registration = ...,
+        blocks: list[int] = ...,
     ) -> None: ...
 
 class Coverage:

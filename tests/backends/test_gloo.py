@@ -21,6 +21,7 @@ from collbench.backends.host import GlooWorld
 from collbench.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant
+from collbench.model.skew import Skew, SkewKind
 
 torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
 
@@ -72,7 +73,7 @@ def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtyp
 
 
 NEW = [operation for operation in COLLECTIVES if operation not in (ALLREDUCE, BROADCAST)]
-TWO_BUFFERS = (Operation.ALLTOALL, Operation.SENDRECV)
+TWO_BUFFERS = (Operation.ALLTOALL, Operation.ALLTOALLV, Operation.SENDRECV)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -85,6 +86,14 @@ def test_the_other_collectives_are_exact_in_place_and_out_of_place(
         for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
             one = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
             assert len(world.time_collective(one).seconds[0]) == 2
+
+
+@pytest.mark.parametrize("group", [(0, 1, 2), (2, 0, 1)])
+def test_blocks_of_their_own_sizes_are_exact_and_may_be_empty(world: GlooWorld, group: tuple[int, ...]) -> None:
+    skew = Skew(SkewKind.MATRIX, matrix=((0, 1600, 48), (16, 0, 0), (0, 32, 160)))
+    one = step(Operation.ALLTOALLV, (group,), skew.own_bytes or 0, skew=skew, dtype="float64")
+    assert one.blocks == skew.matrix
+    assert len(world.time_collective(one).seconds[0]) == 2
 
 
 @pytest.mark.parametrize("operation", NEW)
@@ -210,6 +219,7 @@ def task(operation: Operation, dtype: str, redop: str, count: int) -> Task:
     return Task(
         operation=operation.value, groups=((0, 1, 2),), count=count, iterations=1, batches=1, warmup=0,
         dtype=dtype, redop=redop, root=1, in_place=False, verify=True,
+        blocks=((count // 3,) * 3,) * 3 if operation.irregular else (),
     )  # fmt: skip
 
 
@@ -267,6 +277,7 @@ PICTURES = {
     Operation.ALLGATHER: (("a", "b", "c"), ("a b c",) * 3),
     Operation.REDUCESCATTER: (("abc", "def", "ghi"), ("a+d+g", "b+e+h", "c+f+i")),
     Operation.ALLTOALL: (("abc", "def", "ghi"), ("a d g", "b e h", "c f i")),
+    Operation.ALLTOALLV: (("abc", "def", "ghi"), ("a d g", "b e h", "c f i")),
     Operation.SENDRECV: (("abc", "def", "ghi"), ("g h i", "a b c", "d e f")),
     Operation.GATHER: (("a", "b", "c"), (None, "a b c", None)),
     Operation.SCATTER: ((None, "abc", None), ("a", "b", "c")),

@@ -16,7 +16,18 @@ from collbench.launch.arguments import FLAGS, OWN_FLAGS, OWN_VALUES, VALUES
 from tests.cli.program import Program, collbench
 
 COLLECTIVES = [
-    *("allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "sendrecv", "gather", "scatter"),
+    *(
+        "allreduce",
+        "broadcast",
+        "reduce",
+        "allgather",
+        "reducescatter",
+        "alltoall",
+        "alltoallv",
+        "sendrecv",
+        "gather",
+        "scatter",
+    ),
 ]
 # In the order of a first session.
 COMMANDS = [

@@ -35,6 +35,7 @@ SHUFFLE = {
     "reduces": "False",
     "rooted": "False",
     "shares": "True",
+    "irregular": "False",
     "sends": "Buffer.WHOLE",
     "receives": "Buffer.WHOLE",
     "in_place": "InPlace.DEFINED",

@@ -58,13 +58,19 @@ def chase(gpus, links, **changes):
     return gpus.time_chase(native.ChaseRound(links=links, **(plan | changes)))
 def session(gpus, **options):
     return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]), options=options)
-OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall sendrecv gather scatter".split()
+OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall alltoallv sendrecv gather scatter".split()
 # Dtypes and reductions by NCCL's numbers.
+# Of an all-to-all-v: none, half and all of an even share, differently to every rank.
+def blocks_of(ranks, count):
+    return [count // ranks * ((1 + source + 2 * destination) % 3) // 2
+            for source in range(ranks) for destination in range(ranks)]
 def collect(session, groups, operation="allreduce", dtype=7, reduction=0, registration="none", **changes):
     plan = dict(root=0, count=256, in_place=False, verify=True, iterations=4, batches=1, warmup=0, launch_iterations=0,
                 launch_warmup=0, deadline=30.0)
     names = dict(operation=getattr(native.Collective, operation), dtype=native.Dtype(dtype))
     names["reduction"] = native.Reduction(reduction)
+    if operation == "alltoallv":
+        plan["blocks"] = blocks_of(len(groups[0]), changes.get("count", 256))
     names["registration"] = native.Registration.__members__[registration]
     return session.time(native.CollectiveRound(groups=groups, **names, **(plan | changes)))
 def collective(*arguments, **changes):

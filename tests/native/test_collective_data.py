@@ -53,6 +53,64 @@ def test_every_operation_arrives_in_every_type_from_every_root(
     assert checks == (0 if unchecked else blocks * (trials if only_the_root else ranks))
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
+def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, tmp_path: Path, in_place: bool) -> None:
+    script = f"""
+        import random
+        held, rng, segments = session(open_gpus()), random.Random(7), 0
+        for group in ([0, 1], [2, 0, 1], [0, 1, 2, 3]):
+            for dtype in range(12):
+                n = len(group)
+                blocks = [[rng.choice((0, 1, 7, 300)) for _ in group] for _ in group]
+                for rank in range(n):
+                    blocks[rank][rank] = blocks[rank][rank] or 2
+                count = max(*map(sum, blocks), *map(sum, zip(*blocks)))
+                segments += sum(block > 0 for row in blocks for block in row)
+                plan = dict(dtype=dtype, count=count, iterations=2, batches=2, in_place={in_place})
+                collective(held, [group], "alltoallv", blocks=[block for row in blocks for block in row], **plan)
+        say(segments=segments)
+    """
+    done = fakes.script(script, tmp_path)
+    assert len(done.lines("launch verify_elements")) == (0 if in_place else 2 * done.said["segments"])
+
+
+# Rank 0 gets 3 elements of its own and 5 of rank 1, which gets 70 of rank 0 alone.
+_UNEVEN = "[[0, 1]], 'alltoallv', count=73, blocks=[3, 70, 5, 0]"
+
+
+@pytest.mark.parametrize(
+    ("case", "corrupt", "rank", "offset"),
+    [
+        ("the first of a rank's own", "5:0:0", 0, 0),
+        ("the last of its own", "5:2:0", 0, 8),
+        ("the first of another's", "5:3:0", 0, 12),
+        ("the last of all", "5:7:0", 0, 28),
+        ("the last of a large block", "5:69:1", 1, 276),
+    ],
+)
+def test_a_wrong_element_of_every_segment_is_named(
+    fakes: Fakes, tmp_path: Path, case: str, corrupt: str, rank: int, offset: int
+) -> None:
+    script = f"say(**failure(collective, session(open_gpus()), {_UNEVEN})); gc.collect()"
+    said = fakes.script(script, tmp_path, corrupt_collective=corrupt).said
+    assert (said["kind"], said["rank"], said["offset"], said["wrong"]) == ("DataError", rank, offset, 1), case
+    assert said["expected"] != said["found"], case
+
+
+@pytest.mark.parametrize(
+    ("case", "blocks"),
+    [
+        ("too few", "[3, 70, 5]"),
+        ("a rank sends more than the message", "[4, 70, 5, 0]"),
+        ("a rank receives more than the message", "[3, 70, 5, 4]"),
+        ("a sum that overflows", "[2**64 - 1, 70, 5, 0]"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(fakes: Fakes, tmp_path: Path, case: str, blocks: str) -> None:
+    script = f"say(**failure(collective, session(open_gpus()), [[0, 1]], 'alltoallv', count=73, blocks={blocks}))"
+    assert fakes.script(script, tmp_path).said["kind"] == "ValueError", case
+
+
 @pytest.mark.parametrize(
     ("operation", "settings", "calls"),
     [

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Flag, FlagKind, Measurement, Path, Run, StopReason
+from collbench.model.skew import Skew, SkewKind
 from tests.builders import gpus, in_words, measured, run_of, throttled
 
 # A quote, a comma, a pipe, a line break, a spreadsheet's formula, HTML, Markdown, a backslash, an accent, edge blanks.
@@ -29,6 +30,8 @@ def hostile_run() -> Run:
     hang = Measurement(
         DataPoint(Operation.SM_READ, (1, 2), 8), [], StopReason.FAILED, failure=in_words('no answer for 30 s, "x" | y')
     )
+    uneven = measured(Operation.ALLTOALLV, (0, 2), 300.0, size=2**20)
+    uneven.point = replace(uneven.point, skew=Skew(SkewKind.MATRIX, matrix=((0, 2**20), (16, 0))))
     found = [
         measured(Operation.CE_WRITE, (0, 1), [390.1, 1 / 3, 401.7]),
         both,
@@ -36,6 +39,7 @@ def hostile_run() -> Run:
         measured(Operation.CHASE, (0, 1), 0.008, size=8),
         reduce,
         measured(Operation.ALLREDUCE, (0, 2), 300.0, trials=2),
+        uneven,
         hang,
     ]
     run = run_of(devices, found, [Path((0, 1), "NV18", theory_gbs=478.125)])

@@ -15,6 +15,7 @@ from collbench.machine.labels import is_nvlink, nvlinks
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, Path, Run, Sample
+from collbench.model.skew import across, leaving
 
 # Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
 
@@ -89,13 +90,15 @@ class Hardware:
         self._on_cores = capabilities(run.backend).cores
         self._switched = {position: self._on_a_switch(position) for position in range(len(run.devices))}
         self._ports = {position: self._reach(position, range(len(run.devices))) for position in range(len(run.devices))}
-        self._limits: dict[tuple[Operation, Variant, tuple[int, ...]], Capacity | None] = {}
+        self._limits: dict[object, Capacity | None] = {}
 
     def of(self, point: DataPoint) -> Capacity | None:
         """Return the most that a data point can reach; None where it is not known, as of CPU cores."""
         if point.variant is Variant.LOCAL and point.size_bytes < _BEYOND_CACHES:
             return None  # messages that a cache holds need not reach the memory
-        alike = (point.operation, point.variant, point.members)  # of any size
+        # Of any size, but where blocks of their own sizes are cut to whole units.
+        uneven = None if point.skew is None else (point.skew, point.size_bytes)
+        alike = (point.operation, point.variant, point.members, uneven)
         if alike not in self._limits:
             self._limits[alike] = self._limit(point)
         return self._limits[alike]
@@ -194,18 +197,25 @@ class Hardware:
         members, row = point.members, point.operation.collective
         ranks, factor, traffic = len(members), row.busbw.of(len(members)), row.traffic
         root = members[self._root] if self._root < ranks else members[0]
+        uneven = point.blocks if point.skew else None
         islands = [island for island in self._islands(members) if 1 < len(island) < ranks]
         borders: dict[tuple[int, ...], float | None] = {}
         for inside in [*((member,) for member in members), *islands]:
             border = self._border(inside, [member for member in members if member not in inside])
-            least = traffic.across(len(inside), ranks, root in inside)
-            yield None if border is None else Capacity(border * factor / least, self._part(inside), inside)
             borders[inside] = border
+            if uneven:
+                least = across(uneven, tuple(map(members.index, inside))) / point.size_bytes
+            else:
+                least = traffic.across(len(inside), ranks, root in inside)
+            if least > 0:  # a rank of which all blocks are its own, or empty, needs no way
+                yield None if border is None else Capacity(border * factor / least, self._part(inside), inside)
         if not (self._in_switch and traffic.in_switch and all(map(self.switched, members))):
             each = [borders[member,] for member in members]
             known = [gbs for gbs in each if gbs is not None]
-            sent = sum(known) * factor / traffic.sent(ranks)
-            yield Capacity(sent, self._part(members), members) if len(known) == ranks else None
+            moved = leaving(uneven) / point.size_bytes if uneven else traffic.sent(ranks)
+            if moved > 0:
+                sent = sum(known) * factor / moved
+                yield Capacity(sent, self._part(members), members) if len(known) == ranks else None
         if traffic.neighbors:
             yield from (self._hop(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True))
 

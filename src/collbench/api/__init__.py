@@ -105,6 +105,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     seed: int | None = None,
     registration: str = "none",
     nccl_config: Mapping[str, int] | None = None,
+    skew: str = "uniform",
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
 ) -> Run:
@@ -112,9 +113,10 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 
     `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds,
     `latency` a number of single launches; all mean what the options of their names mean. `registration` ("none",
-    "buffer", "window", "all") and `nccl_config`, fields of ncclConfig_t, are for collectives and pairs. A worker
-    process uses the GPUs: this one starts no CUDA. The run is saved as `output`, else as a new file that `runs` lists,
-    unless `save` is False. Raises Error; what failed on the way is in the run (docs/run-file.md).
+    "buffer", "window", "all") and `nccl_config`, fields of ncclConfig_t, are for collectives and pairs, `skew`
+    ("uniform", "zipf:1.2" or a matrix file) for alltoallv. A worker process uses the GPUs: this one starts no CUDA. The
+    run is saved as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on
+    the way is in the run (docs/run-file.md).
     """
     from collbench.api import requests, values
     from collbench.api.checking import confirmed
@@ -122,7 +124,8 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.model.capabilities import BACKENDS
     from collbench.model.dtypes import REDOPS, parse_dtype
     from collbench.model.nccl_options import checked_config
-    from collbench.model.operations import COLLECTIVES, Registration
+    from collbench.model.operations import COLLECTIVES, Operation, Registration
+    from collbench.model.skew_option import parse_skew
     from collbench.model.units import parse_sizes
     from collbench.runfile import run_file, saved_runs
 
@@ -139,6 +142,9 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     values.word("registration", registration, (*Registration, requests.EVERY_REGISTRATION))
     if command not in ("pairs", *COLLECTIVES) and (registration != "none" or config):
         raise UsageError(f"{command} has memory and communicators of its own: leave out registration and nccl_config")
+    uneven = parse_skew(values.word("skew", skew))
+    if uneven is not None and command != Operation.ALLTOALLV:
+        raise UsageError(f"{command} sends blocks of one size: leave out skew, or measure alltoallv")
     chosen = None if devices is None else values.listed("devices", devices)
     which = None if sizes is None else values.listed("sizes", sizes)
     asked = requests.MeasureOptions(
@@ -163,9 +169,10 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     words += ["--quick"] if quick else []
     words += [] if latency is None else ["--latency", str(values.whole("latency", latency, least=1))]
     words += [] if registration == "none" else ["--registration", registration]
+    words += [] if skew == "uniform" else ["--skew", skew]
     words += ["--nccl-config", ",".join(f"{name}={value}" for name, value in config.items())] if config else []
     request = requests.COMMANDS[command](requests.request_of(command, asked, words))
-    works = requests.registered(request.collectives, registration)
+    works = requests.skewed(requests.registered(request.collectives, registration), uneven, request.seed)
     request = replace(request, collectives=works, nccl_config=config, latency=latency or 0)
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):
@@ -230,6 +237,9 @@ def rank(
         work = Work(Operation(operation), Variant(variant), numa_node, Registration(registration))
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
+    if work.operation.irregular:  # a run has one skew, which no word here names
+        held = (found.point.work for found in run.measured(work.variant) if found.point.operation is work.operation)
+        work = next((one for one in held if one.registration is work.registration), work)
     points = [found.point for found in run.measured(work.variant) if found.point.work == work]
     # A communicator of more is no link, and neither are all devices at once.
     sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}

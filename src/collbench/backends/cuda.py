@@ -347,6 +347,7 @@ class CudaBackend:
                     deadline=_DEADLINE_S,
                     single_launches=step.singles,
                     registration=_native.Registration.__members__[step.registration],
+                    blocks=[block // DTYPE_BYTES[step.dtype] for row in step.blocks for block in row],
                 )
             )
         return Timing(_by_group(times), tuple(times.launch_seconds), _coverage(times), _singles(times, step))

@@ -59,6 +59,7 @@ def task_of(step: Step) -> Task:
         root=step.root,
         in_place=step.variant is Variant.IN_PLACE,
         verify=step.verify,
+        blocks=tuple(tuple(block // DTYPE_BYTES[step.dtype] for block in row) for row in step.blocks),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias, TypedDict
 
 from collbench.model.operations import Operation
@@ -44,12 +45,14 @@ def layout(task: Task, position: int, members: int) -> Layout:
     """Return the buffers of the rank at `position` of so many members."""
     row, at_root = Operation(task["operation"]).collective, position == task["root"]
     sent, received = (part.count(task["count"], members, at_root=at_root) for part in (row.sends, row.receives))
+    if row.irregular:
+        sent, received = sum(task["blocks"][position]), sum(row[position] for row in task["blocks"])
     shared = task["in_place"] or row.gloo_buffers == 1  # gloo works in the buffer that holds the input
     offset = position * (task["count"] // members) if 0 < min(sent, received) < max(sent, received) else 0
     return Layout(sent, received, tuple(_segments(task, position, members)), shared, offset)
 
 
-def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:
+def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:  # noqa: C901 - a case for each
     """Yield where each stretch of what this rank receives must come from; nothing where the result is undefined."""
     count, root = task["count"], task["root"]
     block, everyone = count // members, range(members)
@@ -68,6 +71,11 @@ def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:
             yield Segment(((position - 1) % members,), 0, 0, count)
         case "alltoall":
             yield from (Segment((sender,), position * block, sender * block, block) for sender in everyone)
+        case "alltoallv":
+            lengths = [row[position] for row in task["blocks"]]
+            starts = accumulate(lengths, initial=0)
+            befores = (sum(row[:position]) for row in task["blocks"])
+            yield from map(Segment, ((sender,) for sender in everyone), befores, starts, lengths)
         case "allgather":
             yield from (Segment((sender,), 0, sender * block, block) for sender in everyone)
         case "gather":
@@ -100,7 +108,10 @@ Wrong: TypeAlias = tuple[int, float, float]
 
 
 class Task(TypedDict):
-    """One step. `groups` hold ranks; `root` is a position within its group; `count` is the size in elements."""
+    """One step. `groups` hold ranks; `root` is a position within its group; `count` is the size in elements.
+
+    `blocks` are the elements from each rank to each, in the order of a group's members; () where they are alike.
+    """
 
     operation: str
     groups: tuple[tuple[int, ...], ...]
@@ -113,6 +124,7 @@ class Task(TypedDict):
     root: int
     in_place: bool
     verify: bool
+    blocks: tuple[tuple[int, ...], ...]
 
 
 class Reply(TypedDict):

@@ -160,7 +160,7 @@ class GlooRank:
     def _measure(self, task: Task, members: tuple[int, ...]) -> Reply:
         group = self._group(members)
         order = sorted(members)  # as torch has them: blocks come in this order
-        task = {**task, "root": order.index(members[task["root"]])}
+        task = {**task, "root": order.index(members[task["root"]]), "blocks": _sorted(task["blocks"], members)}
         run = _collective(task, order, self._rank, group)
         message = Message(task, order.index(self._rank), len(order))
         slots = [message.slot() for _ in range(_slots(task))]
@@ -189,6 +189,12 @@ def tcp_store(host: str, port: int, prefix: str) -> Store:
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
+def _sorted(blocks: Sequence[Sequence[int]], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return blocks that are in the members' order in that of their ranks."""
+    order = sorted(range(len(members)), key=lambda place: members[place])
+    return tuple(tuple(blocks[src][dst] for dst in order) for src in order) if blocks else ()
+
+
 def _slots(task: Task) -> int:
     """Return how many messages the iterations rotate over: enough for _SPAN_BYTES, no more than are used."""
     enough = max(1, _SPAN_BYTES // (task["count"] * DTYPE_BYTES[task["dtype"]]))
@@ -206,6 +212,11 @@ def _collective(task: Task, order: Sequence[int], rank: int, group: dist.Process
             if one is not None:
                 one.wait()
 
+    def exchange(slot: Slot) -> None:
+        mine, here = task["blocks"][order.index(rank)], order.index(rank)
+        theirs = [row[here] for row in task["blocks"]]
+        dist.all_to_all_single(slot.received, slot.sent, theirs, list(mine), group=group)
+
     def parts(whole: torch.Tensor) -> list[torch.Tensor] | None:
         return list(whole.chunk(ranks)) if rank == root else None
 
@@ -216,6 +227,7 @@ def _collective(task: Task, order: Sequence[int], rank: int, group: dist.Process
         "allgather": lambda slot: dist.all_gather_into_tensor(slot.received, slot.sent, group=group),
         "reducescatter": lambda slot: dist.reduce_scatter_tensor(slot.received, slot.sent, redop, group=group),
         "alltoall": lambda slot: dist.all_to_all_single(slot.received, slot.sent, group=group),
+        "alltoallv": exchange,
         "sendrecv": send_and_receive,
         "gather": lambda slot: dist.gather(slot.sent, parts(slot.received), root, group=group),
         "scatter": lambda slot: dist.scatter(slot.received, parts(slot.sent), root, group=group),

@@ -10,6 +10,7 @@ from collbench.model.errors import StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import DataPoint, Device, RankLaunches, Refusal
+from collbench.model.skew import Blocks, Skew, blocks_of
 
 # What a backend is: devices, and raw seconds for a step. It never computes a bandwidth and never decides.
 
@@ -22,7 +23,8 @@ class Step:
     device's transfers then run once for all groups. `iterations` per batch (accesses of a pointer chase), `batches`
     batches, `warmup` untimed batches first. `launches` is how many ungraphed launches of a collective to time
     beside (0: none), `singles` how many plain launches to time one by one. `verify` False leaves the data of
-    collectives unchecked. `numa_node` and `registration` as in `operations.Work`.
+    collectives unchecked. `numa_node`, `registration` and `skew` as in
+    `operations.Work`.
     """
 
     operation: Operation
@@ -40,11 +42,17 @@ class Step:
     numa_node: int | None = None
     singles: int = 0
     registration: Registration = Registration.NONE
+    skew: Skew | None = None
 
     @property
     def work(self) -> Work:
         """The operation and how it runs."""
-        return Work(self.operation, self.variant, self.numa_node, self.registration)
+        return Work(self.operation, self.variant, self.numa_node, self.registration, self.skew)
+
+    @property
+    def blocks(self) -> Blocks:
+        """Bytes from each rank to each of a group of an irregular collective; () for any other."""
+        return blocks_of(self.skew, len(self.groups[0]), self.size_bytes) if self.operation.irregular else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collbench.model.errors import DataCorruption, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
+from collbench.model.skew import Blocks, across
 from collbench.model.units import format_size
 from collbench.sim import labels
 from collbench.sim.collectives import truth_of
@@ -50,6 +51,11 @@ _GIVEN_UP_S = 5.0
 # Noise slows without end, but a link that reaches 0.97 of what it carries [V100] is never faster than that.
 _FASTEST = math.log(0.97)
 _DRAWN = 8192  # normal values at a time: one call of numpy's costs as much as a hundred values
+
+
+def _alike(step: Step) -> object:
+    """Return what steps have in common that cost as much a byte: of blocks of their own sizes the size, too."""
+    return step.work, step.groups, None if step.skew is None else step.size_bytes
 
 
 class SimBackend:
@@ -167,7 +173,7 @@ class SimBackend:
     def time_collective(self, step: Step) -> Timing:
         """Return drawn times of a collective. Raises DataCorruption, StepFailed where the fabric says so."""
         self._fail(step)
-        alike = (step.work, step.groups)
+        alike = _alike(step)
         if alike not in self._rates:
             self._rates[alike] = self._collectives(step)
         found = self._timing(step, self._rates[alike])
@@ -267,8 +273,26 @@ class SimBackend:
                 rate = min(rate, *(self._network.alone_gbs(self._network.direct[hop]) for hop in ring))
             delays = self._fabric.delays
             wait = delays.collective + row.steps(count) * (delays.hop + self._truth.rings(members).latency_us)
-            found.append((wait * _MICRO, row.busbw.of(count) / rate * 1e-9))
+            each_byte = row.busbw.of(count) / rate * 1e-9
+            if step.skew is not None:
+                each_byte = self._uneven(step.blocks, members, rate) / step.size_bytes
+            found.append((wait * _MICRO, each_byte))
         return found
+
+    def _uneven(self, blocks: Blocks, members: tuple[int, ...], rate: float) -> float:
+        """Return the seconds of blocks of their own sizes: of the busiest rank's at the ring's rate in GB/s, or longer.
+
+        Longer takes a block that is large for the one way between its two ranks.
+        """
+        ranks = range(len(members))
+        ports = max(across(blocks, (rank,)) for rank in ranks) / rate
+        links = (
+            blocks[a][b] / self._network.alone_gbs(self._network.direct[members[a], members[b]])
+            for a in ranks
+            for b in ranks
+            if a != b and blocks[a][b]
+        )
+        return max(ports, max(links, default=0.0)) * 1e-9
 
     def _timing(self, step: Step, costs: list[tuple[float, float]]) -> Timing:
         """Return the batches of each group: its time, times the trial's noise and the batch's."""
@@ -288,7 +312,7 @@ class SimBackend:
         What a launch takes varies as a batch does, and when a rank comes, by some ten nanoseconds.
         """
         members = [self._gpus[member] for member in step.groups[group]]
-        wait, each_byte = self._rates[step.work, step.groups][group]
+        wait, each_byte = self._rates[_alike(step)][group]
         usual = wait + step.size_bytes * each_byte + self._fabric.delays.launch * _MICRO
         late = [sum(fault.us for fault in self._late if fault.covers(gpu)) * _MICRO for gpu in members]
         jitter = np.abs(self._rng.standard_normal((len(members), step.singles))) * _JITTER_S

@@ -22,6 +22,7 @@ from collbench.model.run import (
     Skipped,
     command_name,
 )
+from collbench.model.skew import whole_size
 from collbench.model.units import format_approximate_size, format_size
 
 
@@ -241,6 +242,7 @@ class Plan:
             verify=self.verify,
             numa_node=work.numa_node,
             registration=work.registration,
+            skew=work.skew,
         )
 
     def decides(self, point: DataPoint) -> bool:
@@ -290,7 +292,7 @@ class Plan:
 
 def point_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
     """Return the data point of a work on these members."""
-    return DataPoint(work.operation, members, size_bytes, work.variant, work.numa_node, work.registration)
+    return DataPoint(work.operation, members, size_bytes, work.variant, work.numa_node, work.registration, work.skew)
 
 
 def runs_alone(work: Work) -> bool:
@@ -464,7 +466,9 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
     devices = backend.devices()
     sizes = request.sizes
-    if sizes is None:
+    if sizes is None and (own := {size for work in request.collectives if work.skew and (size := work.skew.own_bytes)}):
+        sizes = tuple(sorted(own))  # a matrix as it stands
+    elif sizes is None:
         default = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
         sizes = tuple(size for size in default if not request.quick or size in QUICK_SIZES)
     sizes, skipped = _fitting(sizes, backend)
@@ -602,7 +606,13 @@ def _collective_sizes(
     work: Work, sizes: tuple[int, ...], dtype: str, world_size: int
 ) -> tuple[tuple[int, ...], list[Skipped]]:
     """Return the sizes in whole elements and blocks, distinct and ascending, and those too small for any."""
-    if work.operation.shares:
+    if work.operation.irregular:
+        try:
+            rounded = {size: whole_size(work.skew, world_size, size) for size in sizes}
+        except ValueError as error:
+            raise UsageError(f"--skew: {error}") from error
+        skipped = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
+    elif work.operation.shares:
         rounded = {size: whole_blocks(size, world_size) for size in sizes}
         skipped = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
     else:

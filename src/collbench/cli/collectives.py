@@ -22,7 +22,9 @@ from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import parse_config
-from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
+from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
+from collbench.model.skew import Skew
+from collbench.model.skew_option import parse_skew
 from collbench.model.units import format_size, parse_size
 
 # nccl-tests' flags that collbench takes only where they change nothing: else a line says what to use instead.
@@ -352,6 +354,14 @@ registration = click.option(
     show_default=True,
     help="Memory known to NCCL: none, buffer, window; or all, side by side.",
 )
+_skew = click.option(
+    "--skew",
+    metavar="KIND",
+    default="uniform",
+    show_default=True,
+    callback=options.parsed(parse_skew),
+    help="Blocks: zipf:1.2, or FILE.",
+)
 nccl_config = click.option(
     "--nccl-config",
     metavar="LIST",
@@ -360,8 +370,13 @@ nccl_config = click.option(
 )
 
 
-# What a size counts, by whether ranks share it.
-_SIZE = {False: "of one rank's buffer", True: "of all ranks' blocks together"}
+def _size_of(row: Collective) -> str:
+    """Return what a size counts."""
+    if row.irregular:
+        return "of the busiest rank"
+    return "of all ranks' blocks together" if row.shares else "of one rank's buffer"
+
+
 _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
 
     Sizes are nccl-tests': bytes {size}. Prints size, count, time, algbw, busbw and its 95 % interval. "time" is device
@@ -401,9 +416,9 @@ class CollectiveCommand(click.Command):
 def _command(operation: Operation) -> click.Command:
     row = operation.collective
 
-    @options.measuring(
-        _pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms, FORMAT, JSON, *NCCL_FLAGS
-    )
+    ours = (_pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms)
+
+    @options.measuring(*((_skew,) if row.irregular else ()), *ours, FORMAT, JSON, *NCCL_FLAGS)
     def measure(  # noqa: PLR0913 - options
         asked: MeasureOptions,
         *,
@@ -417,6 +432,7 @@ def _command(operation: Operation) -> click.Command:
         layout: str,
         as_json: bool,
         output_file: Path | None,
+        skew: Skew | None = None,
         **flags: Any,
     ) -> None:
         theirs = NcclFlags(**flags)
@@ -432,7 +448,9 @@ def _command(operation: Operation) -> click.Command:
             places = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
             request = replace(
                 theirs.applied(request, processes()),
-                collectives=requests.registered([Work(operation, place) for place in places], registration),
+                collectives=requests.skewed(
+                    requests.registered([Work(operation, place) for place in places], registration), skew, request.seed
+                ),
                 nccl_config=nccl_config or {},
                 pairs=pairs,
                 split=split,
@@ -445,9 +463,7 @@ def _command(operation: Operation) -> click.Command:
     command = click.command(
         operation.value,
         cls=CollectiveCommand,
-        help=_HELP.format(
-            command=operation, name=row.title, does=row.does, size=_SIZE[row.shares], example=row.example
-        ),
+        help=_HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example),
         short_help=f"Time {row.title}: {row.summary}.",
     )(measure)
     idle = {name for name, has_a_use in (("redop", row.reduces), ("root", row.rooted)) if not has_a_use}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Self
 
+from collbench.model.skew import Skew
+
 # What the rows below say of a collective. n is the number of ranks, S the bytes of the whole message.
 
 
@@ -77,6 +79,7 @@ class Collective:
     reduces: bool  # the reduction (--op) matters
     rooted: bool  # one rank is the root
     shares: bool  # the message size is the total over ranks, each with an equal block of it (docs/method.md)
+    irregular: bool  # each block has a size of its own (--skew); the message size is the busiest rank's
     sends: Buffer
     receives: Buffer
     in_place: InPlace
@@ -111,7 +114,7 @@ _ALLREDUCED = Traffic(_whole, lambda n: 2.0 * (n - 1), in_switch=True, neighbors
 _FROM_ROOT = Traffic(_whole, lambda n: n - 1.0, in_switch=False, neighbors=False)
 # Each rank has one block of n and wants the others', or the reverse.
 _GATHERED = Traffic(_blocks, lambda n: n - 1.0, in_switch=True, neighbors=False)
-# Each rank of a set has a block of S/n for each rank outside.
+# Each rank of a set has a block of S/n for each rank outside; with blocks of their own sizes `skew.across` says it.
 _EXCHANGED = Traffic(lambda c, n, _root: c * (n - c) / n, lambda n: n - 1.0, in_switch=False, neighbors=False)
 # Rank r sends S to r + 1: a set is left once at least.
 _PASSED_ON = Traffic(_whole, float, in_switch=False, neighbors=True)
@@ -162,6 +165,7 @@ class Operation(StrEnum):
             reduces=True,
             rooted=False,
             shares=False,
+            irregular=False,
             sends=Buffer.WHOLE,
             receives=Buffer.WHOLE,
             in_place=InPlace.DEFINED,
@@ -187,6 +191,7 @@ class Operation(StrEnum):
             reduces=False,
             rooted=True,
             shares=False,
+            irregular=False,
             sends=Buffer.WHOLE,
             receives=Buffer.WHOLE,
             in_place=InPlace.DEFINED,
@@ -212,6 +217,7 @@ class Operation(StrEnum):
             reduces=True,
             rooted=True,
             shares=False,
+            irregular=False,
             sends=Buffer.WHOLE,
             receives=Buffer.WHOLE,
             in_place=InPlace.DEFINED,
@@ -237,6 +243,7 @@ class Operation(StrEnum):
             reduces=False,
             rooted=False,
             shares=True,
+            irregular=False,
             sends=Buffer.BLOCK,
             receives=Buffer.WHOLE,
             in_place=InPlace.DEFINED,
@@ -262,6 +269,7 @@ class Operation(StrEnum):
             reduces=True,
             rooted=False,
             shares=True,
+            irregular=False,
             sends=Buffer.WHOLE,
             receives=Buffer.BLOCK,
             in_place=InPlace.DEFINED,
@@ -287,6 +295,33 @@ class Operation(StrEnum):
             reduces=False,
             rooted=False,
             shares=True,
+            irregular=False,
+            sends=Buffer.WHOLE,
+            receives=Buffer.WHOLE,
+            in_place=InPlace.UNDEFINED,
+            busbw=_OTHERS,
+            traffic=_EXCHANGED,
+            ring_bound=False,
+            steps=lambda n: n - 1,
+        ),
+    )
+    ALLTOALLV = (
+        "alltoallv",
+        Collective(
+            title="all-to-all-v",
+            does="each rank sends blocks of other sizes",
+            summary="blocks have sizes of their own (--skew)",
+            example="--skew zipf:1.2",
+            nccl="AlltoAllv",
+            tuned=False,
+            native=True,
+            gloo_buffers=2,
+            nccl_tests="alltoallv_perf",
+            prints_redop=False,
+            reduces=False,
+            rooted=False,
+            shares=False,
+            irregular=True,
             sends=Buffer.WHOLE,
             receives=Buffer.WHOLE,
             in_place=InPlace.UNDEFINED,
@@ -312,6 +347,7 @@ class Operation(StrEnum):
             reduces=False,
             rooted=False,
             shares=False,
+            irregular=False,
             sends=Buffer.WHOLE,
             receives=Buffer.WHOLE,
             in_place=InPlace.UNDEFINED,
@@ -337,6 +373,7 @@ class Operation(StrEnum):
             reduces=False,
             rooted=True,
             shares=True,
+            irregular=False,
             sends=Buffer.BLOCK,
             receives=Buffer.WHOLE_AT_ROOT,
             in_place=InPlace.DEFINED,
@@ -362,6 +399,7 @@ class Operation(StrEnum):
             reduces=False,
             rooted=True,
             shares=True,
+            irregular=False,
             sends=Buffer.WHOLE_AT_ROOT,
             receives=Buffer.BLOCK,
             in_place=InPlace.DEFINED,
@@ -403,6 +441,11 @@ class Operation(StrEnum):
     def shares(self) -> bool:
         """True where the message size is the total over ranks, each with an equal block of it (docs/method.md)."""
         return self.row is not None and self.row.shares
+
+    @property
+    def irregular(self) -> bool:
+        """True where each block has a size of its own, and the message size is the busiest rank's bytes."""
+        return self.row is not None and self.row.irregular
 
     def busbw_factor(self, world_size: int) -> float:
         """Return what turns algbw into busbw for so many ranks; 1 for what is no collective, whose rate is algbw."""
@@ -487,13 +530,14 @@ class Work:
 
     `numa_node` is where the host memory of a host copy lies, None for wherever the system puts it; where all devices
     copy at once and the machine has several nodes, None is each device's own node. `registration` is of a collective's
-    memory.
+    memory, `skew` says how the blocks of an irregular one differ, None that they do not.
     """
 
     operation: Operation
     variant: Variant = Variant.PLAIN
     numa_node: int | None = None
     registration: Registration = Registration.NONE
+    skew: Skew | None = None
 
     @property
     def verifiable(self) -> bool:
@@ -506,8 +550,9 @@ class Work:
         return members[:1] if self.variant.at_once else tuple(sorted(members))
 
     def __str__(self) -> str:
-        """Return what tables call it: "ce-write", "h2d-ce host node 1", "allreduce in-place", "allreduce window"."""
+        """Return what tables call it: "h2d-ce host node 1", "allreduce in-place", "alltoallv zipf:1.2 seed 7"."""
         where = "" if self.numa_node is None else f" node {self.numa_node}"
         how = "" if self.variant is Variant.PLAIN else f" {self.variant}{where}"
         known = "" if self.registration is Registration.NONE else f" {self.registration}"
-        return f"{self.operation}{how}{known}"
+        uneven = "" if self.skew is None else f" {self.skew}"
+        return f"{self.operation}{how}{known}{uneven}"

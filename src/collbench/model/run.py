@@ -13,6 +13,7 @@ from enum import StrEnum
 from collbench.model.compute import Compute, Priority
 from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
+from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import format_size
 
 # The phase before a sweep, outside its seconds: communicators being made.
@@ -133,8 +134,8 @@ class DataPoint:
     """One thing to measure: an operation on some devices at one message size.
 
     `members` are positions, as `Variant` says. The pointer chase has (reader, owner of the memory) or with the host
-    variant (reader,), and its message is one access of 8 bytes. `numa_node` and `registration`
-    as in `operations.Work`.
+    variant (reader,), and its message is one access of 8 bytes. `numa_node`, `registration` and
+    `skew` as in `operations.Work`.
     """
 
     operation: Operation
@@ -143,11 +144,17 @@ class DataPoint:
     variant: Variant = Variant.PLAIN
     numa_node: int | None = None
     registration: Registration = Registration.NONE
+    skew: Skew | None = None
 
     @property
     def work(self) -> Work:
         """The operation and how it runs."""
-        return Work(self.operation, self.variant, self.numa_node, self.registration)
+        return Work(self.operation, self.variant, self.numa_node, self.registration, self.skew)
+
+    @property
+    def blocks(self) -> Blocks:
+        """Bytes from each rank to each of an irregular collective. Raises ValueError for a size that it cannot have."""
+        return blocks_of(self.skew, len(self.members), self.size_bytes)
 
     @property
     def moved_bytes(self) -> int:

@@ -18,6 +18,7 @@ from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
+from collbench.model.skew import Skew
 from collbench.output import sentences
 from collbench.output.text.frame import worst_troubles
 
@@ -84,6 +85,7 @@ class Table:
     rows: tuple[Row, ...]
     failures: tuple[str, ...]
     flags: tuple[str, ...]
+    skew: Skew | None = None
     impossible: tuple[str, ...] = ()
 
     @property
@@ -172,6 +174,7 @@ def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataP
     return Table(
         operation=found[0].point.operation,
         members=found[0].point.members,
+        skew=found[0].point.skew,
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
         failures=tuple(
@@ -185,7 +188,8 @@ def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataP
 def _row(run: Run, found: list[Measurement]) -> Row:
     point, wanted = found[0].point, run.settings
     halves = {measurement.point.variant: _half(run, measurement) for measurement in found}
-    ranks = len(point.members) if point.operation.shares else 1
+    # Of an all-to-all-v it prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
+    ranks = len(point.members) if point.operation.shares or point.operation.irregular else 1
     return Row(
         size_bytes=point.size_bytes,
         count=point.size_bytes // DTYPE_BYTES[wanted.dtype] // ranks,
@@ -294,6 +298,8 @@ def _origin(run: Run, table: Table) -> Iterator[str]:
         f"step: {asked[f'step_{kind}']}({kind}) warmup iters: {asked['warmup_iters']} iters: {asked['iterations']} "
         f"agg iters: 1 validation: {asked['validation']} graph: {asked['graph']} unalign: 0"
     )
+    if table.operation.irregular:
+        yield f"# blocks: {table.skew or 'uniform'}; size: of the busiest rank, the more of sent and received"
     yield f"# measured {run.started}, seed {run.settings.seed}; Pid is not recorded"
     loops = {half.loop for row in table.rows for half in row.halves}
     for loop, meaning in ((True, _LOOP), (False, _BATCHES)):

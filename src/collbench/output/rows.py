@@ -13,6 +13,7 @@ from collbench.analysis.stats import summarize
 from collbench.analysis.tails import PERCENTILES, Tails, tails
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Overlap, Run
+from collbench.model.skew import imbalance
 from collbench.output import sentences
 
 # The tidy long form of a run: its columns, with their types, units and meaning. docs/exchange.md shows this table.
@@ -54,6 +55,8 @@ COLUMNS = (
     Column("variant", Type.TEXT, f"how it ran: {', '.join(Variant)}"),
     Column("numa_node", Type.WHOLE, "of a host copy the NUMA node of the host memory"),
     Column("registration", Type.TEXT, "of a collective what NCCL knows of its memory: none, buffer, window"),
+    Column("skew", Type.TEXT, "of alltoallv the sizes of its blocks: uniform, zipf:1.2 seed 7, or which matrix"),
+    Column("imbalance", Type.REAL, "of alltoallv the busiest rank's bytes over the mean rank's"),
     Column("world_size", Type.WHOLE, "of a collective its ranks"),
     Column("members", Type.TEXT, "the devices in the data point's order, with commas: GPU0,GPU1"),
     Column("source", Type.TEXT, "of a copy between two devices, or to or from the host, where the bytes come from"),
@@ -257,6 +260,7 @@ def _point(run: Run, point: DataPoint) -> Row:
         "variant": point.variant.value,
         "numa_node": point.numa_node,
         "registration": point.registration.value if collective else None,
+        **_unevenness(point),
         "world_size": len(devices) if collective else None,
         "members": ",".join(device.tag for device in devices),
         "source": source,
@@ -268,6 +272,13 @@ def _point(run: Run, point: DataPoint) -> Row:
         "root": run.settings.root if point.operation.rooted else None,
         "size_bytes": point.size_bytes,
     }
+
+
+def _unevenness(point: DataPoint) -> Row:
+    if not point.operation.irregular:
+        return {"skew": None, "imbalance": None}
+    uneven = point.skew is not None
+    return {"skew": str(point.skew) if uneven else "uniform", "imbalance": imbalance(point.blocks) if uneven else 1.0}
 
 
 def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:

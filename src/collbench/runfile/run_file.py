@@ -13,7 +13,7 @@ from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import Device, Run
+from collbench.model.run import DataPoint, Device, Run
 from collbench.runfile import atomic_write, journal, versions
 from collbench.runfile.codec import build, plain
 from collbench.runfile.versions import Kind
@@ -160,6 +160,7 @@ def _check_meaning(run: Run) -> None:
             raise ValueError(f"{where}.point.size_bytes is {point.size_bytes}, not 1 or more")
         if point.registration is not Registration.NONE and not point.operation.is_collective:
             raise ValueError(f"{where}.point.registration is '{point.registration}', which is for collectives")
+        _check_skew(point, f"{where}.point")
         on_a_link = point.variant.endpoints in (Endpoints.LINK, Endpoints.PAIR)
         if not point.operation.is_collective and on_a_link and len(point.members) != 2:
             raise ValueError(
@@ -172,6 +173,17 @@ def _check_meaning(run: Run) -> None:
             raise ValueError(f"{where} has no batch times")
         if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):
             raise ValueError(f"{where} has a time that is not positive and finite")
+
+
+def _check_skew(point: DataPoint, where: str) -> None:
+    if point.skew is None:
+        return
+    if not point.operation.irregular:
+        raise ValueError(f"{where}.skew is set, which is for alltoallv")
+    try:
+        _ = point.blocks
+    except ValueError as error:
+        raise ValueError(f"{where}.skew: {error}") from None
 
 
 def _check_latencies(run: Run) -> None:

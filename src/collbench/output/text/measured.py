@@ -21,6 +21,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run
+from collbench.model.skew import imbalance
 from collbench.model.units import figure, format_size, sentence
 from collbench.output import sentences
 from collbench.output.text.frame import alarm, ending, header, sim
@@ -381,12 +382,22 @@ def _title(
 ) -> str:
     settings = [run.settings.dtype]
     settings += [run.settings.redop] * operation.reduces
+    settings += [
+        _sizes_of_blocks(max((one.point for one in found), key=lambda one: one.size_bytes))
+    ] * operation.irregular
     settings += [f"memory registered as {kind}" for kind in kinds if (kind,) == kinds != (Registration.NONE,)]
     settings += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
     if any(sample.concurrent for measurement in found for sample in measurement.samples):
         settings.append("other sets busy at the same time")
     tags = ", ".join(run.devices[member].tag for member in members)
     return f"{operation} over {tags} ({len(members)} ranks): {', '.join(settings)}"
+
+
+def _sizes_of_blocks(point: DataPoint) -> str:
+    """Return how uneven a data point's blocks are: "zipf:1.2 seed 7, busiest rank 2.43 × the mean"."""
+    if point.skew is None:
+        return "uniform"
+    return f"{point.skew}, busiest rank {imbalance(point.blocks):.2f} × the mean"
 
 
 def _legend(run: Run, operation: Operation) -> str:
@@ -397,6 +408,8 @@ def _legend(run: Run, operation: Operation) -> str:
         lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as a training step makes it;"]
     if operation.shares:
         lines.append("size: all ranks' blocks together, count: elements of one block;")
+    if operation.irregular:
+        lines.append("size: bytes of the busiest rank, the more of sent and received;")
     lines.append(f"busbw = algbw × {operation.collective.busbw.formula}; interval: 95 % of busbw, GB/s;")
     lines.append("wrong: elements that failed verification")
     return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""A skew as people write it: "uniform", "zipf:1.2", or the file of a matrix as nccl-tests reads it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from collbench.model.errors import UsageError
+from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
+
+
+def parse_skew(text: str) -> Skew | None:
+    """Return the skew that `text` names: "uniform" (None), "zipf:EXPONENT" or a matrix file. Raises UsageError.
+
+    The file is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in
+    bytes, separated by blanks; each is cut to whole units of 16 bytes.
+    """
+    word, colon, given = text.strip().partition(":")
+    if word.lower() == "uniform" and not colon:
+        return None
+    if word.lower() == SkewKind.ZIPF:
+        try:
+            exponent = float(given)
+        except ValueError:
+            exponent = math.nan
+        if not 0 <= exponent <= LARGEST_EXPONENT:
+            raise UsageError(f"--skew {text}: write an exponent from 0 to {LARGEST_EXPONENT:g}, as zipf:1.2")
+        return Skew(SkewKind.ZIPF, exponent) if exponent else None
+    return Skew(SkewKind.MATRIX, matrix=_read_matrix(text))
+
+
+def _read_matrix(name: str) -> Blocks:
+    try:
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(
+            f"--skew {name} is not uniform or zipf:EXPONENT, and no matrix can be read from it: {reason}"
+        ) from error
+    rows = [tuple(_bytes(name, word) for word in line.split()) for line in lines if line.strip()]
+    if not rows:
+        raise UsageError(f"--skew {name}: the file holds no matrix: write a row of bytes for each rank")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows):
+            raise UsageError(f"--skew {name}: row {number} of {len(rows)} has {len(row)} values: write a square matrix")
+    if not any(map(any, rows)):
+        raise UsageError(f"--skew {name}: nothing is sent: no value has the 16 bytes of the smallest block")
+    return tuple(rows)
+
+
+def _bytes(name: str, word: str) -> int:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 2**62:  # not a number is none of these
+        raise UsageError(f"--skew {name}: '{word}' is no number of bytes: write 0 or more")
+    return int(value) // BLOCK_UNIT * BLOCK_UNIT
