@@ -10,7 +10,9 @@ what most people train with: fp32 parameters, bf16 in the products by autocast, 
 (FSDP gathers bf16 and reduces fp32). `--dtype bf16` puts parameters, gradients and AdamW's state in bf16: 2 bytes.
 A step is forward, backward and optimizer, between two waits for the device; the first `--warmup` steps, in which NCCL
 and DDP settle, are printed without `step_time`. The last line's `host_time` is what the host needs to launch a step,
-without waiting for the device: as long as the step where the host bounds it, much shorter where the GPU does. Two
+without waiting for the device: as long as the step where the host bounds it, much shorter where the GPU does.
+`--profile N` takes N more steps under torch's profiler and prints the `gpu_time` of each: how long some kernel ran, on
+rank 0, NCCL's included. `--compile` runs the model through torch.compile, whose graphs cost the host less. Two
 strategies are for comparison: `local` is DDP that never exchanges gradients, on the same GPUs, so that ddp − local is
 the exposed communication (and DDP's copies into its buckets); `none` is one process without any wrapper.
 The job fails where the loss on held-out text does not fall or the ranks do not end with the same model.
@@ -82,6 +84,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="steps that are timed [60]")
     parser.add_argument("--warmup", type=int, default=10, metavar="N", help="steps before those [10]")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of weights, text and dropout [0]")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="more steps, for the GPU's own time [0]")
+    parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
     parser.add_argument("--tiny", action="store_true", help="a two-layer transformer instead of GPT-2: a dry run")
     parser.add_argument("--profile-buckets", action="store_true", help="print the messages that a step sends, in bytes")
     return parser.parse_args(argv)
@@ -93,8 +97,10 @@ def check(options: argparse.Namespace, here: Ranks, held_out: Tensor) -> None:
         raise JobError(f"--strategy none is for one process, this job has {here.world_size}: write --strategy local")
     if options.strategy != "none" and not dist.is_initialized():
         raise JobError(f"--strategy {options.strategy} needs torchrun: start it by collbench train --auto-select K")
-    if min(options.batch, options.steps, options.sequence) < 1 or options.warmup < 0:
-        raise JobError("--batch, --sequence and --steps are 1 or more, --warmup 0 or more")
+    if min(options.batch, options.steps, options.sequence) < 1 or min(options.warmup, options.profile) < 0:
+        raise JobError("--batch, --sequence and --steps are 1 or more, --warmup and --profile 0 or more")
+    if options.profile and here.device.type != "cuda":
+        raise JobError("--profile shows what a GPU works: without one leave it out")
     if not options.sequence < min(1025, len(held_out)):
         raise JobError(f"--sequence {options.sequence} is more than GPT-2's 1024 positions")
     if options.profile_buckets and options.strategy not in {"ddp", "fsdp"}:
@@ -169,12 +175,13 @@ def train_step(
 def train(
     model: nn.Module, batches: Tensor, options: argparse.Namespace, here: Ranks, messages: Messages
 ) -> list[Step]:
-    """Train on every batch; print each step; return those after the warm-up."""
+    """Train on every batch; print each step; return those that count: after the warm-up, before the profiled ones."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     autocast = options.dtype == "amp" and options.strategy != "fsdp"  # which casts by its own policy
     model.train()
     steps = []
-    for number, tokens in enumerate(batches):
+    counted = len(batches) - options.profile
+    for number, tokens in enumerate(batches[:counted]):
         messages.begin()
         here.finish()
         begin = time.perf_counter()
@@ -186,7 +193,30 @@ def train(
         else:
             steps.append(Step(taken, host))
             here.say(f"step {number} step_time={taken * 1e3:.2f}ms loss={loss.item():.3f}")
+    for tokens in batches[counted:]:
+        here.finish()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            train_step(model, optimizer, tokens, local=options.strategy == "local", amp=autocast)
+            here.finish()
+        here.say(f"profiled gpu_time={busy_seconds(kernels(profile)) * 1e3:.2f}ms")
     return steps
+
+
+def kernels(profile: torch.profiler.profile) -> list[tuple[float, float]]:
+    """Return when each of the GPU's activities began and ended, in µs; a label over some is none."""
+    events = profile.events() or []  # type: ignore[no-untyped-call]  # torch's
+    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]  # torch's own, without a type
+    real = (event for event in events if event.device_type == cuda and not event.is_user_annotation)
+    return [(event.time_range.start, event.time_range.end) for event in real]
+
+
+def busy_seconds(intervals: Sequence[tuple[float, float]]) -> float:
+    """Return how long at least one of some intervals in µs lasted, in seconds."""
+    busy, end = 0.0, float("-inf")
+    for first, last in sorted(intervals):
+        busy += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return busy / 1e6
 
 
 @torch.no_grad()
@@ -228,8 +258,10 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     # Before FSDP: its root keeps what it gathers in a forward without gradients, and would train on that.
     before = loss_on(model, common).item()
     trained = distribute(model, options.strategy, here, amp=options.dtype == "amp")
+    if options.compile:
+        trained.compile()
     messages = Messages(trained, wanted=options.profile_buckets)
-    shape = (options.warmup + options.steps, options.batch)
+    shape = (options.warmup + options.steps + options.profile, options.batch)
     seed = (options.seed + 1) * 100_003 + here.rank  # other text and dropout on each rank
     batches = language.windows(training, shape, options.sequence, seed).to(here.device)
     torch.manual_seed(seed)

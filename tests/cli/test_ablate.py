@@ -159,7 +159,7 @@ def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(
     done = on_cores(tmp_path, *words)
     assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
-    assert lines[-1].startswith("collbench: run 1 of 6, without p2p: the script failed (exit status 1, see above)")
+    assert lines[-1].startswith("collbench: run 1, without p2p: the script failed (exit status 1, see above)")
     reported = "\n".join(lines[:-1])
     assert reported.index("Traceback (most recent call last)") < reported.index("ValueError: no data here")
     assert [run.status for run in experiment.load(tmp_path / "a.json").made] == [1]
@@ -185,9 +185,9 @@ def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
 @pytest.mark.parametrize(
     ("number", "status", "seed", "kept", "itself"),
     [
-        (signal.SIGINT, 130, 0, "1 of 6 runs are saved as a.json", True),
+        (signal.SIGINT, 130, 0, "1 run saved as a.json", True),
         (signal.SIGTERM, 143, 1, "no run has ended, nothing is saved", False),
-        (signal.SIGHUP, 129, 0, "1 of 6 runs are saved as a.json", False),
+        (signal.SIGHUP, 129, 0, "1 run saved as a.json", False),
         (signal.SIGQUIT, 131, 1, "no run has ended, nothing is saved", False),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.cli.options import parse_budget, parse_precision
+from collbench.model.units import parse_budget, parse_precision
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_every_word_reaches_whom_it_is_for() -> None:
 
 def test_what_nobody_says() -> None:
     found = split_ablation([*BASE, "train.py"])
-    assert (found.repeats, found.skip, found.seed, found.output, found.against) == (3, None, None, None, None)
+    assert (found.repeats, found.skip, found.seed, found.output, found.against) == (None, None, None, None, None)
     assert (found.allreduce, found.json, found.verbose, found.passed) == (True, False, False, ())
 
 

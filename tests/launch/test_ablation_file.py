@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from collbench.launch import experiment
-from collbench.launch.ablation import Ablation, Measure
+from collbench.launch.ablation import Ablation, Measure, judge, stop_of
 from collbench.model.errors import RunFileError
 from tests.launch.made import ablation, run
 
@@ -35,7 +36,17 @@ def timed_as_processes() -> Ablation:
     return made
 
 
+def with_the_gpus_time() -> Ablation:
+    made = ablation([0.0224, 0.0225, 0.0229], [0.0321, 0.0323, 0.0311])
+    for arm in made.arms:
+        arm.runs = [replace(one, gpu_seconds=(0.018,) * len(one.step_seconds)) for one in arm.runs]
+    made.budget_seconds, made.result = 180.0, judge(made)
+    made.stop = stop_of(made, 60.0)
+    return made
+
+
 CASES = {
+    "with the GPU's time": with_the_gpus_time(),
     "finished": ablation([0.0224, 0.0225], [0.0321, 0.0323]),
     "unfinished": unfinished(),
     "processes": timed_as_processes(),
@@ -71,13 +82,19 @@ def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, with
     assert [arm.without for arm in experiment.loads(json.dumps(data), "old").arms] == [(), without]
 
 
-def test_the_recorded_file_follows_the_schema_and_has_nothing_that_it_does_not_tell() -> None:
-    data = json.loads(RECORDED.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("text", [RECORDED.read_text(encoding="utf-8"), experiment.dumps(CASES["with the GPU's time"])])
+def test_files_follow_the_schema_and_have_nothing_that_it_does_not_tell(text: str) -> None:
+    data = json.loads(text)
     Draft202012Validator(SCHEMA).validate(data)
-    assert set(data) == set(SCHEMA["properties"])
-    assert set(data["arms"][0]) == set(SCHEMA["$defs"]["arm"]["properties"])
-    assert set(data["arms"][0]["runs"][0]) == set(SCHEMA["$defs"]["run"]["properties"])
-    assert experiment.dumps(experiment.load(RECORDED)) == RECORDED.read_text(encoding="utf-8")
+    definitions = SCHEMA["$defs"]
+    assert set(data) <= set(SCHEMA["properties"])
+    assert set(data["arms"][0]) == set(definitions["arm"]["properties"])
+    assert set(data["arms"][0]["runs"][0]) <= set(definitions["run"]["properties"])
+    assert set(data["result"]) <= set(definitions["result"]["properties"])
+    written = experiment.dumps(experiment.loads(text, "again"))
+    Draft202012Validator(SCHEMA).validate(json.loads(written))
+    assert set(json.loads(written)) == set(SCHEMA["properties"])
+    assert experiment.loads(written, "again") == experiment.loads(text, "again")
 
 
 def changed(**changes: object) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.ablation import parse_change, refuse_alike, sequence
+from collbench.launch.ablation import in_turn, parse_change, refuse_alike
 from collbench.model.errors import UsageError
 
 P2P = {"NCCL_P2P_DISABLE": "1"}
@@ -81,17 +81,15 @@ def test_an_empty_value_differs_from_an_unset_variable() -> None:
 
 
 def test_who_begins_alternates_and_the_seed_says_with_whom() -> None:
-    assert sequence(3, seed=0) == ((0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1))
-    assert sequence(2, seed=7) == ((0, 1), (0, 0), (1, 0), (1, 1))
+    assert [in_turn(repeat, seed=0) for repeat in range(3)] == [(0, 1), (1, 0), (0, 1)]
+    assert [in_turn(repeat, seed=7) for repeat in range(2)] == [(1, 0), (0, 1)]
 
 
 @given(st.integers(2, 50), st.integers(0, 10**6))
 def test_every_repeat_has_both_arms_side_by_side(repeats: int, seed: int) -> None:
-    order = sequence(repeats, seed)
-    pairs = [order[index : index + 2] for index in range(0, len(order), 2)]
-    assert [{arm for _, arm in pair} for pair in pairs] == [{0, 1}] * repeats
-    assert [{repeat for repeat, _ in pair} for pair in pairs] == [{repeat} for repeat in range(repeats)]
-    begins = [pair[0][1] for pair in pairs]
+    pairs = [in_turn(repeat, seed) for repeat in range(repeats)]
+    assert [set(pair) for pair in pairs] == [{0, 1}] * repeats
+    begins = [pair[0] for pair in pairs]
     assert abs(begins.count(0) - begins.count(1)) <= 1
 
 

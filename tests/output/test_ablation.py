@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collbench.launch import experiment
-from collbench.launch.ablation import Ablation, Measure, Ratio, Result, format_range, format_seconds
+from collbench.launch.ablation import Ablation, GpuResult, Measure, Ratio, Result, Spread, format_range, format_seconds
 from collbench.output.text.ablation import page, verdict
 from tests.launch.made import ablation
 from tests.output.pages import text
@@ -56,8 +56,7 @@ def judged(
         (
             "unknown",
             (0.5, 1.2, 2.9),
-            "undecided: without p2p a step of this job takes between 50.0 % less and 190 % more (95 %); "
-            "more --repeats narrow the interval",
+            "undecided: without p2p a step of this job takes between 50.0 % less and 190 % more (95 %)",
         ),
     ],
 )
@@ -174,3 +173,32 @@ def test_times_have_four_digits_in_a_unit_that_suits_them(seconds: float, said: 
 )
 def test_an_interval_has_one_unit(both: Sequence[float], said: str) -> None:
     assert format_range(*both) == said
+
+
+def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, needed: int | None) -> str:
+    made = judged(0.8, 1.2, 1.8)
+    assert made.result is not None
+    first, second = (Ratio(middle, middle - 0.01, middle + 0.01) for middle in gpu)
+    arms = made.result.arms
+    own = GpuResult(arms, Ratio(1.1, 1.09, 1.11), (first, second))
+    made.result = dataclasses.replace(made.result, gpu=own, spread=Spread(spread, within), needed=needed)
+    return text(page(made))
+
+
+def test_the_page_says_who_bounds_a_step_and_what_more_it_takes() -> None:
+    shown = " ".join(with_gpu((0.75, 0.8), 0.15, 0.01, 178).split())
+    assert "GPU's own" in shown
+    assert "the GPU works 75 % of a step with p2p, 80 % without p2p" in shown
+    assert "1.1 times as long without p2p (95 %: 9.0 to 11.0 % more)" in shown
+    assert "the host bounds a step of both arms" in shown
+    assert "a larger batch, torch.compile or CUDA graphs" in shown
+    assert "for ±3.0 %: about 178 repeats, 237 min: runs of one arm differ by 15.0 % (standard deviation)" in shown
+    assert "longer runs would not help" in shown
+
+
+def test_the_page_blames_the_host_of_one_arm_or_of_none() -> None:
+    shown = " ".join(with_gpu((0.75, 0.99), 0.05, 0.04, None).split())
+    assert "the host bounds a step with p2p: with less work for it" in shown
+    assert "no number of repeats up to 10,000 would make it ±3.0 %" in shown
+    assert "the host bounds" not in with_gpu((0.97, 0.99), 0.05, None, 20)
+    assert "more steps in a run would help" in " ".join(with_gpu((0.97, 0.99), 0.05, 0.04, 20).split())

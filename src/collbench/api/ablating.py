@@ -60,11 +60,21 @@ def perform(experiment: Experiment, notices: Notices = SILENT, *, allreduce: boo
     try:
         if allreduce:
             experiment.measure_allreduces()
-        notices.say(f"training {2 * experiment.ablation.repeats} times; the script's output goes to {experiment.logs}")
+        notices.say(f"{_plan(experiment.ablation)}; the script's output goes to {experiment.logs}")
         experiment.train()
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {experiment.saved()}") from error
     return experiment.ablation
+
+
+def _plan(ablation: Ablation) -> str:
+    """Return how often both arms will be trained, as a clause."""
+    if ablation.budget_seconds is None:
+        return f"training {2 * ablation.repeats} times"
+    return (
+        "training both in turn, three times or more, until their ratio is known to "
+        f"±{100 * ablation.precision:.3g} % or {ablation.budget_seconds:.0f} s are spent"
+    )
 
 
 def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None:
@@ -175,8 +185,10 @@ def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablat
         arms=(arms[0], arms[1]),
         backend=chosen.backend,
         environment=experiments.environment_of(os.environ),
-        repeats=arguments.repeats,
+        repeats=arguments.repeats or 0,
         seed=new_seed() if arguments.seed is None else arguments.seed,
         skip=arguments.skip,
         step_pattern=arguments.step_pattern,
+        precision=arguments.precision,
+        budget_seconds=None if arguments.repeats else arguments.budget_seconds,
     )

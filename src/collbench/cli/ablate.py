@@ -32,7 +32,13 @@ _options_in_help = options.apply(
         help="Second arm: without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
     ),
     click.option("--against", metavar="LIST", help="Second arm: on these devices, as many: indices or UUIDs."),
-    click.option("--repeats", metavar="N", help="How often each arm is trained, 2 or more.  [default: 3]"),
+    click.option(
+        "--precision",
+        metavar="SHARE",
+        help="Train until half the 95 % interval of the ratio is this share of it.  [default: 3%]",
+    ),
+    click.option("--budget", metavar="TIME", help="Begin no repeat that would end after this time.  [default: 3min]"),
+    click.option("--repeats", metavar="N", help="Instead: train each arm so often, 2 or more."),
     click.option(
         "--skip", metavar="N", help="Drop a run's first N steps.  [default: a tenth of them, and three at least]"
     ),
@@ -59,7 +65,8 @@ def ablate(arguments: AblateArguments) -> None:
     """Train SCRIPT several times as it is and several times with one thing changed, in turn, on the same devices.
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
-    process is timed. The page has both arms, their ratio with its 95 % interval, and their all-reduce (docs/ablate.md).
+    process is timed. "gpu_time=18.2ms", the GPU's own time of a step, shows whether the host bounds it. The page has
+    both arms, their ratio with its 95 % interval, and their all-reduce (docs/ablate.md).
 
     \b
     Examples:

@@ -27,7 +27,7 @@ from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width
 from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
-from collbench.model.units import parse_size
+from collbench.model.units import parse_budget, parse_size
 from collbench.runfile import saved_runs
 
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
@@ -59,7 +59,7 @@ _own_options = options.apply(
         metavar="TIME",
         default=f"{DEFAULT_BUDGET:.0f}s",
         show_default=True,
-        callback=options.parsed(options.parse_budget),
+        callback=options.parsed(parse_budget),
         help="Start no round after this time. Eight rounds are always made.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page."),

@@ -41,12 +41,27 @@ def _digits(value: float) -> str:
 # docs/ablate.md and docs/ablation.schema.json describe the fields.
 
 
+# How well the ratio is to be known unless somebody asks for more.
+PRECISION = 0.03
+# A GPU that works less of a step waits for its host: kernels' launches leave some per cent of gaps anyway.
+_BUSY = 0.9
+
+
 class Measure(StrEnum):
     """What a run's value is read from, the nearest to a training step first."""
 
     STEP = "step"
     TRAIN_RUNTIME = "train_runtime"
     PROCESS = "process"
+
+
+class Stop(StrEnum):
+    """Why no more was trained: as often as asked, precise enough, out of time, or the host bounds both arms."""
+
+    REPEATS = "repeats"
+    PRECISE = "precise"
+    BUDGET = "budget"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +77,9 @@ class AllReduce:
 class TrainingRun:
     """One run of the script. `order` counts all runs of the ablation as they were made, from 0.
 
-    `step_seconds` are all step times that were printed, the warm-up's too; `train_runtime` Hugging Face's, in seconds;
-    `wall_seconds` from the start of `collbench train` to its end.
+    `step_seconds` are all step times that were printed, the warm-up's too; `gpu_seconds` what the GPU worked in each
+    step, where the script prints that; `train_runtime` Hugging Face's, in seconds; `wall_seconds` from the start of
+    `collbench train` to its end.
     """
 
     repeat: int
@@ -72,6 +88,7 @@ class TrainingRun:
     wall_seconds: float
     step_seconds: tuple[float, ...] = ()
     train_runtime: float | None = None
+    gpu_seconds: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,11 +125,44 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What came out, of both arms in their order."""
+class GpuResult:
+    """The GPU's own time of a step: of both arms, their ratio, and its share of each arm's step, with its interval."""
 
     arms: tuple[ArmResult, ArmResult]
     ratio: Ratio
+    shares: tuple[Ratio, Ratio]
+
+    @property
+    def host_bound(self) -> tuple[bool, bool]:
+        """For each arm, whether the GPU significantly waits for the host: links cannot shorten that part of a step."""
+        first, second = (share.high < _BUSY for share in self.shares)
+        return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How much runs differ, as shares of their value: `between` runs of an arm, and by their steps `within` each.
+
+    `within` is the standard error that a run's median has from its own steps; None where no steps were printed.
+    """
+
+    between: float
+    within: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came out, of both arms in their order.
+
+    `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None where it is and where that
+    is beyond all reason; `gpu` is None where a script does not print the GPU's time.
+    """
+
+    arms: tuple[ArmResult, ArmResult]
+    ratio: Ratio
+    gpu: GpuResult | None = None
+    spread: Spread | None = None
+    needed: int | None = None
 
 
 @dataclass(slots=True)
@@ -120,7 +170,9 @@ class Ablation:
     """One comparison of two arms, the unchanged one first. `result` is None until every repeat of both is there.
 
     `environment` holds the NCCL_* variables that both arms inherited; `skip` the steps dropped at the start of a run,
-    None for the default; `gpus` the devices' names in the first arm's order.
+    None for the default; `gpus` the devices' names in the first arm's order. `repeats` are those asked for; where
+    `budget_seconds` is given those made so far, until the ratio is known to ± `precision` or the time is spent. `stop`
+    says why no more was trained.
     """
 
     collbench: str
@@ -137,6 +189,9 @@ class Ablation:
     skip: int | None = None
     step_pattern: str | None = None
     result: Result | None = None
+    precision: float = PRECISION
+    budget_seconds: float | None = None
+    stop: Stop | None = None
 
     @property
     def made(self) -> list[TrainingRun]:
@@ -246,16 +301,13 @@ def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
             )
 
 
-def sequence(repeats: int, seed: int) -> tuple[tuple[int, int], ...]:
-    """Return (repeat, arm) in the order of the runs: each repeat has both; the first arm alternates from the seed on.
+def in_turn(repeat: int, seed: int) -> tuple[int, int]:
+    """Return the arms in the order of one repeat: the first alternates from the seed on.
 
     So a drift of the machine, as it warms up say, reaches both arms alike.
     """
-    order = []
-    for repeat in range(repeats):
-        first = (seed + repeat) % 2
-        order += [(repeat, first), (repeat, 1 - first)]
-    return tuple(order)
+    first = (seed + repeat) % 2
+    return first, 1 - first
 
 
 # Step times in what a training script prints, whatever else it prints: pure, and safe on any bytes.
@@ -264,7 +316,9 @@ def sequence(repeats: int, seed: int) -> tuple[tuple[int, int], ...]:
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _SCALE = SECONDS | {"µs": 1e-6, "μs": 1e-6}  # the micro sign and the Greek letter
 _NUMBER = r"(?P<number>[0-9]{1,18}(?:\.[0-9]{0,18})?(?:e[+-]?[0-9]{1,3})?)"
-_STEP = re.compile(rf"\bstep[ _]time\s{{0,8}}[=:]\s{{0,8}}{_NUMBER}\s{{0,8}}(?P<unit>ms|us|µs|μs|s)\b", re.IGNORECASE)
+_TIMED = rf"[ _]time\s{{0,8}}[=:]\s{{0,8}}{_NUMBER}\s{{0,8}}(?P<unit>ms|us|µs|μs|s)\b"
+_STEP = re.compile(rf"\bstep{_TIMED}", re.IGNORECASE)
+_GPU = re.compile(rf"\bgpu{_TIMED}", re.IGNORECASE)
 # The dictionary that Hugging Face's Trainer prints at its end; its version 5 prints the numbers as strings.
 _TRAIN_RUNTIME = re.compile(rf"""(["'])train_runtime\1\s{{0,8}}:\s{{0,8}}["']?{_NUMBER}""")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -295,13 +349,22 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | None:
     """Return the first step time of a line in seconds; None without one. `pattern` replaces the documented words."""
     if pattern is None:
-        found = _STEP.search(line)
-        return found and _time(found["number"], _SCALE[found["unit"].lower()])
+        return _timed(_STEP, line)
     found = pattern.search(line)
     if found is None:
         return None
     units = (unit for unit in SECONDS if unit in pattern.groupindex and found[unit] is not None)
     return next((_time(found[unit], SECONDS[unit]) for unit in units), None)
+
+
+def gpu_seconds(line: str) -> float | None:
+    """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None where the line does not say."""
+    return _timed(_GPU, line)
+
+
+def _timed(pattern: re.Pattern[str], line: str) -> float | None:
+    found = pattern.search(line)
+    return found and _time(found["number"], _SCALE[found["unit"].lower()])
 
 
 def train_runtime(line: str) -> float | None:
@@ -324,6 +387,7 @@ class Reader:
     def __init__(self, pattern: re.Pattern[str] | None = None) -> None:
         self._pattern, self._rest = pattern, b""
         self.steps: list[float] = []
+        self.gpu: list[float] = []
         self.train_runtime: float | None = None
         self.tail: deque[str] = deque(maxlen=_TAIL)
 
@@ -351,6 +415,9 @@ class Reader:
         seconds = step_seconds(line, self._pattern)
         if seconds is not None:
             self.steps.append(seconds)
+        own = gpu_seconds(line)
+        if own is not None:
+            self.gpu.append(own)
         runtime = train_runtime(line)
         if runtime is not None:
             self.train_runtime = runtime  # the last: a script that trains twice prints the whole time last
@@ -385,6 +452,16 @@ def step_value(run: TrainingRun, skip: int | None) -> float | None:
     return median(kept) if kept else None
 
 
+def gpu_value(run: TrainingRun, skip: int | None) -> float | None:
+    """Return the median of what the GPU worked in a run's steps, in seconds; None where the script did not print it.
+
+    The warm-up is dropped where there is a time for each step; a script may measure only some steps after it.
+    """
+    each = len(run.gpu_seconds) == len(run.step_seconds)
+    kept = run.gpu_seconds[warm_up(len(run.gpu_seconds), skip) if each else 0 :]
+    return median(kept) if kept else None
+
+
 def measure_of(runs: Sequence[TrainingRun], skip: int | None) -> Measure:
     """Return the nearest to a step that every run gives, so that all are read the same way."""
     if runs and all(step_value(run, skip) is not None for run in runs):
@@ -404,38 +481,123 @@ def value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
 
 
 def judge(ablation: Ablation) -> Result | None:
-    """Return the result once both arms have all repeats, two or more; None before.
+    """Return the result of the repeats that both arms have: all that were asked for, or two and more; None before.
 
     Seconds are geometric means, so that their quotient is the ratio. The ratio's interval comes from the repeats' own
     ratios: what changed between repeats reached both arms, and cancels.
     """
-    logs = [_logs(ablation, arm) for arm in ablation.arms]
-    if any(len(found) != ablation.repeats for found in logs):
+    least = ablation.repeats if ablation.budget_seconds is None else 2
+    runs = _whole_repeats(ablation)
+    if len(runs) < max(2, least):
         return None
-    first, second = logs
-    middle, low, high = _mean(second[repeat] - first[repeat] for repeat in sorted(first))
-    return Result((_arm(first), _arm(second)), Ratio(middle, low, high))
+    measure, skip = ablation.measure, ablation.skip
+    first, second = ([math.log(value(pair[arm], measure, skip)) for pair in runs] for arm in (0, 1))
+    differences = [after - before for before, after in zip(first, second, strict=True)]
+    level = _LEVEL if ablation.budget_seconds is None else _LOOKED_AT_LEVEL
+    ratio = Ratio(*_mean(differences, level))
+    return Result(
+        (_arm(first), _arm(second)),
+        ratio,
+        _gpu_result(runs, ablation),
+        Spread(math.sqrt(fmean((stdev(first) ** 2, stdev(second) ** 2))), _within(runs, ablation)),
+        None if precise(ratio, ablation.precision) else _needed(stdev(differences), ablation.precision, level),
+    )
 
 
-def _logs(ablation: Ablation, arm: Arm) -> dict[int, float]:
-    """Return the logarithm of each good run's value by repeat."""
-    good = (run for run in arm.runs if run.status == 0)
-    return {run.repeat: math.log(value(run, ablation.measure, ablation.skip)) for run in good}
+def precise(ratio: Ratio, precision: float) -> bool:
+    """True where a ratio is known to ± `precision` of itself."""
+    return ratio.high <= ratio.middle * (1 + precision)
 
 
-def _arm(logs: dict[int, float]) -> ArmResult:
-    middle, low, high = _mean(logs.values())
+def _whole_repeats(ablation: Ablation) -> list[tuple[TrainingRun, TrainingRun]]:
+    """Return both arms' good runs of each repeat that has both, in the order of the repeats."""
+    first, second = ({run.repeat: run for run in arm.runs if run.status == 0} for arm in ablation.arms)
+    return [(first[repeat], second[repeat]) for repeat in sorted(first.keys() & second.keys())]
+
+
+def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> GpuResult | None:
+    """Return what came out of the GPU's own times; None unless every run has them beside its steps."""
+    if ablation.measure is not Measure.STEP:
+        return None
+    own: list[list[float]] = [[], []]
+    shares: list[list[float]] = [[], []]
+    for pair in runs:
+        for arm, run in enumerate(pair):
+            worked, step = gpu_value(run, ablation.skip), step_value(run, ablation.skip)
+            if worked is None or step is None:
+                return None
+            own[arm].append(math.log(worked))
+            shares[arm].append(math.log(worked / step))
+    ratio = _mean([after - before for before, after in zip(*own, strict=True)])
+    return GpuResult((_arm(own[0]), _arm(own[1])), Ratio(*ratio), (Ratio(*_mean(shares[0])), Ratio(*_mean(shares[1]))))
+
+
+def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> float | None:
+    """Return the standard error of a run's median by its own steps, as a share, typical of the runs."""
+    if ablation.measure is not Measure.STEP:
+        return None
+    errors = []
+    for run in (one for pair in runs for one in pair):
+        kept = run.step_seconds[warm_up(len(run.step_seconds), ablation.skip) :]
+        if len(kept) > 1:
+            # Of independent normal values; steps in a row resemble each other, so it is rather too small.
+            errors.append(math.sqrt(math.pi / 2 / len(kept)) * stdev(kept) / median(kept))
+    return median(errors) if errors else None
+
+
+def _needed(sigma: float, precision: float, level: float) -> int | None:
+    """Return how many repeats make the interval of differences that vary by `sigma` as narrow as `precision`."""
+    from scipy.special import stdtrit  # late: 0.1 s
+
+    low, high = 2, _MOST_REPEATS
+    while low < high:  # the interval narrows with each repeat
+        middle = (low + high) // 2
+        if float(stdtrit(middle - 1, level)) * sigma / math.sqrt(middle) <= math.log1p(precision):
+            high = middle
+        else:
+            low = middle + 1
+    return low if low < _MOST_REPEATS else None
+
+
+# Student's quantiles of 95 % intervals. Who looks after each repeat whether to go on stops early where the runs happen
+# to agree: with 97.5 % such intervals would hold 90 to 95 % of true ratios, with 98.75 % they hold 94.5 to 97.6 % (sim:
+# 20,000 ablations each of six spreads from 0.5 to 10 %, three to twenty repeats; tests/launch/test_deciding.py).
+_LEVEL, _LOOKED_AT_LEVEL = 0.975, 0.9875
+_MOST_REPEATS = 10_000
+
+
+def _arm(logs: Sequence[float]) -> ArmResult:
+    middle, low, high = _mean(logs)
     return ArmResult(middle, (low, high))
 
 
-def _mean(values: Iterable[float]) -> tuple[float, float, float]:
+def _mean(logs: Sequence[float], level: float = _LEVEL) -> tuple[float, float, float]:
     """Return the mean of logarithms and its 95 % interval, as what they are logarithms of.
 
     By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
     """
     from scipy.special import stdtrit  # late: 0.1 s
 
-    logs = list(values)
-    reach = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
+    reach = float(stdtrit(len(logs) - 1, level)) * stdev(logs) / math.sqrt(len(logs))
     middle = fmean(logs)
     return math.exp(middle), math.exp(middle - reach), math.exp(middle + reach)
+
+
+# Whether to go on. At least three repeats: two have no spread to judge by.
+LEAST_REPEATS = 3
+
+
+def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
+    """Return why to stop after the repeats made so far, of which the last took its share of the time; None to go on."""
+    made = len(_whole_repeats(ablation))
+    if ablation.budget_seconds is None:
+        return Stop.REPEATS if made >= ablation.repeats else None
+    result = ablation.result
+    if made < LEAST_REPEATS or result is None:
+        return None
+    if precise(result.ratio, ablation.precision):
+        return Stop.PRECISE
+    # The wall's time of a step is then the host's: its noise is no figure of the links, however often it is measured.
+    if result.gpu is not None and all(result.gpu.host_bound) and precise(result.gpu.ratio, ablation.precision):
+        return Stop.HOST
+    return Stop.BUDGET if spent_seconds * (made + 1) / made > ablation.budget_seconds else None

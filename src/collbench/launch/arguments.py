@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from collbench.launch.ablation import PRECISION
 from collbench.model import capabilities
 from collbench.model.errors import UsageError
+from collbench.model.units import parse_budget, parse_precision
 
 # The options that may stand before the script of `collbench train`: its own and torchrun's.
 #
@@ -38,7 +40,10 @@ TORCHRUN_VALUES = RENDEZVOUS | {
 SHORT = {"-h": "--help", "-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
 # Those of `collbench ablate`, in addition to all of train's.
-VALUES = frozenset({"--without", "--against", "--repeats", "--skip", "--step-pattern", "--seed", "--output"})
+VALUES = frozenset(
+    {"--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"}
+)
+VALUES |= {"--output"}
 FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -232,7 +237,7 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
 # These choose, once, before anything trains: `train` gets the devices that came of it.
 CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
 CHOOSING |= {"--exclude", "--allow-busy", "--dry-run", "--help"}
-DEFAULT_REPEATS = 3
+DEFAULT_BUDGET_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +245,8 @@ class AblateArguments:
     """What `collbench ablate` was asked.
 
     `train` are the words as `collbench train` reads them, `passed` those among them, before the script, that reach it
-    as they are; `choosing` the others among them; `without` and `against` raw text.
+    as they are; `choosing` the others among them; `without` and `against` raw text. `repeats` None: until the ratio is
+    known to ± `precision`, a share, or `budget_seconds` are spent.
     """
 
     train: TrainArguments
@@ -248,7 +254,9 @@ class AblateArguments:
     choosing: tuple[tuple[str, str | None], ...] = ()
     without: tuple[str, ...] = ()
     against: str | None = None
-    repeats: int = DEFAULT_REPEATS
+    repeats: int | None = None
+    precision: float = PRECISION
+    budget_seconds: float = DEFAULT_BUDGET_S
     skip: int | None = None
     step_pattern: str | None = None
     seed: int | None = None
@@ -291,6 +299,8 @@ def _checked_ablation(
         raise UsageError(f"no script to train: write {example}")
     if not without and "--against" not in own:
         raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {example}")
+    if "--repeats" in own and own.keys() & {"--precision", "--budget"}:
+        raise UsageError("--repeats says how often to train, --precision and --budget when to stop: leave one out")
     if without and "--against" in own:
         raise UsageError(
             "--without changes what NCCL may use, --against the devices: one thing at a time, leave one out"
@@ -302,7 +312,9 @@ def _checked_ablation(
         choosing=tuple((option.name, option.value) for option in theirs if option.name in CHOOSING),
         without=without,
         against=own.get("--against"),
-        repeats=_whole(own, "--repeats", DEFAULT_REPEATS, least=2, why="one run of each gives no interval") or 0,
+        repeats=_whole(own, "--repeats", None, least=2, why="one run of each gives no interval"),
+        precision=parse_precision(own["--precision"]) if "--precision" in own else PRECISION,
+        budget_seconds=parse_budget(own["--budget"]) if "--budget" in own else DEFAULT_BUDGET_S,
         skip=_whole(own, "--skip", None),
         step_pattern=own.get("--step-pattern"),
         seed=_whole(own, "--seed", None),

@@ -27,17 +27,19 @@ from collbench.launch.ablation import (
     Reader,
     TrainingRun,
     format_seconds,
+    in_turn,
     judge,
     last_words,
     measure_of,
-    sequence,
     step_value,
+    stop_of,
     value,
     warm_up,
 )
 from collbench.machine import lifeline
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
+from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.codec import build, plain
 from collbench.runfile.versions import Kind
@@ -100,7 +102,11 @@ def _check_meaning(found: Ablation) -> None:
     for number, arm in enumerate(found.arms):
         where = f"ablation.arms[{number}]"
         times += [(f"{where}.allreduce", figure) for one in arm.allreduce for figure in (one.seconds, one.size_bytes)]
-        times += [(f"{where}.runs", figure) for run in arm.runs for figure in (*run.step_seconds, run.wall_seconds)]
+        times += [
+            (f"{where}.runs", figure)
+            for run in arm.runs
+            for figure in (*run.step_seconds, *run.gpu_seconds, run.wall_seconds)
+        ]
         times += [(f"{where}.runs", run.train_runtime) for run in arm.runs if run.train_runtime is not None]
     if found.result is not None:
         ratio = found.result.ratio
@@ -266,9 +272,10 @@ class Plan:
 class Experiment:
     """Fills an ablation with runs. Whatever ends it early, the runs that had ended are in its file."""
 
-    def __init__(self, ablation: Ablation, plan: Plan, reporter: Reporter) -> None:
-        self.ablation, self._plan, self._reporter = ablation, plan, reporter
-        self._total = 2 * ablation.repeats
+    def __init__(
+        self, ablation: Ablation, plan: Plan, reporter: Reporter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.ablation, self._plan, self._reporter, self._clock = ablation, plan, reporter, clock
         self._file = own(plan.path, reporter.say, force=plan.force)
 
     def measure_allreduces(self) -> None:
@@ -290,11 +297,22 @@ class Experiment:
             arm.allreduce = _allreduce(saved)
 
     def train(self) -> None:
-        """Make every run, in order. Raises BackendError for a script that fails, UsageError for one without steps."""
-        for order, (repeat, number) in enumerate(sequence(self.ablation.repeats, self.ablation.seed)):
-            self._train(order, repeat, self.ablation.arms[number])
-        self.ablation.result = judge(self.ablation)
-        self._file.write(dumps(self.ablation))
+        """Make the runs, in order. Raises BackendError for a script that fails, UsageError for one without steps."""
+        ablation, begin, repeat = self.ablation, self._clock(), 0
+        while ablation.stop is None:
+            for arm in in_turn(repeat, ablation.seed):
+                self._train(len(ablation.made), repeat, ablation.arms[arm])
+            repeat += 1
+            if self._total is None:
+                ablation.repeats = repeat
+            ablation.result = judge(ablation)
+            ablation.stop = stop_of(ablation, self._clock() - begin)
+            self._file.write(dumps(ablation))
+
+    @property
+    def _total(self) -> int | None:
+        """How many runs there will be; None where that depends on how they come out."""
+        return 2 * self.ablation.repeats if self.ablation.budget_seconds is None else None
 
     def train_words(self, arm: Arm) -> list[str]:
         """Return the words that make collbench train an arm, without its environment."""
@@ -312,7 +330,8 @@ class Experiment:
 
     def _train(self, order: int, repeat: int, arm: Arm) -> None:
         reader = Reader(self._plan.pattern)
-        which = f"run {order + 1} of {self._total}, {arm.name}"
+        of = "" if self._total is None else f" of {self._total}"
+        which = f"run {order + 1}{of}, {arm.name}"
         log = self._plan.logs / f"run-{order + 1}.log"
 
         def watch(data: bytes) -> None:
@@ -326,7 +345,15 @@ class Experiment:
             ended = run_child(words, self._environment(arm), log, reader, watch)
         finally:
             shutil.rmtree(left, ignore_errors=True)
-        run = TrainingRun(repeat, order, ended.status, ended.wall_seconds, tuple(reader.steps), reader.train_runtime)
+        run = TrainingRun(
+            repeat,
+            order,
+            ended.status,
+            ended.wall_seconds,
+            tuple(reader.steps),
+            reader.train_runtime,
+            tuple(reader.gpu),
+        )
         arm.runs.append(run)
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)
         self._file.write(dumps(self.ablation))
@@ -377,6 +404,8 @@ class Experiment:
         good = sum(run.status == 0 for run in self.ablation.made)
         if not self.ablation.made:
             return "no run has ended, nothing is saved"
+        if self._total is None:
+            return f"{amount(good, 'run')} saved as {self.path}"
         return f"{good} of {self._total} runs are saved as {self.path}"
 
     @property

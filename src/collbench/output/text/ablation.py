@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from statistics import fmean
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.stats import DELTA
-from collbench.launch.ablation import Ablation, Arm, ArmResult, Measure, Ratio, format_range, format_seconds
+from collbench.launch.ablation import (
+    Ablation,
+    Arm,
+    ArmResult,
+    GpuResult,
+    Measure,
+    Ratio,
+    Result,
+    Stop,
+    format_range,
+    format_seconds,
+    precise,
+)
 from collbench.model.capabilities import capabilities
 from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size
 from collbench.output.text.frame import settings
@@ -19,6 +32,13 @@ from collbench.output.text.layout import table
 # What "a run's value" is the time of, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
 
+_STOPPED = {
+    Stop.REPEATS: "",
+    Stop.PRECISE: " until it was precise",
+    Stop.BUDGET: " until the time was spent",
+    Stop.HOST: " until it was clear that the host bounds both",
+}
+
 
 def page(ablation: Ablation) -> Iterator[RenderableType]:
     """Yield the page's blocks: where the numbers come from, both arms, and what may be said of them."""
@@ -26,7 +46,7 @@ def page(ablation: Ablation) -> Iterator[RenderableType]:
     yield _table(ablation)
     if any(arm.allreduce for arm in ablation.arms):
         yield Text("all-reduce: on these devices in the arm's environment, busbw in GB/s, below 1M the time")
-    yield Text(f"\n{verdict(ablation)}")
+    yield Text("\n" + "\n".join([verdict(ablation), *_remarks(ablation)]))
 
 
 def verdict(ablation: Ablation) -> str:
@@ -58,8 +78,61 @@ def _tied(ratio: Ratio, change: str, what: str) -> str:
         return f"no difference beyond ±{_percent(beyond)} %: {change} {what} of this job takes as long"
     return (
         f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)} % less and "
-        f"{_percent(ratio.high - 1)} % more (95 %); more --repeats narrow the interval"
+        f"{_percent(ratio.high - 1)} % more (95 %)"
     )
+
+
+def _remarks(ablation: Ablation) -> Iterator[str]:
+    """Yield what else is to be known: whether the host bounds a step, and what a precise ratio would take."""
+    result = ablation.result
+    if result is None:
+        return
+    if result.gpu is not None:
+        yield from _on_gpu(ablation, result.gpu)
+    made = len(ablation.arms[0].runs)
+    if result.needed is not None and result.needed > made:
+        runs = [run.wall_seconds for run in ablation.made if run.status == 0]
+        spent = 2 * result.needed * fmean(runs)
+        yield (
+            f"for ±{_percent(ablation.precision)} %: about {result.needed:,} repeats, {_span(spent)}"
+            f"{_why_so_many(result)}"
+        )
+    elif result.spread is not None and result.needed is None and not precise(result.ratio, ablation.precision):
+        yield f"no number of repeats up to 10,000 would make it ±{_percent(ablation.precision)} %: runs differ too much"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
+
+
+def _why_so_many(result: Result) -> str:
+    spread = result.spread
+    if spread is None:
+        return ""
+    between = f"runs of one arm differ by {_percent(spread.between)} % (standard deviation)"
+    if spread.within is None:
+        return f": {between}"
+    if spread.between > 2 * spread.within:
+        return f": {between}, from start to start: longer runs would not help, other --devices or free CPU cores may"
+    return f": {between}, as their own steps do: more steps in a run would help"
+
+
+def _on_gpu(ablation: Ablation, gpu: GpuResult) -> Iterator[str]:
+    low, high = _percent(gpu.ratio.low - 1), _percent(gpu.ratio.high - 1)
+    first, second = (f"{100 * share.middle:.0f} %" for share in gpu.shares)
+    names = [arm.name for arm in ablation.arms]
+    yield (
+        f"the GPU works {first} of a step {names[0]}, {second} {names[1]}; its own time, as the script printed it: "
+        f"{fixed(gpu.ratio.middle)} times as long {names[1]} (95 %: {low} to {high} % more)"
+    )
+    if all(gpu.host_bound):
+        yield (
+            "the host bounds a step of both arms, so that links matter less than they could: a larger batch, "
+            "torch.compile or CUDA graphs let the GPU bound it"
+        )
+    elif any(gpu.host_bound):
+        which = names[gpu.host_bound.index(True)]
+        yield f"the host bounds a step {which}: with less work for it the ratio would be another one"
 
 
 def _percent(share: float) -> str:
@@ -78,7 +151,10 @@ def _header(ablation: Ablation) -> str:
     if variables:
         lines.append(f"settings  {variables}")
     lines += [f"arm       {arm.name}: {_setting(arm, ablation.backend)}" for arm in ablation.arms]
-    lines.append(f"trained   {ablation.started}, {ablation.repeats} repeats, both arms in turn, seed {ablation.seed}")
+    why = _STOPPED[ablation.stop] if ablation.stop is not None else ""
+    lines.append(
+        f"trained   {ablation.started}, {ablation.repeats} repeats{why}, both arms in turn, seed {ablation.seed}"
+    )
     lines.append(f"value     of a run: {_value(ablation)}")
     return "\n".join(lines)
 
@@ -104,12 +180,15 @@ def _value(ablation: Ablation) -> str:
 def _table(ablation: Ablation) -> Table:
     sizes = sorted({one.size_bytes for arm in ablation.arms for one in arm.allreduce})
     heads = (f"all-reduce {format_size(size)}" for size in sizes)
-    made = table("arm", "runs", _WHAT[ablation.measure], "95 %", *heads)
+    gpu = None if ablation.result is None else ablation.result.gpu
+    own = ("GPU's own",) if gpu is not None else ()
+    made = table("arm", "runs", _WHAT[ablation.measure], "95 %", *own, *heads)
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
-    for arm, result in zip(ablation.arms, results, strict=True):
+    for number, (arm, result) in enumerate(zip(ablation.arms, results, strict=True)):
         good = sum(run.status == 0 for run in arm.runs)
         took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
-        made.add_row(arm.name, str(good), *took, *(_allreduce(arm, size) for size in sizes))
+        worked = (format_seconds(gpu.arms[number].seconds),) if gpu is not None else ()
+        made.add_row(arm.name, str(good), *took, *worked, *(_allreduce(arm, size) for size in sizes))
     return made
 
 
