@@ -293,9 +293,9 @@ def predict(  # noqa: PLR0913 - keywords, each an option of the command line
 ) -> Prediction:
     """Return what communication costs a training step on the best and the worst GPUs of one machine's runs.
 
-    The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. `overlap` are runs of
-    `collbench.overlap`; without one no saved run is looked for, and the step assumes that overlap costs nothing. Raises
-    Error.
+    The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. `overlap` are runs
+    of `collbench.overlap`: without one no saved run is looked for, and a step assumes that overlap costs nothing.
+    Raises Error.
     """
     from collbench.api import predicting, values
     from collbench.model.operations import Registration

@@ -67,7 +67,8 @@ class OverlapCurve:
             for one in self.points
             if (found := slowdown(self.points, self.operation, one.size_bytes, compute=self.compute))
         ]
-        collective, compute = (max(found.collective_most for found in every), max(found.compute_most for found in every))
+        collective = max(found.collective_most for found in every)
+        compute = max(found.compute_most for found in every)
         return Slowdown(collective, compute, collective, compute)
 
 
@@ -184,17 +185,19 @@ def contended(
         size = transfer.size_bytes * transfer.operation.busbw_factor(ranks) / curve.operation.busbw_factor(ranks)
         known[key] = curve, size, curve.at(size)
     factors = [known[one.operation, one.size_bytes, one.group][2] for one in transfers]
+    compute = _mean([one.compute for one in factors], seconds)
+    most = _mean([one.compute_most for one in factors], seconds)
     return Contended(
-        Contention(tuple(one.collective for one in factors), _mean([one.compute for one in factors], seconds)),
-        Contention(tuple(one.collective_most for one in factors), _mean([one.compute_most for one in factors], seconds)),
+        Contention(tuple(one.collective for one in factors), compute),
+        Contention(tuple(one.collective_most for one in factors), most),
         tuple(_uses(known, devices)),
     )
 
 
 def _mean(factors: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted mean, 1 of nothing; a sum of positive parts, so no factor that grows can lower it."""
+    """Return the weighted mean of factors of 1 or more, 1 of nothing; no factor that grows can lower it."""
     total = sum(weights)
-    return 1.0 if not total else sum(one * weight / total for one, weight in zip(factors, weights, strict=True))
+    return 1.0 + sum((one - 1) * weight / total for one, weight in zip(factors, weights, strict=True) if total)
 
 
 def _uses(

@@ -318,9 +318,7 @@ class Predictor:
         )
         used = tuple(self._used) if question.step_seconds is not None else ()
         assumed = (*_general(question, overlap=bool(used)), *self._assumptions())
-        return Prediction(
-            question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration
-        )
+        return Prediction(question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration)
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
         """Return what a step of so many compute seconds costs on these very devices, by position."""
@@ -380,9 +378,7 @@ class Predictor:
     def _contended(
         self, transfers: Sequence[Transfer], seconds: Sequence[float], members: Members, question: Question
     ) -> Contended | None:
-        return contended(
-            self._overlaps, transfers, seconds, lambda group: groups(group, members, question.shards)[0]
-        )
+        return contended(self._overlaps, transfers, seconds, lambda group: groups(group, members, question.shards)[0])
 
     def _rank(self, members: Members) -> float:
         return self._timings.of(Operation.ALLREDUCE, members).seconds(_RANKED_BYTES)[1]

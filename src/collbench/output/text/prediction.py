@@ -217,7 +217,7 @@ def _question(prediction: Prediction) -> str:
 
 
 def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
-    """Yield what the steps know of the cost of overlap: a line for each operation, or one that says nothing is known."""
+    """Yield what the steps know of the cost of overlap, a line for like operations, or that nothing is known of it."""
     if prediction.question.step_seconds is None:
         return
     if not prediction.overlap:
