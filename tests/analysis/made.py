@@ -8,9 +8,9 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
+from collbench.analysis.predict import contention
 from collbench.analysis.predict.networks import Network, Unit
 from collbench.analysis.predict.predict import Prediction, Predictor, Question
-from collbench.analysis.predict import contention
 from collbench.analysis.predict.timing import gather
 from collbench.model.compute import Compute, ComputeKind
 from collbench.model.operations import Operation, Work
