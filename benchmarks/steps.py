@@ -24,7 +24,7 @@ import json
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -242,7 +242,7 @@ def _doubts(row: Row) -> Iterator[str]:
 
 def _summary(found: Sequence[Row]) -> Iterator[str]:
     """Yield the mean error of the step, of the rows that the method is meant for and of the others."""
-    kinds = {
+    kinds: dict[str, Callable[[Row], bool]] = {
         "the GPU sets the pace, factors of the same settings": lambda row: not [*_doubts(row)],
         "(h), factors of the same settings": lambda row: [*_doubts(row)] == ["h"],
         "(s)": lambda row: row.other_settings,

@@ -106,11 +106,12 @@ bound() { # what bounds a step, host, GPU or wires: at a small batch and a large
 
 # A product about as long as one of GPT-2's layers at a small batch: what a message waits for depends on that.
 overlap() { # what a collective and compute cost each other, as NCCL goes with P2P and without; WORLDS=2
-    local world=${worlds[0]} words sizes=() computes=${COMPUTES:-gemm:2048}
-    [ "$DRY" ] && computes=gemm:256 sizes=(--sizes 256K,1M,4M)
-    for operation in allreduce allgather reducescatter; do
-        words=("${program[@]}" overlap "$operation" "${backend[@]}" --devices "$(devices "$world")" --compute "$computes")
-        words+=("${sizes[@]:---sizes=4M,16M,64M,256M}")
+    local world=${worlds[0]} words operation operations="allreduce allgather reducescatter" sizes=4M,16M,64M,256M
+    local computes=${COMPUTES:-gemm:2048} trials=8
+    [ "$DRY" ] && operations=allreduce sizes=256K,1M computes=gemm:256 trials=3
+    for operation in $operations; do
+        words=("${program[@]}" overlap "$operation" "${backend[@]}" --devices "$(devices "$world")")
+        words+=(--compute "$computes" --sizes "$sizes" --trials "$trials")
         step 120 "${words[@]}" --output "$out/overlap-$world-p2p-$operation.json"
         step 240 env NCCL_P2P_DISABLE=1 "${words[@]}" --output "$out/overlap-$world-nop2p-$operation.json"
     done

@@ -344,10 +344,10 @@ def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
 
 def test_predict_takes_runs_of_overlap(state: Path, tmp_path: Path) -> None:
     """Saved ones are the command's default, not Python's, which gets runs."""
-    machine = {"backend": "sim", "fabric": "titan-rtx-nv2", "seed": 1}
+    machine: dict[str, Any] = {"backend": "sim", "fabric": "titan-rtx-nv2", "seed": 1}
     run = collbench.measure("pairs", **machine | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
     beside = collbench.overlap(sizes=["16M", "64M"], **machine)
-    asked = {"model": "gpt2", "gpus": 2, "step_time": 0.022}
+    asked: dict[str, Any] = {"model": "gpt2", "gpus": 2, "step_time": 0.022}
     without, one, several = (
         collbench.predict(run, **asked, **more) for more in ({}, {"overlap": beside}, {"overlap": [beside]})
     )

@@ -332,7 +332,7 @@ class Predictor:
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
         middle = [span[1] for span in self._spans(transfers, members, question)]
         slower = self._contended(transfers, middle, members, question)
-        found = compute_of(question.step_seconds, transfers, middle, question.host, slower and slower.middle)
+        found = compute_of(question.step_seconds, transfers, middle, question.host, slower.middle if slower else None)
         if found is not None:
             return found
         step, tags = f"--step-time {fixed(question.step_seconds * 1e3)}ms", self._evidence.tags(members)
@@ -456,7 +456,7 @@ def _cost(
     raw = low, middle, high
     if compute is None:
         return Cost(members, raw)
-    scheduled = schedule(transfers, [span[1] for span in spans], compute, host, slower and slower.middle)
+    scheduled = schedule(transfers, [span[1] for span in spans], compute, host, slower.middle if slower else None)
     if slower is not None:  # where overlapping costs more than it gains, no overlap is not the worst
         most = step_seconds(transfers, [span[2] for span in spans], compute, host, slower.most)
         high = max(high, scheduled.step - compute, most - compute)
