@@ -118,9 +118,9 @@ overlap() { # what a collective and compute cost each other, as NCCL goes with P
 }
 
 steps() { # steps that exchange nothing, of DDP and of FSDP2, small and large, with P2P and without
-    local world=${worlds[0]} count=(--steps 30 --warmup 8) small=4 large=32 model
+    local world=${worlds[0]} count=(--steps 30 --warmup 8) batches="4 32" model
     local gpt2=("${gpt2[@]}") script
-    [ "$DRY" ] && count=(--steps 4 --warmup 1) small=1 large=2
+    [ "$DRY" ] && count=(--steps 3 --warmup 1) batches=1
     local models=${MODELS:-gpt2 gpt2-medium vit-b/16}
     [ "$DRY" ] && models="gpt2 vit-b/16"
     for model in $models; do
@@ -128,8 +128,9 @@ steps() { # steps that exchange nothing, of DDP and of FSDP2, small and large, w
         case $model in vit-*) script=vit_ddp.py ;; esac
         gpt2=("$here/benchmarks/$script" --model "$model")
         [ "$DRY" ] && gpt2+=(--tiny)
+        [ "$DRY" ] && [ $script = gpt2_ddp.py ] && gpt2+=(--sequence 32)
         for strategy in local ddp fsdp; do
-            for batch in $small $large; do
+            for batch in $batches; do
                 local name=${model//\//}-$strategy-$world-batch$batch
                 local job=("$world" --strategy "$strategy" --dtype bf16 --batch "$batch" "${count[@]}")
                 prefix=steps one "$name-p2p" "${job[@]}"

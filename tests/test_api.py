@@ -352,12 +352,16 @@ def test_predict_takes_runs_of_overlap(state: Path, tmp_path: Path) -> None:
         collbench.predict(run, **asked, **more) for more in ({}, {"overlap": beside}, {"overlap": [beside]})
     )
     assert (without.overlap, one.cases) == ((), several.cases)
-    assert one.cases[0].best.step[1] > without.cases[0].best.step[1]
+    before, after = (found.cases[0].best.step for found in (without, one))
+    assert before is not None
+    assert after is not None
+    assert after[1] > before[1]
     words = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms", "--json")
     reported = printed("predict", str(tmp_path / "run.json"), *words)
     mine = prediction.as_json(run, one)
     assert reported["cases"] == mine["cases"]
-    for given in ("over.json", [None]):
+    strange: list[Any] = ["over.json", [None]]
+    for given in strange:
         with pytest.raises(collbench.Error):
             collbench.predict(run, **asked, overlap=given)
     with pytest.raises(collbench.Error):

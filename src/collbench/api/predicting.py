@@ -95,7 +95,10 @@ def predict(runs: Named, asked: PredictRequest, overlaps: Named | None = ()) -> 
     else:
         network = networks.of_size(networks.parse_parameters(asked.params or ""), asked.layers)
     evidence = gather(runs, asked.registration)
-    curves = contention.gather(evidence, overlaps) if overlaps is not None else _newest(evidence)
+    if overlaps is None:  # where no step is predicted none counts
+        curves = _newest(evidence) if asked.step_seconds is not None else ()
+    else:
+        curves = contention.gather(evidence, overlaps)
     strategies = parse_strategies(asked.strategies)
     if asked.strategies.strip().lower() == ALL and asked.shards is None:
         strategies = tuple(name for name in strategies if name != "hsdp")  # it cannot be asked for without its shards
