@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains GPT-2 124M for some steps, and prints each step's time: what communication costs a real training job.
+"""Trains GPT-2 for some steps, and prints each step's time: what communication costs a real training job.
 
     collbench train --auto-select 2 benchmarks/gpt2_ddp.py --strategy ddp --dtype bf16
     collbench ablate --auto-select 2 --without p2p -- benchmarks/gpt2_ddp.py --strategy fsdp
@@ -77,6 +77,7 @@ class Step:
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="GPT-2 124M, some training steps, each one's time")
+    parser.add_argument("--model", choices=language.MODELS, default="gpt2", help="124M or 355M parameters [gpt2]")
     parser.add_argument("--strategy", choices=STRATEGIES, default="ddp", help="[ddp]")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="see above [bf16]")
     parser.add_argument("--batch", type=int, default=4, metavar="N", help="sequences per rank and step [4]")
@@ -252,7 +253,7 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     check(options, here, held_out)
     torch.manual_seed(options.seed)  # the same weights on every rank
     with here.device:  # weights drawn where they are used: a GPU needs no second for it, a CPU core two
-        model = language.model(tiny=options.tiny).to(here.device, DTYPES[options.dtype])
+        model = language.model(options.model, tiny=options.tiny).to(here.device, DTYPES[options.dtype])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     common = language.windows(held_out, (options.batch,), options.sequence, options.seed).to(here.device)
     # Before FSDP: its root keeps what it gathers in a forward without gradients, and would train on that.
@@ -272,8 +273,9 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     if options.profile_buckets:
         here.say("\n".join(messages.lines()))
     return (
-        f"summary model={'tiny' if options.tiny else 'gpt2'} parameters={parameters} strategy={options.strategy} "
-        f"dtype={options.dtype} ranks={here.world_size} batch={options.batch} sequence={options.sequence} "
+        f"summary model={'tiny' if options.tiny else options.model} parameters={parameters} "
+        f"strategy={options.strategy} dtype={options.dtype} "
+        f"ranks={here.world_size} batch={options.batch} sequence={options.sequence} "
         f"steps={options.steps} {timing(steps, tokens=here.world_size * options.batch * options.sequence)} "
         f"held_out_loss={before:.3f}->{after.item():.3f} same_model={'yes' if same else 'no'} "
         f"device={here.name.replace(' ', '_')} torch={torch.__version__}"

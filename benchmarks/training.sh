@@ -3,19 +3,21 @@
 # without, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
 #   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 7, launch 2;
-#   all is all of them. Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes
-#   gpt2 in several calls.
+#   all is all of those. `overlap` and `steps`, on two GPUs, are what benchmarks/steps.py compares with `predict`: factors of
+#   overlap and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without; nobody timed these two parts yet.
+#   Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes gpt2 in several
+#   calls, and MODELS=gpt2 steps.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
 #   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
 #   EPOCHS=4, SEEDS=0,1,2,3 and REPEATS=3 change how long `scaling` and an ablation take. Nothing here sets NCCL's variables but
 #   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
 set -u -o pipefail
-[ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|buckets|scaling|launch|all]" >&2; exit 2; }
+[ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|overlap|steps|buckets|scaling|launch|all]" >&2; exit 2; }
 out=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")/.." && pwd)
 part=${2:-all}
-case $part in curves | gpt2 | bound | buckets | scaling | launch | all) ;; *)
-    echo "training.sh: no part '$part': curves, gpt2, bound, buckets, scaling, launch or all" >&2; exit 2 ;;
+case $part in curves | gpt2 | bound | overlap | steps | buckets | scaling | launch | all) ;; *)
+    echo "training.sh: no part '$part': curves, gpt2, bound, overlap, steps, buckets, scaling, launch or all" >&2; exit 2 ;;
 esac
 export XDG_STATE_HOME=${XDG_STATE_HOME:-$out/.state} PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
@@ -78,10 +80,11 @@ arm=() # before a job's command: what differs between arms
 one() { # one NAME WORLD OPTIONS …: a single job, its output kept
     local name=$1 world=$2; shift 2
     local words=("${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
-    step 90 "${words[@]}" "${gpt2[@]}" "$@" > "$out/gpt2-$name.txt" 2> "$out/gpt2-$name.err"
+    name=${prefix:-gpt2}-$name
+    step 90 "${words[@]}" "${gpt2[@]}" "$@" > "$out/$name.txt" 2> "$out/$name.err"
     local status=$?
-    echo "== gpt2-$name: exit $status; $(grep ^summary "$out/gpt2-$name.txt" || tail -3 "$out/gpt2-$name.err")"
-    rm -f "$out/gpt2-$name.err"
+    echo "== $name: exit $status; $(grep ^summary "$out/$name.txt" || tail -3 "$out/$name.err")"
+    rm -f "$out/$name.err"
 }
 
 bound() { # what bounds a step, host, GPU or wires: at a small batch and a large one, with P2P and without
@@ -99,6 +102,45 @@ bound() { # what bounds a step, host, GPU or wires: at a small batch and a large
             done
         done
     done
+}
+
+# A product about as long as one of GPT-2's layers at a small batch: what a message waits for depends on that.
+overlap() { # what a collective and compute cost each other, as NCCL goes with P2P and without; WORLDS=2
+    local world=${worlds[0]} words operation operations="allreduce allgather reducescatter" sizes=4M,16M,64M,256M
+    local computes=${COMPUTES:-gemm:2048} trials=8
+    [ "$DRY" ] && operations=allreduce sizes=256K,1M computes=gemm:256 trials=3
+    for operation in $operations; do
+        words=("${program[@]}" overlap "$operation" "${backend[@]}" --devices "$(devices "$world")")
+        words+=(--compute "$computes" --sizes "$sizes" --trials "$trials")
+        step 120 "${words[@]}" --output "$out/overlap-$world-p2p-$operation.json"
+        step 240 env NCCL_P2P_DISABLE=1 "${words[@]}" --output "$out/overlap-$world-nop2p-$operation.json"
+    done
+}
+
+steps() { # steps that exchange nothing, of DDP and of FSDP2, small and large, with P2P and without
+    local world=${worlds[0]} count=(--steps 30 --warmup 8) batches="4 32" model
+    local gpt2=("${gpt2[@]}") script
+    [ "$DRY" ] && count=(--steps 3 --warmup 1) batches=1
+    local models=${MODELS:-gpt2 gpt2-medium vit-b/16}
+    [ "$DRY" ] && models="gpt2 vit-b/16"
+    for model in $models; do
+        script=gpt2_ddp.py
+        case $model in vit-*) script=vit_ddp.py ;; esac
+        gpt2=("$here/benchmarks/$script" --model "$model")
+        [ "$DRY" ] && gpt2+=(--tiny)
+        [ "$DRY" ] && [ $script = gpt2_ddp.py ] && gpt2+=(--sequence 32)
+        for strategy in local ddp fsdp; do
+            for batch in $batches; do
+                local name=${model//\//}-$strategy-$world-batch$batch
+                local job=("$world" --strategy "$strategy" --dtype bf16 --batch "$batch" "${count[@]}")
+                prefix=steps one "$name-p2p" "${job[@]}"
+                arm=(env NCCL_P2P_DISABLE=1)
+                prefix=steps one "$name-nop2p" "${job[@]}"
+                arm=()
+            done
+        done
+    done
+    step 60 "$python" "$here/benchmarks/steps.py" "$out" --json "$out/steps.json"
 }
 
 buckets() { # the messages of a step
@@ -155,6 +197,8 @@ cd "$out" || exit 1 # not the source tree: what was installed is what runs
 [ "$part" = all ] || [ "$part" = curves ] && curves
 [ "$part" = all ] || [ "$part" = gpt2 ] && gpt2
 [ "$part" = all ] || [ "$part" = bound ] && bound
+[ "$part" = overlap ] && overlap
+[ "$part" = steps ] && steps
 [ "$part" = all ] || [ "$part" = buckets ] && buckets
 [ "$part" = all ] || [ "$part" = scaling ] && scaling
 [ "$part" = all ] || [ "$part" = launch ] && launch

@@ -342,10 +342,37 @@ def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
     assert collbench.predict([run], model="gpt2", gpus=2).cases == collbench.predict(run, model="gpt2", gpus=2).cases
 
 
+def test_predict_takes_runs_of_overlap(state: Path, tmp_path: Path) -> None:
+    """Saved ones are the command's default, not Python's, which gets runs."""
+    machine: dict[str, Any] = {"backend": "sim", "fabric": "titan-rtx-nv2", "seed": 1}
+    run = collbench.measure("pairs", **machine | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
+    beside = collbench.overlap(sizes=["16M", "64M"], **machine)
+    asked: dict[str, Any] = {"model": "gpt2", "gpus": 2, "step_time": 0.022}
+    without, one, several = (
+        collbench.predict(run, **asked, **more) for more in ({}, {"overlap": beside}, {"overlap": [beside]})
+    )
+    assert (without.overlap, one.cases) == ((), several.cases)
+    before, after = (found.cases[0].best.step for found in (without, one))
+    assert before is not None
+    assert after is not None
+    assert after[1] > before[1]
+    words = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms", "--json")
+    reported = printed("predict", str(tmp_path / "run.json"), *words)
+    mine = prediction.as_json(run, one)
+    assert reported["cases"] == mine["cases"]
+    strange: list[Any] = ["over.json", [None]]
+    for given in strange:
+        with pytest.raises(collbench.Error):
+            collbench.predict(run, **asked, overlap=given)
+    with pytest.raises(collbench.Error):
+        collbench.predict(run, model="gpt2", registration="window")
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
+        {"model": "gpt2", "registration": "best"},
         {"model": "gpt2", "params": "1B"},
         {"model": 7},
         {"model": "gpt2", "layers": 2},

@@ -53,16 +53,22 @@ class Pair:
 
 def pairs(folder: Path) -> list[Pair]:
     """Return the folder's pairs, smaller batches first within a strategy. A job whose partner failed is left out."""
-    found = []
-    for path in sorted(folder.glob(f"gpt2-bound-*{_WITH}")):
-        partner = path.with_name(path.name.removesuffix(_WITH) + _WITHOUT)
-        both = [results.summary(one) for one in (path, partner) if one.exists()]
-        if len(both) == len([words for words in both if words]) == len((path, partner)):
-            found.append(Pair(*both))
+    found = named_pairs(folder, "gpt2-bound")
     for beside in sorted(folder.parent.glob(f"{folder.name[:10]}-*-lanes")):  # the date is ten characters
         fast, slow = (_lanes(beside / f"lanes{end}") for end in (_WITH, _WITHOUT))
         found += [Pair(fast[job], slow[job]) for job in fast if job in slow]
     return sorted(found, key=lambda one: (one.fast["strategy"], int(one.fast["ranks"]), int(one.fast["batch"])))
+
+
+def named_pairs(folder: Path, prefix: str) -> list[Pair]:
+    """Return the pairs among the files PREFIX-…-p2p.txt and …-nop2p.txt, by name."""
+    found = []
+    for path in sorted(folder.glob(f"{prefix}-*{_WITH}")):
+        partner = path.with_name(path.name.removesuffix(_WITH) + _WITHOUT)
+        both = [results.summary(one) for one in (path, partner) if one.exists()]
+        if len(both) == len([words for words in both if words]) == len((path, partner)):
+            found.append(Pair(*both))
+    return found
 
 
 def _lanes(path: Path) -> dict[tuple[str, ...], dict[str, str]]:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROOT = Path(__file__).parents[2]
+# What differs from transformers' defaults, which are the smallest GPT-2's [openai-community/gpt2-medium, config.json].
+MODELS: dict[str, dict[str, int]] = {"gpt2": {}, "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16}}
 HELD_OUT = 0.1  # of the text, its end, which is never trained on
 
 
@@ -57,8 +59,8 @@ class Tiny(nn.Module):
         return logits
 
 
-def model(*, tiny: bool) -> NextToken:
-    """Return GPT-2 124M from transformers' default configuration, or the tiny one; weights from torch's seed.
+def model(name: str = "gpt2", *, tiny: bool) -> NextToken:
+    """Return GPT-2 from transformers' default configuration in a size, or the tiny one; weights from torch's seed.
 
     Raises ModuleNotFoundError where transformers is not installed.
     """
@@ -66,7 +68,9 @@ def model(*, tiny: bool) -> NextToken:
         small = Tiny()
         return NextToken(small, small.layers)
     transformers = importlib.import_module("transformers")  # by name: it is no dependency of collbench
-    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, attn_implementation="sdpa"))
+    gpt2 = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(use_cache=False, attn_implementation="sdpa", **MODELS[name])
+    )
     return NextToken(gpt2, gpt2.transformer.h)
 
 

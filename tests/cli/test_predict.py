@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.predict.networks import NAMES
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Registration
+from collbench.model.run import Run
 from collbench.runfile import run_file
-from tests.analysis.made import pairs, simulated
+from tests.analysis.made import curve, overlapping, pairs, simulated
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
 
@@ -86,6 +87,117 @@ def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Pa
         "assumed   head and loss take 41% of the GPU's time"
         in program(*("predict", *words, "-v", "--head-share", "0.41")).out
     )
+
+
+def overlap_file(folder: Path, name: str, run: Run | None = None) -> Path:
+    """Save a run of overlap of the four GPUs: the collective takes 3 times as long, compute 1.2 times."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    run_file.save(run or overlapping({2**20: (3.0, 1.2), 2**30: (3.0, 1.2)}), path)
+    return path
+
+
+STEP = ("--model", "gpt2", "--gpus", "2", "--strategy", "ddp,fsdp", "--step-time", "22ms")
+SAVED = "state/collbench/runs"
+
+
+def test_without_a_run_of_overlap_the_page_says_what_it_assumes(program: Program, saved: Path) -> None:
+    said = program("predict", "run.json", *STEP)
+    assert "\noverlap   not measured: the step assumes" in said.out
+    assert "\noverlap" not in program("predict", "run.json", "--model", "gpt2", "--gpus", "2").out
+    assert json.loads(program("predict", "run.json", *STEP, "--json").out)["overlap"] == []
+
+
+def test_a_run_of_overlap_makes_the_step_longer_and_is_named(program: Program, saved: Path) -> None:
+    overlap_file(saved, "over.json")
+    said = program("predict", "run.json", *STEP, "--overlap", "over.json")
+    assert (said.status, said.err) == (0, "")
+    page = " ".join(said.out.split())
+    assert "overlap all-reduce 3.00x, compute 1.20x beside gemm:8192, over.json; measured on GPU0, GPU1" in page
+    assert "overlap all-gather and reduce-scatter 3.00x" in page
+    assert "borrowed from all-reduce" in page
+    free, slowed = (
+        json.loads(program("predict", "run.json", *STEP, *more, "--json").out)
+        for more in (("--overlap", "none"), ("--overlap", "over.json"))
+    )
+    for before, after in zip(free["cases"], slowed["cases"], strict=True):
+        assert after["best"]["step_seconds"]["middle"] > before["best"]["step_seconds"]["middle"]
+        assert after["best"]["step_seconds"]["low"] == before["best"]["step_seconds"]["low"]
+        assert after["best"]["raw_seconds"] == before["best"]["raw_seconds"]
+        assert (before["best"]["slowed_seconds"], after["best"]["slowed_seconds"] > 0) == (None, True)
+    assert {use["borrowed"] for use in slowed["overlap"] if use["operation"] != "allreduce"} == {True}
+
+
+def test_the_newest_saved_overlap_that_fits_is_taken(program: Program, saved: Path) -> None:
+    """Of another machine, of an older date, or unreadable ones lie beside it; none of them is believed."""
+    other = overlapping({2**20: (9.0, 2.0)})
+    other = replace(other, devices=tuple(replace(gpu, uuid=f"x{gpu.index}") for gpu in gpus(4)))
+    overlap_file(saved, f"{SAVED}/20260104T000000Z-cuda-overlap-0000000d.json", other)
+    overlap_file(saved, f"{SAVED}/20260103T000000Z-cuda-overlap-0000000c.json").write_text("{", encoding="utf-8")
+    overlap_file(saved, f"{SAVED}/20260102T000000Z-cuda-overlap-0000000b.json")
+    overlap_file(saved, f"{SAVED}/20260101T000000Z-cuda-overlap-0000000a.json", overlapping({2**20: (9.0, 2.0)}))
+    gathers = overlapping({2**20: (2.0, 1.1), 2**30: (2.0, 1.1)}, Operation.ALLGATHER)
+    overlap_file(saved, f"{SAVED}/20251231T000000Z-cuda-overlap-00000009.json", gathers)
+    answer = json.loads(program("predict", "run.json", *STEP, "--json").out)
+    used = {(use["operation"], use["source"].rpartition("/")[2][:8], use["borrowed"]) for use in answer["overlap"]}
+    assert used == {
+        ("allreduce", "20260102", False),
+        ("allgather", "20251231", False),
+        ("reducescatter", "20251231", True),
+    }
+    assert json.loads(program("predict", "run.json", *STEP, "--overlap", "none", "--json").out)["overlap"] == []
+
+
+def test_without_a_file_the_newest_run_that_is_none_of_overlap_is_read(program: Program, saved: Path) -> None:
+    overlap_file(saved, f"{SAVED}/20260102T000000Z-cuda-overlap-0000000b.json")
+    assert "no run is saved" in program("predict", *STEP).line
+    overlap_file(saved, f"{SAVED}/20260101T000000Z-cuda-pairs-0000000a.json", NVLINK_PAIR)
+    said = program("predict", *STEP)
+    assert said.status == 0
+    assert "cuda-pairs-0000000a.json" in said.err
+    assert "overlap   all-reduce 3.00x" in said.out
+
+
+def test_registered_memory_has_its_own_times(program: Program, saved: Path) -> None:
+    fast = [
+        replace(found, point=replace(found.point, registration=Registration.WINDOW))
+        for found in curve(Operation.ALLREDUCE, (0, 1), 200.0)
+    ]
+    run_file.save(run_of(gpus(4), [*NVLINK_PAIR.measurements, *fast]), saved / "both.json")
+    words = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms")
+    ordinary, window = (
+        json.loads(program("predict", "both.json", *words, *more, "--json").out)
+        for more in ((), ("--registration", "window"))
+    )
+    assert (ordinary["registration"], window["registration"]) == ("none", "window")
+    raw = [one["cases"][0]["best"]["raw_seconds"]["middle"] for one in (ordinary, window)]
+    assert raw[1] == pytest.approx(raw[0] / 2, rel=0.05)
+    assert "memory    registered (window)" in program("predict", "both.json", *words, "--registration", "window").out
+    refused = program("predict", "both.json", *words, "--registration", "buffer")
+    assert (refused.status, refused.out) == (2, "")
+    assert "was measured on buffer memory: measure with --registration buffer" in refused.line
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "line"),
+    [
+        ("another machine's", ["--overlap", "other.json"], "other.json has GPU0 (x0), which run.json lacks"),
+        ("no run of overlap", ["--overlap", "run.json"], "run.json has no factors to predict by"),
+        ("none and one", ["--overlap", "none", "--overlap", "over.json"], "--overlap none leaves what overlap costs"),
+        ("a file that is not there", ["--overlap", "gone.json"], "cannot read run file gone.json"),
+        ("its curves", ["over.json"], "over.json timed a collective beside compute, not alone: name it with --overlap"),
+    ],
+)
+def test_what_says_nothing_of_overlap_here_is_refused(
+    program: Program, saved: Path, title: str, words: list[str], line: str
+) -> None:
+    overlap_file(saved, "over.json")
+    other = overlapping({2**20: (3.0, 1.2)})
+    other = replace(other, devices=tuple(replace(gpu, uuid=f"x{gpu.index}") for gpu in gpus(4)))
+    overlap_file(saved, "other.json", other)
+    said = program("predict", "run.json", *STEP, *words)
+    assert (said.status, said.out) == (2, ""), title
+    assert line in said.line
 
 
 def test_the_default_is_every_doubling_and_all(program: Program, tmp_path: Path) -> None:

@@ -18,6 +18,19 @@ STRANGER = 54321
 NEWEST, OLDER = "20261122T000000Z-cuda-pairs.json", "20261121T000000Z-cuda-pairs.json"
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("20261122T210053Z-sim-overlap-8b430281.json", "overlap"),
+        ("20261122T210053Z-cuda-pairs-8b430281.json", "pairs"),
+        (NEWEST, ""),
+        ("mine.json", ""),
+    ],
+)
+def test_the_name_of_a_saved_run_tells_its_command(name: str, command: str) -> None:
+    assert saved_runs.command_of(Path(name)) == command
+
+
 def link_to_a_strangers_file(path: Path) -> None:
     path.rename(path.parent.parent / "theirs.json")
     path.symlink_to(path.parent.parent / "theirs.json")

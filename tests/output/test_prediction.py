@@ -12,15 +12,20 @@ from collbench.analysis.predict.timing import gather
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.output.text.prediction import as_json, conclusions, page
-from tests.analysis.made import SMALL, answer, pairs, question, simulated
+from tests.analysis.made import SMALL, answer, overlapping, pairs, question, simulated
 from tests.output.pages import text
 
 EVERY = ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
 NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
 
 
-def shown(asked: Question, run: Run) -> str:
-    return text(page(run, answer(asked, run)))
+def shown(asked: Question, run: Run, *overlaps: Run) -> str:
+    return text(page(run, answer(asked, run, overlaps=overlaps)))
+
+
+def overlap_lines(page_text: str) -> list[str]:
+    """Return what the page says of overlap, each in one line."""
+    return [" ".join(line.split()) for line in re.findall(r"^overlap .*(?:\n {10}.*)*", page_text, flags=re.MULTILINE)]
 
 
 def rows(page_text: str) -> Iterator[list[str]]:
@@ -112,6 +117,95 @@ def test_devices_left_out_are_named() -> None:
             found.wrong = 1
     said = shown(question(), run)
     assert "\nleft out  GPU2: faulty: its pairs failed" in said
+
+
+ALL_SIZES = {2**20: (4.0, 1.1), 2**30: (2.0, 1.2)}
+
+
+@pytest.mark.parametrize(
+    ("title", "strategy", "overlaps", "lines"),
+    [
+        (
+            "nobody measured it",
+            "ddp",
+            [],
+            [
+                "overlap not measured: the step assumes that communication and compute do not slow each other; "
+                "'collbench overlap' measures it"
+            ],
+        ),
+        (
+            "measured on each set",
+            "ddp",
+            [overlapping(ALL_SIZES), overlapping(ALL_SIZES, members=(0, 2))],
+            [
+                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x beside gemm:8192, overlap0.json",
+                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x beside gemm:8192, overlap1.json",
+            ],
+        ),
+        (
+            "on other devices, of another operation, beyond its sizes",
+            "fsdp",
+            [overlapping({2**30: (2.0, 1.2)}, members=(0, 3))],
+            [
+                "overlap all-gather and reduce-scatter 2.00x, compute 1.20x beside gemm:8192, overlap0.json; borrowed "
+                "from all-reduce; measured on GPU0, GPU3; sizes beyond 1G as at the nearest"
+            ],
+        ),
+    ],
+)
+def test_what_is_known_of_overlap_is_said_in_a_line(
+    title: str, strategy: str, overlaps: list[Run], lines: list[str]
+) -> None:
+    slow = pairs({(0, 1): 100.0, (2, 3): 100.0, (0, 2): 5.0}, 4, other=10.0)
+    said = shown(question(strategy=strategy, step_seconds=3e-3), slow, *overlaps)
+    assert overlap_lines(said) == lines, title
+    assert max(map(len, said.partition("\nmodel ")[2].splitlines())) <= 80
+
+
+def test_an_overlap_of_another_nccl_or_with_lost_data_points_says_so() -> None:
+    run = overlapping(ALL_SIZES)
+    del run.overlaps[1].trials[1:]
+    newer = replace(run, machine=replace(run.machine, nccl="9.9.9"))
+    (line,) = overlap_lines(shown(question(step_seconds=3e-3), NVLINK_PAIR, newer))
+    assert "1 data point unused: failed, or fewer than three trials" in line
+    assert "with NCCL 9.9.9, the times with " in line
+
+
+def test_a_simulated_factor_carries_the_word_sim() -> None:
+    run = simulated("nvlink-pairs-2x2")
+    fake = replace(run, measurements=[], overlaps=overlapping(ALL_SIZES).overlaps)
+    lines = overlap_lines(shown(question(step_seconds=3e-3), run, fake))
+    assert lines
+    assert all("(sim)" in line for line in lines)
+
+
+def test_json_has_what_was_taken_from_a_run_of_overlap() -> None:
+    asked = question(strategy="fsdp", step_seconds=3e-3)
+    prediction = answer(asked, NVLINK_PAIR, overlaps=[overlapping(ALL_SIZES)])
+    reported = as_json(NVLINK_PAIR, prediction)
+    gather_use, *_ = (use for use in reported["overlap"] if use["operation"] == "allgather")
+    low, high = gather_use.pop("collective_factor")
+    assert 1 < low <= high <= 4
+    assert gather_use == {
+        "operation": "allgather",
+        "devices": ["GPU0", "GPU1"],
+        "source": "overlap0.json",
+        "measured_operation": "allreduce",
+        "measured_devices": ["GPU0", "GPU1"],
+        "measured_sizes": [2**20, 2**30],
+        "nccl": NVLINK_PAIR.machine.nccl,
+        "compute": "gemm:8192",
+        "unused": 0,
+        "sizes": [2**20, 2**21],
+        "compute_factor": pytest.approx([1.1, 1.1], rel=0.02),
+        "borrowed": True,
+        "elsewhere": False,
+        "beyond": False,
+    }
+    best = reported["cases"][0]["best"]
+    assert 0 < best["slowed_seconds"] <= best["exposed_seconds"]["middle"]
+    assert as_json(NVLINK_PAIR, answer(asked, NVLINK_PAIR))["cases"][0]["best"]["slowed_seconds"] is None
 
 
 def test_json_says_the_same_in_seconds() -> None:

@@ -103,10 +103,15 @@ def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How many times as long the collective takes beside compute, and compute beside the collective."""
+    """How many times as long the collective takes beside compute, and compute beside the collective.
+
+    `collective_most` and `compute_most` are the upper ends of their 95 % intervals, infinite without one.
+    """
 
     collective: float
     compute: float
+    collective_most: float
+    compute_most: float
 
 
 def slowdown(
@@ -137,12 +142,23 @@ def slowdown(
         return upper
     lower, low = _factors(points[above - 1]), math.log(points[above - 1].size_bytes)
     share = (math.log(size_bytes) - low) / (math.log(points[above].size_bytes) - low)
-    return Slowdown(_between(lower.collective, upper.collective, share), _between(lower.compute, upper.compute, share))
+    return Slowdown(
+        _between(lower.collective, upper.collective, share),
+        _between(lower.compute, upper.compute, share),
+        _between(lower.collective_most, upper.collective_most, share),
+        _between(lower.compute_most, upper.compute_most, share),
+    )
 
 
 def _factors(found: Overlap) -> Slowdown:
     summary = summarize(found)
-    return Slowdown(summary.collective_factor.value, summary.compute_factor.value)
+    collective, compute = summary.collective_factor, summary.compute_factor
+    return Slowdown(
+        collective.value,
+        compute.value,
+        math.inf if collective.interval is None else collective.interval[1],
+        math.inf if compute.interval is None else compute.interval[1],
+    )
 
 
 def _between(low: float, high: float, share: float) -> float:

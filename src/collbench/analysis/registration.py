@@ -25,12 +25,15 @@ def ordinary(run: Run) -> Run:
     Where it has none of these, those on the memory that it has stand for them.
     """
     kinds = kinds_of(run)
-    if kinds in ((), (Registration.NONE,)):
-        return run
+    return run if kinds in ((), (Registration.NONE,)) else on_memory(run, kinds[0])
+
+
+def on_memory(run: Run, kind: Registration) -> Run:
+    """Return the run with its collectives on one kind of memory alone, as if that were ordinary."""
     kept = (
         replace(one, point=replace(one.point, registration=Registration.NONE))
         for one in run.measurements
-        if one.point.registration is kinds[0] or not one.point.operation.is_collective
+        if one.point.registration is kind or not one.point.operation.is_collective
     )
     return replace(run, measurements=list(kept))
 

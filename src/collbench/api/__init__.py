@@ -298,12 +298,17 @@ def predict(  # noqa: PLR0913 - keywords, each an option of the command line
     head_share: float | None = None,
     shard: int | None = None,
     bucket: int | str = "25M",
+    overlap: Run | Iterable[Run] | None = None,
+    registration: str = "none",
 ) -> Prediction:
     """Return what communication costs a training step on the best and the worst GPUs of one machine's runs.
 
-    The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. Raises Error.
+    The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. `overlap` are runs
+    of `collbench.overlap`: without one no saved run is looked for, and a step assumes that overlap costs nothing.
+    Raises Error.
     """
     from collbench.api import predicting, values
+    from collbench.model.operations import Registration
 
     given = values.several(runs)
     for run in given:
@@ -326,8 +331,13 @@ def predict(  # noqa: PLR0913 - keywords, each an option of the command line
         head_share=None if head_share is None else values.number("head_share", head_share, below=1),
         shards=None if shard is None else values.whole("shard", shard, least=2),
         bucket_bytes=values.size(bucket),
+        registration=Registration(values.word("registration", registration, [kind.value for kind in Registration])),
     )
-    return predicting.predict([(f"run {number}", run) for number, run in enumerate(given, 1)], asked)[1]
+    beside = [] if overlap is None else values.several(overlap)
+    for run in beside:
+        _check_run(run, "predict")
+    runs_given = [(f"run {number}", run) for number, run in enumerate(given, 1)]
+    return predicting.predict(runs_given, asked, [(f"overlap {n}", run) for n, run in enumerate(beside, 1)])[1]
 
 
 def nodes(  # noqa: PLR0913 - keywords, each an option of the command line

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collbench.api.evidence import refusals
-from collbench.model.errors import UsageError
-from collbench.model.run import Run
+from collbench.model.errors import RunFileError, UsageError
+from collbench.model.operations import Registration
+from collbench.model.printable import one_line
+from collbench.model.run import CommandKind, Run
 from collbench.model.units import fixed, parse_size
+from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
+    from collbench.analysis.predict.contention import OverlapCurve
     from collbench.analysis.predict.predict import Prediction
     from collbench.analysis.predict.timing import Evidence
+
+# Named runs, each with its file's name.
+Named = Sequence[tuple[str, Run]]
+# Saved runs of `overlap` that are read to find one of this machine; each takes 0.1 s, and others may share the home.
+_RECENT = 10
 
 # What parameters and gradients are sent as, with the bytes of each.
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -27,6 +36,7 @@ class PredictRequest:
     `strategies` are words with commas. `step_seconds` is one step of this job, timed on one GPU alone or, with
     `on_best`, on the best set of `gpus`; `gpu_seconds` what it would be if the GPU never waited for the host, and
     `host_phases` how the host then divides its time. None: not said, or left to the method (docs/predict.md).
+    `registration` is the memory that the job's collectives use.
     """
 
     model: str | None = None
@@ -44,6 +54,7 @@ class PredictRequest:
     host_phases: str | None = None
     shards: int | None = None
     bucket_bytes: int = parse_size(DEFAULT_BUCKET)
+    registration: Registration = Registration.NONE
 
     def check(self) -> None:
         """Raise UsageError for what contradicts itself, before any file is read."""
@@ -66,13 +77,14 @@ class PredictRequest:
             )
 
 
-def predict(runs: Sequence[tuple[str, Run]], asked: PredictRequest) -> tuple[Run, Prediction]:
+def predict(runs: Named, asked: PredictRequest, overlaps: Named | None = ()) -> tuple[Run, Prediction]:
     """Return the run whose GPUs are chosen from, and what a step costs on them; each run comes with its name.
 
+    `overlaps` are runs of `collbench overlap`, None for the newest saved ones of this machine and these settings.
     Raises UsageError.
     """
     # Late: numpy and scipy take as long to load as the rest of the program.
-    from collbench.analysis.predict import networks
+    from collbench.analysis.predict import contention, networks
     from collbench.analysis.predict.predict import Predictor, Question
     from collbench.analysis.predict.step import ALL, parse_phases, parse_strategies
     from collbench.analysis.predict.timing import gather
@@ -82,7 +94,11 @@ def predict(runs: Sequence[tuple[str, Run]], asked: PredictRequest) -> tuple[Run
         network = networks.find(asked.model)
     else:
         network = networks.of_size(networks.parse_parameters(asked.params or ""), asked.layers)
-    evidence = gather(runs)
+    evidence = gather(runs, asked.registration)
+    if overlaps is None:  # where no step is predicted none counts
+        curves = _newest(evidence) if asked.step_seconds is not None else ()
+    else:
+        curves = contention.gather(evidence, overlaps)
     strategies = parse_strategies(asked.strategies)
     if asked.strategies.strip().lower() == ALL and asked.shards is None:
         strategies = tuple(name for name in strategies if name != "hsdp")  # it cannot be asked for without its shards
@@ -104,7 +120,23 @@ def predict(runs: Sequence[tuple[str, Run]], asked: PredictRequest) -> tuple[Run
         host_phases=None if asked.host_phases is None else parse_phases(asked.host_phases),
     )
     with refusals():
-        return evidence.run, Predictor(evidence).predict(question)
+        return evidence.run, Predictor(evidence, curves).predict(question)
+
+
+def _newest(evidence: Evidence) -> tuple[OverlapCurve, ...]:
+    """Return what the newest saved runs of `overlap` say that fit the evidence: of each operation the newest one's."""
+    from collbench.analysis.predict import contention
+
+    found: list[OverlapCurve] = []
+    saved = [path for path in saved_runs.believed().files if saved_runs.command_of(path) == CommandKind.OVERLAP]
+    for path in saved[:_RECENT]:
+        try:
+            curves = contention.gather(evidence, [(one_line(str(path)), run_file.load(path))])
+        except (RunFileError, UsageError):
+            continue  # another machine's, or an older format: the page says where no overlap was known
+        known = {curve.operation for curve in found}
+        found += [curve for curve in curves if curve.operation not in known]
+    return tuple(found)
 
 
 def _counts(evidence: Evidence) -> tuple[int, ...]:

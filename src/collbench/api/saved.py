@@ -8,6 +8,7 @@ from pathlib import Path
 
 from collbench.api.notices import SILENT, Notices
 from collbench.model.errors import RunFileError, UsageError
+from collbench.model.run import CommandKind
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
 
@@ -25,15 +26,19 @@ def runs(limit: int | None = None, notices: Notices = SILENT) -> tuple[SavedRun,
     return tuple(islice(_readable(found.files, notices), limit))
 
 
-def newest(notices: Notices = SILENT) -> Path:
-    """Return the newest saved run's file, which a notice names. Raises UsageError where none is saved."""
+def newest(notices: Notices = SILENT, besides: CommandKind | None = None) -> Path:
+    """Return the newest saved run's file, which a notice names; but none of the command `besides`.
+
+    Raises UsageError where none is saved.
+    """
     found = saved_runs.believed()
     if found.ignored:
         notices.say(found.ignored)
-    if not found.files:
+    files = [path for path in found.files if besides is None or saved_runs.command_of(path) != besides]
+    if not files:
         raise UsageError("no run is saved: name a run file, or measure with 'collbench pairs' first")
-    notices.say(f"the newest saved run, {found.files[0]}")
-    return found.files[0]
+    notices.say(f"the newest saved run, {files[0]}")
+    return files[0]
 
 
 def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.model.errors import UsageError
+from collbench.model.operations import Registration
 from collbench.model.printable import one_line
+from collbench.model.run import CommandKind, Run
 from collbench.model.units import parse_size
 from collbench.runfile import run_file
 
@@ -26,6 +29,7 @@ _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 # A step of so many micro-batches is hours long, and all of its transfers are laid out.
 _MOST_MICRO_BATCHES = 1024
 _ALONE, _ON_BEST = "alone", "best"
+NO_OVERLAP = "none"
 
 
 def _seconds(_context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -130,6 +134,20 @@ _own_options = options.apply(
         callback=options.parsed(parse_size),
         help="Size of a gradient bucket: DDP's bucket_cap_mb.",
     ),
+    click.option(
+        "--overlap",
+        "overlaps",
+        metavar="RUN",
+        multiple=True,
+        help="Run of 'collbench overlap', or none.  [default: the newest that fits]",
+    ),
+    click.option(
+        "--registration",
+        metavar="KIND",
+        type=click.Choice([kind.value for kind in Registration]),
+        default=Registration.NONE.value,
+        help="Registered memory of the job: none, buffer or window.  [default: none]",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
     verbose_option,
 )
@@ -138,7 +156,15 @@ _own_options = options.apply(
 @click.command(short_help="Predict what communication costs a training step.")
 @click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=click.Path(path_type=Path))
 @_own_options
-def predict(files: tuple[Path, ...], *, timed_on: str, as_json: bool, **asked: Any) -> None:
+def predict(
+    files: tuple[Path, ...],
+    *,
+    timed_on: str,
+    overlaps: tuple[str, ...],
+    registration: str,
+    as_json: bool,
+    **asked: Any,
+) -> None:
     """Say what communication costs a training step on the best and on the worst GPUs.
 
     It reads saved runs of one machine. The run of 'pairs' ranks the sets of GPUs. Runs of allreduce, allgather and
@@ -149,10 +175,13 @@ def predict(files: tuple[Path, ...], *, timed_on: str, as_json: bool, **asked: A
       collbench predict run.json --model gpt2 --strategy all --step-time 22ms
       collbench predict pairs.json allgather.json --params 7B --strategy fsdp
     """
-    request = PredictRequest(on_best=timed_on == _ON_BEST, **asked)
+    request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **asked)
     request.check()
-    runs = [(one_line(str(file)), run_file.load(file)) for file in all_named_or_newest(files)]
-    run, answer = predicted(runs, request)
+    if NO_OVERLAP in overlaps and len(overlaps) > 1:
+        raise UsageError(f"--overlap {NO_OVERLAP} leaves what overlap costs out: leave the other --overlap out")
+    beside = () if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps)) if overlaps else None
+    runs = _loaded(all_named_or_newest(files, besides=CommandKind.OVERLAP))
+    run, answer = predicted(runs, request, beside)
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.output.text import prediction
     from collbench.output.text.frame import alarm
@@ -163,3 +192,7 @@ def predict(files: tuple[Path, ...], *, timed_on: str, as_json: bool, **asked: A
         show_page([*(block for _, one in runs for block in alarm(one)), *prediction.page(run, answer)])
     status = max(outcome(one).status for _, one in runs)
     leave(status)
+
+
+def _loaded(files: Iterable[Path]) -> list[tuple[str, Run]]:
+    return [(one_line(str(file)), run_file.load(file)) for file in files]

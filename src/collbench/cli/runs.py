@@ -9,6 +9,7 @@ import click
 
 from collbench.api import saved
 from collbench.cli.terminal import NOTICES, echo
+from collbench.model.run import CommandKind
 from collbench.runfile.saved_runs import SavedRun
 
 _LIMIT = 20
@@ -19,9 +20,12 @@ def named_or_newest(file: Path | None) -> Path:
     return saved.newest(NOTICES) if file is None else file
 
 
-def all_named_or_newest(files: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the files that were named, else the newest saved run's. Raises UsageError where none is saved."""
-    return files or (saved.newest(NOTICES),)
+def all_named_or_newest(files: tuple[Path, ...], besides: CommandKind | None = None) -> tuple[Path, ...]:
+    """Return the files that were named, else the newest saved run's but for those of one command.
+
+    Raises UsageError where none is saved.
+    """
+    return files or (saved.newest(NOTICES, besides),)
 
 
 @click.command(short_help="List the saved runs, newest first.")

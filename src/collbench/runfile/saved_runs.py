@@ -48,6 +48,12 @@ def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = R
     return None
 
 
+def command_of(path: Path) -> str:
+    """Return the command that saved a run, as its name has it: "pairs"; "" for a name that is not ours."""
+    words = path.stem.split("-")  # the time, the backend, the command, a random word
+    return "-".join(words[2:-1])
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """The saved runs that are believed, the newest name first, and one line on those that are not, "" for none."""

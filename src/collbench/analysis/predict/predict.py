@@ -13,6 +13,7 @@ import numpy as np
 from collbench.analysis import problem
 from collbench.analysis.bands import ceiling, on_one_plane, predict
 from collbench.analysis.choice import Band, Grounds, LeftOut, Members, TooFewLeft
+from collbench.analysis.predict.contention import Contended, OverlapCurve, OverlapUse, contended
 from collbench.analysis.predict.networks import Network
 from collbench.analysis.predict.step import (
     AS_THE_GPU,
@@ -28,6 +29,7 @@ from collbench.analysis.predict.step import (
     Transfer,
     compute_of,
     pace,
+    schedule,
     step_seconds,
 )
 from collbench.analysis.predict.timing import Evidence, Span, Timing, Timings, beyond
@@ -39,7 +41,7 @@ from collbench.analysis.select import choose
 from collbench.analysis.wiring import wiring
 from collbench.machine.labels import is_nvlink
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Registration
 from collbench.model.units import abridged, fixed
 
 # Which sets of k devices a prediction compares: the one that `select` would take, and the worst.
@@ -218,13 +220,15 @@ class Cost:
 
     `raw` is the time of all transfers one after the other. `exposed` is what of it compute waits for: at least with
     perfect overlap, at most without any, in the middle as scheduled; `step` is compute and that. None without a step
-    time.
+    time. `slowed` are the seconds of it that compute itself takes longer beside transfers, None where no overlap was
+    measured.
     """
 
     members: Members
     raw: Span
     exposed: Span | None = None
     step: Span | None = None
+    slowed: float | None = None
 
     def share(self, part: Span) -> float | None:
         """Return the middle of a part as a share of the step, None without one."""
@@ -267,13 +271,19 @@ class PredictedSet:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All cases, strategies within numbers of GPUs; the sets of each number; assumptions as sentences."""
+    """All cases, strategies within numbers of GPUs; the sets of each number; assumptions as sentences.
+
+    `overlap` is what was taken from measured overlaps, () where the steps assume that overlap costs nothing. Times are
+    those on memory of the kind `registration`.
+    """
 
     question: Question
     cases: tuple[PredictedSet, ...]
     sets: dict[int, Sets]
     assumed: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    overlap: tuple[OverlapUse, ...] = ()
+    registration: Registration = Registration.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +297,10 @@ class _Where:
 class Predictor:
     """Answers from one machine's evidence; collects what it assumed on the way."""
 
-    def __init__(self, evidence: Evidence) -> None:
-        """Take all that was measured."""
-        self._evidence = evidence
+    def __init__(self, evidence: Evidence, overlaps: Sequence[OverlapCurve] = ()) -> None:
+        """Take all that was measured: links, and what a collective and compute cost each other."""
+        self._evidence, self._overlaps = evidence, overlaps
+        self._used: dict[OverlapUse, None] = {}
         self._machine = Machine(evidence)
         self._timings = Timings(evidence, self._machine.band, self._machine.delta, self._machine.port)
         self._assumed: dict[str, _Where] = {}
@@ -305,7 +316,9 @@ class Predictor:
             for gpus in question.gpus
             for strategy in question.strategies
         )
-        return Prediction(question, cases, sets, (*_general(question), *self._assumptions()), self._machine.left_out)
+        used = tuple(self._used) if question.step_seconds is not None else ()
+        assumed = (*_general(question, overlap=bool(used)), *self._assumptions())
+        return Prediction(question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration)
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
         """Return what a step of so many compute seconds costs on these very devices, by position."""
@@ -318,7 +331,8 @@ class Predictor:
             return question.step_seconds
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
         middle = [span[1] for span in self._spans(transfers, members, question)]
-        found = compute_of(question.step_seconds, transfers, middle, question.host)
+        slower = self._contended(transfers, middle, members, question)
+        found = compute_of(question.step_seconds, transfers, middle, question.host, slower.middle if slower else None)
         if found is not None:
             return found
         step, tags = f"--step-time {fixed(question.step_seconds * 1e3)}ms", self._evidence.tags(members)
@@ -355,7 +369,16 @@ class Predictor:
     def _priced(
         self, question: Question, transfers: Sequence[Transfer], members: Members, compute: float | None
     ) -> Cost:
-        return _cost(members, transfers, self._spans(transfers, members, question), compute, question.host)
+        spans = self._spans(transfers, members, question)
+        slower = self._contended(transfers, [span[1] for span in spans], members, question)
+        if slower is not None:
+            self._used |= dict.fromkeys(slower.uses)
+        return _cost(members, transfers, spans, compute, question.host, slower)
+
+    def _contended(
+        self, transfers: Sequence[Transfer], seconds: Sequence[float], members: Members, question: Question
+    ) -> Contended | None:
+        return contended(self._overlaps, transfers, seconds, lambda group: groups(group, members, question.shards)[0])
 
     def _rank(self, members: Members) -> float:
         return self._timings.of(Operation.ALLREDUCE, members).seconds(_RANKED_BYTES)[1]
@@ -422,24 +445,36 @@ def groups(group: Group, members: Members, shards: int | None) -> list[Members]:
 
 
 def _cost(
-    members: Members, transfers: Sequence[Transfer], spans: Sequence[Span], compute: float | None, host: Host | None
+    members: Members,
+    transfers: Sequence[Transfer],
+    spans: Sequence[Span],
+    compute: float | None,
+    host: Host | None,
+    slower: Contended | None,
 ) -> Cost:
     low, middle, high = (sum(span[end] for span in spans) for end in range(3))
     raw = low, middle, high
     if compute is None:
         return Cost(members, raw)
-    scheduled = step_seconds(transfers, [span[1] for span in spans], compute, host) - compute
-    exposed = max(0.0, low - compute), scheduled, high
-    return Cost(members, raw, exposed, (compute + exposed[0], compute + exposed[1], compute + exposed[2]))
+    scheduled = schedule(transfers, [span[1] for span in spans], compute, host, slower.middle if slower else None)
+    if slower is not None:  # where overlapping costs more than it gains, no overlap is not the worst
+        most = step_seconds(transfers, [span[2] for span in spans], compute, host, slower.most)
+        high = max(high, scheduled.step - compute, most - compute)
+    exposed = max(0.0, low - compute), scheduled.step - compute, high
+    step = compute + exposed[0], compute + exposed[1], compute + exposed[2]
+    return Cost(members, raw, exposed, step, None if slower is None else scheduled.slowed)
 
 
-def _general(question: Question) -> Iterator[str]:
+def _general(question: Question, *, overlap: bool) -> Iterator[str]:
     """Yield what is assumed whatever was measured."""
     yield from question.network.assumed
     yield from (ASSUMED[strategy] for strategy in question.strategies)
     if question.step_seconds is not None:
         yield "backward takes 2/3 of a step's compute, each layer its share of the multiply-adds"
-        yield "one transfer at a time, which slows no compute: kernels that send take no SM from others"
+        if overlap:
+            yield "one transfer at a time; it and compute are slower while both run, by the factors of the overlap runs"
+        else:
+            yield "one transfer at a time, which slows no compute: kernels that send take no SM from others"
     if question.gpu_seconds is not None:
         yield from ASSUMED_OF_HOST
         if question.host_phases is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import accumulate
+from math import inf
 
 from collbench.analysis.predict.networks import Network, Unit
 from collbench.model.errors import UsageError
@@ -66,97 +67,194 @@ def _within(unit: Unit) -> Iterator[tuple[int, float]]:
 _HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
 
 
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How many times as long each lasts while both run: the transfers, in their order, and compute; 1 or more.
+
+    One factor of compute holds for all transfers of a step: so none that takes longer can make a step shorter, which
+    it could if compute lost less to it than to the next (docs/method.md 12.1).
+    """
+
+    transfers: tuple[float, ...]
+    compute: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A step's seconds; of them those in which compute ran beside a transfer, and those that this cost compute."""
+
+    step: float
+    beside: float
+    slowed: float
+
+
 def step_seconds(
-    transfers: Sequence[Transfer], seconds: Sequence[float], compute: float, host: Host | None = None
+    transfers: Sequence[Transfer],
+    seconds: Sequence[float],
+    compute: float,
+    host: Host | None = None,
+    contention: Contention | None = None,
 ) -> float:
-    """Return how long a step of `compute` seconds takes with these transfers, each of so many seconds.
+    """Return how long a step of `compute` seconds takes with these transfers, as `schedule` has it."""
+    return schedule(transfers, seconds, compute, host, contention).step
+
+
+def schedule(
+    transfers: Sequence[Transfer],
+    seconds: Sequence[float],
+    compute: float,
+    host: Host | None = None,
+    contention: Contention | None = None,
+) -> Schedule:
+    """Return how a step of `compute` seconds goes with these transfers, each of so many seconds alone.
 
     Communication runs one transfer at a time, in their order, none before compute has reached its `ready`; compute
     stops at a transfer's `needed` until it is there. `ready` never falls along the order. With a `host` compute reaches
-    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody.
+    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody. While
+    a transfer and compute run at the same time, both are slower by `contention`, None where they cost each other
+    nothing.
     """
-    lanes = _Lanes(compute, host)
-    free = 0.0
-    for transfer, long in zip(transfers, seconds, strict=True):
-        begin = lanes.end() if transfer.after_optimizer else lanes.reach(transfer.ready)
-        free = max(begin, free) + long
-        lanes.wait(transfer.needed, free)
-    return lanes.end()
+    return _Lanes(transfers, seconds, compute, host, contention or Contention((1.0,) * len(transfers), 1.0)).run()
 
 
 def compute_of(
-    step: float, transfers: Sequence[Transfer], seconds: Sequence[float], host: Host | None = None
+    step: float,
+    transfers: Sequence[Transfer],
+    seconds: Sequence[float],
+    host: Host | None = None,
+    contention: Contention | None = None,
 ) -> float | None:
     """Return the compute seconds of a step that was measured with these transfers inside; None where it cannot be.
 
     With a `host` they are never fewer than the GPU's own.
     """
     low, high = host.gpu_seconds if host else 0.0, step
-    if step_seconds(transfers, seconds, low, host) > step:
+    if step_seconds(transfers, seconds, low, host, contention) > step:
         return None
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        longer = step_seconds(transfers, seconds, middle, host) > step
+        longer = step_seconds(transfers, seconds, middle, host, contention) > step
         low, high = (low, middle) if longer else (middle, high)
     return low
 
 
-class _Lanes:
-    """Compute's lane: where it is, what time it is there, what it will wait for; when the host gets to each knot."""
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """What compute does next: nothing, or go to a place, in so many seconds, of which the GPU works a share."""
 
-    def __init__(self, compute: float, host: Host | None) -> None:
-        self._compute = host.gpu_seconds if host else compute
-        self._position = self._clock = 0.0
-        self._waits: list[tuple[float, float]] = []
+    seconds: float
+    goal: float | None = None
+    busy: float = 0.0
+    at_hosts_pace: bool = False
+
+
+class _Lanes:
+    """Both lanes at one moment, from event to event: a transfer ends, compute gets to a place, the host to a knot.
+
+    Between two events each lane has one speed. Where the host holds the GPU, the GPU works a share of the time, and a
+    transfer is slowed in that share.
+    """
+
+    def __init__(
+        self,
+        transfers: Sequence[Transfer],
+        seconds: Sequence[float],
+        compute: float,
+        host: Host | None,
+        contention: Contention,
+    ) -> None:
+        self._transfers, self._seconds, self._contention = transfers, seconds, contention
+        self._gpu = host.gpu_seconds if host else compute
         launching = host.seconds(compute) if host else 0.0
         self._launched = [(position, share * launching) for position, share in host.knots] if host else []
-        self._knot = 0
         self._last_launch = launching
+        # Where compute stops while this transfer or a later one has not ended: nearest first.
+        self._stops = [*accumulate((t.needed for t in reversed(transfers)), min)][::-1]
+        self._clock = self._position = self._beside = self._slowed = 0.0
+        self._current = self._knot = 0
+        self._left: float | None = None  # of the transfer that runs, its seconds alone
+        self._at_hosts_pace = False
 
-    def wait(self, position: float, until: float) -> None:
-        """Let compute stop at a place until some time."""
-        heapq.heappush(self._waits, (position, until))
+    def run(self) -> Schedule:
+        """Go through the step."""
+        while True:
+            self._begin_transfer()
+            while self._knot < len(self._launched) and self._launched[self._knot][0] <= self._position:
+                self._knot += 1
+            if self._current == len(self._transfers) and self._position >= 1.0:
+                return Schedule(max(self._clock, self._last_launch), self._beside, self._slowed)
+            self._advance()
 
-    def reach(self, position: float, *, last: bool = False) -> float:
-        """Return when compute gets to a place, after all waits before it; and at it, where it is the `last`.
+    def _begin_transfer(self) -> None:
+        if self._left is not None or self._current == len(self._transfers):
+            return
+        transfer = self._transfers[self._current]
+        if transfer.after_optimizer:
+            ready = self._position >= 1.0 and self._clock >= self._last_launch
+        else:
+            ready = self._position >= self._ready(transfer)
+        if ready:
+            self._left = self._seconds[self._current]
 
-        A wait at the position itself holds compute, but not the communication that starts there with it.
-        """
-        while self._waits and (self._waits[0][0] < position or last):
-            stop, until = heapq.heappop(self._waits)
-            self._walk(stop)
-            self._clock = max(self._clock, until)
-        self._walk(position)
-        return self._clock
+    def _ready(self, transfer: Transfer) -> float:
+        """Return where it may start: sums of shares may differ in their last bit from where compute stops for it."""
+        return min(transfer.ready, self._stops[self._current])
 
-    def end(self) -> float:
-        """Return when compute has got to the step's end and the host has launched all of it."""
-        return max(self.reach(1.0, last=True), self._last_launch)
+    def _advance(self) -> None:
+        """Go on to the next event."""
+        pace, left = self._pace(), self._left
+        factor = self._contention.transfers[self._current] if left is not None else 1.0
+        rate = 1.0 - pace.busy + pace.busy / factor  # of what a transfer gets done alone
+        ends = inf if left is None else left / rate
+        passed = min(ends, pace.seconds)
+        if passed == inf:  # all that is left is sent after the optimizer, which the host has not launched yet
+            self._clock = max(self._clock, self._last_launch)
+            return
+        self._clock += passed
+        if left is not None and pace.busy:
+            self._beside += passed * pace.busy
+            self._slowed += passed * pace.busy * (1 - 1 / self._contention.compute)
+        if ends <= pace.seconds:
+            self._left, self._current = None, self._current + 1
+        elif left is not None:
+            self._left = left - rate * passed
+        if pace.seconds <= ends:
+            self._position = self._position if pace.goal is None else pace.goal
+            self._at_hosts_pace = pace.at_hosts_pace
+        elif pace.goal is not None:
+            self._position += (pace.goal - self._position) * (passed / pace.seconds)
+            self._at_hosts_pace &= pace.busy < 1.0
 
-    def _walk(self, position: float) -> None:
-        """Go on to a place: the host holds compute, if at all, the most at a knot or at the place itself."""
-        while self._knot < len(self._launched) and self._launched[self._knot][0] < position:
-            at, launched = self._launched[self._knot]
-            self._run(at)
-            self._clock = max(self._clock, launched)
-            self._knot += 1
-        self._run(position)
-        self._clock = max(self._clock, self._launched_by(position))
+    def _pace(self) -> _Pace:
+        """Return what compute does until something changes."""
+        stop = self._stops[self._current] if self._current < len(self._transfers) else 1.0
+        if self._position >= min(stop, 1.0):
+            self._at_hosts_pace = False
+            return _Pace(inf)
+        goal = min(stop, 1.0)
+        if self._left is None and self._current < len(self._transfers):
+            ready = self._ready(self._transfers[self._current])
+            goal = min(goal, ready) if ready > self._position else goal
+        each = self._gpu * (self._contention.compute if self._left is not None else 1.0)  # seconds of the whole step
+        if not self._launched or self._knot == len(self._launched):
+            return _Pace((goal - self._position) * each, goal, 1.0)
+        return self._paced_by_host(goal, each)
 
-    def _run(self, position: float) -> None:
-        if position > self._position:
-            self._clock += (position - self._position) * self._compute
-            self._position = position
-
-    def _launched_by(self, position: float) -> float:
-        """Return when the host has launched all before a place, between two knots in proportion; 0 without a host."""
-        if self._knot == len(self._launched):
-            return self._launched[-1][1] if self._launched else 0.0
-        end, launched = self._launched[self._knot]
-        if self._knot == 0:
-            return 0.0
-        begin, before = self._launched[self._knot - 1]
-        return before + (launched - before) * (position - begin) / (end - begin)
+    def _paced_by_host(self, goal: float, each: float) -> _Pace:
+        """Return what compute does on its way to a place where the host may hold it."""
+        (begin, before), (end, after) = self._launched[max(self._knot - 1, 0)], self._launched[self._knot]
+        goal, hosts = min(goal, end), (after - before) / (end - begin) if end > begin else 0.0
+        behind = self._clock - (before + (self._position - begin) * hosts)  # seconds since the host was here
+        if behind < 0 and not self._at_hosts_pace:
+            return _Pace(-behind, at_hosts_pace=True)
+        if hosts <= each:
+            return _Pace((goal - self._position) * each, goal, 1.0)
+        if self._at_hosts_pace:
+            return _Pace((goal - self._position) * hosts, goal, each / hosts, at_hosts_pace=True)
+        caught = self._position + behind / (hosts - each)
+        if caught < goal:
+            return _Pace((caught - self._position) * each, caught, 1.0, at_hosts_pace=True)
+        return _Pace((goal - self._position) * each, goal, 1.0)
 
 
 # What each way of training in parallel sends in one step, when it can start and what waits for it (docs/method.md 12).

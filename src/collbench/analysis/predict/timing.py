@@ -11,10 +11,10 @@ from statistics import median
 
 from collbench.analysis.choice import Band, Members
 from collbench.analysis.fits import Curve
-from collbench.analysis.registration import ordinary
+from collbench.analysis.registration import on_memory, ordinary
 from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Run
 from collbench.model.units import size_span
 
@@ -29,10 +29,15 @@ _SAYS_NOTHING = "NCCL_VERSION"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The run whose pairs are judged, and the curves of all runs by operation and its positions, ascending."""
+    """The run whose pairs are judged, and the curves of all runs by operation and its positions, ascending.
+
+    The curves are of one kind of memory; `name` is the run's file.
+    """
 
     run: Run
     curves: Mapping[Key, Curve]
+    name: str = "the run"
+    registration: Registration = Registration.NONE
 
     @property
     def sets(self) -> tuple[Members, ...]:
@@ -44,28 +49,59 @@ class Evidence:
         return ", ".join(self.run.devices[member].tag for member in members)
 
 
-def gather(runs: Sequence[tuple[str, Run]]) -> Evidence:
+def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registration.NONE) -> Evidence:
     """Return what runs, each with its file's name, say together. Raises UsageError where they do not belong together.
 
-    The run with the most devices, then the most pairs, is the one that devices are chosen from.
+    The run with the most devices, then the most pairs, is the one that devices are chosen from. With registered memory
+    the curves are those on it, and so are the pairs where it was measured on any.
     """
+    for name, run in runs:
+        if run.overlaps and not run.measurements:
+            raise UsageError(f"{name} timed a collective beside compute, not alone: name it with --overlap")
+    if registration is not Registration.NONE:
+        return _on_registered(runs, registration)
     runs = [(name, ordinary(run)) for name, run in runs]
+    name, base = _base(runs)
+    curves = _curves(base, runs)
+    if not curves:
+        files = ", ".join(name for name, _ in runs)
+        raise UsageError(
+            f"{files}: no all-reduce, all-gather or reduce-scatter was measured: run 'collbench pairs' first"
+        )
+    return Evidence(base, curves, name)
+
+
+def _on_registered(runs: Sequence[tuple[str, Run]], kind: Registration) -> Evidence:
+    """Return the evidence on registered memory. Pairs of ordinary memory rank devices where no others were timed."""
+    registered = [(name, on_memory(run, kind)) for name, run in runs]
+    asked = [(name, run) for name, run in registered if next(_points(run), None)]
+    if not asked:
+        files = ", ".join(name for name, _ in runs)
+        raise UsageError(
+            f"{files}: no all-reduce, all-gather or reduce-scatter was measured on {kind} memory: measure with "
+            f"--registration {kind}, or leave --registration out"
+        )
+    ranking = registered if any(_pairs(run) for _, run in asked) else [(name, ordinary(run)) for name, run in runs]
+    name, base = _base(ranking)
+    return Evidence(base, _curves(base, asked), name, kind)
+
+
+def _base(runs: Sequence[tuple[str, Run]]) -> tuple[str, Run]:
+    """Return the run that devices are chosen from. Raises UsageError where the runs do not belong together."""
     name, base = max(runs, key=lambda named: (len(named[1].devices), _pairs(named[1])))
     for other, run in runs:
-        _check(name, base, other, run)
+        belongs(name, base, other, run)
+    return name, base
+
+
+def _curves(base: Run, runs: Sequence[tuple[str, Run]]) -> dict[Key, Curve]:
     places = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
     points: dict[Key, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _, run in runs:
         for point, seconds in _points(run):
             members = tuple(sorted(places[run.devices[member].uuid] for member in point.members))
             points[point.operation, members][point.size_bytes].append(seconds)
-    if not points:
-        files = ", ".join(name for name, _ in runs)
-        raise UsageError(
-            f"{files}: no all-reduce, all-gather or reduce-scatter was measured: run 'collbench pairs' first"
-        )
-    curves = {key: Curve({size: median(found) for size, found in sizes.items()}) for key, sizes in points.items()}
-    return Evidence(base, curves)
+    return {key: Curve({size: median(found) for size, found in sizes.items()}) for key, sizes in points.items()}
 
 
 def _pairs(run: Run) -> int:
@@ -82,7 +118,7 @@ def _points(run: Run) -> Iterator[tuple[DataPoint, float]]:
             yield point, summarize(measurement).seconds
 
 
-def _check(name: str, base: Run, other: str, run: Run) -> None:
+def belongs(name: str, base: Run, other: str, run: Run) -> None:
     """Raise UsageError where two runs are not of one machine under the same settings."""
     if (base.backend, base.machine.fabric) != (run.backend, run.machine.fabric):
         kinds = " and ".join(sorted({f"{one.backend} {one.machine.fabric}".strip() for one in (base, run)}))
@@ -118,7 +154,7 @@ Ports = Callable[[Members], tuple[float, bool]]
 
 _ALONE = 1.0, 1.0, 1.0
 # What stands in for an operation that was not measured, the likest first: gather and scatter move the same bytes.
-_INSTEAD = {
+INSTEAD = {
     Operation.ALLREDUCE: (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER),
     Operation.ALLGATHER: (Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE),
     Operation.REDUCESCATTER: (Operation.REDUCESCATTER, Operation.ALLGATHER, Operation.ALLREDUCE),
@@ -201,7 +237,7 @@ class Timings:
     def _measured(self, operation: Operation, members: Members) -> Timing | None:
         """Return what was measured on these very devices; another operation's by its bus bytes."""
         curves = self._curves(members)
-        for other in _INSTEAD[operation]:
+        for other in INSTEAD[operation]:
             if other in curves:
                 ratio = operation.busbw_factor(len(members)) / other.busbw_factor(len(members))
                 share = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[ratio]
@@ -261,7 +297,7 @@ class Timings:
         """
         for pair in combinations(members, 2):
             own, curves = self._bands(pair), self._curves(pair)
-            other = next((some for some in _INSTEAD[operation] if some in curves), None)
+            other = next((some for some in INSTEAD[operation] if some in curves), None)
             if own is not None and other is not None:
                 yield round(abs(log(own.lo / sqrt(band.lo * band.hi))), 9), own.lo, pair, other
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from collbench.analysis.predict.contention import OverlapUse
 from collbench.analysis.predict.networks import PARAMS
 from collbench.analysis.predict.predict import Compared, Cost, PredictedSet, Prediction, Sets
 from collbench.analysis.predict.timing import Span
 from collbench.analysis.stats import DELTA
+from collbench.model.operations import Registration
 from collbench.model.run import Run
-from collbench.model.units import fixed
+from collbench.model.units import amount, fixed, size_span
 from collbench.output import sentences
 from collbench.output.text.frame import header, origin, sim
 from collbench.output.text.layout import Block, filled, named, short, table, whole
@@ -26,6 +29,11 @@ sent: by each GPU over its links in a step. raw: all transfers one after the
 other; exposed: the part that compute waits for, as scheduled; band: with
 perfect overlap, and with none. Shares are of the step. lost: worst minus best,
 of the best's step"""
+_LOSING_LEGEND = """\
+sent: by each GPU over its links in a step. raw: all transfers one after the
+other, isolated; exposed: what compute waits for, and what it loses while they
+run, as scheduled; band: with perfect overlap, and with none. Shares are of the
+step. lost: worst minus best, of the best's step"""
 _RAW_LEGEND = """\
 sent: by each GPU over its links in a step. raw: all transfers one after the
 other. lost: worst minus best"""
@@ -75,8 +83,10 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
     for gpus, title in zip(prediction.question.gpus, titles, strict=True):
         rows = _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
         yield from whole("tables", Text(f"\n{title}"), rows)
-    yield from whole("tables", Text(f"\n{_LEGEND if timed else _RAW_LEGEND}"))
+    legend = (_LOSING_LEGEND if prediction.overlap else _LEGEND) if timed else _RAW_LEGEND
+    yield from whole("tables", Text(f"\n{legend}"))
     lines = [f"left out  {run.devices[left.member].tag}: {sentences.left_out(left)}" for left in prediction.left_out]
+    lines += [named(f"overlap   {said}", _WIDTH) for said in _overlap_lines(run, prediction)]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
     lines += [named(f"assumed   {assumption}", _WIDTH) for assumption in prediction.assumed]
     yield from whole("notes", Text("\n" + "\n".join(lines)))
@@ -126,6 +136,29 @@ def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
             {"device": run.devices[o.member].tag, "reason": sentences.left_out(o)} for o in prediction.left_out
         ],
         "assumptions": list(prediction.assumed),
+        "registration": prediction.registration.value,
+        "overlap": [_use_json(run, use) for use in prediction.overlap],
+    }
+
+
+def _use_json(run: Run, use: OverlapUse) -> dict[str, Any]:
+    curve = use.curve
+    return {
+        "operation": use.operation.value,
+        "devices": [run.devices[member].tag for member in use.members],
+        "source": curve.source,
+        "measured_operation": curve.operation.value,
+        "measured_devices": [run.devices[member].tag for member in curve.members],
+        "measured_sizes": list(curve.sizes),
+        "nccl": curve.nccl,
+        "compute": str(curve.compute),
+        "unused": curve.unused,
+        "sizes": [round(size) for size in use.sizes],
+        "collective_factor": list(use.transfers),
+        "compute_factor": list(use.compute),
+        "borrowed": use.borrowed,
+        "elsewhere": use.elsewhere,
+        "beyond": use.beyond,
     }
 
 
@@ -151,6 +184,7 @@ def _cost_json(run: Run, cost: Cost) -> dict[str, Any]:
         "raw_seconds": _span_json(cost.raw),
         "exposed_seconds": _span_json(cost.exposed),
         "step_seconds": _span_json(cost.step),
+        "slowed_seconds": cost.slowed,
         "raw_share": cost.share(cost.raw),
         "exposed_share": cost.share(cost.exposed) if cost.exposed else None,
     }
@@ -177,7 +211,51 @@ def _question(prediction: Prediction) -> str:
         own = question.gpu_seconds
         host = f"; {_printed(own)} if the GPU never waited for the host" if own is not None else ""
         lines.append(named(f"step      {_printed(question.step_seconds)} {what}{host}", _WIDTH))
+    if prediction.registration is not Registration.NONE:
+        lines.append(f"memory    registered ({prediction.registration}): the times are those on such memory")
     return "\n".join(lines)
+
+
+def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
+    """Yield what the steps know of the cost of overlap, a line for like operations, or that nothing is known of it."""
+    if prediction.question.step_seconds is None:
+        return
+    if not prediction.overlap:
+        yield (
+            "not measured: the step assumes that communication and compute do not slow each other; "
+            "'collbench overlap' measures it"
+        )
+    titles: dict[str, list[str]] = {}
+    for operation, curve in dict.fromkeys((use.operation, use.curve) for use in prediction.overlap):
+        uses = [use for use in prediction.overlap if (use.operation, use.curve) == (operation, curve)]
+        slower, computes = (_range([getattr(use, name) for use in uses]) for name in ("transfers", "compute"))
+        what = f"{slower}, compute {computes} beside {curve.compute}{sim(run, ' (sim)')}, {Path(curve.source).name}"
+        said = "; ".join([what, *_doubts(run, uses, prediction.registration)])
+        titles.setdefault(said, []).append(operation.collective.title)
+    yield from (f"{_listed(names)} {said}" for said, names in titles.items())
+
+
+def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) -> Iterator[str]:
+    """Yield in what the measured overlap is not that of the step."""
+    curve = uses[0].curve
+    if uses[0].borrowed:
+        yield f"borrowed from {curve.operation.collective.title}"
+    if any(use.elsewhere for use in uses):
+        yield f"measured on {', '.join(run.devices[member].tag for member in curve.members)}"
+    if any(use.beyond for use in uses):
+        yield f"sizes beyond {size_span(curve.sizes)} as at the nearest"
+    if curve.unused:
+        yield f"{amount(curve.unused, 'data point')} unused: failed, or fewer than three trials"
+    if curve.nccl != run.machine.nccl:
+        yield f"with NCCL {curve.nccl or 'unknown'}, the times with {run.machine.nccl or 'unknown'}"
+    if registration is not Registration.NONE:
+        yield "on ordinary memory"
+
+
+def _range(spans: Sequence[tuple[float, float]]) -> str:
+    """Return "1.9–10.4x", or "1.03x" where both ends print alike."""
+    low, high = (f"{end:.2f}" for end in (min(span[0] for span in spans), max(span[1] for span in spans)))
+    return f"{low}x" if low == high else f"{low}–{high}x"
 
 
 def _title(run: Run, prediction: Prediction, gpus: int) -> str:

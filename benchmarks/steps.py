@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""What `collbench predict` says of training steps, without and with the cost of overlap, beside what they took.
+
+    python benchmarks/steps.py FOLDER --json steps.json
+    python benchmarks/steps.py FOLDER --overlap RUN.json --elsewhere     # factors of another machine of the same kind
+
+FOLDER is one of training.sh: its parts `curves` (curves-RANKS-ARM-OPERATION.json), `overlap`
+(overlap-RANKS-ARM-OPERATION.json) and `steps` (steps-…-ARM.txt; of older sessions what part `bound` left), ARM p2p or
+nop2p. A step's compute is the same job's that exchanges nothing, in the same arm; the step with communication is
+predicted from the curves, once as if overlap cost nothing and once with the measured factors. Of the measured step
+nothing is used but to compare. `--overlap` names a run of one arm for both: `predict` refuses factors of other
+settings, so the rows of the other arm are marked. A TAR.tar.gz:MEMBER names a run inside an archive.
+
+The JSON holds what the table does, in ms: "rows": [{"model", "strategy", "ranks", "batch", "arm", "compute_ms",
+"measured_ms", "host_share", "without", "with", "other_settings"}], where `without` and `with` are {"step_ms",
+"low_ms", "high_ms", "slowed_ms"} or null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from training import bound, results
+from training.bound import Pair
+from training.tables import markdown
+
+from collbench.analysis.predict import contention, networks
+from collbench.analysis.predict.contention import OverlapCurve
+from collbench.analysis.predict.networks import Network, Unit
+from collbench.analysis.predict.predict import Predictor, Question
+from collbench.analysis.predict.timing import Evidence, gather
+from collbench.model.errors import CollbenchError, UsageError
+from collbench.model.run import Run
+from collbench.runfile import run_file
+
+OPERATIONS = ("allreduce", "allgather", "reducescatter")
+ARMS = {"p2p": "yes", "nop2p": "no"}
+HOST_BOUND = 0.9  # of the step: then the host sets the pace, and its own time is not that of the local job
+_BYTES = {"bf16": (2, 2), "fp32": (4, 4), "amp": (2, 4)}  # a parameter, a gradient
+# For dry runs: as many parameters as nobody trains, and no figure of it is one of a real network.
+_TINY = Network("tiny", Unit((2**14,), 0), (Unit((2**14,), 2**14),) * 2, Unit((), 0), "a dry run")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A predicted step, ms: as scheduled, with perfect overlap and with none; what compute loses beside transfers."""
+
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    slowed_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job in one arm. `other_settings`: the factors were measured in the other arm."""
+
+    model: str
+    strategy: str
+    ranks: int
+    batch: int
+    arm: str
+    compute_ms: float
+    measured_ms: float
+    host_share: float
+    without: Predicted
+    with_overlap: Predicted | None
+    other_settings: bool
+
+    def error(self, predicted: Predicted) -> float:
+        """Return what the prediction is off by, as a share of the measured step."""
+        return (predicted.step_ms - self.measured_ms) / self.measured_ms
+
+    def extra_error(self, predicted: Predicted) -> float:
+        """Return what it is off by, as a share of what the step takes longer than its compute."""
+        return (predicted.step_ms - self.measured_ms) / (self.measured_ms - self.compute_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlaps:
+    """Where factors come from: the folder's own runs, or one run for all; `elsewhere`: of another machine."""
+
+    folder: Path
+    named: Run | None = None
+    elsewhere: bool = False
+
+    def curves(self, evidence: Evidence, ranks: int, arm: str) -> tuple[tuple[OverlapCurve, ...], bool]:
+        """Return the curves for an arm, and whether they are of other settings. Raises UsageError."""
+        if self.named is None:
+            files = [self.folder / f"overlap-{ranks}-{arm}-{operation}.json" for operation in OPERATIONS]
+            runs = [(file.name, run_file.load(file)) for file in files if file.exists()]
+            return contention.gather(evidence, runs), False
+        run = transplanted(self.named, evidence.run) if self.elsewhere else self.named
+        other = "NCCL_P2P_DISABLE" in evidence.run.settings.environment
+        if other and self.elsewhere:
+            run = replace(run, settings=replace(run.settings, environment=evidence.run.settings.environment))
+        return contention.gather(evidence, [("overlap", run)]), other
+
+
+def transplanted(run: Run, base: Run) -> Run:
+    """Return a run of overlap as if the base's devices had it. Raises UsageError where these are of another kind."""
+    names = {device.name for device in (*run.devices, *base.devices)}
+    if len(names) > 1 or len(run.devices) > len(base.devices):
+        raise UsageError(f"factors of {len(run.devices)} {', '.join(sorted(names))} say nothing of other GPUs")
+    return replace(run, devices=base.devices[: len(run.devices)])
+
+
+def loaded(text: str) -> Run:
+    """Return the run in a file, or in a file of an archive: "TAR.tar.gz:MEMBER". Raises UsageError."""
+    archive, _, member = text.partition(":")
+    if not member:
+        return run_file.load(Path(text))
+    try:
+        with tarfile.open(archive) as tar:
+            found = tar.extractfile(member)
+            content = (found or io.BytesIO()).read()
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise UsageError(f"cannot read {text}: {error}") from error
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+        path.write_bytes(content)
+        return run_file.load(path)
+
+
+def rows(folder: Path, overlaps: Overlaps) -> Iterator[Row]:
+    """Yield a row for each job and arm that has a local job beside it. Raises CollbenchError."""
+    jobs = bound.named_pairs(folder, "steps") or bound.pairs(folder)
+    local = {_key(pair): pair for pair in jobs if pair.fast["strategy"] == "local"}
+    for arm in ARMS:
+        for pair in jobs:
+            alone = local.get(_key(pair))
+            if alone is None or pair is alone:
+                continue
+            files = [folder / f"curves-{pair.fast['ranks']}-{arm}-{operation}.json" for operation in OPERATIONS]
+            evidence = gather([(file.name, run_file.load(file)) for file in files if file.exists()])
+            yield _row(pair, alone, arm, evidence, overlaps)
+
+
+def _key(pair: Pair) -> tuple[str, ...]:
+    return (_model(pair.fast), pair.fast["dtype"], *pair.size)
+
+
+def _model(words: dict[str, str]) -> str:
+    return words.get("model", "gpt2")
+
+
+def _row(pair: Pair, alone: Pair, arm: str, evidence: Evidence, overlaps: Overlaps) -> Row:
+    words, its = (pair.fast, alone.fast) if arm == "p2p" else (pair.slow, alone.slow)
+    ranks, strategy = int(words["ranks"]), words["strategy"]
+    compute, measured = results.step_ms(its), results.step_ms(words)
+    curves, other = overlaps.curves(evidence, ranks, arm)
+    parameter, gradient = _BYTES[words["dtype"]]
+    name = _model(words)
+    asked = Question(
+        network=_TINY if name.startswith("tiny") else networks.find(name),
+        strategies=(strategy,),
+        gpus=(ranks,),
+        parameter_bytes=parameter,
+        gradient_bytes=gradient,
+        step_seconds=compute / 1e3,
+    )
+    both = [_predicted(evidence, one, asked, strategy, tuple(range(ranks)), compute) for one in ((), curves)]
+    share = float(words["host_time"].removesuffix("ms")) / measured
+    return Row(
+        name, strategy, ranks, int(words["batch"]), arm, compute, measured, share, both[0], both[1] if curves else None,
+        other,
+    )  # fmt: skip
+
+
+def _predicted(
+    evidence: Evidence,
+    curves: Sequence[OverlapCurve],
+    asked: Question,
+    strategy: str,
+    members: tuple[int, ...],
+    compute_ms: float,
+) -> Predicted:
+    cost = Predictor(evidence, curves).cost(asked, strategy, members, compute_ms / 1e3)
+    assert cost.step is not None  # noqa: S101  # it has a step time
+    low, middle, high = (1e3 * end for end in cost.step)
+    return Predicted(middle, low, high, None if cost.slowed is None else 1e3 * cost.slowed)
+
+
+def _plain(row: Row) -> dict[str, object]:
+    return {("with" if name == "with_overlap" else name): value for name, value in asdict(row).items()}
+
+
+def table(found: Sequence[Row]) -> list[str]:
+    """Return the comparison in markdown, and what to know of its rows."""
+    head = (
+        "job",
+        "batch per GPU",
+        "P2P",
+        "step that exchanges nothing, ms",
+        "measured step, ms",
+        "predicted, overlap free: step, error",
+        "with factors: step, error",
+        "error of the extra time, before / with",
+    )
+    lines = markdown(head, [_cells(row) for row in found])
+    if any(_doubts(row) for row in found):
+        lines += ["", "(h) the host's own time is nine tenths of the step or more, (s) factors of other settings."]
+    return [*lines, "", *_summary(found)]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def shown(one: Predicted | None) -> str:
+        return "–" if one is None else f"{one.step_ms:.2f}, {row.error(one):+.1%}"
+
+    extra = [
+        "–" if one is None or row.measured_ms <= row.compute_ms else f"{row.extra_error(one):+.0%}"
+        for one in (row.without, row.with_overlap)
+    ]
+    doubts = "".join(f" ({mark})" for mark in _doubts(row))
+    return (
+        f"{row.model} {row.strategy}{doubts}",
+        str(row.batch),
+        ARMS[row.arm],
+        f"{row.compute_ms:.2f}",
+        f"{row.measured_ms:.2f}",
+        shown(row.without),
+        shown(row.with_overlap),
+        " / ".join(extra),
+    )
+
+
+def _doubts(row: Row) -> Iterator[str]:
+    if row.host_share >= HOST_BOUND:
+        yield "h"
+    if row.other_settings:
+        yield "s"
+
+
+def _summary(found: Sequence[Row]) -> Iterator[str]:
+    """Yield the mean error of the step, of the rows that the method is meant for and of the others."""
+    kinds: dict[str, Callable[[Row], bool]] = {
+        "the GPU sets the pace, factors of the same settings": lambda row: not [*_doubts(row)],
+        "(h), factors of the same settings": lambda row: [*_doubts(row)] == ["h"],
+        "(s)": lambda row: row.other_settings,
+    }
+    for title, chosen in kinds.items():
+        fit = [(row, row.with_overlap) for row in found if row.with_overlap and chosen(row)]
+        if not fit:
+            continue
+        before = fmean(abs(row.error(row.without)) for row, _ in fit)
+        after = fmean(abs(row.error(one)) for row, one in fit)
+        worse = sum(abs(row.error(one)) > abs(row.error(row.without)) for row, one in fit)
+        yield (
+            f"- Mean |error| of the step, {title}: {before:.1%} as if overlap cost nothing, {after:.1%} with factors; "
+            f"{worse} of {len(fit)} became worse."
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table; return the exit status."""
+    parser = argparse.ArgumentParser(description="predicted beside measured steps, without and with overlap's cost")
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--overlap", metavar="RUN", help="a run of overlap for all rows [the folder's own]")
+    parser.add_argument("--elsewhere", action="store_true", help="that run is of another machine with the same GPUs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    asked = parser.parse_args(argv)
+    try:
+        named = None if asked.overlap is None else loaded(asked.overlap)
+        found = list(rows(asked.folder, Overlaps(asked.folder, named, asked.elsewhere)))
+    except (CollbenchError, OSError) as error:
+        print(f"steps: {error}", file=sys.stderr)
+        return 2
+    if not found:
+        print(f"steps: {asked.folder} has no jobs beside a local one: run training.sh's part steps", file=sys.stderr)
+        return 2
+    print("\n".join(table(found)))
+    if asked.json is not None:
+        text = json.dumps({"rows": [_plain(row) for row in found]}, indent=1, ensure_ascii=False)
+        asked.json.write_text(f"{text}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
