@@ -60,6 +60,7 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
 from collbench.model.units import TELLING_BYTES, fixed, format_approximate_size, format_size
+from collbench.output import causes
 
 _MOST_NAMES = 4
 
@@ -404,8 +405,7 @@ _WHERE = {
 
 
 def _presence(seen: Presence, run: Run) -> str:
-    trials = f"{seen.when} measuring" if seen.when else f"in {seen.trials} of {seen.of_trials} trials"
-    return f"on {run.devices[seen.device].tag} {trials}"
+    return f"on {run.devices[seen.device].tag} {causes.presence(seen)}"
 
 
 def _names(works: Sequence[Work]) -> str:

@@ -247,7 +247,7 @@ def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
             low, middle, high = map(figure, verdict.measured)
             confirmed = "" if verdict.confirmed else "; not confirmed in isolation"
             lines.append(("measured", f"{middle} GB/s ({low}–{high}){confirmed}"))
-        lines.append(("cause", verdict.cause))
+        lines.append(("cause", one["cause"]))
         lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
         keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
         found.append({**keys, "state": _SEVERITIES[verdict.severity], "lines": lines})
