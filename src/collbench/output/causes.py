@@ -93,24 +93,24 @@ _PARTS = {
 }
 _ALONE = {Extent.PAIR: "this path alone", Extent.DIRECTION: "one direction of this path alone"}
 _CHANNELS = "limits the channels, and so the links that are used at once"
-# What a variable does [NCCL docs, environment variables].
-_VARIABLES = {
-    "NCCL_P2P_DISABLE": "forbids direct transfers between GPUs, so NCCL goes through host memory",
-    "NCCL_P2P_LEVEL": "limits direct transfers to nearer GPUs; farther ones go through host memory",
-    "NCCL_SHM_DISABLE": "forbids shared host memory: without direct transfers only the network is left",
-    "NCCL_TOPO_FILE": "replaces the topology that NCCL finds by a file's",
-    "NCCL_NET_DISABLE_INTRA": "changes how GPUs of one node reach each other",
-    "NCCL_PROTO": "fixes the protocol: LL moves at most half of a link's bandwidth",
-    "NCCL_ALGO": "fixes the algorithm, whatever suits the size",
-    "NCCL_MAX_NCHANNELS": _CHANNELS,
-    "NCCL_MAX_CTAS": _CHANNELS,
-    "NCCL_MAX_NRINGS": _CHANNELS,
-    "NCCL_NTHREADS": "limits the threads that move data",
-    "NCCL_BUFFSIZE": "sets the size of the pieces that travel",
-    "NCCL_IB_DISABLE": "forbids InfiniBand: between nodes plain sockets are left",
-    "NCCL_NET": "chooses the network",
-    "NCCL_SOCKET_IFNAME": "chooses the network card",
-}
+# What a variable does; a table of words, no environment [NCCL docs, environment variables].
+_VARIABLES = (
+    ("NCCL_P2P_DISABLE", "forbids direct transfers between GPUs, so NCCL goes through host memory"),
+    ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
+    ("NCCL_SHM_DISABLE", "forbids shared host memory: without direct transfers only the network is left"),
+    ("NCCL_TOPO_FILE", "replaces the topology that NCCL finds by a file's"),
+    ("NCCL_NET_DISABLE_INTRA", "changes how GPUs of one node reach each other"),
+    ("NCCL_PROTO", "fixes the protocol: LL moves at most half of a link's bandwidth"),
+    ("NCCL_ALGO", "fixes the algorithm, whatever suits the size"),
+    ("NCCL_MAX_NCHANNELS", _CHANNELS),
+    ("NCCL_MAX_CTAS", _CHANNELS),
+    ("NCCL_MAX_NRINGS", _CHANNELS),
+    ("NCCL_NTHREADS", "limits the threads that move data"),
+    ("NCCL_BUFFSIZE", "sets the size of the pieces that travel"),
+    ("NCCL_IB_DISABLE", "forbids InfiniBand: between nodes plain sockets are left"),
+    ("NCCL_NET", "chooses the network"),
+    ("NCCL_SOCKET_IFNAME", "chooses the network card"),
+)
 
 
 def cause(found: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of cause
@@ -123,7 +123,7 @@ def cause(found: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a claus
         case NewErrors(device, counter, count):
             return f"{count} new {_COUNTERS[counter]} on {run.devices[device].tag}"
         case VariableSet(name, value):
-            return f"the environment variable {name}={value} {_VARIABLES[name]}"
+            return f"the environment variable {name}={value} {dict(_VARIABLES)[name]}"
         case GpuItself(device, part):
             return f"{run.devices[device].tag} itself: {_PARTS[part]}"
         case NvlinksDegraded(alone):

@@ -128,17 +128,21 @@ def as_plain(
 ) -> dict[str, object]:
     """Return the same as JSON's own types; the backend comes first, for "sim" says what the figures are."""
     data = plain(origin)
-    chosen = None if choice is None else plain(choice)
-    if choice is not None:
-        chosen["reason"] = reason(choice.reason)
-        chosen["left_out"] = [[node, left_out(why)] for node, why in choice.left_out]
-        chosen["nodes"] = [origin.names[member] for member in choice.members]
     return {
         "backend": data.pop("backend"),
         **data,
         "judgement": plain(found),
-        "choice": chosen,
+        "choice": None if choice is None else _plain(origin, choice),
         "truth": None if truth is None else plain(truth),
+    }
+
+
+def _plain(origin: Origin, choice: NodeChoice) -> dict[str, object]:
+    return {
+        **plain(choice),
+        "reason": reason(choice.reason),
+        "left_out": [[node, left_out(why)] for node, why in choice.left_out],
+        "nodes": [origin.names[member] for member in choice.members],
     }
 
 
