@@ -18,6 +18,7 @@ from collbench.analysis.choice import (
     RatesSpread,
     Reason,
     SameLabels,
+    TieBreak,
     TooFewLeft,
     Undecided,
     Unfit,
@@ -542,7 +543,24 @@ def _reason(why: Reason, k: int) -> str:
 
 def _reaches(band: Band) -> str:
     """Return what rate a set reaches, or why it reaches none."""
-    return str(band) if band.hi > 0 else f"nothing, {band.how}"
+    return str(band) if band.hi > 0 else f"nothing, {band.means}"
+
+
+_TIE_BREAKS = {
+    TieBreak.IN_USE: "the fewest GPUs that others use",
+    TieBreak.SUSPECT: "the fewest GPUs with throttling or errors",
+    TieBreak.LATENCY: "the lower latency of small messages",
+    TieBreak.NUMA_NODES: "the fewest NUMA nodes",
+    TieBreak.REMAINDER: "the best remainder for the next job",
+    TieBreak.BUS_ID: "PCI bus id",
+    TieBreak.INDEX: "index",
+    TieBreak.PREDICTED: "the predicted order",
+}
+
+
+def tie_breaks(used: Sequence[TieBreak]) -> str:
+    """Return "the fewest NUMA nodes, then PCI bus id", "" for none."""
+    return ", then ".join(_TIE_BREAKS[one] for one in used)
 
 
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:

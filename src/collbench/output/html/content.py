@@ -273,7 +273,7 @@ def choice(run: Run, k: int) -> dict[str, Any]:
         "devices": _tags(run, chosen.members),
         "predicted": str(chosen.band) if chosen.band else "",
         "reason": sentences.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
-        "decided_by": chosen.decided_by,
+        "decided_by": sentences.tie_breaks(chosen.decided_by),
         "finalists": [
             {
                 "devices": _tags(run, one.members),
