@@ -51,6 +51,7 @@ from collbench.analysis.diagnose.evidence import (
     WrongElements,
 )
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES
+from collbench.analysis.fits import FEWEST_SIZES, LEAST_SPAN, NoLine, Unfitted
 from collbench.analysis.outcome import Absence, AbsenceKind
 from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.tiers import Ranking
@@ -411,6 +412,19 @@ def _presence(seen: Presence, run: Run) -> str:
 
 def _names(works: Sequence[Work]) -> str:
     return ", ".join(map(str, works))
+
+
+_NO_LINE = {
+    NoLine.FEW_SIZES: f"{{figure:.0f}} of the {FEWEST_SIZES} sizes that a fit needs",
+    NoLine.NARROW: f"sizes span a factor of {{factor}}, and a fit needs {LEAST_SPAN}",
+    NoLine.ONE_TRIAL: "a size has one trial, and intervals need two",
+    NoLine.FLAT: "time does not grow with size, so there is no bandwidth",
+}
+
+
+def no_line(found: Unfitted) -> str:
+    """Return why a link has no fit."""
+    return _NO_LINE[found.why].format(figure=found.figure, factor=fixed(found.figure, 3))
 
 
 # Which devices, and why.

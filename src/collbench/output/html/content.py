@@ -293,7 +293,7 @@ def left(run: Run) -> list[str]:
 def ranked(run: Run, work: RankedWork) -> dict[str, Any]:
     """Return a work's tiers at a large and a small size, and its fits, as `collbench rank` prints them."""
     fits = [fit for fit in work.fits if isinstance(fit, Fit)]
-    reasons = Counter(fit.reason for fit in work.fits if isinstance(fit, Unfitted))
+    reasons = Counter(sentences.no_line(fit) for fit in work.fits if isinstance(fit, Unfitted))
     heads = ("latency", "gbs", "half", "misfit")
     return {
         "work": str(work.work),
