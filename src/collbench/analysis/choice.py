@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
 
 from collbench.analysis.tiers import Ranking
 from collbench.model.errors import UsageError
@@ -17,11 +17,11 @@ Members = tuple[int, ...]
 class How(StrEnum):
     """By what a set is predicted to all-reduce."""
 
-    BROKEN = "broken"  # a pair of it is, so it cannot
-    PAIR = "pair"
-    NVSWITCH = "NVSwitch"
-    NVLINK_RINGS = "NVLink rings"
-    PCIE_RING = "PCIe ring"
+    BROKEN = auto()  # a pair of it is, so it cannot
+    PAIR = auto()
+    NVSWITCH = auto()
+    NVLINK_RINGS = auto()
+    PCIE_RING = auto()
 
 
 # Here, not in output: `predict` words what it assumes of a band.
@@ -72,14 +72,14 @@ class Band:
 class TieBreak(StrEnum):
     """What decides between sets of equal bandwidth (docs/method.md 11.4)."""
 
-    IN_USE = "GPUs that others use"
-    SUSPECT = "GPUs with throttling or errors"
-    LATENCY = "latency of small messages"
-    NUMA_NODES = "NUMA nodes"
-    REMAINDER = "what the next job gets"
-    BUS_ID = "PCI bus id"
-    INDEX = "index"
-    PREDICTED = "predicted order"
+    IN_USE = auto()
+    SUSPECT = auto()
+    LATENCY = auto()
+    NUMA_NODES = auto()
+    REMAINDER = auto()
+    BUS_ID = auto()
+    INDEX = auto()
+    PREDICTED = auto()
 
 
 @dataclass(frozen=True, slots=True)

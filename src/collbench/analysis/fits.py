@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +50,10 @@ class Fit:
 class NoLine(StrEnum):
     """Why measured times show no line."""
 
-    FEW_SIZES = "few sizes"
-    NARROW = "narrow range of sizes"
-    ONE_TRIAL = "one trial"
-    FLAT = "time does not grow with size"
+    FEW_SIZES = auto()
+    NARROW = auto()
+    ONE_TRIAL = auto()
+    FLAT = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
 from typing import NamedTuple
 
 from collbench.analysis.diagnose.evidence import Extent, Presence
@@ -12,32 +12,32 @@ from collbench.analysis.diagnose.evidence import Extent, Presence
 class Known(StrEnum):
     """The likely causes that need no device and no figure."""
 
-    OTHER_JOBS = "another job uses the GPUs"
-    NVLINK_TRAFFIC = "other traffic on the NVLinks"
-    BRIDGE_DETOUR = "copies below one bridge go up to the root"
-    FEWER_LANES = "a PCIe slot with fewer lanes"
-    LOWER_GENERATION = "a PCIe link of a lower generation"
-    CALL_FAILED = "a call, the driver or a process failed"
-    FAULTY_CORES = "faulty memory or core"
-    FAULTY_NVLINKS = "faulty NVLinks, GPU memory or NVSwitch fabric"
-    ACS_CORRUPTS = "IOMMU or ACS corrupts transfers"
-    ACS_STALLS = "IOMMU or ACS stalls transfers"
-    TIMING_OR_LIMIT = "wrong timing or a wrong limit"
-    PEERS_REFUSED = "CUDA refuses peer access"
-    NVLINKS_DOWN = "NVLinks down or not set up"
-    NVLINKS_LOST = "NVLinks down at one end, or since one source was asked"
-    PEERS_TAKEN = "driver, container, MIG, IOMMU or ACS deny peer access"
-    LABEL_RULES = "different rules for labels of PCIe paths"
-    NVLINKS_NOT_IN_TREE = "the PCIe tree has no NVLinks"
-    NVLINKS_OF_LABEL_UNUSED = "the NVLinks of a label's pairs unused or down"
-    NVLINK_LANES = "NVLink lanes of one direction"
-    PCIE_DIRECTION = "one direction of a PCIe link"
-    SHARED_CORES = "cores that share a cache or a busy neighbour"
-    NCCL_PAIR = "NCCL's path between one pair"
-    NCCL_PATH = "NCCL takes another path than the copies"
-    SHARED_PARTS = "a shared part that the label does not show"
-    ONE_NVLINK = "one NVLink path"
-    ONE_PCIE_PATH = "one PCIe path"
+    OTHER_JOBS = auto()
+    NVLINK_TRAFFIC = auto()
+    BRIDGE_DETOUR = auto()
+    FEWER_LANES = auto()
+    LOWER_GENERATION = auto()
+    CALL_FAILED = auto()
+    FAULTY_CORES = auto()
+    FAULTY_NVLINKS = auto()
+    ACS_CORRUPTS = auto()
+    ACS_STALLS = auto()
+    TIMING_OR_LIMIT = auto()
+    PEERS_REFUSED = auto()
+    NVLINKS_DOWN = auto()
+    NVLINKS_LOST = auto()
+    PEERS_TAKEN = auto()
+    LABEL_RULES = auto()
+    NVLINKS_NOT_IN_TREE = auto()
+    NVLINKS_OF_LABEL_UNUSED = auto()
+    NVLINK_LANES = auto()
+    PCIE_DIRECTION = auto()
+    SHARED_CORES = auto()
+    NCCL_PAIR = auto()
+    NCCL_PATH = auto()
+    SHARED_PARTS = auto()
+    ONE_NVLINK = auto()
+    ONE_PCIE_PATH = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class VariableSet:
 class GpuPart(StrEnum):
     """What of a GPU is suspected where all of its links are slow."""
 
-    NVLINKS = "its NVLinks"
-    ONE_DIRECTION = "its copy engines or ports in one direction"
-    ANY = "its slot, NVLinks or clocks"
+    NVLINKS = auto()
+    ONE_DIRECTION = auto()
+    ANY = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,34 +157,34 @@ LikelyCause = (
 class Look(StrEnum):
     """What to look at, to check a likely cause."""
 
-    GPU_PROCESSES = "processes of GPUs"
-    RUNNING = "what runs on all GPUs"
-    LIMITING = "what limits the clocks of GPUs"
-    LABELS = "labels"
-    PEERS = "peer access by nvidia-smi"
-    PCIE_LABELS = "labels of PCIe paths alone"
-    NVLINKS = "state of NVLinks"
-    NVLINK_ERRORS = "errors of NVLinks"
-    NVLINK_TRAFFIC = "traffic of NVLinks"
-    FABRIC_MANAGER = "fabric manager"
-    MIG = "MIG mode"
-    PCIE_LINKS = "PCIe links of devices"
-    PCIE_DEVICES = "PCIe devices of NVIDIA"
-    PCIE_TREE = "PCIe tree"
-    PCIE_NUMA = "NUMA nodes of PCIe devices"
-    ACS = "ACS"
-    KERNEL_COMMAND = "options of the kernel"
-    LOG_DRIVER = "kernel log: the driver"
-    LOG_FABRIC = "kernel log: GPUs and NVSwitches"
-    LOG_IOMMU = "kernel log: IOMMU"
-    LOG_IOMMU_GPUS = "kernel log: IOMMU and GPUs"
-    LOG_IOMMU_DRIVER = "kernel log: IOMMU and the driver"
-    LOG_MEMORY = "kernel log: memory"
-    MEMORY_TEST = "memory test"
-    CORES = "CPU cores"
-    NUMA = "NUMA nodes"
-    WITHOUT_VARIABLE = "all-reduce without a variable"
-    NCCL_LOG = "NCCL's log of an all-reduce"
+    GPU_PROCESSES = auto()
+    RUNNING = auto()
+    LIMITING = auto()
+    LABELS = auto()
+    PEERS = auto()
+    PCIE_LABELS = auto()
+    NVLINKS = auto()
+    NVLINK_ERRORS = auto()
+    NVLINK_TRAFFIC = auto()
+    FABRIC_MANAGER = auto()
+    MIG = auto()
+    PCIE_LINKS = auto()
+    PCIE_DEVICES = auto()
+    PCIE_TREE = auto()
+    PCIE_NUMA = auto()
+    ACS = auto()
+    KERNEL_COMMAND = auto()
+    LOG_DRIVER = auto()
+    LOG_FABRIC = auto()
+    LOG_IOMMU = auto()
+    LOG_IOMMU_GPUS = auto()
+    LOG_IOMMU_DRIVER = auto()
+    LOG_MEMORY = auto()
+    MEMORY_TEST = auto()
+    CORES = auto()
+    NUMA = auto()
+    WITHOUT_VARIABLE = auto()
+    NCCL_LOG = auto()
 
 
 class Check(NamedTuple):

@@ -29,6 +29,7 @@ from collbench.output.html import tails
 from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
 from collbench.output.text import overlap as overlap_text
 from collbench.output.text import verdicts
+from collbench.output.text.comparison import matched
 from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance
 from collbench.output.text.layout import NAME_WIDE
 from collbench.output.text.ranking import by_tier, figures_span, fitted, name, relations
@@ -408,7 +409,7 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
     data["series"] = ratio_series(found, base_page["data"]["series"])
     return {
         **shape,
-        "how": found.match.how,
+        "how": matched(found),
         "differences": [(one.what, one.base or "none", one.new or "none") for one in found.differences],
         "whole": as_a_whole(found),
         "overview": overview(data["series"]),
