@@ -18,7 +18,7 @@ from collbench import api
 from collbench.analysis.diagnose import judge
 from collbench.launch import torchrun
 from collbench.model.operations import Operation
-from collbench.output.text import prediction
+from collbench.output.text import prediction, verdicts
 from collbench.output.text.nodes import as_plain
 from collbench.runfile import run_file
 from collbench.runfile.codec import plain
@@ -320,6 +320,9 @@ def test_a_verdict_is_explained_in_words() -> None:
     run = pair_run(3, lambda a, b: 200.0 if (a, b) == (0, 1) else 326.0)
     (verdict,) = collbench.check(run)
     assert collbench.explain(verdict, run).startswith("GPU0-GPU1: ")
+    shown = verdicts.as_json(run, [verdict])["verdicts"][0]
+    assert collbench.explain(verdict.cause, run) == shown["cause"]
+    assert collbench.explain(verdict.checks, run) == shown["command"]
     with pytest.raises(collbench.Error, match=r"collbench\.load"):
         collbench.explain(verdict, "run.json")  # type: ignore[arg-type]
 

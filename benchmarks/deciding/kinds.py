@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections import Counter
 from contextlib import suppress
@@ -12,6 +11,18 @@ from pathlib import Path
 
 from collbench.analysis import diagnose
 from collbench.analysis.diagnose import Kind, Verdict
+from collbench.analysis.diagnose.causes import (
+    GpuItself,
+    HidesNvlinks,
+    HidesPcie,
+    Known,
+    LikelyCause,
+    NoPeerAccess,
+    NvlinksDegraded,
+    PeerDetour,
+    UplinkShared,
+    VariableSet,
+)
 from collbench.api.checking import confirm
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Run
@@ -42,24 +53,26 @@ class Trial:
     reported: str
 
 
-# What a person should read as the cause, for each mechanism that was put in.
-_CAUSES = {
-    "data-corrupt": "IOMMU|ACS",
-    "hang": "IOMMU|ACS|fabric|NVLink|peer",
-    "nv-degraded": "NVLinks.*(down|lower rate|slow)",
-    "nv-not-used": "NVLinks are down or not set up",
-    "linkcount-mismatch": "NVLinks are down",
-    "hidden-nvlink": "hides the NVLinks",
-    "impossible": "timing is wrong",
-    "order-inversion": "uplink|ACS",
-    "intra-label-outlier": "alone|itself|share",
-    "asymmetry": "one direction|way",
-    "p2p-slower-than-staged": "detour",
-    "p2p-cap-mismatch": "peer access",
-    "pcie-degraded": "lanes|generation",
-    "contention": "somebody else's job|ports|meet elsewhere|ACS|load the bridge",
-    "collective-contradiction": "another path than the copies|too few channels",
-    "virtual-flat": "hypervisor",
+Wanted = tuple[LikelyCause | type[LikelyCause], ...]
+
+# The causes that name each mechanism that was put in.
+_CAUSES: dict[str, Wanted] = {
+    "data-corrupt": (Known.ACS_CORRUPTS, Known.FAULTY_NVLINKS),
+    "hang": (Known.ACS_STALLS, Known.FAULTY_NVLINKS),
+    "nv-degraded": (NvlinksDegraded, GpuItself),
+    "nv-not-used": (Known.NVLINKS_DOWN,),
+    "linkcount-mismatch": (Known.NVLINKS_LOST,),
+    "hidden-nvlink": (HidesNvlinks,),
+    "impossible": (Known.TIMING_OR_LIMIT,),
+    "order-inversion": (NoPeerAccess, UplinkShared),
+    "intra-label-outlier": (GpuItself, Known.ONE_NVLINK, Known.ONE_PCIE_PATH, Known.SHARED_PARTS),
+    "asymmetry": (GpuItself, Known.NVLINK_LANES, Known.PCIE_DIRECTION),
+    "p2p-slower-than-staged": (PeerDetour,),
+    "p2p-cap-mismatch": (Known.PEERS_TAKEN,),
+    "pcie-degraded": (Known.FEWER_LANES, Known.LOWER_GENERATION),
+    "contention": (Known.OTHER_JOBS, Known.NVLINK_TRAFFIC, Known.BRIDGE_DETOUR),
+    "collective-contradiction": (Known.NCCL_PATH,),
+    "virtual-flat": (HidesPcie,),
 }
 
 
@@ -99,7 +112,7 @@ def trial(seed: int, item: tuple[int, int]) -> Trial:
     wanted = Kind(kind.upper().replace("-", "_"))
     ours = [v for v in found if wanted is v.kind or wanted in v.explains]
     placed = [v for v in ours if is_at(v, kind, members)]
-    caused = [v for v in placed if re.search(cause_of(kind, broken) if v.kind is wanted else _of(v), v.cause)]
+    caused = [v for v in placed if _names(v.cause, cause_of(kind, broken) if v.kind is wanted else _of(v))]
     true = times(broken, inspection())
     false = [v for v in contradictions(found) if not set(v.members) & set(members) and not holds(v, one, true)]
     return Trial(
@@ -144,20 +157,24 @@ def is_at(verdict: Verdict, kind: str, members: tuple[int, ...]) -> bool:
     return set(verdict.members) == set(members)
 
 
-def _of(verdict: Verdict) -> str:
-    """Return the pattern of a stronger verdict's cause: it names the kind that was put in as explained by its own."""
+def _names(cause: LikelyCause, wanted: Wanted) -> bool:
+    return any(isinstance(cause, one) if isinstance(one, type) else cause == one for one in wanted)
+
+
+def _of(verdict: Verdict) -> Wanted:
+    """Return what a stronger verdict's cause must be: it names the kind that was put in as explained by its own."""
     return _CAUSES[verdict.kind.lower().replace("_", "-")]
 
 
-def cause_of(kind: str, fabric: Fabric) -> str:
-    """Return the pattern that the cause must match, by the mechanism that the fault has."""
+def cause_of(kind: str, fabric: Fabric) -> Wanted:
+    """Return what the cause must be, by the mechanism that the fault has."""
     made: list[Fault] = [*fabric.faults[-1:]]
     if made and made[0].kind is FaultKind.P2P_DISABLED:
-        return "NCCL_P2P_DISABLE=1"
+        return (VariableSet("NCCL_P2P_DISABLE", "1"),)
     if made and made[0].kind is FaultKind.FOREIGN_LOAD:
-        return "somebody else's job"
+        return (Known.OTHER_JOBS,)
     if made and made[0].kind is FaultKind.PCIE_DEGRADED:
-        return "generation" if made[0].generation else "lanes"
+        return (Known.LOWER_GENERATION,) if made[0].generation else (Known.FEWER_LANES,)
     if made and kind == "intra-label-outlier":
-        return "itself" if made[0].kind is FaultKind.SLOW_GPU else "alone"
+        return (GpuItself,) if made[0].kind is FaultKind.SLOW_GPU else (Known.ONE_NVLINK, Known.ONE_PCIE_PATH)
     return _CAUSES[kind]

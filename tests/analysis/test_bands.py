@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from collbench.analysis.bands import predict
-from collbench.analysis.choice import Band
+from collbench.analysis.choice import Band, How
 from collbench.analysis.wiring import Wiring, wiring
 from collbench.model.operations import Operation
 from collbench.model.run import InterferenceCheck, Path
@@ -79,13 +79,13 @@ def check(label: str, ratio: float) -> InterferenceCheck:
 def test_bands_of_small_machines(title: str, machine: Wiring, lo: float, hi: float, how: str) -> None:
     band = predict(machine)
     assert [band.lo, band.hi] == pytest.approx([lo, hi], rel=0.01)
-    assert band.how == how
+    assert band.means == how
 
 
 def test_noise_does_not_split_equal_links() -> None:
     """Four links within 1 % of each other are two rings of one kind, not rings of four kinds."""
     noise = {(0, 1): 24.0, (1, 2): 24.3, (2, 3): 24.2, (0, 3): 24.1}
-    assert predict(wired(4, SQUARE, V100, slow=noise)).how == "2 NVLink rings"
+    assert predict(wired(4, SQUARE, V100, slow=noise)).means == "2 NVLink rings"
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_a_broken_pair_is_worth_nothing() -> None:
 @pytest.mark.parametrize(
     ("band", "text"),
     [
-        (Band(5.7, 9.5, ""), "5.7–9.5 GB/s"),
-        (Band(48.38, 48.4, ""), "48.4 GB/s"),
-        (Band(0, 0, ""), "0 GB/s"),
-        (Band(5.736, 9.54, ""), "5.74–9.54 GB/s"),
-        (Band(0, 47.46, "", unmeasured=1), "at most 47.5 GB/s"),
-        (Band(1.0, 47.46, "", unmeasured=1), "1–47.5 GB/s"),
-        (Band(28.5, 47.46, "", unmeasured=3), "28.5–47.5 GB/s"),
+        (Band(5.7, 9.5, How.PAIR), "5.7–9.5 GB/s"),
+        (Band(48.38, 48.4, How.PAIR), "48.4 GB/s"),
+        (Band(0, 0, How.PAIR), "0 GB/s"),
+        (Band(5.736, 9.54, How.PAIR), "5.74–9.54 GB/s"),
+        (Band(0, 47.46, How.PAIR, unmeasured=1), "at most 47.5 GB/s"),
+        (Band(1.0, 47.46, How.PAIR, unmeasured=1), "1–47.5 GB/s"),
+        (Band(28.5, 47.46, How.PAIR, unmeasured=3), "28.5–47.5 GB/s"),
     ],
 )
 def test_a_band_in_words(band: Band, text: str) -> None:
@@ -161,4 +161,4 @@ def test_a_band_in_words(band: Band, text: str) -> None:
     [(0, "NVSwitch"), (1, "NVSwitch, 1 pair not measured"), (2, "NVSwitch, 2 pairs not measured")],
 )
 def test_a_band_says_how_many_pairs_it_lacks(unmeasured: int, basis: str) -> None:
-    assert Band(10, 20, "NVSwitch", unmeasured=unmeasured).basis == basis
+    assert Band(10, 20, How.NVSWITCH, unmeasured=unmeasured).basis == basis

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from collbench.analysis.numa_binding import Binding, bindings
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Measurement, Run
+from collbench.output.text.selection import node_of
 from tests.builders import gpus, measured, noisy, run_of
 
 H2D, D2H = Operation.H2D_CE, Operation.D2H_CE
@@ -72,8 +73,9 @@ def test_a_gpus_node(
     agrees: bool | None,
     text: str,
 ) -> None:
-    (found,) = bindings(run_with([label], by(rates), tuple(rates)))
-    assert (found.best, found.tied, found.agrees, found.text) == (best, tied, agrees, text), title
+    run = run_with([label], by(rates), tuple(rates))
+    (found,) = bindings(run)
+    assert (found.best, found.tied, found.agrees, node_of(found, run)) == (best, tied, agrees, text), title
     assert found.labelled == label
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.analysis.choice import LeftOut, Unfit, Why
+from collbench.analysis.choice import How, LeftOut, TieBreak, Unfit, Why
 from collbench.analysis.select import choose, choose_by_labels, choose_by_rates, evidence
 from collbench.machine.nvidia_smi import facts, read_topology
 from collbench.model.errors import UsageError
@@ -69,9 +69,9 @@ def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
 def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) -> None:
     chosen = choose(dgx_1v(), k)
     assert chosen.band is not None
-    assert chosen.band.how == f"{rings} NVLink rings"
+    assert (chosen.band.how, chosen.band.rings) == (How.NVLINK_RINGS, rings)
     assert [chosen.band.lo, chosen.band.hi] == pytest.approx([rings * 24.2] * 2, rel=0.01)
-    alike = [some for some in chosen.finalists if some.band.how == chosen.band.how]
+    alike = [some for some in chosen.finalists if (some.band.how, some.band.rings) == (How.NVLINK_RINGS, rings)]
     assert len(alike) == min(sets, 4)
 
 
@@ -173,7 +173,10 @@ def test_ties_among_many_devices_are_broken_among_neighbours(n: int, k: int, heu
 
 def test_the_next_job_of_five_gets_the_best_remainder_too() -> None:
     chosen = choose(pair_run(5, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
-    assert (chosen.members, chosen.decided_by) == ((0, 2), "the best remainder for the next job, then PCI bus id")
+    assert (chosen.members, chosen.decided_by) == (
+        (0, 2),
+        (TieBreak.REMAINDER, TieBreak.BUS_ID),
+    )
 
 
 def test_cpu_cores_have_no_pci_bus_id_so_their_index_decides() -> None:
@@ -182,8 +185,8 @@ def test_cpu_cores_have_no_pci_bus_id_so_their_index_decides() -> None:
     uuids = ("CPU-d", "CPU-b", "CPU-a", "CPU-c")
     run.devices = tuple(Device(core, uuid, "Xeon") for core, uuid in zip((10, 2, 11, 3), uuids, strict=True))
     one, two = choose(run, 1), choose(run, 2)
-    assert (one.members, one.decided_by) == ((1,), "index")
-    assert (two.members, two.decided_by) == ((1, 3), "index")
+    assert (one.members, one.decided_by) == ((1,), (TieBreak.INDEX,))
+    assert (two.members, two.decided_by) == ((1, 3), (TieBreak.INDEX,))
 
 
 IDLE = Health(processes=0, utilization=0)
@@ -191,46 +194,52 @@ FLAT = (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("title", "health", "nodes", "members", "words"),
+    ("title", "health", "nodes", "members", "used"),
     [
-        ("nothing known: by bus id", (), FLAT, (0, 1), "PCI bus id"),
-        ("another process", (Health(processes=1), IDLE, IDLE, IDLE), FLAT, (1, 2), "PCI bus id"),
-        ("a busy GPU", (IDLE, Health(utilization=11), IDLE, IDLE), FLAT, (0, 2), "PCI bus id"),
-        ("a little use is not busy", (IDLE, Health(utilization=10), IDLE, IDLE), FLAT, (0, 1), "PCI bus id"),
-        ("a throttled GPU", (IDLE, Health(throttle=("HW slowdown",)), IDLE, IDLE), FLAT, (0, 2), "PCI bus id"),
+        ("nothing known: by bus id", (), FLAT, (0, 1), (TieBreak.BUS_ID,)),
+        ("another process", (Health(processes=1), IDLE, IDLE, IDLE), FLAT, (1, 2), (TieBreak.BUS_ID,)),
+        ("a busy GPU", (IDLE, Health(utilization=11), IDLE, IDLE), FLAT, (0, 2), (TieBreak.BUS_ID,)),
+        ("a little use is not busy", (IDLE, Health(utilization=10), IDLE, IDLE), FLAT, (0, 1), (TieBreak.BUS_ID,)),
+        ("a throttled GPU", (IDLE, Health(throttle=("HW slowdown",)), IDLE, IDLE), FLAT, (0, 2), (TieBreak.BUS_ID,)),
         (
             "set clocks are no fault",
             (IDLE, Health(throttle=("display clock setting",)), IDLE, IDLE),
             FLAT,
             (0, 1),
-            "PCI bus id",
+            (TieBreak.BUS_ID,),
         ),
-        ("an ECC error", (Health(ecc_errors=1), IDLE, IDLE, IDLE), FLAT, (1, 2), "PCI bus id"),
-        ("one NUMA node rather than two", (IDLE,) * 4, (0, 1, 1, 0), (0, 3), "the fewest NUMA nodes, then PCI bus id"),
+        ("an ECC error", (Health(ecc_errors=1), IDLE, IDLE, IDLE), FLAT, (1, 2), (TieBreak.BUS_ID,)),
+        (
+            "one NUMA node rather than two",
+            (IDLE,) * 4,
+            (0, 1, 1, 0),
+            (0, 3),
+            (TieBreak.NUMA_NODES, TieBreak.BUS_ID),
+        ),
         (
             "idle goes before near",
             (Health(processes=1), IDLE, IDLE, IDLE),
             (0, 1, 0, 1),
             (1, 3),
-            "the fewest NUMA nodes",
+            (TieBreak.NUMA_NODES,),
         ),
     ],
 )
 def test_the_tie_break(
-    title: str, health: tuple[Health, ...], nodes: tuple[int, ...], members: tuple[int, ...], words: str
+    title: str, health: tuple[Health, ...], nodes: tuple[int, ...], members: tuple[int, ...], used: tuple[TieBreak, ...]
 ) -> None:
     run = pair_run(4, lambda a, b: 300.0)
     run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
     run.health_before = health
     chosen = choose(run, 2)
-    assert (chosen.members, chosen.decided_by, chosen.tied) == (members, words, True)
+    assert (chosen.members, chosen.decided_by, chosen.tied) == (members, used, True)
 
 
 def test_what_all_gpus_have_against_them_is_counted_where_busy_ones_are_allowed() -> None:
     run = pair_run(4, lambda a, b: 300.0)
     run.health_before = (Health(processes=1), IDLE, Health(throttle=("HW slowdown",)), IDLE)
     chosen = choose(run, 3, allow_busy=True)
-    assert (chosen.members, chosen.decided_by) == ((1, 2, 3), "the fewest GPUs that others use")
+    assert (chosen.members, chosen.decided_by) == ((1, 2, 3), (TieBreak.IN_USE,))
     assert choose(run, 2, allow_busy=True).members == (1, 3)
 
 
@@ -240,13 +249,16 @@ def test_small_messages_break_a_tie_of_large_ones() -> None:
         measured(Operation.ALLREDUCE, pair, 0.002 if pair == (1, 3) else 0.001, 8) for pair in combinations(range(4), 2)
     ]
     chosen = choose(run_of(gpus(4), points), 2)
-    assert (chosen.members, chosen.decided_by) == ((1, 3), "the lower latency of small messages")
+    assert (chosen.members, chosen.decided_by) == ((1, 3), (TieBreak.LATENCY,))
 
 
 def test_the_next_job_gets_the_best_remainder() -> None:
     """Fast links 2-0-1-3 in a row: whoever takes the middle one leaves the next job a slow pair."""
     chosen = choose(pair_run(4, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
-    assert (chosen.members, chosen.decided_by) == ((0, 2), "the best remainder for the next job, then PCI bus id")
+    assert (chosen.members, chosen.decided_by) == (
+        (0, 2),
+        (TieBreak.REMAINDER, TieBreak.BUS_ID),
+    )
 
 
 def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
@@ -256,7 +268,7 @@ def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
     run.devices = tuple(replace(one, numa_node=index // 4) for index, one in enumerate(run.devices))
     chosen = choose(run, 4)
     assert (chosen.members, chosen.tied) == ((0, 1, 2, 3), False)
-    assert chosen.decided_by == "the fewest NUMA nodes, then PCI bus id"
+    assert chosen.decided_by == (TieBreak.NUMA_NODES, TieBreak.BUS_ID)
     assert {sum(member < 4 for member in some.members) for some in chosen.finalists} >= {2, 3, 4}
 
 
@@ -356,7 +368,7 @@ def test_of_too_many_devices_to_try_all_sets_none_is_called_the_best_remainder()
         rates[a, b] = rates[b, a] = 30.0
     np.fill_diagonal(rates, 0)
     chosen = choose_by_rates(gpus(18), rates, 2)
-    assert (chosen.members, chosen.decided_by, chosen.heuristic) == ((2, 3), "PCI bus id", True)
+    assert (chosen.members, chosen.decided_by, chosen.heuristic) == ((2, 3), (TieBreak.BUS_ID,), True)
 
 
 def test_evidence_is_what_training_runs_at_the_largest_size() -> None:

@@ -15,6 +15,7 @@ from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
+from collbench.output.text.comparison import matched
 from tests.analysis.runs import FAIL, copies, recorded, reported, scaled
 from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
 
@@ -37,7 +38,7 @@ SLOW = copies(lambda a, b: 0.92 if {a, b} == {0, 2} else 1.0, seed=1)
 @pytest.mark.parametrize("order", [*permutations(range(4))][1::5])
 def test_another_order_of_the_same_gpus_changes_nothing(order: tuple[int, ...]) -> None:
     plain, other = compare(copies(), SLOW, FAIL), compare(copies(), relabelled(SLOW, order), FAIL)
-    assert other.match.how == "matched by UUID"
+    assert matched(other) == "matched by UUID"
     assert [(c.key, c.ratio, c.verdict) for c in other.changes] == [(c.key, c.ratio, c.verdict) for c in plain.changes]
     assert other.groups == plain.groups
 
@@ -53,7 +54,7 @@ def test_a_slow_pair_is_named_both_ways_and_nothing_else() -> None:
 def test_other_gpus_are_matched_by_their_order() -> None:
     others = replace(copies(), devices=tuple(replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in gpus(4)))
     found = compare(copies(), others, FAIL)
-    assert (found.match.by_uuid, found.match.how) == (0, "other devices, matched by their order")
+    assert (found.match.by_uuid, matched(found)) == (0, "other devices, matched by their order")
     assert found.count(Verdict.SAME) == 36
 
 
@@ -62,16 +63,16 @@ def test_a_replaced_gpu_takes_the_place_that_is_left() -> None:
     devices[1] = replace(devices[1], uuid="GPU-new")
     found = compare(copies(), replace(copies(), devices=tuple(devices)), FAIL)
     assert found.match.positions == {0: 3, 1: 2, 2: 1, 3: 0}
-    assert found.match.how == "3 matched by UUID, the others by their order: GPU2 = GPU1"
+    assert matched(found) == "3 matched by UUID, the others by their order: GPU2 = GPU1"
 
 
 def test_what_was_matched_by_order_is_named_where_it_tells_something() -> None:
     one = [replace(gpu, uuid="GPU-new") if gpu.index == 1 else gpu for gpu in gpus(4)]
     found = compare(copies(), replace(copies(), devices=tuple(one)), FAIL)
-    assert found.match.how == "3 matched by UUID, the others by their order: GPU1 = GPU1"
+    assert matched(found) == "3 matched by UUID, the others by their order: GPU1 = GPU1"
     others = [replace(gpu, uuid=f"GPU-other-{gpu.index}", index=gpu.index + 4) for gpu in gpus(4)]
     found = compare(copies(), replace(copies(), devices=tuple(others)), FAIL)
-    assert found.match.how.startswith("other devices, matched by their order: GPU0 = GPU4, GPU1 = GPU5, ")
+    assert matched(found).startswith("other devices, matched by their order: GPU0 = GPU4, GPU1 = GPU5, ")
 
 
 def test_points_that_one_run_has_are_said() -> None:
@@ -87,7 +88,7 @@ def test_a_device_more_has_points_of_its_own() -> None:
     base = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)])
     three = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(3), 2)]
     found = compare(base, run_of(gpus(3), three), FAIL)
-    assert found.match.how == "matched by UUID; only in the new run: GPU2"
+    assert matched(found) == "matched by UUID; only in the new run: GPU2"
     assert [key.members for key in found.only_new] == [(0, 2), (1, 2)]
 
 

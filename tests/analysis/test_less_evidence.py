@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.analysis.bands import predict
-from collbench.analysis.choice import Band, Members
+from collbench.analysis.choice import Band, How, Members
 from collbench.analysis.problem import from_run
 from collbench.analysis.select import choose, evidence
 from collbench.bench.plan import Request
@@ -148,13 +148,13 @@ def test_what_is_not_measured_guarantees_nothing_and_changes_no_kind_of_machine(
     before, after = band(full, members), band(left, members)
     if before is not None and after is not None:
         assert after.lo <= before.lo * (1 + NOISE)
-        if "a pair of it is broken" not in (before.how, after.how):
-            assert (after.how == "NVSwitch") == (before.how == "NVSwitch")
+        if How.BROKEN not in (before.how, after.how):
+            assert (after.how is How.NVSWITCH) is (before.how is How.NVSWITCH)
         lacking = {frozenset(m.point.members) for m in full.measured()} - {
             frozenset(m.point.members) for m in left.measured()
         }
         inside = {pair for pair in lacking if pair <= set(members)}
-        if after.how == "NVSwitch" and inside:
+        if after.how is How.NVSWITCH and inside:
             assert after.lo == 0
 
 
@@ -193,7 +193,7 @@ def test_relabelling_the_gpus_permutes_the_prediction(made: Damage, data: st.Dat
     assert (before is None) == (after is None)
     if before is not None and after is not None:
         assert (after.lo, after.hi, after.hops) == pytest.approx((before.lo, before.hi, before.hops))
-        assert (after.unmeasured, after.how) == (before.unmeasured, before.how)
+        assert (after.unmeasured, after.how, after.rings) == (before.unmeasured, before.how, before.rings)
 
 
 def relabelled(run: Run, names: Sequence[int]) -> Run:
@@ -277,7 +277,7 @@ def test_a_switch_that_labels_hide_stays_one_though_one_pair_is_slow_or_gone() -
     for run in (slow, without(slow, {0})):
         found = band(run, (0, 1, 2, 3))
         assert found is not None
-        assert found.how == "NVSwitch"
+        assert found.how is How.NVSWITCH
         assert found.hi == pytest.approx(396)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scipy.stats import t
 
-from collbench.analysis.choice import AllLeft, Band, Candidate, Choice
+from collbench.analysis.choice import AllLeft, Band, Candidate, Choice, How, TieBreak
 from collbench.analysis.select import settle
 from collbench.analysis.tiers import estimates
 from collbench.model.operations import Operation
@@ -19,9 +19,9 @@ FIRST, OTHER, THIRD = (0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7)
 
 def predicted(*sets: tuple[int, ...]) -> Choice:
     """Return a choice of the first of these sets among all of them, for lack of anything but their bus ids."""
-    band = Band(250.0, 400.0, "NVSwitch")
+    band = Band(250.0, 400.0, How.NVSWITCH)
     found = tuple(Candidate(some, band, default=some == FIRST) for some in sets)
-    return Choice(sets[0], AllLeft(8, 8), band, found, decided_by="PCI bus id")
+    return Choice(sets[0], AllLeft(8, 8), band, found, decided_by=(TieBreak.BUS_ID,))
 
 
 def verification(rates: Mapping[tuple[int, ...], Iterable[float]]) -> Run:
@@ -39,7 +39,7 @@ def test_the_fastest_wins_and_its_gain_has_an_interval() -> None:
     choice = settle(
         predicted(OTHER, THIRD, FIRST), verification({FIRST: near(314), OTHER: near(390), THIRD: near(412)})
     )
-    assert (choice.members, choice.decided_by, choice.tied) == (THIRD, "", False)
+    assert (choice.members, choice.decided_by, choice.tied) == (THIRD, (), False)
     assert choice.gain is not None
     low, middle, high = choice.gain
     assert low < 412 / 314 < high
@@ -53,14 +53,14 @@ def test_those_that_tie_with_the_fastest_go_back_to_the_prediction() -> None:
     choice = settle(
         predicted(OTHER, THIRD, FIRST), verification({FIRST: near(300), OTHER: near(400), THIRD: near(402)})
     )
-    assert (choice.members, choice.decided_by, choice.tied) == (OTHER, "PCI bus id", False)
+    assert (choice.members, choice.decided_by, choice.tied) == (OTHER, (TieBreak.BUS_ID,), False)
 
 
 def test_a_winner_that_was_not_chosen_is_distinguished_from_its_equals_by_the_prediction() -> None:
     choice = settle(
         predicted(OTHER, THIRD, FIRST), verification({OTHER: near(300), THIRD: near(400), FIRST: near(401)})
     )
-    assert (choice.members, choice.decided_by) == (THIRD, "the predicted order")
+    assert (choice.members, choice.decided_by) == (THIRD, (TieBreak.PREDICTED,))
 
 
 def test_all_that_tie_are_said_to() -> None:
@@ -127,7 +127,7 @@ def test_the_gain_has_the_interval_of_a_single_comparison() -> None:
 
 def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
     prediction = predicted(OTHER, FIRST)
-    bands = Band(30.0, 50.0, "4 NVLink rings"), Band(20.0, 45.0, "2 NVLink rings")
+    bands = Band(30.0, 50.0, How.NVLINK_RINGS, rings=4), Band(20.0, 45.0, How.NVLINK_RINGS, rings=2)
     found = tuple(replace(one, band=band) for one, band in zip(prediction.finalists, bands, strict=True))
     choice = settle(replace(prediction, finalists=found), verification({OTHER: near(31.26), FIRST: near(41.26)}))
     assert (sentences.reason(choice, gpus(8)), choice.band) == ("41.3 GB/s measured on the first 4", bands[1])
@@ -135,7 +135,7 @@ def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
 
 def test_bandwidth_that_decides_names_no_tie_break() -> None:
     choice = settle(predicted(OTHER, FIRST), verification({OTHER: near(400), FIRST: near(300)}))
-    assert (choice.members, choice.decided_by) == (OTHER, "")
+    assert (choice.members, choice.decided_by) == (OTHER, ())
 
 
 def test_a_single_finalist_ties_with_nobody() -> None:

@@ -3,6 +3,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from collbench.analysis.choice import TieBreak
 from collbench.analysis.problem import Level, Values, decide, different, members_with, what_remains, worst_inside
 from collbench.analysis.rings import Sets, all_sets
 
@@ -11,40 +12,48 @@ TIERS = np.array([[1.0, 1, 2, 2], [1, 1, 1, 2], [2, 1, 1, 1], [2, 2, 1, 1]])
 
 
 @pytest.mark.parametrize(
-    ("title", "levels", "members", "words"),
+    ("title", "levels", "members", "used"),
     [
-        ("nothing differs", (), (0, 1), "PCI bus id"),
-        ("one level leaves several", (Level("a", COSTS),), (1, 2), "a, then PCI bus id"),
+        ("nothing differs", (), (0, 1), (TieBreak.BUS_ID,)),
+        (
+            "one level leaves several",
+            (Level(TieBreak.IN_USE, COSTS),),
+            (1, 2),
+            (TieBreak.IN_USE, TieBreak.BUS_ID),
+        ),
         (
             "a later one decides",
-            (Level("a", COSTS), Level("b", different(np.array([0, 0, 1, 1])))),
+            (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.SUSPECT, different(np.array([0, 0, 1, 1])))),
             (2, 3),
-            "a, then b",
+            (TieBreak.IN_USE, TieBreak.SUSPECT),
         ),
         (
             "the worst pair counts",
-            (Level("a", COSTS), Level("c", worst_inside(TIERS))),
+            (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.LATENCY, worst_inside(TIERS))),
             (1, 2),
-            "a, then c, then PCI bus id",
+            (TieBreak.IN_USE, TieBreak.LATENCY, TieBreak.BUS_ID),
         ),
         (
             "an earlier one goes first",
-            (Level("b", different(np.array([0, 0, 1, 1]))), Level("a", COSTS)),
+            (Level(TieBreak.SUSPECT, different(np.array([0, 0, 1, 1]))), Level(TieBreak.IN_USE, COSTS)),
             (2, 3),
-            "b, then a",
+            (TieBreak.SUSPECT, TieBreak.IN_USE),
         ),
     ],
 )
 def test_tie_breaks_go_level_by_level(
-    title: str, levels: tuple[Level, ...], members: tuple[int, ...], words: str
+    title: str, levels: tuple[Level, ...], members: tuple[int, ...], used: tuple[TieBreak, ...]
 ) -> None:
     sets = all_sets(4, 2)
-    place, decided_by = decide(sets, levels, "PCI bus id")
-    assert (tuple(sets[place].tolist()), decided_by) == (members, words)
+    place, decided_by = decide(sets, levels, TieBreak.BUS_ID)
+    assert (tuple(sets[place].tolist()), decided_by) == (members, used)
 
 
 def test_a_single_set_needs_no_tie_break() -> None:
-    assert decide(all_sets(3, 3), (Level("a", lambda sets: np.zeros(len(sets))),), "PCI bus id") == (0, "")
+    assert decide(all_sets(3, 3), (Level(TieBreak.IN_USE, lambda sets: np.zeros(len(sets))),), TieBreak.BUS_ID) == (
+        0,
+        (),
+    )
 
 
 def test_sets_are_rated_by_the_best_that_they_leave() -> None:
@@ -62,7 +71,10 @@ def test_a_level_is_asked_only_of_those_that_are_left_and_named_only_where_it_de
         return np.zeros(len(sets))
 
     some = np.array([[0, 1], [1, 2], [2, 3]])
-    assert decide(some, (Level("a", COSTS), Level("alike", alike)), "index") == (1, "a, then index")
+    assert decide(some, (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.NUMA_NODES, alike)), TieBreak.INDEX) == (
+        1,
+        (TieBreak.IN_USE, TieBreak.INDEX),
+    )
     assert asked == [[[1, 2], [2, 3]]]
 
 
@@ -70,12 +82,14 @@ def test_a_level_that_leaves_one_set_ends_the_questions() -> None:
     def never(sets: Sets) -> Values:
         raise AssertionError(sets)
 
-    assert decide(np.array([[0, 1], [1, 2]]), (Level("a", COSTS), Level("b", never)), "index") == (1, "a")
+    assert decide(
+        np.array([[0, 1], [1, 2]]), (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.SUSPECT, never)), TieBreak.INDEX
+    ) == (1, (TieBreak.IN_USE,))
 
 
 def test_the_order_of_positions_decides_last_the_first_position_first() -> None:
     sets = np.array([[1, 2, 3], [0, 3, 4], [0, 2, 5], [0, 2, 6]])
-    assert decide(sets, (), "index") == (2, "index")
+    assert decide(sets, (), TieBreak.INDEX) == (2, (TieBreak.INDEX,))
 
 
 def test_what_levels_count() -> None:

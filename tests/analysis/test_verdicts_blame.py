@@ -8,8 +8,9 @@ from itertools import permutations
 
 import pytest
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, ailing, blames
-from collbench.analysis.diagnose.evidence import HiddenLinks, Presence
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, ailing, blames, check_of
+from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
+from collbench.analysis.diagnose.evidence import Extent, HiddenLinks, Presence
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import (
     NO_RATES,
@@ -50,37 +51,37 @@ COLUMN = [(other, 2) for other in (0, 1, 3)]
     ("title", "slow", "members", "where", "alone"),
     [
         ("nothing", [], [], [], []),
-        ("one way", [(3, 1)], [(3, 1)], ["GPU3 → GPU1"], ["one direction of this path alone"]),
-        ("a pair", [(3, 1), (1, 3)], [(1, 3)], ["GPU1-GPU3"], ["this path alone"]),
-        ("all of a GPU", [*ROW, *COLUMN], [(2,)], ["all links of GPU2"], [""]),
-        ("all that it sends", ROW, [(2,)], ["all that GPU2 sends"], [""]),
-        ("all that it receives", COLUMN, [(2,)], ["all that GPU2 receives"], [""]),
+        ("one way", [(3, 1)], [(3, 1)], ["GPU3 → GPU1"], [Extent.DIRECTION]),
+        ("a pair", [(3, 1), (1, 3)], [(1, 3)], ["GPU1-GPU3"], [Extent.PAIR]),
+        ("all of a GPU", [*ROW, *COLUMN], [(2,)], ["all links of GPU2"], [None]),
+        ("all that it sends", ROW, [(2,)], ["all that GPU2 sends"], [None]),
+        ("all that it receives", COLUMN, [(2,)], ["all that GPU2 receives"], [None]),
         (
             "nearly all that it sends",
             ROW[:2],
             [(2, 0), (2, 1)],
             ["GPU2 → GPU0", "GPU2 → GPU1"],
-            ["one direction of this path alone"] * 2,
+            [Extent.DIRECTION] * 2,
         ),
         (
             "all that it sends, and a link more",
             [*ROW, (0, 1)],
             [(2,), (0, 1)],
             ["all that GPU2 sends", "GPU0 → GPU1"],
-            ["", "one direction of this path alone"],
+            [None, Extent.DIRECTION],
         ),
-        ("everything", every(4), [(0, 1, 2, 3)], ["all 6 NV18 pairs"], [""]),
+        ("everything", every(4), [(0, 1, 2, 3)], ["all 6 NV18 pairs"], [None]),
         (
             "everything one way",
             [(a, b) for a, b in every(4) if a < b],
             [(0,), (3,), (1, 2)],
             ["all that GPU0 sends", "all that GPU3 receives", "GPU1 → GPU2"],
-            ["", "", "one direction of this path alone"],
+            [None, None, Extent.DIRECTION],
         ),
     ],
 )
 def test_whom_slow_links_blame(
-    title: str, slow: list[Link], members: list[tuple[int, ...]], where: list[str], alone: list[str]
+    title: str, slow: list[Link], members: list[tuple[int, ...]], where: list[str], alone: list[Extent | None]
 ) -> None:
     groups = blamed(slow, every(4))
     assert [one.members for one in groups] == members
@@ -126,7 +127,7 @@ def test_many_single_links_share_a_cause(count: int) -> None:
     else:
         (only,) = groups
         assert only.members == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
-        assert (where_of(only), only.gpu, only.alone) == ("5 NV18 pairs (one direction each)", None, "")
+        assert (where_of(only), only.gpu, only.alone) == ("5 NV18 pairs (one direction each)", None, None)
         (both,) = blamed(both_ways(slow), every(12), 12)
         assert where_of(both) == "5 NV18 pairs"
 
@@ -140,7 +141,7 @@ def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
 
 
 def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    return found(kind, (), links, Message(HiddenLinks(), "", "", sure=sure), NO_RATES)
+    return found(kind, (), links, Message(HiddenLinks(), Known.NVLINKS_DOWN, sure=sure), NO_RATES)
 
 
 PAIR = [(0, 1), (1, 0)]
@@ -217,7 +218,7 @@ def test_a_kind_has_its_severity_unless_another_is_given() -> None:
     assert finding(Kind.FAILED, []).verdict.severity is Severity.FAILURE
     assert finding(Kind.ASYMMETRY, []).verdict.severity is Severity.CONTRADICTION
     assert (
-        found(Kind.HANG, (), [], Message(HiddenLinks(), "", ""), severity=Severity.INFO).verdict.severity
+        found(Kind.HANG, (), [], Message(HiddenLinks(), Known.NVLINKS_DOWN), severity=Severity.INFO).verdict.severity
         is Severity.INFO
     )
 
@@ -248,7 +249,7 @@ NONE = UnhealthyDevices({}, {}, {})
         (
             "throttled",
             watched((throttled(2, "HW slowdown"),)),
-            UnhealthyDevices({2: "GPU2 was throttled (HW slowdown) in 1 of 4 trials"}, {}, {}),
+            UnhealthyDevices({2: Throttled(("HW slowdown",), Presence(2, 1, 4))}, {}, {}),
         ),
         ("clocks that somebody set", watched((throttled(2, "applications clocks setting"),)), NONE),
         ("hot", watched((hot(2, 95),)), NONE),
@@ -264,7 +265,7 @@ NONE = UnhealthyDevices({}, {}, {})
                 after=(Health(throttle=("SW power cap",)), Health(processes=2)),
             ),
             UnhealthyDevices(
-                {0: "GPU0 was throttled (SW power cap, HW slowdown) before measuring"},
+                {0: Throttled(("SW power cap", "HW slowdown"), Presence(0, when="before"))},
                 {1: Presence(1, when="after")},
                 {},
             ),
@@ -280,7 +281,7 @@ NONE = UnhealthyDevices({}, {}, {})
                 before=(Health(nvlink_errors=1, ecc_errors=0), Health(nvlink_replays=5), Health(ecc_errors=None)),
                 after=(Health(nvlink_errors=4, ecc_errors=9), Health(nvlink_replays=5), Health(ecc_errors=3)),
             ),
-            UnhealthyDevices({}, {}, {0: "3 new NVLink errors on GPU0"}),
+            UnhealthyDevices({}, {}, {0: NewErrors(0, ErrorCounter.NVLINK, 3)}),
         ),
         ("a counter that began anew", watched(before=(Health(ecc_errors=5),), after=(Health(ecc_errors=0),)), NONE),
         ("one that is gone", watched(before=(Health(ecc_errors=0),), after=(Health(),)), NONE),
@@ -292,7 +293,11 @@ def test_what_was_seen_on_the_devices(title: str, seen: UnhealthyDevices, expect
 
 
 def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
-    seen = UnhealthyDevices({1: "hot", 2: "capped"}, {0: Presence(0, 1, 2)}, {0: "errors", 1: "more errors"})
+    hot, capped = (Throttled((reason,), Presence(gpu, 1, 2)) for gpu, reason in ((1, "hot"), (2, "capped")))
+    first, second = (NewErrors(gpu, ErrorCounter.NVLINK, gpu + 1) for gpu in (0, 1))
+    seen = UnhealthyDevices({1: hot, 2: capped}, {0: Presence(0, 1, 2)}, {0: first, 1: second})
     assert seen.cause((3,)) is None
-    assert seen.cause((3, 1, 0)) == ("hot", "-q -d PERFORMANCE,TEMPERATURE,POWER")
-    assert seen.cause((0, 1)) == ("errors", "nvlink -e")
+    assert seen.cause((3, 1, 0)) is hot
+    assert check_of(hot, (3, 1)) == (Check(Look.LIMITING, (3, 1)),)
+    assert seen.cause((0, 1)) is first
+    assert check_of(first, (0, 1)) == (Check(Look.NVLINK_ERRORS, (0, 1)),)

@@ -9,6 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.analysis.diagnose import Kind, judge
+from collbench.analysis.diagnose.causes import (
+    Check,
+    ErrorCounter,
+    GpuItself,
+    GpuPart,
+    Known,
+    Look,
+    NewErrors,
+    NoPeerAccess,
+    Throttled,
+)
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Path, Run
 from tests.analysis.checked import (
@@ -53,7 +64,7 @@ def test_one_slow_pair_blames_the_link() -> None:
     verdict = the(h200(slow(BOTH, 0.92)), Kind.INTRA_LABEL_OUTLIER)
     assert verdict.members == (1, 3)
     assert "GPU1-GPU3: 8% below the best NV18 links" in what(verdict)
-    assert "this link alone" in verdict.cause
+    assert verdict.cause is Known.ONE_NVLINK
     assert verdict.measured is not None
     assert 0.92 * 370 < verdict.measured[0] <= verdict.measured[1] <= verdict.measured[2] < 0.93 * 397
 
@@ -61,14 +72,15 @@ def test_one_slow_pair_blames_the_link() -> None:
 def test_a_slow_row_blames_the_gpu() -> None:
     verdict = the(h200(slow(ROW, 0.92)), Kind.INTRA_LABEL_OUTLIER)
     assert verdict.members == (2,)
-    assert "GPU2 itself" in verdict.cause
+    assert verdict.cause == GpuItself(2, GpuPart.ANY)
 
 
 def test_a_slow_row_of_a_throttled_gpu_names_the_reason() -> None:
     run = flagged(h200(slow(ROW, 0.92)), throttled(2, "SW thermal slowdown"))
     verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
-    assert "GPU2 was throttled (SW thermal slowdown)" in verdict.cause
-    assert "nvidia-smi -q -d PERFORMANCE" in verdict.command
+    assert isinstance(verdict.cause, Throttled)
+    assert (verdict.cause.reasons, verdict.cause.seen.device) == (("SW thermal slowdown",), 2)
+    assert verdict.checks == (Check(Look.LIMITING, (2,)),)
 
 
 def test_new_errors_on_a_link_name_the_cause() -> None:
@@ -76,7 +88,7 @@ def test_new_errors_on_a_link_name_the_cause() -> None:
     after = [replace(state, nvlink_errors=7 if gpu == 3 else 0) for gpu, state in enumerate(run.health_after)]
     run = replace(run, health_before=tuple(Health(nvlink_errors=0) for _ in after), health_after=tuple(after))
     verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
-    assert verdict.cause == "7 new NVLink errors on GPU3"
+    assert verdict.cause == NewErrors(3, ErrorCounter.NVLINK, 7)
 
 
 def test_a_throttled_gpu_whose_links_are_fine_is_no_contradiction() -> None:
@@ -93,7 +105,7 @@ def test_a_slow_all_reduce_of_one_pair_blames_nccls_path() -> None:
     run = pair_run(4, lambda a, b: 280.0 if (a, b) == (0, 2) else 326.0)
     verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
     assert verdict.members == (0, 2)
-    assert "NCCL's path" in verdict.cause
+    assert verdict.cause is Known.NCCL_PAIR
 
 
 def test_one_wild_trial_is_no_outlier() -> None:
@@ -122,7 +134,7 @@ def test_no_peer_access_is_the_cause_of_an_inversion() -> None:
     refused = tuple(
         replace(p, peer_access=nvml_says("GNS"), tool_peer_access=smi_says("GNS"), cuda_peers=False) for p in run.paths
     )
-    assert "no peer access" in the(replace(run, paths=refused), Kind.ORDER_INVERSION).cause
+    assert the(replace(run, paths=refused), Kind.ORDER_INVERSION).cause == NoPeerAccess("PIX")
 
 
 @pytest.mark.parametrize(

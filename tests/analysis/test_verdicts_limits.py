@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
-from collbench.analysis.diagnose.evidence import HiddenLinks
+from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, NvlinksDegraded, Throttled
+from collbench.analysis.diagnose.evidence import Extent, HiddenLinks
 from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels, has_peers, pcie_ceiling
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Message, Rates, found
@@ -39,7 +40,7 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
     assert (verdict.label, verdict.theory_gbs) == ("NV18", 450.0)
     assert verdict.measured is not None
     assert verdict.measured[0] < 396.1 * 7 / 18 < verdict.measured[2] < 0.7 * 450
-    assert "nvidia-smi nvlink -s -i 0,1" in verdict.command
+    assert verdict.cause == NvlinksDegraded(Extent.PAIR)
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
@@ -53,7 +54,7 @@ def test_one_direction_that_is_degraded_explains_the_asymmetry() -> None:
 def test_a_whole_row_blames_the_gpu() -> None:
     verdict = the(h200(slow(ROW, 0.5)), Kind.NV_DEGRADED)
     assert verdict.members == (2,)
-    assert "GPU2" in verdict.cause
+    assert verdict.cause == GpuItself(2, GpuPart.NVLINKS)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
     verdict = the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED)
     assert verdict.members == (0, 1)
     assert "no faster than PCIe" in what(verdict)
-    assert "fabric manager" in verdict.cause
+    assert verdict.cause is Known.NVLINKS_DOWN
 
 
 def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:
@@ -111,7 +112,7 @@ def test_faster_than_the_label_allows(case: str, label: str, gbs: float, kind: K
 def test_more_than_the_nvlinks_can_carry_is_a_wrong_clock() -> None:
     verdict = the(h200(slow([(0, 1)], 470 / 393.8)), Kind.IMPOSSIBLE)
     assert verdict.members == (0, 1)
-    assert "timing is wrong" in verdict.cause
+    assert verdict.cause is Known.TIMING_OR_LIMIT
 
 
 def test_reads_that_a_cache_served_are_impossible_though_the_copy_engines_are_not() -> None:
@@ -236,13 +237,14 @@ def test_what_beats_a_link_is_reported_of_its_ways_with_all_rates(variant: Varia
 
 
 def test_unused_links_are_looked_at_from_one_end_and_degraded_ones_from_both() -> None:
-    assert "nvlink -s -i 0; " in the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED).command
-    assert "nvlink -s -i 0,1; " in the(h200(slow(BOTH, 0.5)), Kind.NV_DEGRADED).command
+    assert Check(Look.NVLINKS, (0,)) in the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED).checks
+    assert Check(Look.NVLINKS, (0, 1)) in the(h200(slow(BOTH, 0.5)), Kind.NV_DEGRADED).checks
 
 
 def test_a_degraded_row_of_a_throttled_gpu_names_the_reason() -> None:
     verdict = the(flagged(h200(slow(ROW, 0.5)), throttled(2, "HW slowdown")), Kind.NV_DEGRADED)
-    assert verdict.cause.startswith("GPU2 was throttled (HW slowdown) in ")
+    assert isinstance(verdict.cause, Throttled)
+    assert (verdict.cause.reasons, verdict.cause.seen.device) == (("HW slowdown",), 2)
 
 
 @pytest.mark.parametrize(("worth", "reported"), [(1.2, "1"), (0.5, "0.5"), (16.0 / 2, "8")])
@@ -285,7 +287,7 @@ def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -
 
 
 def finding(kind: Kind, label: str) -> Finding:
-    return found(kind, (), [(0, 1)], Message(HiddenLinks(), "", ""), Rates(label))
+    return found(kind, (), [(0, 1)], Message(HiddenLinks(), Known.NVLINKS_DOWN), Rates(label))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from itertools import combinations
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
+from collbench.analysis.diagnose.causes import Known
 from collbench.analysis.diagnose.links import link_state
 from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
+from collbench.output import causes
 from tests.analysis.checked import Members, Rate, faults, h200, pcie, the, trials, what
 from tests.builders import gpus, pair_run, paths, run_of
 
@@ -113,7 +115,7 @@ def test_on_slots_alike_a_better_label_has_no_excuse() -> None:
 def test_nvlinks_that_pcie_beats_are_not_used() -> None:
     run = pair_run(4, lambda a, b: 5.0 if (a, b) == (0, 1) else 10.0, paths(4, "SYS", {(0, 1): "NV1"}))
     (verdict,) = (v for v in judge(run) if v.kind is Kind.ORDER_INVERSION)
-    assert "the NVLinks of these pairs are not used" in verdict.cause
+    assert verdict.cause is Known.NVLINKS_OF_LABEL_UNUSED
 
 
 def test_the_way_back_is_compared_only_where_it_may_be() -> None:
@@ -200,4 +202,4 @@ def test_of_two_links_one_is_an_outlier_where_they_are_no_equals(beyond: float, 
 def test_how_a_links_wires_are_looked_at(title: str, backend: str, label: str, bus: bool, command: str) -> None:
     devices = gpus(2) if bus else tuple(replace(gpu, pci_bus_id="") for gpu in gpus(2))
     facts = Facts(run_of(devices, [], paths(2, label), backend=backend))
-    assert link_state(facts, (0, 1)).startswith(command)
+    assert causes.command(link_state(facts, (0, 1)), facts.run).startswith(command)

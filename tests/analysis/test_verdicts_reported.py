@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
+from collbench.analysis.diagnose.causes import Check, Look
 from collbench.model.run import Run
 from tests.analysis.checked import faults, h200, kinds, pcie, the, undone, what
 from tests.builders import nvml_says, smi_says
@@ -20,7 +21,7 @@ def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
     verdict = the(saying(h200(), (0, 1), nvlinks=16), Kind.LINKCOUNT_MISMATCH)
     assert verdict.members == (0, 1)
     assert "topo -m says NV18, NVML counts 16" in what(verdict)
-    assert "nvidia-smi nvlink -s -i 0" in verdict.command
+    assert verdict.checks == (Check(Look.NVLINKS, (0,)),)
 
 
 def test_a_row_of_links_that_are_down_is_one_verdict_on_the_gpu() -> None:
@@ -142,7 +143,7 @@ def test_links_that_nvml_does_not_see_are_one_verdict() -> None:
 
 
 def test_links_are_counted_at_the_first_end() -> None:
-    assert the(saying(h200(), (1, 2), nvlinks=16), Kind.LINKCOUNT_MISMATCH).command == "nvidia-smi nvlink -s -i 1"
+    assert the(saying(h200(), (1, 2), nvlinks=16), Kind.LINKCOUNT_MISMATCH).checks == (Check(Look.NVLINKS, (1,)),)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collbench.analysis.freshness import Here, parse_duration, refusal
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings
+from collbench.output.stale_runs import unfit
 
 NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
 GPUS = tuple(Device(index, f"GPU-{index}", "H200") for index in range(3))
@@ -34,7 +35,7 @@ def judged(run: Run, **changes: Any) -> str | None:
     """Judge `run` on the machine that measured it, changed as asked."""
     here = Here("cuda", GPUS, driver="580.159.04", nccl="2.28.9")
     found = refusal(run, replace(here, **changes), NOW, timedelta(days=7))
-    return None if found is None else str(found)
+    return None if found is None else unfit(found)
 
 
 USED = {

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.choice import Band
+from collbench.analysis.choice import Band, How
 from collbench.analysis.rings import (
     MOST_MEMBERS,
     Sets,
@@ -44,25 +44,25 @@ def predict(wired: Wiring) -> Band:
         return least
     most_ = _predict(wired.filled)
     unmeasured = int(np.triu(wired.missing).sum())
-    return Band(min(least.lo, most_.hi), most_.hi, most_.how, most_.hops, unmeasured)
+    return Band(min(least.lo, most_.hi), most_.hi, most_.how, most_.hops, unmeasured, most_.rings)
 
 
 def _predict(wired: Wiring) -> Band:
     if wired.broken.any():
-        return Band(0.0, 0.0, "a pair of it is broken")
+        return Band(0.0, 0.0, How.BROKEN)
     if len(wired) == 2:
         rate = float(min(wired.rates[0, 1], wired.rates[1, 0]))
-        return Band(rate, rate, "the pair itself")
+        return Band(rate, rate, How.PAIR)
     if on_one_plane(wired):
         slowest = float(wired.rates[~np.eye(len(wired), dtype=bool)].min())
-        return Band(slowest, max(slowest, best_ring(wired.rates)), "NVSwitch")
+        return Band(slowest, max(slowest, best_ring(wired.rates)), How.NVSWITCH)
     packed = packing(wired.nvlink, wired.links) if (wired.nvlink > 0).any() else Packed(0, 0.0)
     if packed.rings:
         port = float(wired.port.min())
         carried = min(most(wired.nvlink, packed.gbs), port)
-        return Band(min(packed.gbs, port), carried, f"{packed.rings} NVLink rings")
+        return Band(min(packed.gbs, port), carried, How.NVLINK_RINGS, rings=packed.rings)
     lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
-    return Band(lo, hi, "one PCIe ring", hops)
+    return Band(lo, hi, How.PCIE_RING, hops)
 
 
 def on_one_plane(wired: Wiring) -> bool:

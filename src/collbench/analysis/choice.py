@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
 
 from collbench.analysis.tiers import Ranking
 from collbench.model.errors import UsageError
@@ -14,9 +14,31 @@ from collbench.model.units import amount, fixed, span
 Members = tuple[int, ...]
 
 
+class How(StrEnum):
+    """By what a set is predicted to all-reduce."""
+
+    BROKEN = auto()  # a pair of it is, so it cannot
+    PAIR = auto()
+    NVSWITCH = auto()
+    NVLINK_RINGS = auto()
+    PCIE_RING = auto()
+
+
+# Here, not in output: `predict` words what it assumes of a band.
+_MEANS = {
+    How.BROKEN: "a pair of it is broken",
+    How.PAIR: "the pair itself",
+    How.NVSWITCH: "NVSwitch",
+    How.NVLINK_RINGS: "{rings} NVLink rings",
+    How.PCIE_RING: "one PCIe ring",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Band:
     """The all-reduce busbw that a set is predicted to reach, GB/s: at least `lo`, at most `hi`; `how` says by what.
+
+    `rings` counts the NVLink rings, where they are what carries it.
 
     `hops` counts the hops of a ring that go through the host (0 for NVLink). Where bands are equal, fewer are better:
     they may meet there, which no measurement of single pairs shows. `unmeasured` counts the set's pairs without a rate:
@@ -25,9 +47,10 @@ class Band:
 
     lo: float
     hi: float
-    how: str
+    how: How
     hops: float = 0.0
     unmeasured: int = 0
+    rings: int = 0
 
     def __str__(self) -> str:
         """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" with an unknown `lo`."""
@@ -38,7 +61,25 @@ class Band:
     @property
     def basis(self) -> str:
         """What the band rests on, in words: "NVSwitch, 1 pair not measured"."""
-        return self.how + (f", {amount(self.unmeasured, 'pair')} not measured" if self.unmeasured else "")
+        return self.means + (f", {amount(self.unmeasured, 'pair')} not measured" if self.unmeasured else "")
+
+    @property
+    def means(self) -> str:
+        """What carries the band, in words: "4 NVLink rings"."""
+        return _MEANS[self.how].format(rings=self.rings)
+
+
+class TieBreak(StrEnum):
+    """What decides between sets of equal bandwidth (docs/method.md 11.4)."""
+
+    IN_USE = auto()
+    SUSPECT = auto()
+    LATENCY = auto()
+    NUMA_NODES = auto()
+    REMAINDER = auto()
+    BUS_ID = auto()
+    INDEX = auto()
+    PREDICTED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +239,10 @@ class Choice:
     """The chosen positions, ascending, and why.
 
     `finalists` are best first and hold the default set, the first k by PCI bus id of those that were not left out.
-    `decided_by` names the tie-break that decided, "" where bandwidth did. `tied`: the choice does not affect bandwidth.
-    `heuristic`: too many devices to try all sets. `estimated`: from labels alone. `gain` is the chosen set's measured
-    busbw over the default's: low end of its 95 % interval, middle, high end; None where it was not measured.
+    `decided_by` are the tie-breaks that decided, in their order; none where bandwidth did. `tied`: the choice does not
+    affect bandwidth. `heuristic`: too many devices to try all sets. `estimated`: from labels alone. `gain` is the
+    chosen set's measured busbw over the default's: low end of its 95 % interval, middle, high end; None where it was
+    not measured.
     `failed` are sets of devices within it where something failed or moved wrong data: there was no set without.
     `forgiven` are throttled members that were taken all the same, because all sets without them include what failed.
     `trials` are the fewest that a pair which decides got, None where none decides.
@@ -212,7 +254,7 @@ class Choice:
     band: Band | None
     finalists: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...] = ()
-    decided_by: str = ""
+    decided_by: tuple[TieBreak, ...] = ()
     tied: bool = False
     heuristic: bool = False
     estimated: bool = False

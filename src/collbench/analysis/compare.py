@@ -25,13 +25,15 @@ from collbench.model.units import TELLING_BYTES, counted, format_size
 class Match:
     """What stands for what: `positions` are the new run's positions, each with its position in the base.
 
-    `by_uuid` counts those that are the very same device; the others were matched by their order in the list. `how`
-    says so in one line. A device without a counterpart is in no pair.
+    `by_uuid` counts those that are the very same device; `by_order` are the others (position of the new run, of the
+    base), matched by their order in the list. A device without a counterpart is in no pair: `only_base`, `only_new`.
     """
 
     positions: dict[int, int]
     by_uuid: int
-    how: str
+    by_order: tuple[tuple[int, int], ...]
+    only_base: tuple[int, ...]
+    only_new: tuple[int, ...]
 
 
 def match_devices(base: Run, new: Run) -> Match:
@@ -43,16 +45,8 @@ def match_devices(base: Run, new: Run) -> Match:
     left = [position for position in range(len(base.devices)) if position not in same.values()]
     rest = [position for position in range(len(new.devices)) if position not in same]
     by_order = dict(zip(rest, left, strict=False))
-    how = "matched by UUID"
-    if by_order:
-        tags = [(base.devices[old].tag, new.devices[position].tag) for position, old in by_order.items()]
-        how = f"{len(same)} matched by UUID, the others" if same else "other devices, matched"
-        how += " by their order"
-        if same or any(old != now for old, now in tags):
-            how += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
-    for run, alone, where in ((base, left[len(by_order) :], "base"), (new, rest[len(by_order) :], "new run")):
-        how += f"; only in the {where}: {', '.join(run.devices[one].tag for one in alone)}" if alone else ""
-    return Match(same | by_order, len(same), how)
+    count = len(by_order)
+    return Match(same | by_order, len(same), tuple(by_order.items()), tuple(left[count:]), tuple(rest[count:]))
 
 
 # The data points of two runs, each under a name that means the same in both.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from collbench.analysis.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
 from collbench.analysis.tiers import Members, labels_of, points_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import SMALL_BYTES, fixed
+from collbench.model.units import SMALL_BYTES
 
 # Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
 
@@ -21,7 +22,7 @@ _Array = NDArray[np.float64]
 Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the estimate, the high end
 
 # Two parameters and a curve that often has a step between protocols: fewer sizes show no line.
-_FEWEST_SIZES, _LEAST_SPAN = 4, 16
+FEWEST_SIZES, LEAST_SPAN = 4, 16
 _FEWEST_TRIALS = 2  # with one there is nothing to draw from
 _RESAMPLES = 200
 # Of reweighting, after which recorded runs move by less than 0.1 %; drawn anew they begin where the estimate ended.
@@ -46,13 +47,23 @@ class Fit:
     sizes: int
 
 
+class NoLine(StrEnum):
+    """Why measured times show no line."""
+
+    FEW_SIZES = auto()
+    NARROW = auto()
+    ONE_TRIAL = auto()
+    FLAT = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Unfitted:
-    """A link without a fit, and why in a few words."""
+    """A link without a fit, and why; `figure` is how many sizes it has (FEW_SIZES), or their largest ratio (NARROW)."""
 
     members: Members
     label: str
-    reason: str
+    why: NoLine
+    figure: float = 0.0
 
 
 def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
@@ -70,19 +81,17 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
 
 def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> Fit | Unfitted:
     sizes = np.array([found.point.moved_bytes for found in curve], dtype=float)
-    if len(sizes) < _FEWEST_SIZES:
-        return Unfitted(members, label, f"{len(sizes)} of the {_FEWEST_SIZES} sizes that a fit needs")
-    if sizes[-1] < _LEAST_SPAN * sizes[0]:
-        return Unfitted(
-            members, label, f"sizes span a factor of {fixed(sizes[-1] / sizes[0], 3)}, and a fit needs {_LEAST_SPAN}"
-        )
+    if len(sizes) < FEWEST_SIZES:
+        return Unfitted(members, label, NoLine.FEW_SIZES, len(sizes))
+    if sizes[-1] < LEAST_SPAN * sizes[0]:
+        return Unfitted(members, label, NoLine.NARROW, float(sizes[-1] / sizes[0]))
     if min(len(found.samples) for found in curve) < _FEWEST_TRIALS:
-        return Unfitted(members, label, "a size has one trial, and intervals need two")
+        return Unfitted(members, label, NoLine.ONE_TRIAL)
     trials = [np.array(trial_seconds(found)) for found in curve]
     times = np.array([np.median(part) for part in trials])
     alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)
     if beta[0] <= _FLAT:
-        return Unfitted(members, label, "time does not grow with size, so there is no bandwidth")
+        return Unfitted(members, label, NoLine.FLAT)
     rng = np.random.default_rng(seed)
     redrawn = (part[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in trials)
     medians = np.stack([np.median(part, axis=1) for part in redrawn], axis=1)  # (resamples, sizes)

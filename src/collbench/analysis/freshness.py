@@ -7,13 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from collbench.analysis.restrict import restricted
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
-from collbench.model.units import TELLING_BYTES, fixed
+from collbench.model.units import TELLING_BYTES
+
+if TYPE_CHECKING:
+    from collbench.analysis.choice import LeftOut  # late: numpy
 
 # A run over a whole machine, narrowed to the devices that a job may use.
 
@@ -29,7 +33,7 @@ def part(run: Run, devices: Sequence[Device]) -> Run:
 
 # Whether a saved run still speaks for this machine.
 
-_UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
+UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
 # Six digits stay far inside timedelta's range of 999,999,999 days.
 _DURATION = re.compile(r"([0-9]{1,6})([dhms])")
 
@@ -39,7 +43,7 @@ def parse_duration(text: str) -> timedelta:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"duration '{text}' is not a whole number and a unit: write 7d, 12h, 30m or 90s")
-    duration = int(match[1]) * _UNITS[match[2]]
+    duration = int(match[1]) * UNITS[match[2]]
     if not duration:
         raise UsageError(f"duration '{text}' is zero, and no saved run is that young: write --fresh to ignore them")
     return duration
@@ -61,19 +65,96 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
-    """Why a run may not choose devices here: what it `did` or was, or its `part` ("driver"), where that is to blame."""
+class OtherBackend:
+    """A run was measured on another backend than the one that is asked for."""
 
-    did: str
-    part: str = ""
+    measured: str
+    asked: str
 
-    def about(self, run: str, its: str) -> str:
-        """Return a clause on a run that is called so: ("it", "its") or ("the newest", "the newest's")."""
-        return f"{its} {self.part} {self.did}" if self.part else f"{run} {self.did}"
 
-    def __str__(self) -> str:
-        """Return "it is 9d old, …", "its driver was …"."""
-        return self.about("it", "its")
+@dataclass(frozen=True, slots=True)
+class DevicesGone:
+    """A run measured devices that this process may not use."""
+
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesUnknown:
+    """A run did not measure these devices."""
+
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherVersion:
+    """The driver or NCCL ("driver", "NCCL") had another version; "" where there was none."""
+
+    what: str
+    then: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoDate:
+    """A run's date cannot be read, or lies in the future."""
+
+    started: str
+    future: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TooOld:
+    """A run is older than allowed."""
+
+    age: timedelta
+    allowed: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A run was interrupted with so many links still to time; None: before any at a size that shows bandwidth."""
+
+    left: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherOrder:
+    """A run's devices stand in another order than this machine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialNccl:
+    """A run asked NCCL for registered memory alone or for a configuration, which few jobs have."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoPairs:
+    """A run timed no pairs at a size that shows bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBusy:
+    """A device was in use by others."""
+
+    device: Device
+    left: LeftOut
+
+
+# Why a run may not choose devices here, or be resumed.
+Unfit = (
+    OtherBackend
+    | DevicesGone
+    | DevicesUnknown
+    | OtherVersion
+    | NoDate
+    | TooOld
+    | Incomplete
+    | OtherOrder
+    | SpecialNccl
+    | NoPairs
+    | DeviceBusy
+)
 
 
 def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> Unfit | None:
@@ -87,37 +168,32 @@ def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> Unfit | 
 def mismatch(run: Run, here: Here) -> Unfit | None:
     """Return why `run` speaks for another machine than this one; None where it is the same."""
     if run.backend != here.backend:
-        return Unfit(f"was measured on the {run.backend} backend, not {here.backend}")
+        return OtherBackend(run.backend, here.backend)
     if gone := _only_in(run.devices, [*here.devices, *here.besides]):
-        return Unfit(f"was measured on {gone}, not among the devices that this process may use")
+        return DevicesGone(gone)
     if new := _only_in(here.devices, run.devices):
-        return Unfit(f"did not measure {new}")
+        return DevicesUnknown(new)
     versions = [("driver", run.machine.driver, here.driver), ("NCCL", run.machine.nccl, here.nccl)]
     for what, then, now in versions if capabilities(here.backend).nvml else ():
         if now is not None and then != now:
-            return Unfit(f"was {then or 'absent'} and is {now or 'absent'} now", what)
+            return OtherVersion(what, then, now)
     return None
 
 
-def _only_in(these: Sequence[Device], those: Sequence[Device]) -> str:
+def _only_in(these: Sequence[Device], those: Sequence[Device]) -> tuple[Device, ...]:
     known = {device.uuid for device in those}
-    return ", ".join(f"{device.tag} ({device.uuid})" for device in these if device.uuid not in known)
+    return tuple(device for device in these if device.uuid not in known)
 
 
 def _too_old(started: str, now: datetime, max_age: timedelta) -> Unfit | None:
     try:
         start = datetime.fromisoformat(started)
     except ValueError:
-        return Unfit(f"'{started}' cannot be read", "date")
+        return NoDate(started, future=False)
     age = now - (start if start.tzinfo else start.replace(tzinfo=now.tzinfo))
     if age < timedelta(0):
-        return Unfit(f"{started} lies in the future", "date")
-    return Unfit(f"is {_length(age)} old, more than --max-age {_length(max_age)}") if age > max_age else None
-
-
-def _length(duration: timedelta) -> str:
-    unit = next(unit for unit in _UNITS if duration >= _UNITS[unit] or unit == "s")
-    return f"{fixed(duration / _UNITS[unit], 3)}{unit}"
+        return NoDate(started, future=True)
+    return TooOld(age, max_age) if age > max_age else None
 
 
 def _too_incomplete(run: Run) -> Unfit | None:
@@ -137,6 +213,4 @@ def _too_incomplete(run: Run) -> Unfit | None:
         every = itertools.combinations if operation.is_collective else itertools.permutations
         left.append(len(set(every(range(len(run.devices)), 2)) - links))
     fewest = min(left, default=None)
-    if fewest is None:
-        return Unfit("was interrupted before any pair was timed at a size that shows bandwidth")
-    return Unfit(f"was interrupted with {fewest} of its links still to time") if fewest else None
+    return None if fewest == 0 else Incomplete(fewest)

@@ -434,19 +434,37 @@ def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[
 
 
 @dataclass(frozen=True, slots=True)
+class AllNodes:
+    """All nodes were asked for, so there was nothing to choose."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BestNodes:
+    """The slowest of them reaches `slowest` of the typical rate, and no fewer switches hold them.
+
+    `under` has for each reported level, leaves first, how many switches are used, and the name of one of its switches.
+    """
+
+    slowest: float
+    under: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeChoice:
     """The chosen nodes in the order in which ranks should be started: neighbours under a switch side by side.
 
     `band` is the predicted all-reduce busbw in GB/s: high where a ring leaves each switch once, low where every node's
-    traffic leaves its switch at the same time; None for a single node, which no pair tells of. `left_out` names the
-    nodes that were not taken for a reason; `switches` how many of each reported level are used. `heuristic` where the
-    switches were packed greedily.
+    traffic leaves its switch at the same time; None for a single node, which no pair tells of. `left_out` has the nodes
+    that were not taken for a reason, with it: their own effect, or the slow uplink that they are behind. `switches`
+    says how many of each reported level are used. `heuristic` where the switches were packed greedily.
     """
 
     members: Members
-    reason: str
+    reason: AllNodes | BestNodes
     band: tuple[float, float] | None
-    left_out: tuple[tuple[int, str], ...]
+    left_out: tuple[tuple[int, NodeEffect | Uplink], ...]
     switches: tuple[int, ...]
     heuristic: bool
 
@@ -467,9 +485,10 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     worth = [(-rate, node in behind, node) for node, rate in enumerate(rates)]
     members = _packed(able, worth, homes, wanted)
     used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
+    under = tuple((count, level.names[0]) for count, level in zip(used, known, strict=True))
     return NodeChoice(
         members=members,
-        reason=_reason(limit, used, known, wanted, nodes),
+        reason=AllNodes(nodes) if wanted == nodes else BestNodes(limit, under),
         band=_band(judgement, members, rates) if wanted > 1 else None,
         left_out=tuple(_left_out(judgement, set(members))),
         switches=used,
@@ -541,44 +560,12 @@ def _band(judgement: Judgement, members: Members, rates: Sequence[float]) -> tup
     return judgement.typical_gbs * crowded * (1 - DELTA), judgement.typical_gbs * once * (1 + DELTA)
 
 
-def _reason(limit: float, used: Sequence[int], known: Sequence[Switches], wanted: int, nodes: int) -> str:
-    if wanted == nodes:
-        return f"all {nodes} nodes"
-    slowest = "none of them is slow" if limit > 1 - DELTA else f"the slowest has {limit:.0%} of the typical rate"
-    if not known:
-        return f"{slowest}; no switches are known, so the first ones"
-    under = " of ".join(
-        f"{count} {level.names[0].rstrip('0123456789') or 'switch'}{'s' * (count != 1)}"
-        for count, level in zip(used, known, strict=True)
-    )
-    return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
-
-
-def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, str]]:
+def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, NodeEffect | Uplink]]:
     behind = {node: one for one in judgement.slow_uplinks for node in one.members}
     for one in judgement.nodes:
         if one.node in chosen:
             continue
         if one.state is not State.HEALTHY:
-            yield one.node, described(one)
+            yield one.node, one
         elif one.node in behind:
-            slow = behind[one.node]
-            yield (
-                one.node,
-                f"its leaf's uplinks are {-slow.effect.ratio:.0%} slow"
-                if not slow.name
-                else (f"the uplinks of {slow.name} are {-slow.effect.ratio:.0%} slow"),
-            )
-
-
-def described(one: NodeEffect) -> str:
-    """Return in words how slow a node is, and in which direction where they differ."""
-    if one.worse == UNKNOWN:
-        return "it could not be measured"
-    low, high = one.worse.interval
-    if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
-        return f"not known well: {1 + low:.0%} to {1 + high:.0%} of the median node"
-    certain = "" if one.state is State.SLOW else "perhaps "
-    both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
-    way = "" if both else "sending " if one.worse is one.sends else "receiving "
-    return f"{certain}{way}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"
+            yield one.node, behind[one.node]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collbench.analysis.stats import log_rates
@@ -41,7 +41,6 @@ class Binding:
     tied: bool
     labelled: int | None
     agrees: bool | None
-    text: str
 
 
 def bindings(run: Run) -> tuple[Binding, ...]:
@@ -95,19 +94,4 @@ def _binding(device: Device, member: int, by_node: Mapping[int, Estimate], count
         agrees = True
     elif labelled in by_node and labelled not in best:
         agrees = False
-    return Binding(member, rates, best, tied, labelled, agrees, _text(device, rates, best, tied=tied, agrees=agrees))
-
-
-def _text(device: Device, rates: Sequence[NodeRate], best: Sequence[int], *, tied: bool, agrees: bool | None) -> str:
-    """Return a clause that says which node, by what rates, and what NVML says."""
-    figures = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in rates)
-    if tied:
-        return f"{device.tag}: its NUMA nodes tie ({figures} GB/s)"
-    if agrees is False:
-        faster = " or ".join(map(str, best))
-        return f"{device.tag}: node {faster} is faster than node {device.numa_node}, which NVML names ({figures} GB/s)"
-    if len(best) > 1:
-        return f"{device.tag}: no NUMA node is significantly faster ({figures} GB/s)"
-    named = f"NVML names node {device.numa_node}, which was not measured"
-    source = "as NVML says" if agrees else "NVML names none" if device.numa_node is None else named
-    return f"{device.tag}: node {best[0]}, {source} ({figures} GB/s)"
+    return Binding(member, rates, best, tied, labelled, agrees)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.bands import on_one_plane
-from collbench.analysis.choice import Grounds, LeftOut, RatesSpread, SameLabels, Unfit, Why
+from collbench.analysis.choice import Grounds, LeftOut, RatesSpread, SameLabels, TieBreak, Unfit, Why
 from collbench.analysis.outcome import outcome
 from collbench.analysis.registration import ordinary
 from collbench.analysis.rings import Sets, masks
@@ -30,27 +30,27 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One question to ask of sets: `costs` returns a figure for each, the lower the better; `words` name it."""
+    """One question to ask of sets: `costs` returns a figure for each, the lower the better; `tie_break` is its name."""
 
-    words: str
+    tie_break: TieBreak
     costs: Callable[[Sets], Values]
 
 
-def decide(sets: Sets, levels: Sequence[Level], order: str) -> tuple[int, str]:
-    """Return the index of the set that wins and the words of the levels that decided, "" for a single set.
+def decide(sets: Sets, levels: Sequence[Level], order: TieBreak) -> tuple[int, tuple[TieBreak, ...]]:
+    """Return the index of the set that wins and the tie-breaks that decided, none for a single set.
 
-    Sets are rows of positions, and their order decides last; `order` names what it is an order of.
+    Sets are rows of positions, and their order decides last; `order` is the tie-break that it stands for.
     """
-    indices, words = np.arange(len(sets)), list[str]()
+    indices, used = np.arange(len(sets)), list[TieBreak]()
     for level in levels:
         if len(indices) > 1:
             costs = level.costs(sets[indices])
-            words += [level.words] if costs.max() > costs.min() else []
+            used += [level.tie_break] if costs.max() > costs.min() else []
             indices = indices[costs == costs.min()]
     if len(indices) > 1:
-        words.append(order)
+        used.append(order)
         indices = indices[np.lexsort(sets[indices].T[::-1])]
-    return int(indices[0]), ", then ".join(words)
+    return int(indices[0]), tuple(used)
 
 
 def members_with(marks: NDArray[np.bool_]) -> Callable[[Sets], Values]:
@@ -269,7 +269,7 @@ class SelectionProblem:
     """
 
     order: tuple[int, ...]
-    order_of: str
+    order_of: TieBreak
     wired: Wiring
     levels: tuple[Level, ...]
     delta: float
@@ -307,8 +307,8 @@ def in_bus_order(devices: Sequence[Device], among: Collection[int]) -> tuple[int
     return tuple(sorted(among, key=identity))
 
 
-def _order_of(devices: Sequence[Device]) -> str:
-    return "PCI bus id" if all(one.pci_bus_id for one in devices) else "index"
+def _order_of(devices: Sequence[Device]) -> TieBreak:
+    return TieBreak.BUS_ID if all(one.pci_bus_id for one in devices) else TieBreak.INDEX
 
 
 def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProblem:
@@ -443,9 +443,9 @@ def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, 
     """Return docs/method.md 11.4's tie-breaks but the remainder and the PCI bus id, which need no run."""
     busy, suspect = marks(run, order)
     return (
-        Level("the fewest GPUs that others use", members_with(np.array(busy))),
-        Level("the fewest GPUs with throttling or errors", members_with(np.array(suspect))),
-        Level("the lower latency of small messages", _latencies(run, order, ranking)),
+        Level(TieBreak.IN_USE, members_with(np.array(busy))),
+        Level(TieBreak.SUSPECT, members_with(np.array(suspect))),
+        Level(TieBreak.LATENCY, _latencies(run, order, ranking)),
         _numa([run.devices[position] for position in order]),
     )
 
@@ -467,4 +467,4 @@ def _numa(devices: Sequence[Device]) -> Level:
     names = [(device.host, device.numa_node) for device in devices]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     groups = np.array([numbers[name] for name in names], dtype=np.intp)
-    return Level("the fewest NUMA nodes", different(groups))
+    return Level(TieBreak.NUMA_NODES, different(groups))

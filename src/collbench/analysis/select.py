@@ -25,6 +25,7 @@ from collbench.analysis.choice import (
     OneDevice,
     Predicted,
     Reason,
+    TieBreak,
     TooFewLeft,
     Undecided,
     Unfit,
@@ -84,14 +85,14 @@ def settle(choice: Choice, verification: Run) -> Choice:
     failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
         winner
     )
-    decided_by = choice.decided_by if winner == choice.members else "the predicted order"
+    decided_by = choice.decided_by if winner == choice.members else (TieBreak.PREDICTED,)
     return replace(
         choice,
         members=winner,
         reason=Measured(summaries[winner].busbw, simulated, winner == default, gain),
         failed=failed,
         band=next(some.band for some in choice.finalists if some.members == winner),
-        decided_by=decided_by if len(tied) > 1 else "",
+        decided_by=decided_by if len(tied) > 1 else (),
         tied=len(tied) == len(choice.finalists) > 1,
         verified=tuple(Verified(members, one.busbw, one.interval) for members, one in summaries.items()),
         gain=gain,
@@ -221,21 +222,21 @@ def _decided(case: SelectionProblem, k: int) -> Choice:
     if k == 1 or case.tied:
         sets, heuristic = _tied_sets(case, k)
         sets = sets[_preferred(sets, case.failed)]
-        index, words = decide(sets, case.levels, case.order_of)
+        index, used = decide(sets, case.levels, case.order_of)
         members = tuple(sets[index].tolist())
         why = OneDevice() if k == 1 else Undecided(case.grounds)
-        return _choice(case, members, why, _with_default(case, members), words, tied=True, heuristic=heuristic)
+        return _choice(case, members, why, _with_default(case, members), used, tied=True, heuristic=heuristic)
     field = search(case.wired, k, case.delta)
     field = field.only(_preferred(field.sets, case.failed))
     equal = best(field, case.delta)
     levels = case.levels
     if not field.heuristic and 2 * k <= len(case.order):
         costs = what_remains(field.sets, field.quick, case.delta)
-        levels = (*levels, Level("the best remainder for the next job", costs))
-    index, words = decide(field.sets[equal], levels, case.order_of)
+        levels = (*levels, Level(TieBreak.REMAINDER, costs))
+    index, used = decide(field.sets[equal], levels, case.order_of)
     chosen = int(equal[index])
     found = finalists(case.wired, field, chosen, case.delta)
-    return _choice(case, found[0].members, _why(case, found), found, words, tied=False, heuristic=field.heuristic)
+    return _choice(case, found[0].members, _why(case, found), found, used, tied=False, heuristic=field.heuristic)
 
 
 def _preferred(sets: Sets, failed: Sequence[Members]) -> NDArray[np.bool_]:
@@ -279,7 +280,7 @@ def _choice(
     members: Members,
     reason: Reason,
     found: tuple[Candidate, ...],
-    words: str,
+    decided_by: tuple[TieBreak, ...],
     *,
     tied: bool,
     heuristic: bool,
@@ -294,7 +295,7 @@ def _choice(
         reason=reason,
         band=found[0].band if found else None,
         finalists=tuple(replace(some, members=positions(some.members)) for some in found),
-        decided_by=words,
+        decided_by=decided_by,
         tied=tied,
         heuristic=heuristic,
     )
@@ -366,7 +367,7 @@ class Omitted:
 class Selection:
     """The chosen devices and why; rates are all-reduce busbw in GB/s, predicted as (low, high).
 
-    `environment` is what makes CUDA see them alone. `decided_by` names the tie-break, "" where bandwidth decided;
+    `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" where bandwidth decided;
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
     alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" where the evidence
     does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`

@@ -16,6 +16,7 @@ from collbench.model.errors import UsageError
 if TYPE_CHECKING:
     from collbench.analysis.compare import Comparison
     from collbench.analysis.diagnose import Verdict
+    from collbench.analysis.diagnose.causes import Check, LikelyCause
     from collbench.analysis.predict.predict import Prediction
     from collbench.analysis.select import Selection
     from collbench.analysis.tails import Tails
@@ -259,13 +260,21 @@ def check(run: Run) -> tuple[Verdict, ...]:
     return judge(run)
 
 
-def explain(found: Verdict | LinkRanking, run: Run) -> str:
-    """Return what a verdict or a ranking of a run says, in the words of `check` and `rank`. Raises Error."""
+def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run: Run) -> str:
+    """Return what a verdict, its cause, its checks or a ranking of a run says, in the words of `check` and `rank`.
+
+    Checks are shell commands. Raises Error.
+    """
     from collbench.analysis.diagnose import Verdict
-    from collbench.output import sentences
+    from collbench.analysis.tiers import Ranking
+    from collbench.output import causes, sentences
 
     _check_run(run, "explain")
-    return sentences.what(found, run) if isinstance(found, Verdict) else sentences.tiers(found)
+    if isinstance(found, Verdict):
+        return sentences.what(found, run)
+    if isinstance(found, Ranking):
+        return sentences.tiers(found)
+    return causes.command(found, run) if isinstance(found, tuple) else causes.cause(found, run)
 
 
 def tails(run: Run) -> tuple[Tails, ...]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from collbench.analysis import freshness
-from collbench.analysis.freshness import Unfit, part
+from collbench.analysis.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit, part
 from collbench.analysis.outcome import outcome
 from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import Notices
@@ -25,6 +25,7 @@ from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunF
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
+from collbench.output.stale_runs import unfit
 from collbench.runfile import run_file, saved_runs
 
 # What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth. The worker's start
@@ -108,7 +109,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
         run = run_file.load(Path(wanted.run))
         refusal = freshness.refusal(run, place, now, wanted.max_age)
         if refusal:
-            raise RunFileError(f"{wanted.run} cannot choose devices here: {refusal}; {wanted.advice}")
+            raise RunFileError(f"{wanted.run} cannot choose devices here: {unfit(refusal)}; {wanted.advice}")
         return Evidence(part(run, present), torchrun.saved_run(run.started, wanted.run))
     if wanted.fresh:
         return measured_now(wanted, "", notices)
@@ -121,7 +122,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
         refusal = freshness.refusal(run, place, now, wanted.max_age) or _unfit(run)
         if refusal is None:
             return Evidence(part(run, present), torchrun.saved_run(run.started, str(path)))
-        refused = refused or f"{refusal.about('the newest', its)}: "
+        refused = refused or f"{unfit(refusal, 'the newest', its)}: "
     return measured_now(wanted, f"no saved run fits: {refused}", notices)
 
 
@@ -289,7 +290,7 @@ def refusals() -> Iterator[None]:
 
 
 def _unfit(run: Run) -> Unfit | None:
-    """Return why a run that speaks for this machine says too little to choose by, as a clause; None where it does not.
+    """Return why a run that speaks for this machine says too little to choose by; None where it does not.
 
     Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now. Registered memory
     alone, or communicators of one's own, are for the jobs that have them.
@@ -297,14 +298,13 @@ def _unfit(run: Run) -> Unfit | None:
     from collbench.analysis.choice import BUSY
     from collbench.analysis.problem import left_out  # late: numpy
     from collbench.analysis.registration import kinds_of
-    from collbench.output import sentences
 
     kinds = kinds_of(run)
     if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
-        return Unfit("asked NCCL for what a job has only where it asks for the same")
+        return SpecialNccl()
     if not any(len(found.point.members) == 2 and found.point.size_bytes >= TELLING_BYTES for found in run.measured()):
-        return Unfit("timed no pairs at a size that shows bandwidth")
+        return NoPairs()
     busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
     if not busy:
         return None
-    return Unfit(f"was disturbed: {run.devices[busy[0].member].tag} was {sentences.left_out(busy[0])}")
+    return DeviceBusy(run.devices[busy[0].member], busy[0])

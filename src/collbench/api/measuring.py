@@ -15,6 +15,7 @@ from collbench.bench.plan import Request
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.model.errors import BackendError, RunFileError
 from collbench.model.run import Run
+from collbench.output.stale_runs import unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def measure(
     """
     worker = None if place else factory.begin(request.backend)
     notices.starting()
-    from collbench.bench.session import Session  # late: numpy, while the driver starts
+    from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
 
     with ExitStack() as stack:
         world = None
@@ -44,7 +45,13 @@ def measure(
             from collbench.distributed.factory import World  # late: a tenth of a second
 
             world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say))
-        session = stack.enter_context(Session(request, path, notices.say, world, worker))
+        try:
+            session = stack.enter_context(Session(request, path, notices.say, world, worker))
+        except NotResumed as error:
+            # A file names no library to be loaded: whoever measured with --nccl says so again.
+            nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
+            advice = f"{nccl}measure anew, without --resume"
+            raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
         notices.begun(session)
         try:
             with notices.progress(what) as progress:

@@ -239,7 +239,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
             for one in choice.finalists
         ),
         gain=choice.gain,
-        decided_by=choice.decided_by,
+        decided_by=sentences.tie_breaks(choice.decided_by),
         tied=choice.tied,
         heuristic=choice.heuristic,
         estimated=choice.estimated,

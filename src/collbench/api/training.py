@@ -210,12 +210,12 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
         return Decision()
     from collbench.analysis.numa_binding import bindings  # late: numpy
-    from collbench.output.text.selection import numactl
+    from collbench.output.text.selection import node_of, numactl
 
     found = [one for one in bindings(run) if one.member in members]
     wrong = [one for one in found if one.agrees is False]
     if wrong:
-        return Decision(words=f"not bound to NUMA nodes, as {wrong[0].text}: {numactl(wrong[0])} suits it")
+        return Decision(words=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} suits it")
     if len(found) < len(members) or not all(one.agrees for one in found):
         return Decision()
     nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in found}

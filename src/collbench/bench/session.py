@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from collbench.analysis.freshness import Here, Unfit, mismatch
+from collbench.analysis.freshness import Here, OtherOrder, Unfit, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.bench.plan import Plan, Request, check_nccl_options, make_plan, settings_of
@@ -188,18 +188,24 @@ class _Previous:
         return cls(run_file.load(path), path, stood, journal)
 
 
+class NotResumed(RunFileError):
+    """A saved run that this machine cannot go on with, why, and whether another NCCL was loaded; api words it."""
+
+    def __init__(self, path: Path, why: Unfit, *, other_nccl: bool) -> None:
+        super().__init__(f"{path} cannot be resumed here")
+        self.path, self.why, self.other_nccl = path, why, other_nccl
+
+
 def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Run:
-    """Return the saved run, to go on with. Raises RunFileError where it is another machine's."""
+    """Return the saved run, to go on with. Raises NotResumed where it is another machine's."""
     backend, run = opened.backend, previous.run
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
     if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
-        reason = Unfit("have another order", "devices")
+        reason = OtherOrder()
     if reason is not None:
-        # A file names no library to be loaded: whoever measured with --nccl says so again.
         other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
-        advice = "add --nccl PATH to name the one that it was measured with, or " if other else ""
-        raise RunFileError(f"{previous.path} cannot be resumed here: {reason}; {advice}measure anew, without --resume")
+        raise NotResumed(previous.path, reason, other_nccl=other)
     run.skipped, run.complete = skipped, False
     return run
 

@@ -18,6 +18,7 @@ from collbench.analysis.choice import (
     RatesSpread,
     Reason,
     SameLabels,
+    TieBreak,
     TooFewLeft,
     Undecided,
     Unfit,
@@ -50,6 +51,7 @@ from collbench.analysis.diagnose.evidence import (
     WrongElements,
 )
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES
+from collbench.analysis.fits import FEWEST_SIZES, LEAST_SPAN, NoLine, Unfitted
 from collbench.analysis.outcome import Absence, AbsenceKind
 from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.tiers import Ranking
@@ -60,6 +62,7 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
 from collbench.model.units import TELLING_BYTES, fixed, format_approximate_size, format_size
+from collbench.output import causes
 
 _MOST_NAMES = 4
 
@@ -404,12 +407,24 @@ _WHERE = {
 
 
 def _presence(seen: Presence, run: Run) -> str:
-    trials = f"{seen.when} measuring" if seen.when else f"in {seen.trials} of {seen.of_trials} trials"
-    return f"on {run.devices[seen.device].tag} {trials}"
+    return f"on {run.devices[seen.device].tag} {causes.presence(seen)}"
 
 
 def _names(works: Sequence[Work]) -> str:
     return ", ".join(map(str, works))
+
+
+_NO_LINE = {
+    NoLine.FEW_SIZES: f"{{figure:.0f}} of the {FEWEST_SIZES} sizes that a fit needs",
+    NoLine.NARROW: f"sizes span a factor of {{factor}}, and a fit needs {LEAST_SPAN}",
+    NoLine.ONE_TRIAL: "a size has one trial, and intervals need two",
+    NoLine.FLAT: "time does not grow with size, so there is no bandwidth",
+}
+
+
+def no_line(found: Unfitted) -> str:
+    """Return why a link has no fit."""
+    return _NO_LINE[found.why].format(figure=found.figure, factor=fixed(found.figure, 3))
 
 
 # Which devices, and why.
@@ -542,7 +557,24 @@ def _reason(why: Reason, k: int) -> str:
 
 def _reaches(band: Band) -> str:
     """Return what rate a set reaches, or why it reaches none."""
-    return str(band) if band.hi > 0 else f"nothing, {band.how}"
+    return str(band) if band.hi > 0 else f"nothing, {band.means}"
+
+
+_TIE_BREAKS = {
+    TieBreak.IN_USE: "the fewest GPUs that others use",
+    TieBreak.SUSPECT: "the fewest GPUs with throttling or errors",
+    TieBreak.LATENCY: "the lower latency of small messages",
+    TieBreak.NUMA_NODES: "the fewest NUMA nodes",
+    TieBreak.REMAINDER: "the best remainder for the next job",
+    TieBreak.BUS_ID: "PCI bus id",
+    TieBreak.INDEX: "index",
+    TieBreak.PREDICTED: "the predicted order",
+}
+
+
+def tie_breaks(used: Sequence[TieBreak]) -> str:
+    """Return "the fewest NUMA nodes, then PCI bus id", "" for none."""
+    return ", then ".join(_TIE_BREAKS[one] for one in used)
 
 
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.analysis.nodes import Switches, choose_nodes, described, judge
+from collbench.analysis.nodes import AllNodes, BestNodes, NodeEffect, Switches, choose_nodes, judge
 from collbench.model.errors import UsageError
+from collbench.output.text.nodes import described
 from tests.analysis.nodes.made import Rate, judged, leaves, seen, slow
 
 # 16 nodes under 4 leaves of 4; of two pods each has two of them.
@@ -53,8 +54,11 @@ def test_the_band_and_the_reason_tell_of_the_bottleneck() -> None:
     chosen = choose_nodes(judged(16, slow(1, 5)), 16)
     assert chosen.band is not None
     assert chosen.band == pytest.approx((90 * 0.98, 90 * 1.02), rel=0.01)
-    assert chosen.reason == "all 16 nodes"
-    assert "90% of the typical rate" in choose_nodes(judged(16, slow(1, 5)), 15).reason
+    assert chosen.reason == AllNodes(16)
+    reason = choose_nodes(judged(16, slow(1, 5)), 15).reason
+    assert isinstance(reason, BestNodes)
+    assert reason.slowest == pytest.approx(0.9, rel=0.01)
+    assert reason.under == ()
     assert choose_nodes(judged(16, slow()), 1).band is None
 
 
@@ -69,11 +73,12 @@ def test_behind_slow_uplinks_the_band_is_wide() -> None:
 def test_switches_are_counted_and_who_was_left_out_is_named() -> None:
     chosen = choose_nodes(judged(16, slow(1), PODS), 8, PODS)
     assert chosen.switches == (2, 1)
-    assert "under 2 leaves of 1 pod" in chosen.reason
+    assert chosen.reason == BestNodes(1.0, ((2, LEAVES[0].names[0]), (1, "pod0")))
     assert chosen.heuristic
     ((node, why),) = chosen.left_out
     assert node == 1
-    assert why.startswith(("10.", "9."))
+    assert isinstance(why, NodeEffect)
+    assert why.worse.ratio == pytest.approx(-0.1, abs=0.01)
 
 
 def test_a_direction_is_named() -> None:

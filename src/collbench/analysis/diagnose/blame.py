@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from collbench.analysis.diagnose.causes import Check, ErrorCounter, Look, NewErrors, Throttled
 from collbench.analysis.diagnose.evidence import Extent, Presence, Where
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Link, both_ways
@@ -16,34 +17,34 @@ from collbench.model.run import FlagKind
 
 # What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.
 
-_COUNTERS = (("NVLink errors", "nvlink_errors"), ("NVLink replays", "nvlink_replays"), ("ECC errors", "ecc_errors"))
-
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyDevices:
     """What was seen on the devices, by position: reasons to throttle, others' processes, grown counters."""
 
-    throttled: dict[int, str]
+    throttled: dict[int, Throttled]
     shared: dict[int, Presence]
-    errors: dict[int, str]
+    errors: dict[int, NewErrors]
 
-    def cause(self, members: Iterable[int]) -> tuple[str, str] | None:
-        """Return (cause, command's query) for the first of these devices that something was wrong with."""
+    def cause(self, members: Iterable[int]) -> Throttled | NewErrors | None:
+        """Return what was wrong with the first of these devices that something was wrong with."""
         for member in members:
-            for sentence, query in (
-                (self.throttled.get(member), "-q -d PERFORMANCE,TEMPERATURE,POWER"),
-                (self.errors.get(member), "nvlink -e"),
-            ):
-                if sentence:
-                    return sentence, query
+            seen = self.throttled.get(member) or self.errors.get(member)
+            if seen is not None:
+                return seen
         return None
+
+
+def check_of(seen: Throttled | NewErrors, devices: Sequence[int]) -> tuple[Check, ...]:
+    """Return where the devices show what was seen on them."""
+    return (Check(Look.LIMITING if isinstance(seen, Throttled) else Look.NVLINK_ERRORS, tuple(devices)),)
 
 
 def ailing(facts: Facts) -> UnhealthyDevices:
     """Return what the samples' flags and the health before and after tell."""
     run = facts.run
     trials = sum(len(found.samples) for found in run.measurements)
-    throttled: dict[int, str] = {}
+    throttled: dict[int, Throttled] = {}
     shared: dict[int, Presence] = {}
     samples = (sample for found in run.measurements for sample in found.samples)
     flags = Counter(
@@ -53,21 +54,21 @@ def ailing(facts: Facts) -> UnhealthyDevices:
         for position in flag.devices
     )
     for (kind, position, reason), count in sorted(flags.items()):
-        tag, share = run.devices[position].tag, f"in {count} of {trials} trials"
+        seen = Presence(position, count, trials)
         if kind is FlagKind.SHARED:
-            shared[position] = Presence(position, count, trials)
+            shared[position] = seen
         elif kind is FlagKind.THROTTLED and holds_back(reason):
-            throttled[position] = f"{tag} was throttled ({reason}) {share}"
+            throttled[position] = Throttled((reason,), seen)
     for when, position, state in at_the_ends(run):  # where no trial was flagged with it
-        tag = run.devices[position].tag
-        if reasons := [reason for reason in state.throttle if holds_back(reason)]:
-            throttled.setdefault(position, f"{tag} was throttled ({', '.join(reasons)}) {when} measuring")
+        seen = Presence(position, when=when)
+        if reasons := tuple(reason for reason in state.throttle if holds_back(reason)):
+            throttled.setdefault(position, Throttled(reasons, seen))
         if state.processes:
-            shared.setdefault(position, Presence(position, when=when))
-    errors: dict[int, str] = {}
-    for name, field in _COUNTERS:
-        for position, (first, last) in new_errors(run, field).items():
-            errors.setdefault(position, f"{last - first} new {name} on {run.devices[position].tag}")
+            shared.setdefault(position, seen)
+    errors: dict[int, NewErrors] = {}
+    for counter in ErrorCounter:
+        for position, (first, last) in new_errors(run, counter).items():
+            errors.setdefault(position, NewErrors(position, counter, last - first))
     opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
     shared = {position: seen for position, seen in shared.items() if position not in opened}
     return UnhealthyDevices(throttled, shared, errors)
@@ -92,11 +93,11 @@ class Blame:
     gpu: int | None = None
 
     @property
-    def alone(self) -> str:
-        """What is to blame where it is one pair, or one direction of it; "" where it is more."""
+    def alone(self) -> Extent | None:
+        """PAIR or DIRECTION where no more than that is to blame."""
         if self.gpu is not None or len(both_ways(self.links)) > 2:
-            return ""
-        return "this path alone" if len(self.links) > 1 else "one direction of this path alone"
+            return None
+        return Extent.PAIR if len(self.links) > 1 else Extent.DIRECTION
 
 
 def blames(facts: Facts, slow: Collection[Link], judged: Collection[Link]) -> tuple[Blame, ...]:

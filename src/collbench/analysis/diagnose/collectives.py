@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of
+from collbench.analysis.diagnose.causes import Check, Known, LikelyCause, Look, VariableSet
 from collbench.analysis.diagnose.evidence import BelowLinks, Evidence, Extent, UnusedNvlinks, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
@@ -22,26 +23,21 @@ from collbench.model.capabilities import capabilities
 _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
 # Without peer access GPUs below one PCIe switch meet on its uplink: NCCL sends both ways at once over it, copies one.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
-# What users set and forget, strongest first [NCCL docs, environment variables]; "{}" is the value.
-_P2P = (
-    ("NCCL_P2P_DISABLE", "forbids direct transfers between GPUs, so NCCL goes through host memory"),
-    ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
-    ("NCCL_SHM_DISABLE", "forbids shared host memory: without direct transfers only the network is left"),
-    ("NCCL_TOPO_FILE", "replaces the topology that NCCL finds by a file's"),
-    ("NCCL_NET_DISABLE_INTRA", "changes how GPUs of one node reach each other"),
-)
+# What users set and forget, strongest first [NCCL docs, environment variables]: what forbids paths, then the rest.
+_P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_TOPO_FILE", "NCCL_NET_DISABLE_INTRA")
 _SLOWER = (
-    ("NCCL_PROTO", "fixes the protocol: LL moves at most half of a link's bandwidth"),
-    ("NCCL_ALGO", "fixes the algorithm, whatever suits the size"),
-    ("NCCL_MAX_NCHANNELS", "limits the channels, and so the links that are used at once"),
-    ("NCCL_MAX_CTAS", "limits the channels, and so the links that are used at once"),
-    ("NCCL_MAX_NRINGS", "limits the channels, and so the links that are used at once"),
-    ("NCCL_NTHREADS", "limits the threads that move data"),
-    ("NCCL_BUFFSIZE", "sets the size of the pieces that travel"),
-    ("NCCL_IB_DISABLE", "forbids InfiniBand: between nodes plain sockets are left"),
-    ("NCCL_NET", "chooses the network"),
-    ("NCCL_SOCKET_IFNAME", "chooses the network card"),
+    "NCCL_PROTO",
+    "NCCL_ALGO",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MAX_CTAS",
+    "NCCL_MAX_NRINGS",
+    "NCCL_NTHREADS",
+    "NCCL_BUFFSIZE",
+    "NCCL_IB_DISABLE",
+    "NCCL_NET",
+    "NCCL_SOCKET_IFNAME",
 )
+SLOWING = _P2P + _SLOWER
 _OFF = ("", "0")
 
 
@@ -72,12 +68,12 @@ class _Case:
     no_faster_than_pcie: bool
 
 
-def setting(environment: Mapping[str, str], *, paths_only: bool) -> tuple[str, str] | None:
-    """Return the NCCL variable that explains slow collectives, and in words how; None where none is set."""
-    for name, does in _P2P if paths_only else (*_P2P, *_SLOWER):
+def setting(environment: Mapping[str, str], *, paths_only: bool) -> VariableSet | None:
+    """Return the NCCL variable that explains slow collectives; None where none is set."""
+    for name in _P2P if paths_only else SLOWING:
         value = environment.get(name, "")
         if value not in _OFF or (value == "0" and name == "NCCL_P2P_LEVEL"):
-            return name, f"the environment variable {name}={value} {does}"
+            return VariableSet(name, value)
     return None
 
 
@@ -136,7 +132,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Un
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
     works = tuple(sorted({case.reading.work for case in cases}, key=str))
-    cause, command, sure = _cause(facts, blame, ill, unused=unused)
+    cause, checks, sure = _cause(facts, blame, ill, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
     first = min(blame.links)
     evidence: Evidence = BelowLinks(worst.reading.gbs / worst.allowed, works)
@@ -144,24 +140,19 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Un
         evidence = UnusedNvlinks(facts.label(first), works)
     limit = path_limit(facts, first) if unused else worst.allowed
     rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
-    return found(kind, blame.members, blame.links, Message(evidence, cause, command, blame.where, sure), rates)
+    return found(kind, blame.members, blame.links, Message(evidence, cause, checks, blame.where, sure), rates)
 
 
-def _cause(facts: Facts, blame: Blame, ill: UnhealthyDevices, *, unused: bool) -> tuple[str, str, bool]:
-    """Return the likely cause, the command to check it, and whether it was seen."""
-    gpus = facts.indices(min(blame.links))
-    again = f"collbench allreduce --devices {gpus} --sizes 64M"
-    variable = setting(facts.run.settings.environment, paths_only=unused) or setting(
-        facts.run.settings.environment, paths_only=False
-    )
+def _cause(
+    facts: Facts, blame: Blame, ill: UnhealthyDevices, *, unused: bool
+) -> tuple[LikelyCause, tuple[Check, ...], bool]:
+    """Return the likely cause, how to check it, and whether it was seen."""
+    gpus = min(blame.links)
+    environment = facts.run.settings.environment
+    variable = setting(environment, paths_only=unused) or setting(environment, paths_only=False)
     if variable is not None:
-        return variable[1], f"env -u {variable[0]} {again}", True
+        return variable, (Check(Look.WITHOUT_VARIABLE, gpus, variable.name),), True
     seen = ill.cause(blame.members)
     if seen is not None:
-        return seen[0], f"nvidia-smi {seen[1]} -i {gpus}", True
-    return (
-        "NCCL takes another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
-        "too few channels; its log names the path",
-        f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {again}; grep ' via ' /tmp/nccl.*",
-        False,
-    )
+        return seen, check_of(seen, gpus), True
+    return Known.NCCL_PATH, (Check(Look.NCCL_LOG, gpus),), False

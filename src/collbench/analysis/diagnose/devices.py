@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from collbench.analysis.diagnose.blame import UnhealthyDevices, blames
+from collbench.analysis.diagnose.causes import Check, Known, Look, NvlinksIdle, PeerDetour
 from collbench.analysis.diagnose.evidence import Disturbed, OtherProcesses, SlotBelowBest, StagedFaster
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
-from collbench.analysis.diagnose.links import lspci
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, both_ways, found
 from collbench.machine import theory
@@ -30,8 +30,8 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
         n = len(facts.run.devices)
         message = Message(
             OtherProcesses(tuple(ill.shared[gpu] for gpu in gpus)),
-            "somebody else's job computes, copies or holds memory there; measure again when it has ended",
-            f"nvidia-smi -i {facts.indices(gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
+            Known.OTHER_JOBS,
+            (Check(Look.GPU_PROCESSES, gpus),),
         )
         # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
         shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
@@ -64,13 +64,15 @@ def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bo
     works = tuple(sorted({Work(found.operation, found.variant) for found in checks}, key=str))
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
-    if over_nvlink:
-        cause = "traffic of other jobs on the NVLinks, GPUs that share ports, or NCCL and copies that meet elsewhere"
-        command = f"nvidia-smi topo -m; nvidia-smi pmon -c 1; nvidia-smi nvlink -gt d -i {facts.indices(members[:1])}"
-    else:
-        cause = "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
-        command = "nvidia-smi topo -m; nvidia-smi pmon -c 1; sudo lspci -vvv | grep ACSCtl"
-    message = Message(Disturbed(labels, check.ratio, works), cause, command)
+    message = Message(
+        Disturbed(labels, check.ratio, works),
+        Known.NVLINK_TRAFFIC if over_nvlink else Known.BRIDGE_DETOUR,
+        (
+            Check(Look.LABELS),
+            Check(Look.RUNNING),
+            Check(Look.NVLINK_TRAFFIC, members[:1]) if over_nvlink else Check(Look.ACS),
+        ),
+    )
     gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
     rates = Rates(check.label, check.isolated_gbs, (gbs / off, gbs, gbs * off))
     return found(Kind.CONTENTION, members, links, message, rates)
@@ -117,10 +119,8 @@ def slots(facts: Facts) -> Iterator[Finding]:
         pcie = [(position, other) for other in others if not is_nvlink(facts.label((position, other)))]
         message = Message(
             SlotBelowBest(now, best),
-            "the card sits in a slot with fewer lanes, badly seated or on a riser, or the link trained down"
-            if now[1] != best[1]
-            else "the link trained down to a lower generation, or power management holds it there under load",
-            lspci(facts, (position,)),
+            Known.FEWER_LANES if now[1] != best[1] else Known.LOWER_GENERATION,
+            (Check(Look.PCIE_LINKS, (position,)),),
         )
         rates = Rates("", ideal.gbs if ideal else None, facts.readings.interval(seen) if seen else None)
         yield found(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), message, rates)
@@ -140,18 +140,11 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
     for blame in blames(facts, slow, alike):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
         first = min(blame.links)
-        one = f" {blame.alone} is slow (a riser, a switch port), or" if blame.alone and len(alike) > 2 else ""
-        if is_nvlink(facts.label(first)):
-            cause = f"{one.strip()} the NVLinks of this path do not carry the traffic".strip()
-        else:
-            cause = (
-                f"peer traffic takes a detour:{one} ACS or the IOMMU sends it up to the root, or two sockets' link is "
-                "slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
-            )
+        one = blame.alone if len(alike) > 2 else None
         message = Message(
             StagedFaster(facts.readings.span(vias)[1]),
-            cause,
-            f"sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; {lspci(facts, first)}",
+            NvlinksIdle(one) if is_nvlink(facts.label(first)) else PeerDetour(one),
+            (Check(Look.ACS), Check(Look.LOG_IOMMU), Check(Look.PCIE_LINKS, first)),
             blame.where,
         )
         alone = all(reading.alone for reading in plains)

@@ -63,7 +63,7 @@ class GivenUp:
 
 
 class Presence(NamedTuple):
-    """Another process on a device: in so many of the run's trials, or "before" or "after" them."""
+    """What was seen on a device: in so many of the run's trials, or "before" or "after" them."""
 
     device: int
     trials: int = 0

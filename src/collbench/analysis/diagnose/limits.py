@@ -9,6 +9,7 @@ from itertools import permutations
 from statistics import median
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, HidesNvlinks, Known, Look, NvlinksDegraded
 from collbench.analysis.diagnose.evidence import (
     Beaten,
     Evidence,
@@ -32,9 +33,8 @@ from collbench.model.run import Measurement, SkipKind, Skipped
 
 # Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
 
-_ACS = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar -e Xid; cat /proc/cmdline"
-_LOG = "sudo dmesg | grep -i -e Xid -e nvidia"
-_FABRIC = "sudo dmesg | grep -i -e Xid -e SXid; systemctl status nvidia-fabricmanager; nvidia-smi nvlink -e"
+_ACS = (Check(Look.ACS), Check(Look.LOG_IOMMU_GPUS), Check(Look.KERNEL_COMMAND))
+_FABRIC = (Check(Look.LOG_FABRIC), Check(Look.FABRIC_MANAGER), Check(Look.NVLINK_ERRORS))
 
 
 def failures(facts: Facts) -> Iterator[Finding]:
@@ -104,25 +104,23 @@ def _found(
     facts: Facts, kind: Kind, where: Where, evidence: Evidence, links: frozenset[Link], case: Skipped | Measurement
 ) -> Finding:
     """Return a finding that rests on `case`; a hang's own failure says no more than that it hangs."""
-    cause, command = _cause(facts, kind, links)
+    cause, checks = _cause(facts, kind, links)
     first = min(links, default=None)
     label = facts.label(first) if first else ""
     skipped, failure = (case, None) if isinstance(case, Skipped) else (None, case.failure)
     said = None if kind is Kind.HANG else failure
-    message = Message(evidence, cause, command, where, failure=said, skipped=skipped)
+    message = Message(evidence, cause, checks, where, failure=said, skipped=skipped)
     return found(kind, where.devices, links, message, Rates(label))
 
 
-def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[str, str]:
+def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[Known, tuple[Check, ...]]:
     if kind is Kind.FAILED:
-        return "a CUDA or NCCL call, the driver or a worker process failed on the way", _LOG
+        return Known.CALL_FAILED, (Check(Look.LOG_DRIVER),)
     if capabilities(facts.run.backend).cores:
-        return "this machine's memory or a core is faulty", "sudo dmesg | grep -i -e mce -e edac; memtest86+"
+        return Known.FAULTY_CORES, (Check(Look.LOG_MEMORY), Check(Look.MEMORY_TEST))
     if links and all(is_nvlink(facts.label(link)) for link in links):
-        broken = "an NVLink, a GPU's memory or the NVSwitch fabric is faulty"
-        return f"{broken}; if GPUs sit behind a virtual IOMMU, its settings", f"{_FABRIC}; {_ACS}"
-    verb = "corrupts" if kind is Kind.DATA_CORRUPT else "stalls"
-    return f"an IOMMU or PCIe ACS {verb} transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]", _ACS
+        return Known.FAULTY_NVLINKS, _FABRIC + _ACS
+    return Known.ACS_CORRUPTS if kind is Kind.DATA_CORRUPT else Known.ACS_STALLS, _ACS
 
 
 # Copies against the limit of their path: too slow for its NVLinks, or too fast for anything.
@@ -207,11 +205,10 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading],
 
 def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     virtual = facts.run.machine.virtualization
-    where = f"the virtual machine ({virtual})" if virtual not in ("", "none") else "a virtual machine or the driver"
     message = Message(
         HiddenLinks(),
-        f"{where} hides the NVLinks or NVSwitches from the labels; the links are there and are used",
-        f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; lspci | grep -i nvidia",
+        HidesNvlinks(virtual if virtual != "none" else ""),
+        (Check(Look.NVLINKS, blame.members[:1]), Check(Look.PCIE_DEVICES)),
         blame.where,
     )
     return _finding(facts, Kind.HIDDEN_NVLINK, blame, links, message)
@@ -224,8 +221,8 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     batches = sum({one.point: one.batches for one in beaten}.values())
     message = Message(
         Beaten(worst.rate_gbs, worst.capacity.part, worst.capacity.gbs, works, batches),
-        "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are",
-        f"nvidia-smi nvlink -s -i {facts.indices(blame.members[:1])}; nvidia-smi topo -m",
+        Known.TIMING_OR_LIMIT,
+        (Check(Look.NVLINKS, blame.members[:1]), Check(Look.LABELS)),
         blame.where,
     )
     rates = sorted(one.rate_gbs for one in beaten)
@@ -253,13 +250,10 @@ def _too_slow(facts: Facts, links: dict[Link, Reading], ill: UnhealthyDevices) -
 
 def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
     refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
-    gpu = facts.indices(blame.members[:1])
     message = Message(
         UnusedNvlinks(facts.label(min(blame.links))),
-        "CUDA refuses peer access, so copies pass through host memory"
-        if refused
-        else "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager does not run)",
-        f"nvidia-smi topo -p2p r; nvidia-smi nvlink -s -i {gpu}; systemctl status nvidia-fabricmanager",
+        Known.PEERS_REFUSED if refused else Known.NVLINKS_DOWN,
+        (Check(Look.PEERS), Check(Look.NVLINKS, blame.members[:1]), Check(Look.FABRIC_MANAGER)),
         blame.where,
         sure=refused,
     )
@@ -268,17 +262,12 @@ def _unused(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
 
 def _degraded(facts: Facts, blame: Blame, links: dict[Link, Reading], ill: UnhealthyDevices) -> Finding:
     count = nvlink_count(facts.label(min(blame.links)))
-    seen = ill.cause(blame.members)
-    if blame.gpu is not None:
-        likely = f"{facts.tags((blame.gpu,))} itself: its NVLinks are down or slow, or its ports at the switch"
-    else:
-        where = blame.alone or "these paths"
-        likely = f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
-    gpus = facts.indices(blame.members[:2])
+    likely = NvlinksDegraded(blame.alone) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
+    gpus = blame.members[:2]
     message = Message(
         FewerLinks(_worth(facts, blame, links, count), count),
-        seen[0] if seen else likely,
-        f"nvidia-smi nvlink -s -i {gpus}; nvidia-smi nvlink -e -i {gpus}",
+        ill.cause(blame.members) or likely,
+        (Check(Look.NVLINKS, gpus), Check(Look.NVLINK_ERRORS, gpus)),
         blame.where,
     )
     return _finding(facts, Kind.NV_DEGRADED, blame, links, message)

@@ -9,7 +9,17 @@ from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of
+from collbench.analysis.diagnose.causes import (
+    Check,
+    GpuItself,
+    GpuPart,
+    Known,
+    LikelyCause,
+    Look,
+    NoPeerAccess,
+    UplinkShared,
+)
 from collbench.analysis.diagnose.evidence import BelowBest, Evidence, Inverted, SlowerThanBack
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
 from collbench.analysis.diagnose.readings import Facts, Reading
@@ -140,55 +150,42 @@ def _slow(
     kind: Kind,
     blame: Blame,
     readings: Collection[Reading],
-    message: tuple[Evidence, str],
+    message: tuple[Evidence, LikelyCause],
     ill: UnhealthyDevices,
 ) -> Finding:
     """Return the finding; `message` are the evidence and the likely cause, which gives way to one that was seen."""
     first = min(blame.links)
     seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
-    command = f"nvidia-smi {seen[1]} -i {facts.indices(blame.members[:2])}" if seen else link_state(facts, first)
-    said = Message(message[0], seen[0] if seen else message[1], command, blame.where)
+    checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, first)
+    said = Message(message[0], seen or message[1], checks, blame.where)
     return found(kind, blame.members, blame.links, said, rates_of(facts, first, readings))
 
 
-def link_state(facts: Facts, link: Link) -> str:
-    """Return the command that shows the state of a link."""
+def link_state(facts: Facts, link: Link) -> tuple[Check, ...]:
+    """Return where the state of a link shows."""
     if capabilities(facts.run.backend).cores:
-        return "lscpu -e; numactl --hardware"
+        return Check(Look.CORES), Check(Look.NUMA)
     if is_nvlink(facts.label(link)):
-        return f"nvidia-smi nvlink -s -i {facts.indices(link)}; nvidia-smi nvlink -e -i {facts.indices(link)}"
-    return lspci(facts, link)
+        return Check(Look.NVLINKS, link), Check(Look.NVLINK_ERRORS, link)
+    return (Check(Look.PCIE_LINKS, link),)
 
 
-def lspci(facts: Facts, members: Iterable[int]) -> str:
-    """Return the command that shows the PCIe link of devices as it is now."""
-    ids = [facts.run.devices[member].pci_bus_id for member in members]
-    known = [f"{int(domain, 16):04x}:{rest.lower()}" for domain, _, rest in (i.partition(":") for i in ids) if rest]
-    if not known:
-        return "sudo lspci -vvv | grep -e NVIDIA -e LnkSta"
-    return "; ".join(f"sudo lspci -vvv -s {place} | grep LnkSta:" for place in known)
-
-
-def _one_way_cause(facts: Facts, blame: Blame) -> str:
+def _one_way_cause(facts: Facts, blame: Blame) -> LikelyCause:
     if blame.gpu is not None:
-        return f"{facts.tags((blame.gpu,))} itself: its copy engines, or its ports in one direction"
-    if is_nvlink(facts.label(min(blame.links))):
-        return "the lanes of one direction: NVLinks of this path replay packets or run at a lower rate"
-    return "one direction of a PCIe link or switch port on the way: a riser, a lane, or how the root port forwards it"
+        return GpuItself(blame.gpu, GpuPart.ONE_DIRECTION)
+    return Known.NVLINK_LANES if is_nvlink(facts.label(min(blame.links))) else Known.PCIE_DIRECTION
 
 
-def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> str:
+def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
     if capabilities(facts.run.backend).cores:
-        return "these cores share a cache, a core's threads or a busy neighbour with somebody"
+        return Known.SHARED_CORES
     if blame.gpu is not None:
-        return f"{facts.tags((blame.gpu,))} itself: its slot, its NVLinks or its clocks, as all of its links are slow"
+        return GpuItself(blame.gpu, GpuPart.ANY)
     if worst.work.operation.is_collective:
-        return "NCCL's path between the two (its channels, transport or buffers), as every pair has the same label"
+        return Known.NCCL_PAIR
     if len(blame.links) > 2:
-        return "these pairs share a bridge, a switch port or a socket's link that the label does not show"
-    if is_nvlink(facts.label(min(blame.links))):
-        return "this link alone: a cable, bridge or port, or NVLinks that are down or replay packets"
-    return "this path alone: a riser, a switch port, or a slot with fewer lanes"
+        return Known.SHARED_PARTS
+    return Known.ONE_NVLINK if is_nvlink(facts.label(min(blame.links))) else Known.ONE_PCIE_PATH
 
 
 # Labels against each other: does a better one carry more?
@@ -239,7 +236,7 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
             works_of(reading for case in cases for reading in case.readings),
         ),
         _inverted_cause(facts, better, links),
-        f"nvidia-smi topo -p2p r; {link_state(facts, min(links))}",
+        (Check(Look.PEERS), *link_state(facts, min(links))),
     )
     return found(Kind.ORDER_INVERSION, members, links, message, rates_of(facts, min(links), worst.readings))
 
@@ -250,15 +247,10 @@ def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
     return {tuple(sorted(i)): [reading for reading in group if set(reading.members) <= i] for i in islands}
 
 
-def _inverted_cause(facts: Facts, better: str, links: Collection[Link]) -> str:
+def _inverted_cause(facts: Facts, better: str, links: Collection[Link]) -> LikelyCause:
     if not all(has_peers(facts, link) for link in links):
-        return (
-            f"no peer access on {better} pairs: copies go up to host memory and down again, and near GPUs share that "
-            "one uplink [nccl#1309]"
-        )
-    if is_nvlink(better):
-        return "the NVLinks of these pairs are not used, or most of them are down"
-    return f"{better} pairs share an uplink, or ACS sends their traffic up to the root and back: labels name no rates"
+        return NoPeerAccess(better)
+    return Known.NVLINKS_OF_LABEL_UNUSED if is_nvlink(better) else UplinkShared(better)
 
 
 def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:

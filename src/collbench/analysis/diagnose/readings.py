@@ -137,14 +137,6 @@ class Facts:
         path = self.paths.get(frozenset(link))
         return path.label if path else "?"
 
-    def tags(self, members: Iterable[int], between: str = ", ") -> str:
-        """Return the devices' names."""
-        return between.join(self.run.devices[member].tag for member in members)
-
-    def indices(self, members: Iterable[int]) -> str:
-        """Return nvidia-smi's indices as its -i takes them: "0,3"."""
-        return ",".join(str(self.run.devices[member].index) for member in members)
-
 
 def read(run: Run) -> Readings:
     """Return the readings of a run: data points with three trials or more, each at its work's deciding size."""

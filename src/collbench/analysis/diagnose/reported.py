@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from collbench.analysis.diagnose.blame import blames
+from collbench.analysis.diagnose.causes import Check, HidesPcie, Known, Look
 from collbench.analysis.diagnose.evidence import FlatLabels, LinkCount, OtherLabel, PeerAnswers, Source, TreeLabels
 from collbench.analysis.diagnose.limits import VIRTUAL
 from collbench.analysis.diagnose.readings import Facts
@@ -36,11 +37,18 @@ def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Message | None]) -> 
     every = both_ways(path.devices for path in facts.run.paths)
     for saying, pairs in sayings.items():
         for blame in blames(facts, both_ways(pairs), every):
-            gpus = {"first": facts.indices(blame.members[:1]), "all": facts.indices(blame.members)}
-            message = saying._replace(command=saying.command.format(**gpus), where=blame.where)
+            message = saying._replace(checks=_checks(kind, blame.members), where=blame.where)
             limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
             rates = Rates(facts.label(min(blame.links)), limits.pop() if len(limits) == 1 else None)
             yield found(kind, blame.members, blame.links, message, rates)
+
+
+def _checks(kind: Kind, members: tuple[int, ...]) -> tuple[Check, ...]:
+    if kind is Kind.LINKCOUNT_MISMATCH:
+        return (Check(Look.NVLINKS, members[:1]),)
+    if kind is Kind.P2P_CAP_MISMATCH:
+        return Check(Look.PEERS), Check(Look.MIG, members), Check(Look.LOG_IOMMU_DRIVER)
+    return Check(Look.LABELS), Check(Look.PCIE_TREE)
 
 
 def _link_count(path: Path) -> Message | None:
@@ -50,11 +58,7 @@ def _link_count(path: Path) -> Message | None:
     if label is None or nvlink_count(label) == path.nvlinks or not counted:
         return None
     source = Source.TOPOLOGY if label == path.tool_label else Source.LABEL
-    return Message(
-        LinkCount(source, label, path.nvlinks),
-        "NVLinks are down at one end, or went down after one of the two was asked (or the text is another machine's)",
-        "nvidia-smi nvlink -s -i {first}",
-    )
+    return Message(LinkCount(source, label, path.nvlinks), Known.NVLINKS_LOST)
 
 
 def _peer_access(path: Path) -> Message | None:
@@ -68,11 +72,8 @@ def _peer_access(path: Path) -> Message | None:
     agree = len(set(answers.values())) < 2
     if agree and not (is_nvlink(path.label) and answers and not any(answers.values())):
         return None
-    return Message(
-        PeerAnswers(path.label, tuple((source, words[source]) for source in answers), agree),
-        "the driver, a container or MIG mode takes peer access away, or an IOMMU or ACS setting forbids it",
-        "nvidia-smi topo -p2p r; nvidia-smi -q -i {all} | grep -A2 'MIG Mode'; sudo dmesg | grep -i -e iommu -e NVRM",
-    )
+    said = tuple((source, words[source]) for source in answers)
+    return Message(PeerAnswers(path.label, said, agree), Known.PEERS_TAKEN)
 
 
 def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
@@ -89,11 +90,7 @@ def _other_label(path: Path) -> Message | None:
         return None
     if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
         return None  # of NVLinks: LINKCOUNT_MISMATCH says it
-    return Message(
-        OtherLabel(tool or "", path.label),
-        "the two name PCIe paths by different rules on some machines; both name the way, and neither the rate",
-        "nvidia-smi topo -m; lspci -t",
-    )
+    return Message(OtherLabel(tool or "", path.label), Known.LABEL_RULES)
 
 
 def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
@@ -106,8 +103,8 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     ancestors = tuple(sorted({str(path.ancestor) for path in paths}, key=rank_key))
     message = Message(
         TreeLabels(labels, ancestors),
-        "topo -p reports how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks",
-        f"nvidia-smi topo -m; nvidia-smi topo -p -i {facts.indices(paths[0].devices)}",
+        Known.NVLINKS_NOT_IN_TREE,
+        (Check(Look.LABELS), Check(Look.PCIE_LABELS, paths[0].devices)),
     )
     yield found(Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), message, Rates(labels[0]))
 
@@ -119,8 +116,8 @@ def _flat(facts: Facts) -> Iterator[Finding]:
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
         words = Message(
             FlatLabels(next(iter(names))),
-            f"the hypervisor hides the PCIe tree ({run.machine.virtualization}): only measuring shows the paths",
-            "lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
+            HidesPcie(run.machine.virtualization),
+            (Check(Look.PCIE_TREE), Check(Look.PCIE_NUMA)),
         )
         links = both_ways(path.devices for path in run.paths)
         yield found(Kind.VIRTUAL_FLAT, tuple(range(len(run.devices))), links, words, Rates(next(iter(names))))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from collbench.analysis.diagnose.causes import Check, LikelyCause
 from collbench.analysis.diagnose.evidence import Evidence, Extent, Where
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Variant, Work
@@ -64,6 +65,7 @@ class Verdict:
     `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
     all that are concerned. `explains` are kinds that would have been found for the same links without this one.
     `confirmed` is False where only samples beside others showed it, and no interference check says that they count.
+    `cause` is the likely one, and `checks` what shows whether it is (`output.causes` words both: `collbench.explain`).
     `evidence` is what was seen, and `where`; `failure` and `skipped` are the first that it rests on, if there is one.
     """
 
@@ -73,8 +75,8 @@ class Verdict:
     label: str
     theory_gbs: float | None
     measured: Interval | None
-    cause: str
-    command: str
+    cause: LikelyCause
+    checks: tuple[Check, ...]
     evidence: Evidence
     where: Where
     explains: tuple[Kind, ...] = ()
@@ -99,8 +101,8 @@ class Message(NamedTuple):
     """What a finding says, as in Verdict; `where` is by default its devices; `sure` as in Finding."""
 
     evidence: Evidence
-    cause: str
-    command: str
+    cause: LikelyCause
+    checks: tuple[Check, ...] = ()
     where: Where | None = None
     sure: bool = False
     failure: Failure | None = None
@@ -136,7 +138,7 @@ def found(
         theory_gbs=rates.theory_gbs,
         measured=rates.measured,
         cause=message.cause,
-        command=message.command,
+        checks=message.checks,
         evidence=message.evidence,
         where=message.where or Where(Extent.DEVICES, members),
         confirmed=rates.confirmed,

@@ -29,6 +29,7 @@ from collbench.output.html import tails
 from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
 from collbench.output.text import overlap as overlap_text
 from collbench.output.text import verdicts
+from collbench.output.text.comparison import matched
 from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance
 from collbench.output.text.layout import NAME_WIDE
 from collbench.output.text.ranking import by_tier, figures_span, fitted, name, relations
@@ -247,7 +248,7 @@ def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
             low, middle, high = map(figure, verdict.measured)
             confirmed = "" if verdict.confirmed else "; not confirmed in isolation"
             lines.append(("measured", f"{middle} GB/s ({low}–{high}){confirmed}"))
-        lines.append(("cause", verdict.cause))
+        lines.append(("cause", one["cause"]))
         lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
         keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
         found.append({**keys, "state": _SEVERITIES[verdict.severity], "lines": lines})
@@ -273,7 +274,7 @@ def choice(run: Run, k: int) -> dict[str, Any]:
         "devices": _tags(run, chosen.members),
         "predicted": str(chosen.band) if chosen.band else "",
         "reason": sentences.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
-        "decided_by": chosen.decided_by,
+        "decided_by": sentences.tie_breaks(chosen.decided_by),
         "finalists": [
             {
                 "devices": _tags(run, one.members),
@@ -293,7 +294,7 @@ def left(run: Run) -> list[str]:
 def ranked(run: Run, work: RankedWork) -> dict[str, Any]:
     """Return a work's tiers at a large and a small size, and its fits, as `collbench rank` prints them."""
     fits = [fit for fit in work.fits if isinstance(fit, Fit)]
-    reasons = Counter(fit.reason for fit in work.fits if isinstance(fit, Unfitted))
+    reasons = Counter(sentences.no_line(fit) for fit in work.fits if isinstance(fit, Unfitted))
     heads = ("latency", "gbs", "half", "misfit")
     return {
         "work": str(work.work),
@@ -408,7 +409,7 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
     data["series"] = ratio_series(found, base_page["data"]["series"])
     return {
         **shape,
-        "how": found.match.how,
+        "how": matched(found),
         "differences": [(one.what, one.base or "none", one.new or "none") for one in found.differences],
         "whole": as_a_whole(found),
         "overview": overview(data["series"]),

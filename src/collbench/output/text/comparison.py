@@ -260,7 +260,7 @@ def _comparison(comparison: Comparison) -> _Json:
     return {
         "base": _run(comparison.base),
         "new": _run(comparison.new),
-        "devices": comparison.match.how,
+        "devices": matched(comparison),
         "differences": plain(comparison.differences),
         "fail_below": comparison.fail_below,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
@@ -376,9 +376,24 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     for word, run, name in (("base", base, names[0]), ("new", new, names[1])):
         where = run.machine.fabric or run.machine.hostname
         yield f"{word:<9} {name}: {where}, {run.started}"
-    yield f"devices   {comparison.match.how}"
+    yield f"devices   {matched(comparison)}"
     for difference in comparison.differences:
         yield _difference(difference)
+
+
+def matched(comparison: Comparison) -> str:
+    """Return which devices are counterparts, and by what: "matched by UUID", "… by their order: GPU1 = GPU5"."""
+    base, new, match = comparison.base.devices, comparison.new.devices, comparison.match
+    how = "matched by UUID"
+    if match.by_order:
+        tags = [(base[old].tag, new[position].tag) for position, old in match.by_order]
+        how = f"{match.by_uuid} matched by UUID, the others" if match.by_uuid else "other devices, matched"
+        how += " by their order"
+        if match.by_uuid or any(old != now for old, now in tags):
+            how += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
+    for devices, alone, where in ((base, match.only_base, "base"), (new, match.only_new, "new run")):
+        how += f"; only in the {where}: {', '.join(devices[one].tag for one in alone)}" if alone else ""
+    return how
 
 
 def _difference(found: Difference) -> str:

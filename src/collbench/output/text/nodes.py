@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.analysis.nodes import Judgement, NodeChoice, State, Uplink, described
+from collbench.analysis.nodes import UNKNOWN, AllNodes, BestNodes, Judgement, NodeChoice, NodeEffect, State, Uplink
 from collbench.analysis.stats import DELTA
 from collbench.model.capabilities import capabilities
 from collbench.model.node_names import compressed
@@ -133,8 +134,17 @@ def as_plain(
         "backend": data.pop("backend"),
         **data,
         "judgement": plain(found),
-        "choice": None if choice is None else {**plain(choice), "nodes": [origin.names[m] for m in choice.members]},
+        "choice": None if choice is None else _plain(origin, choice),
         "truth": None if truth is None else plain(truth),
+    }
+
+
+def _plain(origin: Origin, choice: NodeChoice) -> dict[str, object]:
+    return {
+        **plain(choice),
+        "reason": reason(choice.reason),
+        "left_out": [[node, left_out(why)] for node, why in choice.left_out],
+        "nodes": [origin.names[member] for member in choice.members],
     }
 
 
@@ -181,6 +191,40 @@ def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
         yield f"slow      no node, no uplink{mark}"
 
 
+def described(one: NodeEffect) -> str:
+    """Return in words how slow a node is, and in which direction where they differ."""
+    if one.worse == UNKNOWN:
+        return "it could not be measured"
+    low, high = one.worse.interval
+    if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
+        return f"not known well: {1 + low:.0%} to {1 + high:.0%} of the median node"
+    certain = "" if one.state is State.SLOW else "perhaps "
+    both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
+    way = "" if both else "sending " if one.worse is one.sends else "receiving "
+    return f"{certain}{way}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"
+
+
+def left_out(why: NodeEffect | Uplink) -> str:
+    """Return why a node was not taken."""
+    if isinstance(why, NodeEffect):
+        return described(why)
+    slow = f"{-why.effect.ratio:.0%} slow"
+    return f"the uplinks of {why.name} are {slow}" if why.name else f"its leaf's uplinks are {slow}"
+
+
+def reason(found: AllNodes | BestNodes) -> str:
+    """Return why nodes were chosen."""
+    if isinstance(found, AllNodes):
+        return f"all {found.count} nodes"
+    few = found.slowest <= 1 - DELTA
+    slowest = f"the slowest has {found.slowest:.0%} of the typical rate" if few else "none of them is slow"
+    if not found.under:
+        return f"{slowest}; no switches are known, so the first ones"
+    kinds = ((count, name.rstrip("0123456789") or "switch") for count, name in found.under)
+    under = " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
+    return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
+
+
 def _uplink(one: Uplink, names: Sequence[str]) -> str:
     members = compressed([names[member] for member in one.members])
     low, high = one.effect.interval
@@ -198,12 +242,13 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
         nodes = [origin.names[node] for node, own in zip(choice.members, origin.gpus, strict=True) if own == some]
         where = "each node" if len(sets) == 1 else compressed(nodes)
         yield f"gpus      {', '.join(map(str, some))} on {where}{origin.mark}"
-    yield f"why       {choice.reason}{origin.mark}"
+    yield f"why       {reason(choice.reason)}{origin.mark}"
     if choice.band is not None:
         low, high = choice.band
         yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{origin.mark}"
     if choice.heuristic:
         yield "search    heuristic: switches are filled greedily"
-    for reason in dict.fromkeys(reason for _, reason in choice.left_out):
-        names = compressed([origin.names[node] for node, why in choice.left_out if why == reason])
-        yield f"left out  {names}: {reason}{origin.mark}"
+    alike: dict[str, list[str]] = defaultdict(list)
+    for node, why in choice.left_out:
+        alike[left_out(why)].append(origin.names[node])
+    yield from (f"left out  {compressed(nodes)}: {text}{origin.mark}" for text, nodes in alike.items())

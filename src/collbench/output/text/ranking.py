@@ -113,7 +113,11 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
                 for ranking in ranked.rankings
             ],
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
-            "unfitted": [plain(fit) for fit in ranked.fits if isinstance(fit, Unfitted)],
+            "unfitted": [
+                {"members": list(fit.members), "label": fit.label, "reason": sentences.no_line(fit)}
+                for fit in ranked.fits
+                if isinstance(fit, Unfitted)
+            ],
             "missing": [
                 {
                     "size_bytes": lack.size_bytes,
@@ -258,7 +262,7 @@ def _no_fits(summary: RankSummary) -> Iterator[str]:
     for ranked in summary.works:
         for fit in ranked.fits:
             if isinstance(fit, Unfitted):
-                works[fit.reason][ranked.work] += 1
+                works[sentences.no_line(fit)][ranked.work] += 1
     for reason, counts in works.items():
         yield f"no fit    {reason}: {', '.join(f'{work} on {_some(work, count)}' for work, count in counts.items())}"
 

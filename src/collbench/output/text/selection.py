@@ -25,14 +25,30 @@ def line(run: Run, members: Sequence[int]) -> str:
         return f"NUMA nodes tie: no binding needed{mark}"
     wrong = [one for one in found if one.agrees is False]
     if wrong:
-        return "; ".join(f"{one.text}: {numactl(one)}" for one in wrong) + mark
+        return "; ".join(f"{node_of(one, run)}: {numactl(one)}" for one in wrong) + mark
     if all(one.agrees for one in found):
         tags: dict[int, list[str]] = defaultdict(list)
         for one in found:
             tags[one.best[0]].append(run.devices[one.member].tag)
         nodes = "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
         return f"{nodes}, as NVML says: torchrun --numa-binding=node{mark}"
-    return "; ".join(one.text for one in found if not one.tied) + mark
+    return "; ".join(node_of(one, run) for one in found if not one.tied) + mark
+
+
+def node_of(binding: Binding, run: Run) -> str:
+    """Return a clause that says which NUMA node a device's process belongs on, by what rates, and what NVML says."""
+    tag, labelled = run.devices[binding.member].tag, binding.labelled
+    figures = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in binding.rates)
+    if binding.tied:
+        return f"{tag}: its NUMA nodes tie ({figures} GB/s)"
+    if binding.agrees is False:
+        faster = " or ".join(map(str, binding.best))
+        return f"{tag}: node {faster} is faster than node {labelled}, which NVML names ({figures} GB/s)"
+    if len(binding.best) > 1:
+        return f"{tag}: no NUMA node is significantly faster ({figures} GB/s)"
+    named = f"NVML names node {labelled}, which was not measured"
+    source = "as NVML says" if binding.agrees else "NVML names none" if labelled is None else named
+    return f"{tag}: node {binding.best[0]}, {source} ({figures} GB/s)"
 
 
 def numactl(binding: Binding) -> str:

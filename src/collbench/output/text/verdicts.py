@@ -17,13 +17,14 @@ from collbench.machine.labels import rank_key
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import amount, figure, fixed, format_size, span
-from collbench.output import sentences
+from collbench.output import causes, sentences
 from collbench.output.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.output.text.frame import not_judged as not_judged_line
 from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
 from collbench.runfile.codec import plain
 
 FORMAT, VERSION = "collbench-check", 1
+_SAID = {"evidence": "what", "checks": "command"}  # values that JSON has in words
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,
     Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
@@ -130,8 +131,9 @@ def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None, shor
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     data: dict[str, Any] = plain(verdict)
     del data["failure"], data["skipped"], data["where"]
-    data = {"what" if key == "evidence" else key: value for key, value in data.items()}
+    data = {_SAID.get(key, key): value for key, value in data.items()}
     data["what"] = sentences.what(verdict, run)
+    data["cause"], data["command"] = causes.cause(verdict.cause, run), causes.command(verdict.checks, run)
     measured = data.pop("measured")
     data["measured_gbs"] = None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True))
     data["devices"] = [run.devices[member].tag for member in verdict.members]
@@ -153,11 +155,11 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
         low, middle, high = map(figure, verdict.measured)
         confirmed = "" if verdict.confirmed else "; not confirmed isolated"
         fields.append(("measured", f"{middle} GB/s{sim(run, ' sim')} ({low}-{high}){confirmed}"))
-    fields.append(("cause", verdict.cause))
+    fields.append(("cause", causes.cause(verdict.cause, run)))
     if verdict.explains:
         fields.append(("explains", ", ".join(verdict.explains)))
     lines = [_field(name, text, width) for name, text in fields]
-    lines.append(f"{'check':<{_INDENT}}{verdict.command}")  # in one piece, to be copied
+    lines.append(f"{'check':<{_INDENT}}{causes.command(verdict.checks, run)}")  # in one piece, to be copied
     return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
 
 

@@ -1,0 +1,195 @@
+"""What probably causes a verdict, and where to look, in types: `output.causes` words both. Devices are positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import NamedTuple
+
+from collbench.analysis.diagnose.evidence import Extent, Presence
+
+
+class Known(StrEnum):
+    """The likely causes that need no device and no figure."""
+
+    OTHER_JOBS = auto()
+    NVLINK_TRAFFIC = auto()
+    BRIDGE_DETOUR = auto()
+    FEWER_LANES = auto()
+    LOWER_GENERATION = auto()
+    CALL_FAILED = auto()
+    FAULTY_CORES = auto()
+    FAULTY_NVLINKS = auto()
+    ACS_CORRUPTS = auto()
+    ACS_STALLS = auto()
+    TIMING_OR_LIMIT = auto()
+    PEERS_REFUSED = auto()
+    NVLINKS_DOWN = auto()
+    NVLINKS_LOST = auto()
+    PEERS_TAKEN = auto()
+    LABEL_RULES = auto()
+    NVLINKS_NOT_IN_TREE = auto()
+    NVLINKS_OF_LABEL_UNUSED = auto()
+    NVLINK_LANES = auto()
+    PCIE_DIRECTION = auto()
+    SHARED_CORES = auto()
+    NCCL_PAIR = auto()
+    NCCL_PATH = auto()
+    SHARED_PARTS = auto()
+    ONE_NVLINK = auto()
+    ONE_PCIE_PATH = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Throttled:
+    """A device was throttled for these reasons, as NVML names them; `seen` says which device, and when."""
+
+    reasons: tuple[str, ...]
+    seen: Presence
+
+
+class ErrorCounter(StrEnum):
+    """The fields of Health that count errors."""
+
+    NVLINK = "nvlink_errors"
+    REPLAYS = "nvlink_replays"
+    ECC = "ecc_errors"
+
+
+@dataclass(frozen=True, slots=True)
+class NewErrors:
+    """A device's counter grew by so many errors from before measuring to after it."""
+
+    device: int
+    counter: ErrorCounter
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class VariableSet:
+    """An environment variable of NCCL that is set, and explains slow collectives."""
+
+    name: str
+    value: str
+
+
+class GpuPart(StrEnum):
+    """What of a GPU is suspected where all of its links are slow."""
+
+    NVLINKS = auto()
+    ONE_DIRECTION = auto()
+    ANY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuItself:
+    """One GPU, which is what the slow links have in common."""
+
+    device: int
+    part: GpuPart
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinksDegraded:
+    """NVLinks are down or slow: of one PAIR or one DIRECTION alone, None of several pairs."""
+
+    alone: Extent | None
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinksIdle:
+    """NVLinks do not carry the traffic of a path; `alone` where only that PAIR or DIRECTION may be slow, else None."""
+
+    alone: Extent | None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDetour:
+    """Peer copies over PCIe take a detour; `alone` as in NvlinksIdle."""
+
+    alone: Extent | None
+
+
+@dataclass(frozen=True, slots=True)
+class NoPeerAccess:
+    """Pairs of a label have no peer access, so their copies meet in host memory."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkShared:
+    """Pairs of a label share an uplink, or their traffic takes a detour."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class HidesNvlinks:
+    """A virtual machine (NVML's word for its kind, "" where there is none) or the driver hides NVLinks."""
+
+    virtualization: str
+
+
+@dataclass(frozen=True, slots=True)
+class HidesPcie:
+    """A hypervisor (NVML's word for its kind) hides the PCIe tree."""
+
+    virtualization: str
+
+
+LikelyCause = (
+    Known
+    | Throttled
+    | NewErrors
+    | VariableSet
+    | GpuItself
+    | NvlinksDegraded
+    | NvlinksIdle
+    | PeerDetour
+    | NoPeerAccess
+    | UplinkShared
+    | HidesNvlinks
+    | HidesPcie
+)
+
+
+class Look(StrEnum):
+    """What to look at, to check a likely cause."""
+
+    GPU_PROCESSES = auto()
+    RUNNING = auto()
+    LIMITING = auto()
+    LABELS = auto()
+    PEERS = auto()
+    PCIE_LABELS = auto()
+    NVLINKS = auto()
+    NVLINK_ERRORS = auto()
+    NVLINK_TRAFFIC = auto()
+    FABRIC_MANAGER = auto()
+    MIG = auto()
+    PCIE_LINKS = auto()
+    PCIE_DEVICES = auto()
+    PCIE_TREE = auto()
+    PCIE_NUMA = auto()
+    ACS = auto()
+    KERNEL_COMMAND = auto()
+    LOG_DRIVER = auto()
+    LOG_FABRIC = auto()
+    LOG_IOMMU = auto()
+    LOG_IOMMU_GPUS = auto()
+    LOG_IOMMU_DRIVER = auto()
+    LOG_MEMORY = auto()
+    MEMORY_TEST = auto()
+    CORES = auto()
+    NUMA = auto()
+    WITHOUT_VARIABLE = auto()
+    NCCL_LOG = auto()
+
+
+class Check(NamedTuple):
+    """What to look at, of which devices (none: of all), and for WITHOUT_VARIABLE which variable to unset."""
+
+    look: Look
+    devices: tuple[int, ...] = ()
+    variable: str = ""

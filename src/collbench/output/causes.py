@@ -1,0 +1,216 @@
+"""What probably causes a verdict, as a clause, and how to check it, as shell commands: both are made here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from collbench.analysis.diagnose.causes import (
+    Check,
+    ErrorCounter,
+    GpuItself,
+    GpuPart,
+    HidesNvlinks,
+    HidesPcie,
+    Known,
+    LikelyCause,
+    Look,
+    NewErrors,
+    NoPeerAccess,
+    NvlinksDegraded,
+    NvlinksIdle,
+    PeerDetour,
+    Throttled,
+    UplinkShared,
+    VariableSet,
+)
+from collbench.analysis.diagnose.evidence import Extent, Presence
+from collbench.model.run import Device, Run
+
+_KNOWN = {
+    Known.OTHER_JOBS: "somebody else's job computes, copies or holds memory there; measure again when it has ended",
+    Known.NVLINK_TRAFFIC: (
+        "traffic of other jobs on the NVLinks, GPUs that share ports, or NCCL and copies that meet elsewhere"
+    ),
+    Known.BRIDGE_DETOUR: (
+        "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
+    ),
+    Known.FEWER_LANES: (
+        "the card sits in a slot with fewer lanes, badly seated or on a riser, or the link trained down"
+    ),
+    Known.LOWER_GENERATION: (
+        "the link trained down to a lower generation, or power management holds it there under load"
+    ),
+    Known.CALL_FAILED: "a CUDA or NCCL call, the driver or a worker process failed on the way",
+    Known.FAULTY_CORES: "this machine's memory or a core is faulty",
+    Known.FAULTY_NVLINKS: (
+        "an NVLink, a GPU's memory or the NVSwitch fabric is faulty; if GPUs sit behind a virtual IOMMU, its settings"
+    ),
+    Known.ACS_CORRUPTS: ("an IOMMU or PCIe ACS corrupts transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]"),
+    Known.ACS_STALLS: "an IOMMU or PCIe ACS stalls transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]",
+    Known.TIMING_OR_LIMIT: (
+        "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are"
+    ),
+    Known.PEERS_REFUSED: "CUDA refuses peer access, so copies pass through host memory",
+    Known.NVLINKS_DOWN: ("the NVLinks are down or not set up (on NVSwitch machines: the fabric manager does not run)"),
+    Known.NVLINKS_LOST: (
+        "NVLinks are down at one end, or went down after one of the two was asked (or the text is another machine's)"
+    ),
+    Known.PEERS_TAKEN: (
+        "the driver, a container or MIG mode takes peer access away, or an IOMMU or ACS setting forbids it"
+    ),
+    Known.LABEL_RULES: (
+        "the two name PCIe paths by different rules on some machines; both name the way, and neither the rate"
+    ),
+    Known.NVLINKS_NOT_IN_TREE: (
+        "topo -p reports how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks"
+    ),
+    Known.NVLINKS_OF_LABEL_UNUSED: "the NVLinks of these pairs are not used, or most of them are down",
+    Known.NVLINK_LANES: "the lanes of one direction: NVLinks of this path replay packets or run at a lower rate",
+    Known.PCIE_DIRECTION: (
+        "one direction of a PCIe link or switch port on the way: a riser, a lane, or how the root port forwards it"
+    ),
+    Known.SHARED_CORES: "these cores share a cache, a core's threads or a busy neighbour with somebody",
+    Known.NCCL_PAIR: (
+        "NCCL's path between the two (its channels, transport or buffers), as every pair has the same label"
+    ),
+    Known.NCCL_PATH: (
+        "NCCL takes another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
+        "too few channels; its log names the path"
+    ),
+    Known.SHARED_PARTS: "these pairs share a bridge, a switch port or a socket's link that the label does not show",
+    Known.ONE_NVLINK: "this link alone: a cable, bridge or port, or NVLinks that are down or replay packets",
+    Known.ONE_PCIE_PATH: "this path alone: a riser, a switch port, or a slot with fewer lanes",
+}
+_COUNTERS = {
+    ErrorCounter.NVLINK: "NVLink errors",
+    ErrorCounter.REPLAYS: "NVLink replays",
+    ErrorCounter.ECC: "ECC errors",
+}
+_PARTS = {
+    GpuPart.NVLINKS: "its NVLinks are down or slow, or its ports at the switch",
+    GpuPart.ONE_DIRECTION: "its copy engines, or its ports in one direction",
+    GpuPart.ANY: "its slot, its NVLinks or its clocks, as all of its links are slow",
+}
+_ALONE = {Extent.PAIR: "this path alone", Extent.DIRECTION: "one direction of this path alone"}
+_CHANNELS = "limits the channels, and so the links that are used at once"
+# What a variable does; a table of words, no environment [NCCL docs, environment variables].
+_VARIABLES = (
+    ("NCCL_P2P_DISABLE", "forbids direct transfers between GPUs, so NCCL goes through host memory"),
+    ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
+    ("NCCL_SHM_DISABLE", "forbids shared host memory: without direct transfers only the network is left"),
+    ("NCCL_TOPO_FILE", "replaces the topology that NCCL finds by a file's"),
+    ("NCCL_NET_DISABLE_INTRA", "changes how GPUs of one node reach each other"),
+    ("NCCL_PROTO", "fixes the protocol: LL moves at most half of a link's bandwidth"),
+    ("NCCL_ALGO", "fixes the algorithm, whatever suits the size"),
+    ("NCCL_MAX_NCHANNELS", _CHANNELS),
+    ("NCCL_MAX_CTAS", _CHANNELS),
+    ("NCCL_MAX_NRINGS", _CHANNELS),
+    ("NCCL_NTHREADS", "limits the threads that move data"),
+    ("NCCL_BUFFSIZE", "sets the size of the pieces that travel"),
+    ("NCCL_IB_DISABLE", "forbids InfiniBand: between nodes plain sockets are left"),
+    ("NCCL_NET", "chooses the network"),
+    ("NCCL_SOCKET_IFNAME", "chooses the network card"),
+)
+
+
+def cause(found: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of cause
+    """Return a likely cause as a clause without a full stop."""
+    match found:
+        case Known():
+            return _KNOWN[found]
+        case Throttled(reasons, seen):
+            return f"{run.devices[seen.device].tag} was throttled ({', '.join(reasons)}) {presence(seen)}"
+        case NewErrors(device, counter, count):
+            return f"{count} new {_COUNTERS[counter]} on {run.devices[device].tag}"
+        case VariableSet(name, value):
+            return f"the environment variable {name}={value} {dict(_VARIABLES)[name]}"
+        case GpuItself(device, part):
+            return f"{run.devices[device].tag} itself: {_PARTS[part]}"
+        case NvlinksDegraded(alone):
+            where = "these paths" if alone is None else _ALONE[alone]
+            return f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
+        case NvlinksIdle(alone):
+            return f"{_slow(alone)}the NVLinks of this path do not carry the traffic"
+        case PeerDetour(alone):
+            return (
+                f"peer traffic takes a detour: {_slow(alone)}ACS or the IOMMU sends it up to the root, or two sockets' "
+                "link is slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
+            )
+        case NoPeerAccess(label):
+            return (
+                f"no peer access on {label} pairs: copies go up to host memory and down again, and near GPUs share "
+                "that one uplink [nccl#1309]"
+            )
+        case UplinkShared(label):
+            share = f"{label} pairs share an uplink, or ACS sends their traffic up to the root and back"
+            return f"{share}: labels name no rates"
+        case HidesNvlinks(virtualization):
+            machine = f"the virtual machine ({virtualization})" if virtualization else "a virtual machine or the driver"
+            return f"{machine} hides the NVLinks or NVSwitches from the labels; the links are there and are used"
+        case HidesPcie(virtualization):
+            return f"the hypervisor hides the PCIe tree ({virtualization}): only measuring shows the paths"
+
+
+def presence(seen: Presence) -> str:
+    """Return when something was seen: "in 3 of 40 trials", "before measuring"."""
+    return f"{seen.when} measuring" if seen.when else f"in {seen.trials} of {seen.of_trials} trials"
+
+
+def _slow(alone: Extent | None) -> str:
+    return "" if alone is None else f"{_ALONE[alone]} is slow (a riser, a switch port), or "
+
+
+# Where to look. {gpus} are nvidia-smi's indices, {on} is its option for them, where there are some.
+_COMMANDS = {
+    Look.GPU_PROCESSES: "nvidia-smi{on} --query-compute-apps=pid,name,used_memory --format=csv",
+    Look.RUNNING: "nvidia-smi pmon -c 1",
+    Look.LIMITING: "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on}",
+    Look.LABELS: "nvidia-smi topo -m",
+    Look.PEERS: "nvidia-smi topo -p2p r",
+    Look.PCIE_LABELS: "nvidia-smi topo -p{on}",
+    Look.NVLINKS: "nvidia-smi nvlink -s{on}",
+    Look.NVLINK_ERRORS: "nvidia-smi nvlink -e{on}",
+    Look.NVLINK_TRAFFIC: "nvidia-smi nvlink -gt d{on}",
+    Look.FABRIC_MANAGER: "systemctl status nvidia-fabricmanager",
+    Look.MIG: "nvidia-smi -q{on} | grep -A2 'MIG Mode'",
+    Look.PCIE_LINKS: "{slots}",
+    Look.PCIE_DEVICES: "lspci | grep -i nvidia",
+    Look.PCIE_TREE: "lspci -t",
+    Look.PCIE_NUMA: "cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
+    Look.ACS: "sudo lspci -vvv | grep ACSCtl",
+    Look.KERNEL_COMMAND: "cat /proc/cmdline",
+    Look.LOG_DRIVER: "sudo dmesg | grep -i -e Xid -e nvidia",
+    Look.LOG_FABRIC: "sudo dmesg | grep -i -e Xid -e SXid",
+    Look.LOG_IOMMU: "sudo dmesg | grep -i -e iommu -e dmar",
+    Look.LOG_IOMMU_GPUS: "sudo dmesg | grep -i -e iommu -e dmar -e Xid",
+    Look.LOG_IOMMU_DRIVER: "sudo dmesg | grep -i -e iommu -e NVRM",
+    Look.LOG_MEMORY: "sudo dmesg | grep -i -e mce -e edac",
+    Look.MEMORY_TEST: "memtest86+",
+    Look.CORES: "lscpu -e",
+    Look.NUMA: "numactl --hardware",
+    Look.WITHOUT_VARIABLE: "env -u {variable} collbench allreduce --devices {gpus} --sizes 64M",
+    Look.NCCL_LOG: (
+        "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p collbench allreduce --devices {gpus} --sizes 64M; "
+        "grep ' via ' /tmp/nccl.*"
+    ),
+}
+
+
+def command(checks: Iterable[Check], run: Run) -> str:
+    """Return the shell commands that show what is looked for, in one line."""
+    return "; ".join(_command(check, run) for check in checks)
+
+
+def _command(check: Check, run: Run) -> str:
+    devices = [run.devices[position] for position in check.devices]
+    gpus = ",".join(str(device.index) for device in devices)
+    on = f" -i {gpus}" if gpus else ""
+    return _COMMANDS[check.look].format(gpus=gpus, on=on, slots=_slots(devices), variable=check.variable)
+
+
+def _slots(devices: Sequence[Device]) -> str:
+    ids = (device.pci_bus_id.partition(":") for device in devices)
+    known = [f"{int(domain, 16):04x}:{rest.lower()}" for domain, _, rest in ids if rest]
+    if not known:
+        return "sudo lspci -vvv | grep -e NVIDIA -e LnkSta"
+    return "; ".join(f"sudo lspci -vvv -s {place} | grep LnkSta:" for place in known)
