@@ -37,7 +37,7 @@ class FakeRankWorker:
         self.fails_to_open = 0
 
     def introduce(self) -> Introduction:
-        return Introduction("host", "key", "cuda", "1.0", gpus(8)[self.rank], Machine("host", "Linux", "CPU"))
+        return Introduction("host", "key", "net", "cuda", "1.0", gpus(8)[self.rank], Machine("host", "Linux", "CPU"))
 
     def make_id(self) -> str:
         self.calls.append("id")

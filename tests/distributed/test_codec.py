@@ -56,7 +56,11 @@ WORDS: list[Word] = [
     Alive(),
     Done(None),
     Done(UniqueId("00ff")),
-    Done(Introduction("nöde\udce9", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU"))),
+    Done(
+        Introduction(
+            "nöde\udce9", "nöde\udce9boot", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU")
+        )
+    ),
     Done(RankFacts(2**50, None, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
     Done(FoundPaths(())),
     Done(FoundPaths((Path((0, 1), "NV18", theory_gbs=450.0, cuda_peers=True),))),

@@ -70,7 +70,7 @@ class World:
         Raises UsageError for what is not for several processes.
         """
         refuse(request)
-        self.launch = launch
+        self.launch, self._say = launch, say
         self._stack = ExitStack()
         with ExitStack() as stack:
             self._store = Store(launch, timeout_s, say)
@@ -117,6 +117,8 @@ class World:
         known = ranks.values(replies, Introduction)
         ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(distributed_ranks.host_names(known))})
         distributed_ranks.check(known)
+        for text in distributed_ranks.shared_gpus(known):
+            self._say(text)
         devices = distributed_ranks.devices_of(known)
         backend = Coordinator(
             known[0].backend, ranks, self._store, devices, distributed_ranks.addresses(known, self._ends)

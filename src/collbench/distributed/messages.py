@@ -37,10 +37,14 @@ class Introduce:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """A rank's host, machine and device. `host_key` tells hosts apart that share a name."""
+    """A rank's host, machine and device. Ranks with the same `host_key` share a host, as NCCL sees it.
+
+    `network_key` is the same where loopback joins two ranks (machine/nccl_environment.py).
+    """
 
     host: str
     host_key: str
+    network_key: str
     backend: str
     version: str
     device: Device
@@ -63,8 +67,8 @@ class UniqueId:
 class OpenRank:
     """Opens the rank's device for a world of `devices`, by rank; the answer is RankFacts.
 
-    `key` names what the ranks share in the store. `address` is the rank's own for reaching the other hosts, empty where
-    all ranks are on one.
+    `key` names what the ranks share in the store. `address` is the rank's own for reaching the others, empty where
+    loopback joins all ranks.
     """
 
     devices: tuple[Device, ...]

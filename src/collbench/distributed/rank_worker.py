@@ -45,8 +45,9 @@ from collbench.distributed.messages import (
     UniqueId,
     Value,
 )
-from collbench.distributed.store import Store, host_key, interface_of, prefix
+from collbench.distributed.store import Store, interface_of, prefix
 from collbench.machine import memory, numa
+from collbench.machine.nccl_environment import host_identity
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
@@ -93,6 +94,11 @@ class RankWorker(Protocol):
         """Release everything."""
 
 
+def _introduction(backend: str, device: Device, machine: Machine) -> Introduction:
+    own = host_identity(os.environ)
+    return Introduction(own.name, own.key, own.network, backend, version("collbench"), device, machine)
+
+
 # A rank's seat on a GPU: NVML in this process, CUDA and NCCL in a worker that can be lost.
 
 
@@ -122,8 +128,7 @@ class CudaRankWorker:
         """Return this host and the rank's GPU. Raises UsageError where there are more ranks than GPUs."""
         self._device = self._own(self._backend.list_gpus())
         self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
-        machine = here()
-        return Introduction(machine.hostname, host_key(), "cuda", version("collbench"), self._device, self._of(machine))
+        return _introduction("cuda", self._device, self._of(here()))
 
     def make_id(self) -> str:
         """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""
@@ -242,9 +247,7 @@ class HostRankWorker:
 
     def introduce(self) -> Introduction:
         """Return this host and the rank's core."""
-        machine = here()
-        device = numa.device(self._core)
-        return Introduction(machine.hostname, host_key(), "host", version("collbench"), device, machine)
+        return _introduction("host", numa.device(self._core), here())
 
     def make_id(self) -> str:
         """Return nothing: gloo ranks meet under the opening's key."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
@@ -50,16 +50,18 @@ from collbench.model.run import Device, Flag, Health, Path, Refusal, SkipKind
 # What tables call the path between two hosts. nvidia-smi has no word for it; it sorts behind SYS.
 NETWORK = "NET"
 
+_Key = TypeVar("_Key", bound=Hashable)
+
 
 def host_names(ranks: Sequence[Introduction]) -> tuple[str, ...]:
-    """Return each rank's host by name; hosts that share one are numbered, "localhost" and "localhost#2"."""
-    keys: dict[str, list[str]] = {}
+    """Return each rank's host by its first rank's name; hosts that share one are numbered, "node" and "node#2"."""
+    names: dict[str, str] = {}  # by key
+    alike: Counter[str] = Counter()
     for rank in ranks:
-        known = keys.setdefault(rank.host, [])
-        if rank.host_key not in known:
-            known.append(rank.host_key)
-    numbers = [keys[rank.host].index(rank.host_key) for rank in ranks]
-    return tuple(f"{rank.host}#{n + 1}" if n else rank.host for rank, n in zip(ranks, numbers, strict=True))
+        if rank.host_key not in names:
+            alike[rank.host] += 1
+            names[rank.host_key] = f"{rank.host}#{alike[rank.host]}" if alike[rank.host] > 1 else rank.host
+    return tuple(names[rank.host_key] for rank in ranks)
 
 
 def devices_of(ranks: Sequence[Introduction]) -> tuple[Device, ...]:
@@ -86,13 +88,25 @@ def check(ranks: Sequence[Introduction]) -> None:
             )
     if capabilities(ranks[0].backend).cores:
         return  # two ranks on one core are slow, and right
-    for uuid, count in Counter(found.device.uuid for found in ranks).items():
-        if count > 1:
-            sharing = [rank for rank, found in enumerate(ranks) if found.device.uuid == uuid]
+    for (_, uuid), sharing in _grouped((found.host_key, found.device.uuid) for found in ranks).items():
+        if len(sharing) > 1:
             raise UsageError(
                 f"ranks {' and '.join(map(str, sharing))} on {hosts[sharing[0]]} all have the same GPU, {uuid}: start "
                 "one process for each GPU, or see what CUDA_VISIBLE_DEVICES and --gpus-per-task give to each"
             )
+
+
+def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
+    """Return a sentence on each GPU that ranks of several hosts have: NCCL allows it, and each gets a part of it."""
+    if capabilities(ranks[0].backend).cores:
+        return ()
+    hosts = host_names(ranks)
+    return tuple(
+        f"ranks {', '.join(map(str, sharing))} ({', '.join(hosts[rank] for rank in sharing)}) share the GPU {uuid}: to "
+        "NCCL these are several hosts, and each rank has a part of it"
+        for uuid, sharing in _grouped(found.device.uuid for found in ranks).items()
+        if len(sharing) > 1
+    )
 
 
 def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -> None:
@@ -108,10 +122,7 @@ def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -
 
 def guides(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
     """Return each host's first rank, which knows the paths there, and all ranks of that host."""
-    by_host: dict[str, list[int]] = {}
-    for rank, found in enumerate(ranks):
-        by_host.setdefault(found.host_key, []).append(rank)
-    return {members[0]: tuple(members) for members in by_host.values()}
+    return {members[0]: members for members in _grouped(found.host_key for found in ranks).values()}
 
 
 def all_paths(world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]]) -> tuple[Path, ...]:
@@ -129,16 +140,24 @@ def all_paths(world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]]) 
 
 
 def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
-    """Return each rank's address for reaching other hosts; empty ones where all are on one host.
+    """Return each rank's address for reaching the others; empty ones where loopback joins all.
 
     `ends` are, of the connection between each other rank and rank 0, that rank's address and rank 0's own.
     """
-    home = ranks[0].host_key
-    abroad = [rank for rank, found in enumerate(ranks) if found.host_key != home]
+    home = ranks[0].network_key
+    abroad = [rank for rank, found in enumerate(ranks) if found.network_key != home]
     if not abroad:
         return ("",) * len(ranks)
     own = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
     return tuple(ends[rank][0] if rank in abroad else own for rank in range(len(ranks)))
+
+
+def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
+    """Return the ranks of each key, in the order of their first ranks."""
+    found: dict[_Key, list[int]] = {}
+    for rank, key in enumerate(keys):
+        found.setdefault(key, []).append(rank)
+    return {key: tuple(members) for key, members in found.items()}
 
 
 # Rank 0's hold on all ranks, its own among them: one request at a time to each, and one answer from each.
