@@ -31,6 +31,8 @@ _MESSAGE_S = 50e-6
 TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method.md 6.3)
 _BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards of 400 Gb/s
 _MOST_ITERATIONS = 20  # docs/method.md 3.1
+# On slower networks a batch ends after so long, or one call: a round of seven batches stays within a second or so.
+_BATCH_S = 0.1
 # What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].
 TARGETED = 8
 
@@ -52,6 +54,11 @@ class Phase:
 def iterations(size_bytes: int) -> int:
     """Return how many all-reduces of a size make one batch."""
     return max(1, min(_MOST_ITERATIONS, _BATCH_BYTES // size_bytes))
+
+
+def iterations_for(size_bytes: int, seconds: float) -> int:
+    """Return how many all-reduces of a size make one batch where one takes so many seconds."""
+    return max(1, min(iterations(size_bytes), int(_BATCH_S / seconds)))
 
 
 def start_seconds(nodes: int, gpus: int) -> float:
@@ -188,6 +195,7 @@ class NodePairs:
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._found: dict[DataPoint, Measurement] = {}
+        self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
@@ -202,7 +210,10 @@ class NodePairs:
         """
         groups = tuple(self.ranks[a] + self.ranks[b] for a, b in pairs)
         operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
-        return self._trial(Step(operation, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP))
+        step = Step(operation, groups, self._size_bytes, 1, 1, WARMUP)
+        if one_way not in self._iterations:
+            self._iterations[one_way] = self._tried(step)
+        return self._trial(replace(step, iterations=self._iterations[one_way], batches=BATCHES))
 
     def measure_inside(self) -> None:
         """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
@@ -212,6 +223,14 @@ class NodePairs:
                 self._trial(
                     Step(Operation.ALLREDUCE, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP)
                 )
+
+    def _tried(self, step: Step) -> int:
+        """Return how many calls make a batch of the step, of which one call is timed; a failure shows in the trials."""
+        try:
+            found = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
+        except StepFailed:
+            return 1
+        return iterations_for(self._size_bytes, float(np.median(found))) if found else iterations(self._size_bytes)
 
     def _trial(self, step: Step) -> list[float | None]:
         """Measure the step's groups together; where that fails each alone, to find out which one it is."""
