@@ -42,7 +42,7 @@ from tests.builders import gpus, shared, throttled
 ORDERS: list[Order] = [
     Introduce(),
     MakeId(),
-    OpenRank(gpus(3), "world0", "10.0.0.1"),
+    OpenRank(gpus(3), "world0", "10.0.0.1", (0, 2), 1),
     Reserve(2**40),
     Prepare(((0, 1), (2, 0))),
     Step(Operation.REDUCESCATTER, ((1, 0),), 8, 3, 2, variant=Variant.IN_PLACE, verify=False, numa_node=1),

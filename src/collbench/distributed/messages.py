@@ -65,7 +65,9 @@ class UniqueId:
 
 @dataclass(frozen=True, slots=True)
 class OpenRank:
-    """Opens the rank's device for a world of `devices`, by rank; the answer is RankFacts.
+    """Opens the rank's device for a world of some of `devices`: RankFacts. Steps name devices by position.
+
+    `members` are the world's positions, all unless ranks were lost, and this rank is the `place`-th of them.
 
     `key` names what the ranks share in the store. `address` is the rank's own for reaching the others, empty where
     loopback joins all ranks.
@@ -74,6 +76,8 @@ class OpenRank:
     devices: tuple[Device, ...]
     key: str
     address: str
+    members: tuple[int, ...]
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
