@@ -19,6 +19,7 @@ from collbench.bench.run_writer import RunWriter
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.model.capabilities import SIM
 from collbench.model.errors import ExitStatus, Interrupted, RunFileError, UsageError
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import parse_size
@@ -208,9 +209,15 @@ def _survey(
         lost=lost(run),
         failed=headline(run),
     )
-    status = max([outcome(run).status, *(error.exit_code for error in gone)])
+    hung = any(error.kind is FailureKind.HANG for error in gone)
+    lost_some = ExitStatus.UNTRUSTED if hung else ExitStatus.FAILED if gone else ExitStatus.DONE
     return NodeSurvey(
-        origin, done.judgement, choice, path=writer.path, failure=writer.failure, failed=ExitStatus(status)
+        origin,
+        done.judgement,
+        choice,
+        path=writer.path,
+        failure=writer.failure,
+        failed=max(outcome(run).status, lost_some),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -228,9 +228,9 @@ class NodePairs:
         groups = tuple(self.ranks[a] + self.ranks[b] for a, b in pairs)
         operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
         step = Step(operation, groups, self._size_bytes, 1, 1, WARMUP)
-        if one_way not in self._iterations:
-            self._iterations[one_way] = self._tried(step)
-        return self._trial(replace(step, iterations=self._iterations[one_way], batches=BATCHES))
+        if one_way not in self._iterations and (tried := self._tried(step)):
+            self._iterations[one_way] = tried
+        return self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
 
     def measure_inside(self) -> None:
         """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
@@ -248,11 +248,14 @@ class NodePairs:
                 )
 
     def _tried(self, step: Step) -> int:
-        """Return how many calls make a batch of the step, of which one call is timed; a failure shows in the trials."""
+        """Return how many calls make a batch of the step, of which one is timed now; 0 where it fails.
+
+        What fails shows in the trials, too, and the next round is tried again.
+        """
         try:
             found = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
         except StepFailed:
-            return 1
+            return 0
         return iterations_for(self._size_bytes, float(np.median(found))) if found else iterations(self._size_bytes)
 
     def _trial(self, step: Step) -> list[float | None]:
@@ -269,24 +272,25 @@ class NodePairs:
             gone = set(self._lost())
             kept = tuple(group for group in step.groups if not gone & set(group))
             if len(kept) < len(step.groups) > 1:
-                rates = iter(self._trial(replace(step, groups=kept)) if kept else ())
-                return [
-                    next(rates) if group in kept else self._failed(step, group, error.failure) for group in step.groups
-                ]
+                self._fail(step, [group for group in step.groups if group not in kept], error.failure)
+                rates = dict(zip(kept, self._trial(replace(step, groups=kept)), strict=True)) if kept else {}
+                return [rates.get(group) for group in step.groups]
             if len(step.groups) > 1 and gone != before:
                 return self._trial(step)  # who was lost is in none of these
             if len(step.groups) > 1:
                 return [rate for group in step.groups for rate in self._trial(replace(step, groups=(group,)))]
-            return [self._failed(step, step.groups[0], error.failure)]
+            self._fail(step, step.groups, error.failure)
+            return [None]
         return [
             self._record(step, group, [t.seconds[index] for t in timings]) for index, group in enumerate(step.groups)
         ]
 
-    def _failed(self, step: Step, group: Members, failure: Failure) -> None:
-        """Keep the failure."""
-        found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
-        found.stop, found.failure = StopReason.FAILED, failure
-        self._finished(found)
+    def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
+        """Keep the failure of these groups."""
+        for group in groups:
+            found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+            found.stop, found.failure = StopReason.FAILED, failure
+            self._finished(found)
 
     def _record(self, step: Step, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
         """Keep the samples, and return busbw of the median trial."""

@@ -95,7 +95,7 @@ class World:
             self._ranks = Ranks(
                 lines,
                 {0: f"rank 0 on {socket.gethostname()}", **names},
-                on_loss=_end_in_peace,
+                on_loss=self._go_on if goes_on else _end_in_peace,
                 silence_s=_SHORT_SILENCE_S if goes_on else SILENCE_S,
                 goes_on=goes_on,
             )
@@ -127,6 +127,12 @@ class World:
     def lost(self) -> Mapping[int, RankLost]:
         """Return the ranks that were lost since all were introduced, by position, and how."""
         return self._coordinator.lost if self._coordinator is not None else {}
+
+    def _go_on(self) -> None:
+        """Say at once who was lost: whatever follows takes its time."""
+        _end_in_peace()
+        *_, last = self._ranks.lost.values()
+        self._say(f"{last}; the others go on without it")
 
     def open(self) -> Opened:
         """Return the ranks' devices as one backend. Raises UsageError, MachineError, BackendError."""

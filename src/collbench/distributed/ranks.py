@@ -348,14 +348,14 @@ class Ranks:
 
     def _lose(self, rank: int, how: str, kind: FailureKind, error: Exception | None = None) -> RankLost:
         """Return the loss of a rank without which it goes on. Raises RankLost where it does not."""
-        self._on_loss()
         text = f"{self._names[rank]} {how}"
         if self._goes_on:
-            # Of all that it has, only its name is certain: which device it had does not matter any more.
-            self._gone[rank] = RankLost(text, failure=Failure(kind, Cause.REPORTED, (rank,), detail=text))
+            self._gone[rank] = RankLost(text, failure=Failure(kind, Cause.REPORTED, (rank,), rank, detail=how))
             self._lines.pop(rank).close()
+            self._on_loss()
             return self._gone[rank]
         self._lost = RankLost(f"{text}; without it no collective is complete: start all ranks again", kind)
+        self._on_loss()
         raise self._lost from error
 
 
@@ -457,8 +457,7 @@ class Coordinator:
 
     def reserve(self, largest_bytes: int) -> None:
         """Make room on every rank."""
-        self._setup.append(Reserve(largest_bytes))
-        self._set_up(self._setup[-1])
+        self._set_up_now(Reserve(largest_bytes))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why a copy cannot run here."""
@@ -468,8 +467,7 @@ class Coordinator:
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making the groups' communicators on every rank."""
-        self._setup.append(Prepare(groups))
-        self._set_up(self._setup[-1])
+        self._set_up_now(Prepare(groups))
 
     def ready(self) -> None:
         """Return at once: the ranks' first step waits for its communicators."""
@@ -482,7 +480,7 @@ class Coordinator:
         """Time the step on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError."""
         if self._ranks.settle():
             self._broken = True
-        if self._broken:
+        if self._broken or self._members != self._ranks.present:
             self._reopen(step)
         self._need(step)
         replies = self._ranks.ask(dict.fromkeys(self._members, step))
@@ -507,15 +505,29 @@ class Coordinator:
         return tuple(dict.fromkeys(flag for rank in sorted(set(members)) for flag in self._flags.get(rank, ())))
 
     def health(self) -> tuple[Health, ...]:
-        """Return the devices' state now, by rank; empty where it is not reported."""
+        """Return the devices' state now, by rank; empty where it is not reported. Of lost ranks nothing is known."""
         if self._ranks.settle():
             self._broken = True
-        found = self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.present, TakeHealth())), FoundHealth)
-        return tuple(health for one in found for health in one.states)
+        replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth()))
+        kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
+        found = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
+        if not any(one.states for one in found.values()):
+            return ()
+        unknown = FoundHealth((Health(),))
+        return tuple(health for rank in self._ranks.everyone for health in found.get(rank, unknown).states)
 
     def close(self) -> None:
         """Let all ranks go."""
         self._ranks.close()
+
+    def _set_up_now(self, request: Request) -> None:
+        """Set up this world and those to come. Where a rank is lost, the next step begins with another one."""
+        self._setup.append(request)
+        try:
+            self._set_up(request)
+        except RankLost:
+            if not self._ranks.lost:
+                raise
 
     def _set_up(self, request: Request) -> None:
         if isinstance(request, Prepare):
