@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from collbench.analysis.nodes import State, choose_nodes
 from collbench.analysis.outcome import outcome
 from collbench.backends.protocol import Step, Timing
-from collbench.bench.nodes import NodePairs, by_node
-from collbench.model.errors import DataCorruption, ExitStatus, StepFailed, UsageError
+from collbench.bench.nodes import NodePairs, by_node, iterations, rejoined, survey_nodes
+from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
@@ -33,10 +35,12 @@ class Hosts(FakeBackend):
         super().__init__(sum(counts))
         self._devices, self._spoil = hosts(*counts), spoil
 
+    seconds = 0.001
+
     def time_collective(self, step: Step) -> Timing:
         self.steps.append(step)
         self._spoil(step)
-        return Timing(tuple((0.001,) * step.batches for _ in step.groups))
+        return Timing(tuple((self.seconds,) * step.batches for _ in step.groups))
 
 
 def opened(backend: Hosts, size: int = MIB) -> tuple[NodePairs, Run]:
@@ -110,3 +114,66 @@ def test_a_message_too_large_is_refused() -> None:
     backend.capacity = MIB
     with pytest.raises(UsageError, match="--size 2M does not fit: the fullest device has room for 1M"):
         opened(backend, 2 * MIB)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1e-6, 20), (0.001, 20), (0.02, 5), (0.099, 1), (0.1, 1), (30.0, 1)])
+def test_a_batch_ends_after_a_tenth_of_a_second_or_one_call(seconds: float, expected: int) -> None:
+    """A survey of 512M over 10 GbE takes a minute or so, not an hour; on fast networks nothing changes."""
+    backend = Hosts(1, 1)
+    backend.seconds = seconds
+    pairs, run = opened(backend)
+    assert iterations(MIB) == 20
+    pairs.measure([(0, 1)], False)
+    pairs.measure([(0, 1)], False)
+    tried, *trials = backend.steps
+    assert (tried.iterations, tried.batches) == (1, 1)
+    assert {step.iterations for step in trials} == {expected}
+    assert len(trials) == 6, "it is tried once"
+    assert {sample.iterations for found in run.measurements for sample in found.samples} == {expected}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_host_that_is_lost_in_a_round_costs_that_pair_only(seed: int) -> None:
+    """From the first step on or from a later one, and whichever rank of it is lost."""
+    rng = random.Random(seed)
+    victim, dies_at = rng.randrange(12), rng.randrange(20)
+    gone: set[int] = set()
+
+    def spoil(step: Step) -> None:
+        if len(backend.steps) > dies_at and victim not in gone:
+            gone.add(victim)
+            raise StepFailed("rank is gone", FailureKind.CRASH)
+        assert not gone & {rank for group in step.groups for rank in group}, "nothing is asked of it any more"
+
+    backend = Hosts(*(2,) * 6, spoil=spoil)
+    kept: list[tuple[int, ...]] = []
+    run = run_of(backend.devices(), [])
+    pairs = NodePairs(backend, run, MIB, lambda: gone, lambda found: kept.append(found.point.members))
+    done = survey_nodes(6, (), pairs.measure, lambda made: made < 12, seed, one_way=False, lost=pairs.lost)
+    assert pairs.lost() == {victim // 2}
+    failed = [found for found in run.measurements if found.failure]
+    assert len(failed) <= 1, "the pair in which it was lost, unless it rested"
+    assert all(victim in found.point.members for found in failed)
+    states = [one.state for one in done.judgement.nodes]
+    assert states == [State.UNDECIDED if node == victim // 2 else State.HEALTHY for node in range(6)]
+    assert len(done.rounds) == 8, "no further round would tell of it"
+    assert victim // 2 not in choose_nodes(done.judgement, 5).members
+    samples = sum(len(found.samples) for found in run.measurements)
+    assert len(kept) == samples + len(failed), "each trial and each failure is kept at once"
+    assert len(done.seen) * 3 == samples
+
+
+def test_partners_of_lost_nodes_meet_each_other() -> None:
+    pairs = ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert rejoined(pairs, ()) == pairs
+    assert rejoined(pairs, (1, 4)) == ((2, 3), (6, 7), (0, 5))
+    assert rejoined(pairs, (2, 3)) == ((0, 1), (4, 5), (6, 7))
+    assert rejoined(pairs, (7,)) == ((0, 1), (2, 3), (4, 5)), "and one alone rests"
+
+
+def test_nodes_of_which_none_is_left_are_an_error() -> None:
+    def measure(pairs: Sequence[tuple[int, int]], _one_way: bool) -> list[float | None]:
+        return [1.0 for _ in pairs]
+
+    with pytest.raises(BackendError, match="no pair of nodes could be measured"):
+        survey_nodes(3, (), measure, lambda _made: False, 1, one_way=True, lost=lambda: (0, 1))

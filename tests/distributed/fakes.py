@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,20 +34,29 @@ class FakeRankWorker:
         self.rank, self.seconds, self.on_step = rank, seconds, on_step
         self.calls: list[str] = []
         self.keys: list[str] = []
+        self.openings: list[tuple[tuple[int, ...], int]] = []  # the world's members, and the place among them
         self.interrupted = threading.Event()
         self.closed = threading.Event()
         self.wrong_now: tuple[Flag, ...] = ()
         self.fails_to_open = 0
+        self.dies_at = ""  # the first of its calls that begins so ends its process
+        self.hang_up: Callable[[], object] = lambda: None
 
     def introduce(self) -> Introduction:
-        return Introduction("host", "key", "cuda", "1.0", gpus(8)[self.rank], Machine("host", "Linux", "CPU"))
+        return Introduction("host", "key", "net", "cuda", "1.0", gpus(8)[self.rank], Machine("host", "Linux", "CPU"))
+
+    def _call(self, what: str) -> None:
+        self.calls.append(what)
+        if self.dies_at and what.startswith(self.dies_at):
+            self.hang_up()
 
     def make_id(self) -> str:
         self.calls.append("id")
         return f"id{self.calls.count('id')}"
 
     def open(self, opening: OpenRank) -> RankFacts:
-        self.calls.append("open")
+        self._call("open")
+        self.openings.append((opening.members, opening.place))
         self.keys.append(opening.key)
         self.interrupted.clear()
         if self.fails_to_open:
@@ -53,15 +65,15 @@ class FakeRankWorker:
         return RankFacts(capacity_bytes=1000 - self.rank, free_bytes=5000 + self.rank)
 
     def reserve(self, largest_bytes: int) -> None:
-        self.calls.append(f"reserve {largest_bytes}")
+        self._call(f"reserve {largest_bytes}")
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        self.calls.append(f"prepare {groups}")
+        self._call(f"prepare {groups}")
 
     def time(self, step: Step) -> Timing:
-        self.calls.append(f"step {step.size_bytes}")
+        self._call(f"step {step.size_bytes}")
         self.on_step(self, step)
-        here = [self.rank in group for group in step.groups]
+        here = [self.openings[-1][1] in group for group in step.groups]
         batches = tuple(self.seconds * (batch + 1) for batch in range(step.batches))
         launches = tuple(self.seconds / 10 if mine else 0.0 for mine in here) if step.launches else ()
         return Timing(tuple(batches if mine else () for mine in here), launches)
@@ -70,6 +82,7 @@ class FakeRankWorker:
         return ()
 
     def health(self) -> tuple[Health, ...]:
+        self._call("health")
         return (Health(temperature=40 + self.rank),)
 
     def flags(self) -> tuple[Flag, ...]:
@@ -85,6 +98,12 @@ class FakeRankWorker:
         """Do as a collective whose peer has died: wait, and fail when the worker is killed."""
         assert self.interrupted.wait(PATIENCE_S), "nobody informed this rank that another had failed"
         raise BackendError("killed")
+
+
+def _hang_up(number: int) -> None:
+    """End a connection as the kernel does for a process that was killed, with whatever was under way."""
+    with socket.socket(fileno=os.dup(number)) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 class Board:
@@ -104,13 +123,15 @@ class Board:
 
 @contextmanager
 def world(seats: Sequence[FakeRankWorker], board: Board | None = None, **limits: float) -> Iterator[Coordinator]:
-    """Give a coordinator of these seats; afterwards all of them have left."""
+    """Give a coordinator of these seats; afterwards all of them have left, but those who have died."""
     ends = [pair() for _ in seats]
     left: list[bool] = []
     threads = [
         threading.Thread(target=lambda end=theirs, seat=seat: left.append(serve(end, seat, 0.05)), daemon=True)
         for (_, theirs), seat in zip(ends, seats, strict=True)
     ]
+    for (_, theirs), seat in zip(ends, seats, strict=True):
+        seat.hang_up = functools.partial(_hang_up, theirs.fileno())
     for thread in threads:
         thread.start()
     ranks = Ranks(
@@ -125,5 +146,6 @@ def world(seats: Sequence[FakeRankWorker], board: Board | None = None, **limits:
         coordinator.close()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert left == [True] * len(seats), "every rank was asked to leave"
+        assert left.count(False) == sum(bool(seat.dies_at) for seat in seats), "every other rank was asked to leave"
+        assert len(left) == len(seats)
         assert all(seat.closed.is_set() for seat in seats)

@@ -15,17 +15,33 @@ def address(place: int) -> str:
     return f"10.77.1.{place + 1}"
 
 
+def bridge() -> str:
+    """Return the namespace with the bridge that joins the hosts: port0 leads to the first."""
+    return f"collbench-{os.getpid()}-bridge"
+
+
+def permitted() -> bool:
+    """Return whether network namespaces can be made here."""
+    probe = f"collbench-{os.getpid()}-probe"
+    try:
+        subprocess.run(["ip", "netns", "add", probe], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    subprocess.run(["ip", "netns", "del", probe], check=False, capture_output=True)
+    return True
+
+
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[list[str]]]:
     """Give the words that run a command on each of the hosts n0, n1, …; skip the test where that is not permitted."""
     spaces = [f"collbench-{os.getpid()}-n{index}" for index in range(count)]
-    bridge = f"collbench-{os.getpid()}-bridge"
-    commands = [f"ip netns add {space}" for space in (bridge, *spaces)]
-    commands += [f"ip -n {bridge} link add br0 type bridge", f"ip -n {bridge} link set br0 up"]
+    switch = bridge()
+    commands = [f"ip netns add {space}" for space in (switch, *spaces)]
+    commands += [f"ip -n {switch} link add br0 type bridge", f"ip -n {switch} link set br0 up"]
     for index, space in enumerate(spaces):
         commands += [
-            f"ip -n {bridge} link add port{index} type veth peer name veth0 netns {space}",
-            f"ip -n {bridge} link set port{index} master br0 up",
+            f"ip -n {switch} link add port{index} type veth peer name veth0 netns {space}",
+            f"ip -n {switch} link set port{index} master br0 up",
             f"ip -n {space} addr add {address(index)}/24 dev veth0",
             f"ip -n {space} link set veth0 up",
             f"ip -n {space} link set lo up",
@@ -41,5 +57,5 @@ def hosts(count: int) -> Iterator[list[list[str]]]:
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
         yield [["ip", "netns", "exec", space, *named, f"n{index}"] for index, space in enumerate(spaces)]
     finally:
-        for space in (*spaces, bridge):
+        for space in (*spaces, switch):
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)

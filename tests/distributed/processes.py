@@ -92,9 +92,9 @@ def started(
             process.communicate()
 
 
-def ends(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def ends(processes: Sequence[subprocess.Popen[str]], patience_s: float = PATIENCE_S) -> list[tuple[int, str, str]]:
     """Return each process's status, stdout and stderr."""
-    outputs = [process.communicate(timeout=PATIENCE_S) for process in processes]
+    outputs = [process.communicate(timeout=patience_s) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
@@ -123,9 +123,14 @@ def trials(journal: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines]
 
 
-def wait_for(what: str, happened: Callable[[], object], processes: Sequence[subprocess.Popen[str]]) -> None:
+def wait_for(
+    what: str,
+    happened: Callable[[], object],
+    processes: Sequence[subprocess.Popen[str]],
+    patience_s: float = PATIENCE_S,
+) -> None:
     """Wait until `happened()`; fail the test when that takes too long, or when the first process ends before."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not happened():
         assert processes[0].poll() is None, f"ended before {what}: {processes[0].communicate()}"
         assert time.monotonic() < deadline, f"{what} never happened"

@@ -42,7 +42,7 @@ from tests.builders import gpus, shared, throttled
 ORDERS: list[Order] = [
     Introduce(),
     MakeId(),
-    OpenRank(gpus(3), "world0", "10.0.0.1"),
+    OpenRank(gpus(3), "world0", "10.0.0.1", (0, 2), 1),
     Reserve(2**40),
     Prepare(((0, 1), (2, 0))),
     Step(Operation.REDUCESCATTER, ((1, 0),), 8, 3, 2, variant=Variant.IN_PLACE, verify=False, numa_node=1),
@@ -56,7 +56,11 @@ WORDS: list[Word] = [
     Alive(),
     Done(None),
     Done(UniqueId("00ff")),
-    Done(Introduction("nöde\udce9", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU"))),
+    Done(
+        Introduction(
+            "nöde\udce9", "nöde\udce9boot", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU")
+        )
+    ),
     Done(RankFacts(2**50, None, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
     Done(FoundPaths(())),
     Done(FoundPaths((Path((0, 1), "NV18", theory_gbs=450.0, cuda_peers=True),))),

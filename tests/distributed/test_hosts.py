@@ -13,7 +13,9 @@ from tests.builders import gpus
 
 def rank(number: int, host: str = "a", **changes: object) -> Introduction:
     """Return a rank on the GPU of its number; `host` is its name and what tells it apart."""
-    plain = Introduction(host, f"key {host}", "cuda", "1.0", gpus(8)[number], Machine(host, "Linux", "CPU"))
+    plain = Introduction(
+        host, f"key {host}", f"net {host}", "cuda", "1.0", gpus(8)[number], Machine(host, "Linux", "CPU")
+    )
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -33,9 +35,21 @@ FOUR = (rank(0), rank(1), rank(2, "b"), rank(3, "b"))
         ),
         (
             "two containers of one machine that share its network",
-            (rank(0), rank(1, "b", host_key="key a")),
+            (rank(0), rank(1, "b", network_key="net a")),
             ("a", "b"),
             ("a:GPU0", "b:GPU1"),
+        ),
+        (
+            "two containers that NCCL_HOSTID makes one host",
+            (rank(0), rank(1, "b", host_key="key a"), rank(2, "c")),
+            ("a", "a", "c"),
+            ("a:GPU0", "a:GPU1", "c:GPU2"),
+        ),
+        (
+            "three hosts of one name, whose ranks come in turn",
+            (rank(0), rank(1, host_key="x"), rank(2, host_key="y"), rank(3), rank(4, host_key="x")),
+            ("a", "a#2", "a#3", "a", "a#2"),
+            ("a:GPU0", "a#2:GPU1", "a#3:GPU2", "a:GPU3", "a#2:GPU4"),
         ),
     ],
 )
@@ -62,6 +76,31 @@ def test_ranks_that_cannot_measure_together_are_refused(title: str, ranks: tuple
     with pytest.raises(UsageError) as caught:
         distributed_ranks.check(ranks)
     assert says in str(caught.value)
+
+
+def test_a_gpu_is_taken_twice_on_one_host_only() -> None:
+    """NCCL refuses a duplicate on one host, and takes ranks of another for users of another GPU."""
+    twice = (rank(0), replace(rank(1, "b"), device=gpus(1)[0]), rank(1))
+    distributed_ranks.check(twice)
+    (said,) = distributed_ranks.shared_gpus(twice)
+    assert said.startswith(f"ranks 0, 1 (a, b) share the GPU {gpus(1)[0].uuid}: ")
+    with pytest.raises(UsageError, match="ranks 0 and 1 on a all have the same GPU"):
+        distributed_ranks.check([twice[0], replace(twice[1], host_key="key a")])
+    assert distributed_ranks.shared_gpus(FOUR) == ()
+    assert distributed_ranks.shared_gpus([rank(0, backend="host"), rank(0, "b", backend="host")]) == (), "cores may be"
+
+
+def test_hosts_of_one_network_have_paths_over_it_and_meet_on_loopback() -> None:
+    ranks = (rank(0), rank(1, "b", network_key="net a"))
+    assert distributed_ranks.guides(ranks) == {0: (0,), 1: (1,)}
+    assert distributed_ranks.all_paths(2, {(0,): [], (1,): []}) == (Path((0, 1), "NET"),)
+    assert distributed_ranks.addresses(ranks, {1: ("127.0.0.1", "127.0.0.1")}) == ("", "")
+
+
+def test_one_host_of_two_networks_needs_addresses() -> None:
+    ranks = (rank(0), rank(1, host_key="key a", network_key="net b"))
+    assert distributed_ranks.host_names(ranks) == ("a", "a")
+    assert distributed_ranks.addresses(ranks, {1: ("10.0.0.2", "10.0.0.1")}) == ("10.0.0.1", "10.0.0.2")
 
 
 def test_ranks_may_share_a_core_and_good_ranks_pass() -> None:

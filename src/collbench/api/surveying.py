@@ -20,6 +20,7 @@ from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
 from collbench.model.errors import ExitStatus, Interrupted, RunFileError, UsageError
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import parse_size
@@ -28,6 +29,7 @@ from collbench.runfile import run_file
 if TYPE_CHECKING:
     from collbench.analysis.nodes import Judgement, NodeChoice, Switches
     from collbench.bench.nodes import NodePairs, Phase, Surveyed
+    from collbench.distributed.factory import World
     from collbench.output.text.nodes import Origin, Truth
     from collbench.sim.cluster import Cluster
 
@@ -166,7 +168,7 @@ def survey_launch(
         try:
             from collbench.distributed.factory import World  # late: a tenth of a second
 
-            world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say))
+            world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say, goes_on=True))
             opened = world.open()
             stack.callback(opened.close)
             from collbench.bench.session import begun_run  # late: numpy
@@ -174,12 +176,14 @@ def survey_launch(
             works = tuple(work.operation for work in request.collectives)
             settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
             run = begun_run(opened, replace(settings, processes=place.world_size, launcher=place.launcher))
-            return _survey(asked, opened, run, RunWriter(run, path, notices.say, replace=request.force), notices)
+            return _survey(asked, opened, world, run, RunWriter(run, path, notices.say, replace=request.force), notices)
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted: the nodes were not judged") from error
 
 
-def _survey(asked: NodesRequest, opened: Opened, run: Run, writer: RunWriter, notices: Notices) -> NodeSurvey:
+def _survey(
+    asked: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
+) -> NodeSurvey:
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes
@@ -187,11 +191,15 @@ def _survey(asked: NodesRequest, opened: Opened, run: Run, writer: RunWriter, no
     from collbench.output.text.nodes import Origin, lost
 
     try:
-        pairs, done, known = _measured(asked, opened, run, notices)
+        pairs, done, known = _measured(asked, opened, world, run, writer, notices)
     finally:
         if run.measurements:
             writer.end()
-    choice = choose_nodes(done.judgement, asked.count, known) if asked.count else None
+    left = len(pairs.names) - len(pairs.lost())
+    choice = choose_nodes(done.judgement, asked.count, known) if asked.count and asked.count <= left else None
+    if asked.count and choice is None:
+        notices.say(f"--select {asked.count}: no choice, for {left} of {len(pairs.names)} nodes are left")
+    gone = [*world.unknown, *world.lost().values()]
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
     origin = Origin(
         backend=run.backend,
@@ -202,24 +210,32 @@ def _survey(asked: NodesRequest, opened: Opened, run: Run, writer: RunWriter, no
         seconds=run.seconds,
         seed=run.settings.seed,
         gpus=_gpus(run, [pairs.ranks[node] for node in choice.members], asked.gpus) if choice and asked.gpus else (),
+        gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
         switches=tuple(len(level.names) for level in known),
         switches_from=asked.switches or "",
     )
+    hung = any(error.kind is FailureKind.HANG for error in gone)
+    lost_some = ExitStatus.UNTRUSTED if hung else ExitStatus.FAILED if gone else ExitStatus.DONE
     return NodeSurvey(
-        origin, done.judgement, choice, path=writer.path, failure=writer.failure, failed=outcome(run).status
+        origin,
+        done.judgement,
+        choice,
+        path=writer.path,
+        failure=writer.failure,
+        failed=max(outcome(run).status, lost_some),
     )
 
 
 def _measured(
-    asked: NodesRequest, opened: Opened, run: Run, notices: Notices
+    asked: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
 ) -> tuple[NodePairs, Surveyed, tuple[Switches, ...]]:
     """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
     from collbench.bench.nodes import NodePairs, reported_switches, survey_nodes
 
     begin = time.monotonic()
-    pairs = NodePairs(opened.backend, run, asked.size_bytes)
+    pairs = NodePairs(opened.backend, run, asked.size_bytes, world.lost, writer.finished)
     asked.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
     known = reported_switches(read_switches(asked.switches), pairs.names) if asked.switches is not None else ()
     try:
@@ -230,10 +246,12 @@ def _measured(
                 return time.monotonic() - begin < asked.budget_seconds
 
             seed = run.settings.seed
-            done = survey_nodes(len(pairs.names), known, pairs.measure, more, seed, one_way=asked.one_way)
+            done = survey_nodes(
+                len(pairs.names), known, pairs.measure, more, seed, one_way=asked.one_way, lost=pairs.lost
+            )
         if asked.gpus:
             pairs.measure_inside()
-        run.complete = True
+        run.complete = not (world.unknown or world.lost())
     finally:
         run.seconds = round(time.monotonic() - begin, 3)
     return pairs, done, known

@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collbench.analysis.nodes import Judgement, Observation, Switches, judge
+from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Observation, Switches, judge
 from collbench.backends.protocol import Backend, Step, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.machine.switches import NodeSwitches, levels
 from collbench.model.errors import BackendError, StepFailed, UsageError
+from collbench.model.failures import Failure
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
 from collbench.model.units import algbw, format_size
@@ -32,6 +33,8 @@ _MESSAGE_S = 50e-6
 TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method.md 6.3)
 _BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards of 400 Gb/s
 _MOST_ITERATIONS = 20  # docs/method.md 3.1
+# On slower networks a batch ends after so long, or one call: a round of seven batches stays within a second or so.
+_BATCH_S = 0.1
 # What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].
 TARGETED = 8
 
@@ -53,6 +56,11 @@ class Phase:
 def iterations(size_bytes: int) -> int:
     """Return how many all-reduces of a size make one batch."""
     return max(1, min(_MOST_ITERATIONS, _BATCH_BYTES // size_bytes))
+
+
+def iterations_for(size_bytes: int, seconds: float) -> int:
+    """Return how many all-reduces of a size make one batch where one takes so many seconds."""
+    return max(1, min(iterations(size_bytes), int(_BATCH_S / seconds)))
 
 
 def start_seconds(nodes: int, gpus: int) -> float:
@@ -183,18 +191,35 @@ Members = tuple[int, ...]
 class NodePairs:
     """Measures pairs of the nodes `names`, by place, into `run`; `ranks` are each node's."""
 
-    def __init__(self, backend: Backend, run: Run, size_bytes: int) -> None:
-        """Make room for the messages. Raises UsageError where they do not fit, or where there is one host only."""
+    def __init__(
+        self,
+        backend: Backend,
+        run: Run,
+        size_bytes: int,
+        lost: Callable[[], Collection[int]] = tuple,
+        finished: Callable[[Measurement], object] = lambda _found: None,
+    ) -> None:
+        """Make room for the messages. Raises UsageError where they do not fit, or where there is one host only.
+
+        `lost` returns the ranks that can measure nothing any more; `finished` may keep each trial, and each failure.
+        """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
+        self._lost, self._finished = lost, finished
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._found: dict[DataPoint, Measurement] = {}
+        self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
                 f"--size {format_size(size_bytes)} does not fit: the fullest device has room for {format_size(room)}"
             )
         backend.reserve(size_bytes)
+
+    def lost(self) -> frozenset[int]:
+        """Return the nodes with a rank that was lost."""
+        gone = set(self._lost())
+        return frozenset(node for node, ranks in enumerate(self.ranks) if gone & set(ranks))
 
     def measure(self, pairs: Sequence[Pair], one_way: bool) -> list[float | None]:
         """Return the busbw in GB/s of each pair of nodes, all at once; None where one failed.
@@ -203,38 +228,78 @@ class NodePairs:
         """
         groups = tuple(self.ranks[a] + self.ranks[b] for a, b in pairs)
         operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
-        return self._trial(Step(operation, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP))
+        step = Step(operation, groups, self._size_bytes, 1, 1, WARMUP)
+        if one_way not in self._iterations and (tried := self._tried(step)):
+            self._iterations[one_way] = tried
+        return self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
 
     def measure_inside(self) -> None:
         """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
         for turn in zip(*(_rounds_of(len(ranks), max(map(len, self.ranks))) for ranks in self.ranks), strict=True):
-            groups = tuple((own[a], own[b]) for own, pairs in zip(self.ranks, turn, strict=True) for a, b in pairs)
+            gone = self.lost()
+            groups = tuple(
+                (own[a], own[b])
+                for node, (own, pairs) in enumerate(zip(self.ranks, turn, strict=True))
+                for a, b in pairs
+                if node not in gone
+            )
             if groups:
                 self._trial(
                     Step(Operation.ALLREDUCE, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP)
                 )
 
+    def _tried(self, step: Step) -> int:
+        """Return how many calls make a batch of the step, of which one is timed now; 0 where it fails.
+
+        What fails shows in the trials, too, and the next round is tried again.
+        """
+        try:
+            found = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
+        except StepFailed:
+            return 0
+        return iterations_for(self._size_bytes, float(np.median(found))) if found else iterations(self._size_bytes)
+
     def _trial(self, step: Step) -> list[float | None]:
-        """Measure the step's groups together; where that fails each alone, to find out which one it is."""
+        """Measure the step's groups together; where that fails each alone, to find out which one it is.
+
+        Where a rank was lost it is known which one: the other groups are measured together again.
+        """
+        before = set(self._lost())
         try:
             timings = [
                 time_step(self._backend, replace(step, warmup=0 if trial else WARMUP)) for trial in range(TRIALS)
             ]
         except StepFailed as error:
+            gone = set(self._lost())
+            kept = tuple(group for group in step.groups if not gone & set(group))
+            if len(kept) < len(step.groups) > 1:
+                self._fail(step, [group for group in step.groups if group not in kept], error.failure)
+                rates = dict(zip(kept, self._trial(replace(step, groups=kept)), strict=True)) if kept else {}
+                return [rates.get(group) for group in step.groups]
+            if len(step.groups) > 1 and gone != before:
+                return self._trial(step)  # who was lost is in none of these
             if len(step.groups) > 1:
                 return [rate for group in step.groups for rate in self._trial(replace(step, groups=(group,)))]
-            found = self._measurement(DataPoint(step.operation, step.groups[0], step.size_bytes))
-            found.stop, found.failure = StopReason.FAILED, error.failure
+            self._fail(step, step.groups, error.failure)
             return [None]
         return [
             self._record(step, group, [t.seconds[index] for t in timings]) for index, group in enumerate(step.groups)
         ]
 
+    def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
+        """Keep the failure of these groups."""
+        for group in groups:
+            found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+            found.stop, found.failure = StopReason.FAILED, failure
+            self._finished(found)
+
     def _record(self, step: Step, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
         """Keep the samples, and return busbw of the median trial."""
         found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
         concurrent = len(step.groups) > 1
-        found.samples += [Sample(seconds, step.iterations, concurrent) for seconds in trials]
+        for seconds in trials:  # the journal has a line for each
+            found.samples.append(Sample(seconds, step.iterations, concurrent))
+            self._finished(found)
         middle = float(np.median([np.median(seconds) for seconds in trials]))
         return algbw(step.size_bytes, middle) * step.operation.busbw_factor(len(group))
 
@@ -286,17 +351,22 @@ def survey_nodes(
     seed: int,
     *,
     one_way: bool,
+    lost: Callable[[], Collection[int]] = tuple,
 ) -> Surveyed:
     """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` says no. Raises BackendError.
 
     `known` are the levels of switches that are known, leaves first. `one_way` measures each pair in each direction by
-    itself, so that a cable that is bad one way is distinguished from a node that is slow.
+    itself, so that a cable that is bad one way is distinguished from a node that is slow. `lost` returns the nodes that
+    can be measured no more: their partners are paired among themselves, and nothing is said of them.
     """
     begin, seen = time.monotonic(), list[Observation]()
 
     def take(planned: Round) -> None:
-        turns = (planned.pairs, tuple((b, a) for a, b in planned.pairs)) if one_way else (planned.pairs,)
-        for pairs in turns:
+        for back in (False, True)[: 1 + one_way]:
+            pairs = rejoined(planned.pairs, lost())
+            pairs = tuple((b, a) for a, b in pairs) if back else pairs
+            if not pairs:
+                continue
             rates = measure(pairs, one_way)
             seen.extend(
                 Observation(a, b, gbs, one_way, among=planned.kind == AMONG)
@@ -307,12 +377,52 @@ def survey_nodes(
     def looked_at() -> Judgement:
         if not seen:
             raise BackendError("no pair of nodes could be measured: time one with 'collbench allreduce' to see why")
-        return judge(seen, nodes, known)
+        return judged_without(lost(), seen, nodes, known)
 
     leaves = known[0].members if known else ()
     rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
     rounds = survey(nodes, leaves, take, lambda: looked_at().suspects, more, rng)
     return Surveyed(rounds, tuple(seen), looked_at(), time.monotonic() - begin)
+
+
+def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
+    """Return the pairs without lost nodes, whose partners are paired among themselves."""
+    left = [node for pair in pairs if set(pair) & set(lost) for node in pair if node not in lost]
+    kept = [pair for pair in pairs if not set(pair) & set(lost)]
+    return tuple(kept + list(zip(left[::2], left[1::2], strict=False)))
+
+
+def judged_without(
+    lost: Collection[int], seen: Sequence[Observation], nodes: int, known: Sequence[Switches]
+) -> Judgement:
+    """Return what pairs of the other nodes say; lost nodes are unknown, and no further pair would tell of them."""
+    kept = [node for node in range(nodes) if node not in lost]
+    if len(kept) == nodes:
+        return judge(seen, nodes, known)
+    place = {node: number for number, node in enumerate(kept)}
+    rest = [
+        replace(one, first=place[one.first], second=place[one.second])
+        for one in seen
+        if {one.first, one.second} <= set(kept)
+    ]
+    if not rest:
+        raise BackendError("no pair of the nodes that are left was measured: start them again without the lost ones")
+    levels = [
+        Switches(level.names, tuple(tuple(place[node] for node in some if node in place) for some in level.members))
+        for level in known
+    ]
+    found = judge(rest, len(kept), levels)
+
+    def back(members: Members) -> Members:
+        return tuple(kept[member] for member in members)
+
+    effects = {kept[one.node]: replace(one, node=kept[one.node]) for one in found.nodes}
+    return replace(
+        found,
+        nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
+        uplinks=tuple(replace(one, members=back(one.members)) for one in found.uplinks),
+        suspects=None if found.suspects is None else tuple(map(back, found.suspects)),
+    )
 
 
 def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int, *, one_way: bool) -> Surveyed:

@@ -100,7 +100,7 @@ def nodes(  # noqa: PLR0913 - options
     Examples:
       collbench nodes --plan 128x8
       collbench nodes --backend sim --fabric-cluster tree-128-faulty --select 64
-      srun --ntasks-per-node 8 python -m collbench nodes --select 64 --switches slurm
+      srun --ntasks-per-node 8 python -m collbench nodes --switches slurm
     """
     asked = NodesRequest(
         count=count, gpus=gpus, size_bytes=size_bytes, budget_seconds=budget, one_way=one_way, switches=switches

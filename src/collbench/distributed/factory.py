@@ -22,7 +22,7 @@ from collbench.distributed.connection import KEY_BYTES, Listener, connect
 from collbench.distributed.launchers import JOIN_S, LaunchEnvironment
 from collbench.distributed.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
 from collbench.distributed.rank_worker import RankWorker, serve
-from collbench.distributed.ranks import Coordinator, Ranks, checked
+from collbench.distributed.ranks import SILENCE_S, Coordinator, RankLost, Ranks, checked
 from collbench.distributed.store import UNSAID_S, Store, still_waiting
 from collbench.machine import lifeline
 from collbench.model.capabilities import capabilities
@@ -32,6 +32,8 @@ from collbench.runfile.codec import build
 
 # Where the others find rank 0: the name of that value in the store.
 _LISTENER = "listener"
+# Where the others go on without a rank, it has so long to give a sign of life: they do so every 2 s.
+_SHORT_SILENCE_S = 15.0
 
 
 def _in_silence(_text: str) -> None:
@@ -64,13 +66,19 @@ class World:
         request: Request,
         timeout_s: float = JOIN_S,
         say: Callable[[str], object] = _in_silence,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
+
+        Where it `goes_on`, ranks that are lost later on cost only what they take part in; `lost` tells who they are.
 
         Raises UsageError for what is not for several processes.
         """
         refuse(request)
-        self.launch = launch
+        self.launch, self._say = launch, say
+        self.unknown: tuple[RankLost, ...] = ()  # lost before they said what they have
+        self._coordinator: Coordinator | None = None
         self._stack = ExitStack()
         with ExitStack() as stack:
             self._store = Store(launch, timeout_s, say)
@@ -84,7 +92,13 @@ class World:
             self._ends = {rank: _ends(found) for rank, found in came.items()}
             lines = {0: ours, **{rank: connection.line(found) for rank, found in came.items()}}
             names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
-            self._ranks = Ranks(lines, {0: f"rank 0 on {socket.gethostname()}", **names}, on_loss=_end_in_peace)
+            self._ranks = Ranks(
+                lines,
+                {0: f"rank 0 on {socket.gethostname()}", **names},
+                on_loss=self._go_on if goes_on else _end_in_peace,
+                silence_s=_SHORT_SILENCE_S if goes_on else SILENCE_S,
+                goes_on=goes_on,
+            )
             stack.callback(self._ranks.close)
             self._stack = stack.pop_all()
 
@@ -110,23 +124,41 @@ class World:
         """What started them."""
         return self.launch.launcher
 
+    def lost(self) -> Mapping[int, RankLost]:
+        """Return the ranks that were lost since all were introduced, by position, and how."""
+        return self._coordinator.lost if self._coordinator is not None else {}
+
+    def _go_on(self) -> None:
+        """Say at once who was lost: whatever follows takes its time."""
+        _end_in_peace()
+        *_, last = self._ranks.lost.values()
+        self._say(f"{last}; the others go on without it")
+
     def open(self) -> Opened:
         """Return the ranks' devices as one backend. Raises UsageError, MachineError, BackendError."""
         ranks = self._ranks
         replies = ranks.ask(dict.fromkeys(ranks.everyone, Introduce()))
-        known = ranks.values(replies, Introduction)
+        self.unknown = tuple(ranks.lost.values())
+        kept = ranks.without_lost()
+        known = ranks.values({number: replies[rank] for number, rank in enumerate(kept)}, Introduction)
+        ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}
         ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(distributed_ranks.host_names(known))})
         distributed_ranks.check(known)
+        for text in distributed_ranks.shared_gpus(known):
+            self._say(text)
         devices = distributed_ranks.devices_of(known)
-        backend = Coordinator(
-            known[0].backend, ranks, self._store, devices, distributed_ranks.addresses(known, self._ends)
-        )
+        backend = Coordinator(known[0].backend, ranks, self._store, devices, distributed_ranks.addresses(known, ends))
+        self._coordinator = backend
         backend.open()
-        distributed_ranks.check_libraries(known, backend.facts)
+        present = [rank for rank in range(len(known)) if rank not in backend.lost]
+        distributed_ranks.check_libraries([known[rank] for rank in present], backend.facts)
         guides = distributed_ranks.guides(known)
         asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
         answers = ranks.ask(asked)
-        found = {members: checked(answers[first], FoundPaths).paths for first, members in guides.items()}
+        found = {
+            members: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
+            for first, members in guides.items()
+        }
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),

@@ -37,10 +37,14 @@ class Introduce:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """A rank's host, machine and device. `host_key` tells hosts apart that share a name."""
+    """A rank's host, machine and device. Ranks with the same `host_key` share a host, as NCCL sees it.
+
+    `network_key` is the same where loopback joins two ranks (machine/nccl_environment.py).
+    """
 
     host: str
     host_key: str
+    network_key: str
     backend: str
     version: str
     device: Device
@@ -61,15 +65,19 @@ class UniqueId:
 
 @dataclass(frozen=True, slots=True)
 class OpenRank:
-    """Opens the rank's device for a world of `devices`, by rank; the answer is RankFacts.
+    """Opens the rank's device for a world of some of `devices`: RankFacts. Steps name devices by position.
 
-    `key` names what the ranks share in the store. `address` is the rank's own for reaching the other hosts, empty where
-    all ranks are on one.
+    `members` are the world's positions, all unless ranks were lost, and this rank is the `place`-th of them.
+
+    `key` names what the ranks share in the store. `address` is the rank's own for reaching the others, empty where
+    loopback joins all ranks.
     """
 
     devices: tuple[Device, ...]
     key: str
     address: str
+    members: tuple[int, ...]
+    place: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -45,11 +46,13 @@ from collbench.distributed.messages import (
     UniqueId,
     Value,
 )
-from collbench.distributed.store import Store, host_key, interface_of, prefix
+from collbench.distributed.store import Store, interface_of, prefix
 from collbench.machine import memory, numa
+from collbench.machine.nccl_environment import host_identity
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants
-from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
+from collbench.model.failures import Failure
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Flag, Health, Machine, Path
 
@@ -57,7 +60,10 @@ from collbench.model.run import Device, Flag, Health, Machine, Path
 
 
 class RankWorker(Protocol):
-    """One rank's device. Errors are CollbenchErrors; after any but DataCorruption it must be opened again."""
+    """One rank's device. Errors are CollbenchErrors; after any but DataCorruption it must be opened again.
+
+    Groups are of places in the world that was opened.
+    """
 
     def introduce(self) -> Introduction:
         """Return who is here. Raises MachineError, UsageError."""
@@ -93,6 +99,11 @@ class RankWorker(Protocol):
         """Release everything."""
 
 
+def _introduction(backend: str, device: Device, machine: Machine) -> Introduction:
+    own = host_identity(os.environ)
+    return Introduction(own.name, own.key, own.network, backend, version("collbench"), device, machine)
+
+
 # A rank's seat on a GPU: NVML in this process, CUDA and NCCL in a worker that can be lost.
 
 
@@ -122,8 +133,7 @@ class CudaRankWorker:
         """Return this host and the rank's GPU. Raises UsageError where there are more ranks than GPUs."""
         self._device = self._own(self._backend.list_gpus())
         self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
-        machine = here()
-        return Introduction(machine.hostname, host_key(), "cuda", version("collbench"), self._device, self._of(machine))
+        return _introduction("cuda", self._device, self._of(here()))
 
     def make_id(self) -> str:
         """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""
@@ -132,13 +142,14 @@ class CudaRankWorker:
 
     def open(self, opening: OpenRank) -> RankFacts:
         """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
+        devices = tuple(opening.devices[member] for member in opening.members)
         if self._watch is None:
-            self._start_watch(opening.devices[self._launch.rank])
+            self._start_watch(devices[opening.place])
         self._need_unused_worker()
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
-        world = World(self._launch.rank, self._launch.world_size, unique_id)
-        self._backend.open(opening.devices, self._nccl_path, collectives=True, world=world, options=self._options)
+        world = World(opening.place, len(devices), unique_id)
+        self._backend.open(devices, self._nccl_path, collectives=True, world=world, options=self._options)
         facts = self._backend.facts
         return RankFacts(
             capacity_bytes=facts.capacity_bytes,
@@ -239,12 +250,11 @@ class HostRankWorker:
         self._worker: TorchProcess | None = None
         self._folder: pathlib.Path | None = None
         self._devices: tuple[Device, ...] = ()
+        self._place = launch.rank
 
     def introduce(self) -> Introduction:
         """Return this host and the rank's core."""
-        machine = here()
-        device = numa.device(self._core)
-        return Introduction(machine.hostname, host_key(), "host", version("collbench"), device, machine)
+        return _introduction("host", numa.device(self._core), here())
 
     def make_id(self) -> str:
         """Return nothing: gloo ranks meet under the opening's key."""
@@ -253,11 +263,12 @@ class HostRankWorker:
     def open(self, opening: OpenRank) -> RankFacts:
         """Start the worker and wait until it has met all others."""
         self._end()
-        self._devices = opening.devices
+        self._devices = tuple(opening.devices[member] for member in opening.members)
+        self._place = opening.place
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
         self._worker = spawn(
-            self._launch.rank,
-            [self._core] * self._launch.world_size,
+            self._place,
+            [self._core] * len(self._devices),
             self._folder,
             (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
             (interface_of(opening.address) if opening.address else "") or "lo",
@@ -281,9 +292,9 @@ class HostRankWorker:
             self._worker.pipe.send(task)
         reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
         if reply["wrong"] is not None:
-            raise corruption(step, self._launch.rank, reply["wrong"], [device.tag for device in self._devices])
+            raise corruption(step, self._place, reply["wrong"], [device.tag for device in self._devices])
         seconds = tuple(reply["seconds"])
-        return Timing(tuple(seconds if self._launch.rank in group else () for group in step.groups))
+        return Timing(tuple(seconds if self._place in group else () for group in step.groups))
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between cores."""
@@ -355,6 +366,7 @@ def serve(line: FarEnd, seat: RankWorker, alive_every_s: float = ALIVE_EVERY_S) 
 class _Server:
     def __init__(self, line: FarEnd, seat: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
         self._line, self._seat, self._worker, self._alive_every_s = line, seat, worker, alive_every_s
+        self._members: tuple[int, ...] = ()  # the present world's positions, by place
         self._next: Order | None = None  # it came while another was worked on
         self._hung_up = False
 
@@ -375,11 +387,13 @@ class _Server:
         """Answer one request, from another thread, while this one hears whether to abandon it."""
         ended, ends = socket.socketpair()
         with ended, ends:
-            answer = self._worker.submit(_answer, self._seat, request)
+            if isinstance(request, OpenRank):
+                self._members = request.members
+            answer = self._worker.submit(_answer, self._seat, placed(request, self._members))
             answer.add_done_callback(lambda _answer: ends.send(b"."))
             self._accompany(ended)
             ended.recv(1)
-        self._say(answer.result())
+        self._say(positioned(answer.result(), self._members))
 
     def _accompany(self, ended: socket.socket) -> None:
         """Return when the request is answered; every order that comes before ends it."""
@@ -401,6 +415,35 @@ class _Server:
                 self._line.send(word)
             except ValueError as error:  # a time that is no number, say: rank 0 would wait for ever
                 self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
+
+
+def placed(request: Request, members: Sequence[int]) -> Request:
+    """Return a request whose groups have the places, in a world of `members`, of the positions that it names."""
+    places = {position: place for place, position in enumerate(members)}
+    if isinstance(request, Step | Prepare) and any(place != position for position, place in places.items()):
+        return replace(request, groups=tuple(tuple(places[member] for member in group) for group in request.groups))
+    return request
+
+
+def positioned(reply: Reply, members: Sequence[int]) -> Reply:
+    """Return an answer in which a failure names devices by their positions, not by their places among `members`."""
+    if list(members) == list(range(len(members))):
+        return reply
+    if isinstance(reply, DataCorruption) and reply.wrong is not None:
+        found = tuple(members[place] for place in reply.wrong.members)
+        return DataCorruption(str(reply), replace(reply.wrong, members=found))
+    if isinstance(reply, BackendError):
+        return type(reply)(str(reply), failure=_positioned(reply.failure, members))
+    return reply
+
+
+def _positioned(failure: Failure, members: Sequence[int]) -> Failure:
+    return replace(
+        failure,
+        devices=tuple(members[place] for place in failure.devices),
+        groups=tuple(tuple(members[place] for place in group) for group in failure.groups),
+        because=_positioned(failure.because, members) if failure.because else None,
+    )
 
 
 def _answer(seat: RankWorker, request: Request) -> Reply:

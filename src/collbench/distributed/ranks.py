@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
@@ -18,7 +18,9 @@ from collbench.distributed.messages import (
     Alive,
     BadMessage,
     Done,
+    FindPaths,
     FoundHealth,
+    Introduce,
     Introduction,
     Leave,
     MakeId,
@@ -50,16 +52,18 @@ from collbench.model.run import Device, Flag, Health, Path, Refusal, SkipKind
 # What tables call the path between two hosts. nvidia-smi has no word for it; it sorts behind SYS.
 NETWORK = "NET"
 
+_Key = TypeVar("_Key", bound=Hashable)
+
 
 def host_names(ranks: Sequence[Introduction]) -> tuple[str, ...]:
-    """Return each rank's host by name; hosts that share one are numbered, "localhost" and "localhost#2"."""
-    keys: dict[str, list[str]] = {}
+    """Return each rank's host by its first rank's name; hosts that share one are numbered, "node" and "node#2"."""
+    names: dict[str, str] = {}  # by key
+    alike: Counter[str] = Counter()
     for rank in ranks:
-        known = keys.setdefault(rank.host, [])
-        if rank.host_key not in known:
-            known.append(rank.host_key)
-    numbers = [keys[rank.host].index(rank.host_key) for rank in ranks]
-    return tuple(f"{rank.host}#{n + 1}" if n else rank.host for rank, n in zip(ranks, numbers, strict=True))
+        if rank.host_key not in names:
+            alike[rank.host] += 1
+            names[rank.host_key] = f"{rank.host}#{alike[rank.host]}" if alike[rank.host] > 1 else rank.host
+    return tuple(names[rank.host_key] for rank in ranks)
 
 
 def devices_of(ranks: Sequence[Introduction]) -> tuple[Device, ...]:
@@ -86,13 +90,25 @@ def check(ranks: Sequence[Introduction]) -> None:
             )
     if capabilities(ranks[0].backend).cores:
         return  # two ranks on one core are slow, and right
-    for uuid, count in Counter(found.device.uuid for found in ranks).items():
-        if count > 1:
-            sharing = [rank for rank, found in enumerate(ranks) if found.device.uuid == uuid]
+    for (_, uuid), sharing in _grouped((found.host_key, found.device.uuid) for found in ranks).items():
+        if len(sharing) > 1:
             raise UsageError(
                 f"ranks {' and '.join(map(str, sharing))} on {hosts[sharing[0]]} all have the same GPU, {uuid}: start "
                 "one process for each GPU, or see what CUDA_VISIBLE_DEVICES and --gpus-per-task give to each"
             )
+
+
+def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
+    """Return a sentence on each GPU that ranks of several hosts have: NCCL allows it, and each gets a part of it."""
+    if capabilities(ranks[0].backend).cores:
+        return ()
+    hosts = host_names(ranks)
+    return tuple(
+        f"ranks {', '.join(map(str, sharing))} ({', '.join(hosts[rank] for rank in sharing)}) share the GPU {uuid}: to "
+        "NCCL these are several hosts, and each rank has a part of it"
+        for uuid, sharing in _grouped(found.device.uuid for found in ranks).items()
+        if len(sharing) > 1
+    )
 
 
 def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -> None:
@@ -108,10 +124,7 @@ def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -
 
 def guides(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
     """Return each host's first rank, which knows the paths there, and all ranks of that host."""
-    by_host: dict[str, list[int]] = {}
-    for rank, found in enumerate(ranks):
-        by_host.setdefault(found.host_key, []).append(rank)
-    return {members[0]: tuple(members) for members in by_host.values()}
+    return {members[0]: members for members in _grouped(found.host_key for found in ranks).values()}
 
 
 def all_paths(world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]]) -> tuple[Path, ...]:
@@ -129,16 +142,24 @@ def all_paths(world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]]) 
 
 
 def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
-    """Return each rank's address for reaching other hosts; empty ones where all are on one host.
+    """Return each rank's address for reaching the others; empty ones where loopback joins all.
 
     `ends` are, of the connection between each other rank and rank 0, that rank's address and rank 0's own.
     """
-    home = ranks[0].host_key
-    abroad = [rank for rank, found in enumerate(ranks) if found.host_key != home]
+    home = ranks[0].network_key
+    abroad = [rank for rank, found in enumerate(ranks) if found.network_key != home]
     if not abroad:
         return ("",) * len(ranks)
     own = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
     return tuple(ends[rank][0] if rank in abroad else own for rank in range(len(ranks)))
+
+
+def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
+    """Return the ranks of each key, in the order of their first ranks."""
+    found: dict[_Key, list[int]] = {}
+    for rank, key in enumerate(keys):
+        found.setdefault(key, []).append(rank)
+    return {key: tuple(members) for key, members in found.items()}
 
 
 # Rank 0's hold on all ranks, its own among them: one request at a time to each, and one answer from each.
@@ -150,12 +171,14 @@ _Value = TypeVar("_Value")
 SILENCE_S = 30.0
 # Where ranks say that they have lost another one, that one has so long to say why before it is asked to stop.
 CAUSE_S = 5.0
+# What each rank answers by itself: nobody waits for one that is lost meanwhile.
+_APART = (Introduce, MakeId, FindPaths, TakeHealth)
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25
 
 
 class RankLost(BackendError):
-    """A rank's process is gone or silent: without it there is nothing left to measure."""
+    """A rank's process is gone or silent: nothing is measured with it any more."""
 
 
 class Ranks:
@@ -168,23 +191,47 @@ class Ranks:
         on_loss: Callable[[], object] = lambda: None,
         silence_s: float = SILENCE_S,
         cause_s: float = CAUSE_S,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """Take over the lines. `on_loss` is called when a rank is lost, as one is after `silence_s` without a word.
 
-        `cause_s` is how long the cause of another rank's failure may take to come.
+        `cause_s` is how long the cause of another rank's failure may take to come. Where it `goes_on`, a lost rank's
+        answers are RankLost from then on, and the others are asked as before; else whatever is asked raises it.
         """
+        self._goes_on = goes_on
+        self._apart = False  # what was asked last needs no other rank
         self._lines = dict(lines)
         self._names = dict(names)
         self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
         self._owing: set[int] = set()  # asked, and not answered yet
         self._abandoning = False  # those who owe an answer heard that it is not wanted
         self._abandoned: set[int] = set()  # those who were reported so since the last request
-        self._lost: RankLost | None = None
+        self._lost: RankLost | None = None  # which ends everything
+        self._gone: dict[int, RankLost] = {}  # without whom it goes on
 
     @property
     def everyone(self) -> range:
-        """All ranks."""
+        """All ranks, those that were lost as well."""
         return range(len(self._names))
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The ranks that were not lost."""
+        return tuple(rank for rank in self.everyone if rank not in self._gone)
+
+    @property
+    def lost(self) -> Mapping[int, RankLost]:
+        """The ranks without which it goes on, in the order in which they were lost, and how."""
+        return dict(self._gone)
+
+    def without_lost(self) -> tuple[int, ...]:
+        """Number the present ranks anew from 0 on and forget the others; return each one's number before."""
+        kept = self.present
+        self._lines = {number: self._lines[rank] for number, rank in enumerate(kept)}
+        self._names = {number: self._names[rank] for number, rank in enumerate(kept)}
+        self._gone.clear()
+        return kept
 
     def by_itself(self, failed: Mapping[int, CollbenchError]) -> dict[int, CollbenchError]:
         """Return the failures that were not asked for, as those of ranks that were asked to abandon their step are."""
@@ -203,14 +250,17 @@ class Ranks:
             raise self._lost
         self.settle()
         self._abandoned.clear()
+        self._apart = all(isinstance(request, _APART) for request in requests.values())
         frames: dict[int, bytes] = {}  # by request: a thousand ranks are asked the same
         for rank, request in requests.items():
+            if rank in self._gone:
+                continue
             if id(request) not in frames:
                 frames[id(request)] = framed(request)
             self._owing.add(rank)
             with suppress(OSError):  # one that is gone shows when it should answer
                 self._lines[rank].send_frame(frames[id(request)])
-        return self._gather()
+        return {**{rank: self._gone[rank] for rank in requests if rank in self._gone}, **self._gather()}
 
     def values(self, replies: Mapping[int, Reply], kind: type[_Value]) -> tuple[_Value, ...]:
         """Return the answers' values by rank. Raises the failure that came first, with its rank's name."""
@@ -221,7 +271,11 @@ class Ranks:
 
     def named(self, rank: int, failure: CollbenchError) -> CollbenchError:
         """Return the failure with its rank's name; what the user asked for is every rank's."""
-        return failure if isinstance(failure, UsageError) else failure.reworded(f"{self._names[rank]}: {failure}")
+        return (
+            failure
+            if isinstance(failure, UsageError | RankLost)
+            else failure.reworded(f"{self._names[rank]}: {failure}")
+        )
 
     def settle(self) -> bool:
         """End what an interrupted `ask` has left the ranks at. Return whether there was anything."""
@@ -250,11 +304,13 @@ class Ranks:
             speaking = ready([self._lines[rank] for rank in self._owing], _SLICE_S)
             passed = min(_SLICE_S, time.monotonic() - begin)
             for rank in sorted(self._owing):
-                if self._lines[rank] not in speaking:
-                    silent[rank] = self._noted_silence(rank, silent[rank] + passed)
-                    continue
-                silent[rank] = 0.0
-                word = self._word(rank)
+                word: Reply | Alive | None = None
+                if self._lines[rank] in speaking:
+                    silent[rank] = 0.0
+                    word = self._word(rank)
+                else:
+                    silent[rank] += passed
+                    word = self._silence(rank) if silent[rank] > self._silence_s else None
                 if word is not None and not isinstance(word, Alive):
                     self._owing.discard(rank)
                     replies[rank] = word
@@ -262,16 +318,15 @@ class Ranks:
             self._abandon_after(replies, late=waited > self._cause_s)
         return replies
 
-    def _noted_silence(self, rank: int, seconds: float) -> float:
-        if seconds > self._silence_s:
-            raise self._lose(
-                rank, f"is silent for {self._silence_s:.0f} s: it is stopped, or the network is cut", FailureKind.HANG
-            )
-        return seconds
+    def _silence(self, rank: int) -> RankLost:
+        return self._lose(
+            rank, f"is silent for {self._silence_s:.0f} s: it is stopped, or the network is cut", FailureKind.HANG
+        )
 
     def _abandon_after(self, replies: Mapping[int, Reply], *, late: bool) -> None:
         """Tell those who work on, once, when somebody has failed; of one who lost another only when it is late."""
-        failed = any(not isinstance(reply, Done if late else (Done, PeerLost)) for reply in replies.values())
+        fine = (Done,) if late else (Done, PeerLost)
+        failed = any(not isinstance(reply, (*fine, RankLost) if self._apart else fine) for reply in replies.values())
         if failed and not self._abandoning:
             self._tell(self._owing, Abandon())
             self._abandoned |= self._owing
@@ -282,21 +337,26 @@ class Ranks:
         try:
             return self._lines[rank].receive()
         except BadMessage as error:
-            raise self._lose(rank, f"cannot be understood: {error}", FailureKind.ERROR) from error
+            return self._lose(rank, f"cannot be understood: {error}", FailureKind.ERROR, error)
         except (EOFError, OSError) as error:
-            raise self._lose(rank, "is gone: its own output says why, or it was killed", FailureKind.CRASH) from error
+            return self._lose(rank, "is gone: its own output says why, or it was killed", FailureKind.CRASH, error)
 
     def _tell(self, ranks: Collection[int], order: Abandon | Leave) -> None:
         for rank in ranks:
             with suppress(OSError):
                 self._lines[rank].send(order)
 
-    def _lose(self, rank: int, how: str, kind: FailureKind) -> RankLost:
-        self._lost = RankLost(
-            f"{self._names[rank]} {how}; without it no collective is complete: start all ranks again", kind
-        )
+    def _lose(self, rank: int, how: str, kind: FailureKind, error: Exception | None = None) -> RankLost:
+        """Return the loss of a rank without which it goes on. Raises RankLost where it does not."""
+        text = f"{self._names[rank]} {how}"
+        if self._goes_on:
+            self._gone[rank] = RankLost(text, failure=Failure(kind, Cause.REPORTED, (rank,), rank, detail=how))
+            self._lines.pop(rank).close()
+            self._on_loss()
+            return self._gone[rank]
+        self._lost = RankLost(f"{text}; without it no collective is complete: start all ranks again", kind)
         self._on_loss()
-        return self._lost
+        raise self._lost from error
 
 
 def checked(reply: Reply, kind: type[_Value]) -> _Value:
@@ -323,6 +383,7 @@ class Coordinator:
         self.name = name
         self._ranks, self._store = ranks, store
         self._devices, self._addresses = devices, addresses
+        self._members = tuple(ranks.everyone)  # of the present world
         self._worlds = 0  # how many were opened
         self._broken = False
         self._setup: list[Request] = []
@@ -331,18 +392,41 @@ class Coordinator:
 
     @property
     def facts(self) -> tuple[RankFacts, ...]:
-        """What opening found, by rank."""
+        """What opening found, by rank; of those that were not lost."""
         return self._facts
 
+    @property
+    def lost(self) -> Mapping[int, RankLost]:
+        """The ranks that were lost, and how, where it goes on without them."""
+        return self._ranks.lost
+
     def open(self) -> None:
-        """Let all ranks join a new world. Raises the first failure, which names its rank."""
+        """Let all ranks join a new world. Raises the first failure, which names its rank.
+
+        Where a rank is lost meanwhile, and it goes on without, the others join another one.
+        """
+        while True:
+            before = self._ranks.present
+            try:
+                self._join()
+            except CollbenchError:
+                if len(self._ranks.present) == len(before) or len(self._ranks.present) < 2:
+                    raise
+            else:
+                return
+
+    def _join(self) -> None:
         key = f"world{self._worlds}"
         self._worlds += 1
         self._broken = True  # until all is done
         (unique_id,) = self._ranks.values(self._ranks.ask({0: MakeId()}), UniqueId)
         self._store.publish(key, unique_id.digits)
+        self._members = self._ranks.present
         try:
-            asked = {rank: OpenRank(self._devices, key, self._addresses[rank]) for rank in self._ranks.everyone}
+            asked = {
+                rank: OpenRank(self._devices, key, self._addresses[rank], self._members, place)
+                for place, rank in enumerate(self._members)
+            }
             self._facts = self._ranks.values(self._ranks.ask(asked), RankFacts)
             for request in self._setup:
                 self._set_up(request)
@@ -373,8 +457,7 @@ class Coordinator:
 
     def reserve(self, largest_bytes: int) -> None:
         """Make room on every rank."""
-        self._setup.append(Reserve(largest_bytes))
-        self._set_up(self._setup[-1])
+        self._set_up_now(Reserve(largest_bytes))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why a copy cannot run here."""
@@ -384,8 +467,7 @@ class Coordinator:
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making the groups' communicators on every rank."""
-        self._setup.append(Prepare(groups))
-        self._set_up(self._setup[-1])
+        self._set_up_now(Prepare(groups))
 
     def ready(self) -> None:
         """Return at once: the ranks' first step waits for its communicators."""
@@ -398,9 +480,10 @@ class Coordinator:
         """Time the step on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError."""
         if self._ranks.settle():
             self._broken = True
-        if self._broken:
+        if self._broken or self._members != self._ranks.present:
             self._reopen(step)
-        replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, step))
+        self._need(step)
+        replies = self._ranks.ask(dict.fromkeys(self._members, step))
         failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, CollbenchError)}
         if failed:
             self._broken = True
@@ -410,7 +493,8 @@ class Coordinator:
             for rank, reply in replies.items()
             if isinstance(reply, Done)
         }
-        return slowest(step, self._ranks.values(replies, Timing))
+        timings = self._ranks.values(replies, Timing)
+        return slowest(step, dict(zip(sorted(replies), timings, strict=True)))
 
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another."""
@@ -421,24 +505,48 @@ class Coordinator:
         return tuple(dict.fromkeys(flag for rank in sorted(set(members)) for flag in self._flags.get(rank, ())))
 
     def health(self) -> tuple[Health, ...]:
-        """Return the devices' state now, by rank; empty where it is not reported."""
+        """Return the devices' state now, by rank; empty where it is not reported. Of lost ranks nothing is known."""
         if self._ranks.settle():
             self._broken = True
-        found = self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth())), FoundHealth)
-        return tuple(health for one in found for health in one.states)
+        replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth()))
+        kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
+        found = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
+        if not any(one.states for one in found.values()):
+            return ()
+        unknown = FoundHealth((Health(),))
+        return tuple(health for rank in self._ranks.everyone for health in found.get(rank, unknown).states)
 
     def close(self) -> None:
         """Let all ranks go."""
         self._ranks.close()
 
+    def _set_up_now(self, request: Request) -> None:
+        """Set up this world and those to come. Where a rank is lost, the next step begins with another one."""
+        self._setup.append(request)
+        try:
+            self._set_up(request)
+        except RankLost:
+            if not self._ranks.lost:
+                raise
+
     def _set_up(self, request: Request) -> None:
-        self._ranks.values(self._ranks.ask(dict.fromkeys(self._ranks.everyone, request)), type(None))
+        if isinstance(request, Prepare):
+            request = Prepare(tuple(group for group in request.groups if set(group) <= set(self._members)))
+        self._ranks.values(self._ranks.ask(dict.fromkeys(self._members, request)), type(None))
+
+    def _need(self, step: Step) -> None:
+        """Raise StepFailed where a rank of the step was lost before."""
+        lost = self._ranks.lost
+        for rank in (rank for group in step.groups for rank in group if rank in lost):
+            raise StepFailed(str(lost[rank]), failure=replace(lost[rank].failure, rank=rank))
 
     def _reopen(self, step: Step) -> None:
         """Join a new world after a failure. Raises StepFailed where that is not possible, RankLost."""
         try:
             self.open()
-        except RankLost:
+        except RankLost as error:
+            if self._ranks.lost:
+                raise StepFailed(str(error), failure=error.failure) from error
             raise
         except CollbenchError as error:
             why = failure_of(error)
@@ -453,6 +561,7 @@ class Coordinator:
         for rank, reply in failed.items():
             if isinstance(reply, DataCorruption):
                 return self._ranks.named(rank, reply)
+        failed = {rank: reply for rank, reply in failed.items() if isinstance(reply, RankLost)} or failed
         own = self._ranks.by_itself(failed) or failed
         causes = {rank: reply for rank, reply in own.items() if not isinstance(reply, PeerLost)}
         rank, first = next(iter((causes or own).items()))
@@ -462,8 +571,8 @@ class Coordinator:
         return StepFailed(str(named), failure=replace(first.failure, rank=rank))
 
 
-def slowest(step: Step, timings: tuple[Timing, ...]) -> Timing:
-    """Return each group's times: of every batch the maximum over its ranks, of the launch loop the mean.
+def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Timing:
+    """Return each group's times from `timings` by rank: of every batch the maximum, of the launch loop the mean.
 
     What ranks received and compared adds up; the single launches stay each rank's own.
     """

@@ -20,20 +20,11 @@ if TYPE_CHECKING:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from torch's __all__
 
 
-# What tells this host, and this process's way to the others, apart.
+# This process's way to the others.
 
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _NAME_BYTES, _ADDRESS_AT = 256, 20  # struct ifreq: a name of up to 16 bytes, then a sockaddr_in with the address
-
-
-def host_key() -> str:
-    """Return what two processes share when loopback joins them: the kernel's boot and the network namespace.
-
-    Host names do not tell: containers have their own on one machine, and cloned machines share one.
-    """
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{pathlib.Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def interface_of(address: str) -> str:

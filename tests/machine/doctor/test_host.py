@@ -80,20 +80,6 @@ def test_virtual_machines_are_known_by_the_kernels_files(tmp_path: Path, files: 
     assert collect.hypervisor(tmp_path) == words
 
 
-def test_nccl_conf_is_read_in_nccls_order(tmp_path: Path) -> None:
-    put(tmp_path, "home/u/.nccl.conf", "# mine\nNCCL_DEBUG=INFO\nNCCL_ALGO=Ring\nno equals sign\n")
-    put(tmp_path, "etc/nccl.conf", "NCCL_ALGO=Tree\nNCCL_SOCKET_IFNAME=eth0\n#NCCL_PROTO=LL\n")
-    environment = {"HOME": "/home/u", "NCCL_DEBUG": "WARN"}
-    assert collect.configured(tmp_path, environment) == (
-        ("/home/u/.nccl.conf", "NCCL_ALGO", "Ring"),
-        ("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "eth0"),
-    )
-    named = put(tmp_path, "job.conf", "NCCL_ALGO=PAT\n")
-    assert collect.configured(tmp_path, {"HOME": "/home/u", "NCCL_CONF_FILE": "/job.conf"})[0][2] == "PAT"
-    assert collect.configured(Path("/nowhere"), {"NCCL_CONF_FILE": "/dev/zero"}) == ()
-    named.unlink()
-
-
 def test_a_host_without_any_file_has_unknown_facts_and_no_error(tmp_path: Path) -> None:
     found = collect.host(tmp_path, {}, [Device(index=0, uuid="GPU-0", name="H200", pci_bus_id="00000000:01:00.0")])
     assert (found.shm, found.iommu, found.container, found.hypervisor) == (None, None, "", "")

@@ -20,6 +20,7 @@ from collbench.machine import nccl_library
 from collbench.machine import nvml as machine_nvml
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
 from collbench.machine.memory import available_bytes
+from collbench.machine.nccl_environment import configured
 from collbench.machine.numa import read, usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
@@ -334,22 +335,6 @@ def hypervisor(root: pathlib.Path) -> str:
         return ""
     words = [read(root / f"sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
     return " ".join(filter(None, words)) or "unknown hypervisor"
-
-
-def configured(root: pathlib.Path, environment: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """Return (file, name, value) that NCCL takes from its files where the environment does not set the name.
-
-    In NCCL's order: the first that sets a name wins [src/misc/param.cc, initEnvFunc; setenv without overwriting].
-    """
-    own = environment.get("NCCL_CONF_FILE") or (f"{environment['HOME']}/.nccl.conf" if "HOME" in environment else "")
-    found: dict[str, tuple[str, str, str]] = {}
-    for file in filter(None, (own, "/etc/nccl.conf")):
-        path = root / file[1:] if file.startswith("/") else pathlib.Path(file)
-        for line in read(path).splitlines() if path.is_file() else ():  # not of a device, which may never end
-            name, equals, value = line.partition("=")
-            if equals and not line.startswith("#") and name not in environment:
-                found.setdefault(name, (file, name, value))
-    return tuple(found.values())
 
 
 def _quota(words: Collection[str]) -> float | None:

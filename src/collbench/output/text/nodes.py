@@ -58,9 +58,9 @@ _FEW_FINDINGS = 12  # lines on the short page
 class Origin:
     """Where the figures come from. `names` are the nodes', `rounds` the kind of each round that was measured.
 
-    `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's;
-    `failed` is the headline of a run with failures. `switches` are how many each reported level has, leaves first, by
-    what `switches_from` names.
+    `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's; `lost`
+    are pairs that failed, `failed` the headline of a run with failures, `gone` the ranks that were lost, and how.
+    `switches` are how many each reported level has, leaves first, by what `switches_from` names.
     """
 
     backend: str
@@ -73,6 +73,7 @@ class Origin:
     gpus: tuple[tuple[int, ...], ...] = ()
     lost: tuple[str, ...] = ()
     failed: str = ""
+    gone: tuple[str, ...] = ()
     switches: tuple[int, ...] = ()
     switches_from: str = ""
 
@@ -104,6 +105,7 @@ def page(
     The short page, not `verbose`, has the first of the slow and of the undecided nodes.
     """
     lines = [origin.failed] if origin.failed else []
+    lines += [f"lost      {how}" for how in origin.gone]
     if not found.judged:
         lines.append(f"not judged: these pairs do not distinguish the {len(origin.names)} nodes; {_MORE}")
     findings = list(_findings(origin, found))

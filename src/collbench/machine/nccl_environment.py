@@ -1,0 +1,75 @@
+"""What NCCL reads of the system around it: variables from its files, and which processes it takes to share a host."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from collbench.machine.numa import read
+
+# Variables in nccl.conf.
+
+
+def configured(root: pathlib.Path, environment: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """Return (file, name, value) that NCCL takes from its files where the environment does not set the name.
+
+    In NCCL's order: the first that sets a name wins [src/misc/param.cc, initEnvFunc; setenv without overwriting].
+    """
+    own = environment.get("NCCL_CONF_FILE") or (f"{environment['HOME']}/.nccl.conf" if "HOME" in environment else "")
+    found: dict[str, tuple[str, str, str]] = {}
+    for file in filter(None, (own, "/etc/nccl.conf")):
+        path = root / file[1:] if file.startswith("/") else pathlib.Path(file)
+        for line in read(path).splitlines() if path.is_file() else ():  # not of a device, which may never end
+            name, equals, value = line.partition("=")
+            if equals and not line.startswith("#") and name not in environment:
+                found.setdefault(name, (file, name, value))
+    return tuple(found.values())
+
+
+# Which processes share a host: NCCL compares a hash of one string of each [src/misc/utils.cc, getHostHashOnce].
+
+
+# What an id must be like to stand for the host in tables and sentences.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")
+_MOST_BYTES = 1023  # NCCL compares no more of the string
+
+
+@dataclass(frozen=True, slots=True)
+class HostIdentity:
+    """This process's host. Processes with the same `key` share one for NCCL; `name` is what people call it.
+
+    `network` is the same where loopback joins two processes, which the key does not tell: NCCL_HOSTID may make several
+    hosts of one network namespace, or one host of several.
+    """
+
+    name: str
+    key: str
+    network: str
+
+
+def host_identity(environment: Mapping[str, str], root: pathlib.Path = pathlib.Path("/")) -> HostIdentity:
+    """Return the host that NCCL takes this process to be on; `root` holds proc/ and etc/.
+
+    NCCL_HOSTID where it is set, even to nothing, in the environment or in nccl.conf; else host name and boot id.
+    """
+    named, boot = socket.gethostname(), (read(root / "proc/sys/kernel/random/boot_id").split() or [""])[0]
+    asked = environment.get("NCCL_HOSTID")
+    if asked is None:
+        asked = next((value for _, name, value in configured(root, environment) if name == "NCCL_HOSTID"), None)
+    key = os.fsencode(f"{named}{boot}" if asked is None else asked)[:_MOST_BYTES]
+    return HostIdentity(
+        name=asked if asked is not None and _NAME.fullmatch(asked) else named,
+        key=os.fsdecode(key),
+        network=f"{boot}/{_network_namespace(root)}",
+    )
+
+
+def _network_namespace(root: pathlib.Path) -> int:
+    try:
+        return (root / "proc/self/ns/net").stat().st_ino
+    except OSError:
+        return 0

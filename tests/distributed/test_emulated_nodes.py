@@ -1,0 +1,59 @@
+"""`collbench nodes` on emulated hosts: one is slow one way, one is killed, one is stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collbench.runfile import run_file
+from tests.distributed.emulated import Hosts, emulated_hosts
+from tests.distributed.processes import ends, started, trials, wait_for
+
+# Four ranks and their workers load torch, each 3 s of a core or two, and others may use the cores.
+PATIENCE_S = 250.0
+WORDS = ["nodes", "--backend", "host", "--size", "64K", "-v"]
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_a_host_whose_link_is_slow_one_way_is_named(tmp_path: Path) -> None:
+    """At a quarter of the others' rate, beyond what a busy machine does to one of them."""
+    with emulated_hosts(4, tmp_path) as hosts:
+        hosts.rate(2, 10.0, receives=False)
+        with started(tmp_path, [*WORDS, "--one-way", "--budget", "10ms"], hosts.places, hosts.before) as processes:
+            (status, out, err), *others = ends(processes, PATIENCE_S)
+    assert status == 0, err
+    assert others == [(0, "", "")] * 3
+    first, *_ = (line for line in out.splitlines() if line.startswith("slow "))  # the slowest one
+    assert first.startswith("slow      h2: sending "), out
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize(
+    ("how", "status", "says"),
+    [("kill", 1, "rank 1 on h1 is gone"), ("stop", 4, "rank 1 on h1 is silent for 15 s")],
+)
+def test_a_host_that_dies_is_named_and_the_others_go_on(how: str, status: int, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    journal = tmp_path / "run.json.journal"
+    with emulated_hosts(4, tmp_path) as hosts:
+        words = [*WORDS, "--budget", "10ms", "--output", str(file), "--select", "2"]
+        with started(tmp_path, words, hosts.places, hosts.before) as processes:
+            wait_for("the first round", lambda: len(trials(journal)) > 4, processes, PATIENCE_S)
+            getattr(Hosts, how)(hosts, processes[1])
+            (found, out, err), *others = ends([processes[0], processes[2], processes[3]], PATIENCE_S)
+    assert found == status, err
+    assert others == [(0, "", "")] * 2, "rank 0 has let them go"
+    assert f"collbench: {says}" in err, "at once"
+    assert f"lost      {says}" in out
+    assert "undecided h1: it could not be measured" in out
+    (chosen,) = (line for line in out.splitlines() if line.startswith("chosen "))
+    assert "1" not in chosen
+    run = run_file.load(file)
+    assert not run.complete
+    assert not journal.exists()
+    # Of the hosts that are left every pair was measured, and what was measured with h1 before is kept.
+    left = {(0, 2), (0, 3), (2, 3)}
+    assert left <= {tuple(sorted(one.point.members)) for one in run.measurements if one.samples}
+    failed = [one.point.members for one in run.measurements if one.failure]
+    assert all(1 in members for members in failed)
