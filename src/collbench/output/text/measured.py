@@ -111,8 +111,8 @@ def _copies_summary(run: Run) -> Iterator[Block]:
             rates = _least_to_most([summarize(one).busbw for one in largest])
             rows.add_row(str(Work(operation, variant)), format_size(largest[0].point.size_bytes), *rates)
     if rows.row_count:
-        answers = (*_normal(run), *_host_lines(run, host_shares(run)))
-        yield from short(*answers, Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
+        yield from both("notes", *_normal(run))
+        yield from short(*_host_lines(run, host_shares(run)), Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in _operations(plain)[:1]:
         size_bytes = _at_largest(plain, operation)[0].point.size_bytes
@@ -313,7 +313,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
     few, beaten, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
-        yield from short(*_normal(run))
+        yield from both("notes", *_normal(run))
     if not few:
         yield from short(*_communicators(ordinary(run)))
     for operation, members in groups:
@@ -481,8 +481,10 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     ranking = evidence(run)
     if ranking is not None:
         recommended = "\n".join(_recommendations(run))
-        yield from short(Lines(recommended), *_normal(run), *_ranked_pairs(run, ranking))
+        normal = list(_normal(run))
+        yield from short(Lines(recommended), *normal, *_ranked_pairs(run, ranking))
         yield from whole("tiers", Text(), *_pairs(run, ranking, _ROWS), Lines(f"\n{recommended}"))
+        yield from whole("notes", *normal)
     else:
         for operation in _shown(run)[:1]:
             yield from short(render_bandwidths(run, operation, _largest(run, operation)), legend())
