@@ -375,7 +375,7 @@ def _interference(run: Run) -> Iterator[str]:
         yield "isolated  all pairs on PCIe: their paths share links"
 
 
-def _which(trusted: Sequence[InterferenceCheck], others: Collection[str]) -> str:
+def _which(trusted: Sequence[InterferenceCheck], others: AbstractSet[str]) -> str:
     """Return which pairs agree: "pairs"; where those of `others` do not, by labels and, in these, by operations."""
     if not others:
         return "pairs"
