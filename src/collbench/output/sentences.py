@@ -485,7 +485,7 @@ def tiers(ranking: Ranking) -> str:
 
 
 def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
-    """Return how many sets failed, and how many only have a rate above a limit: "1 failed", "2 with a rate above the limit"."""
+    """Return how many sets failed: "1 failed"; and of how many all that is wrong is a rate above a limit."""
     beaten = len(ranking.impossible)
     counts = ((len(ranking.failed) - beaten, "failed"), (beaten, "with a rate above the limit"))
     return [f"{count}{of} {word}" for count, word in counts if count]

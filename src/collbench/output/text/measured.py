@@ -103,7 +103,7 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _copies_summary(run: Run) -> Iterator[Block]:
     """Yield the short page's table, the range of each pattern and kind of copy, and the matrix of the first kind."""
-    rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s")
+    rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s", keys=2)
     for variant in (*_MATRICES, *_TABLES):
         found = [m for m in run.measured(variant) if m.point.operation.is_copy]
         for operation in _operations(found):
@@ -112,7 +112,9 @@ def _copies_summary(run: Run) -> Iterator[Block]:
             rows.add_row(str(Work(operation, variant)), format_size(largest[0].point.size_bytes), *rates)
     if rows.row_count:
         yield from both("notes", *_normal(run))
-        yield from short(*_host_lines(run, host_shares(run)), Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
+        yield from short(
+            *_host_lines(run, host_shares(run)), Text(f"{sim(run)}copies, least to most of all links or devices"), rows
+        )
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in _operations(plain)[:1]:
         size_bytes = _at_largest(plain, operation)[0].point.size_bytes
@@ -249,7 +251,7 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
 def _latency_summary(run: Run) -> Iterator[RenderableType]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
     medians: dict[str, str] = {}
-    rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest")
+    rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest", keys=2)
     works = dict.fromkeys(found.point.work for found in run.measurements if found.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
         found = [m for m in run.measured(work.variant) if m.point.work == work]
@@ -418,8 +420,9 @@ def _table(
     rows = [_columns(run, found, several, impossible=found.point in beaten) for found in ordered]
     filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
     heads = [head for head in rows[0] if head in filled and head not in without]
+    keys = sum(head in ("size", "in place", "memory") for head in heads)
     shown = ("busbw GB/s" if head == "busbw" else head for head in heads)
-    made = table(*shown, words=("in place", "memory", "flags"))
+    made = table(*shown, words=("in place", "memory", "flags"), keys=keys)
     for row in rows:
         made.add_row(*(row[head] for head in heads))
     return made

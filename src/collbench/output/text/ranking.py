@@ -74,7 +74,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
 def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
     """Yield a row for each ranking, then tiers and heat map of the first collective's, else of the first."""
     what, answer = f"{sim(run)}operation", "does it matter"
-    rows = table(what, "size", "best", "worst", "tiers", answer, words=(what, answer))
+    rows = table(what, "size", "best", "worst", "tiers", answer, words=(what, answer), keys=2)
     for ranking in rankings[:_MOST_RANKINGS]:
         unit = unit_of(run, ranking.work, ranking.size_bytes)
         figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
