@@ -147,7 +147,7 @@ def check_never_trusted(run: Run) -> None:
             assert not (touched and ranking.all_tied)
             assert " tie " not in f" {sentences.tiers(ranking)} " or not touched
             relations = {one.relation for one in ranking.standings if tuple(sorted(one.members)) in failed}
-            assert relations <= {Relation.FAILED}
+            assert relations <= {Relation.FAILED, Relation.IMPOSSIBLE}
     assert not failed & set(coverage(run).judged)
     judged = judge(run)
     assert verdicts.status(run, judged) != 0

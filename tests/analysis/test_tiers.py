@@ -317,6 +317,14 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
         (ranking((1, 2), spread=0.25, lacking=((1, 2),)), "2 of 3 pairs were measured; 2 tiers: "),
         (ranking((1, 1), lacking=((0, 1),), excused=2), "2 of 5 pairs were measured; no pair differs significantly: "),
         (ranking((1, 2, 2), spread=0.25, failed=((0, 1),)), "1 of 3 pairs failed; 2 tiers: the worst pair is 25% "),
+        (
+            ranking((1, 2, 2), spread=0.25, failed=((0, 1),), impossible=((0, 1),)),
+            "1 of 3 pairs with a rate above the limit; 2 tiers: the worst pair is 25% ",
+        ),
+        (
+            ranking((1, 2, 2), spread=0.25, failed=((0, 1), (0, 2)), impossible=((0, 1),)),
+            "1 of 3 pairs failed; 1 of 3 pairs with a rate above the limit; 2 tiers: ",
+        ),
     ],
 )
 def test_the_verdict_begins_with_what_it_lacks(found: Ranking, words: str) -> None:

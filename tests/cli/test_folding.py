@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
+from collbench.output.text import layout
 from collbench.output.text.layout import fold
 
 WORDS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
@@ -55,6 +56,22 @@ def test_the_columns_that_name_the_rows_come_again(case: str, width: int, parts:
 def test_without_left_aligned_columns_the_first_names_the_rows() -> None:
     sizes = table(("size", "1K"), ("time", "5.0"), ("busbw", "0.2"))
     assert [headers(part) for part in fold(sizes, 12)] == [["size", "time"], ["size", "busbw"]]
+
+
+def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_aligned() -> None:
+    made = layout.table("GPUs", "strategy", "on best, ms", "on worst, ms", words=("strategy",), keys=2)
+    made.add_row("2", "ddp", "2.29", "35.3")
+    assert [headers(part) for part in fold(made, 30)] == [
+        ["GPUs", "strategy", "on best, ms"],
+        ["GPUs", "strategy", "on worst, ms"],
+    ]
+
+
+def test_further_lines_of_a_cell_leave_no_empty_rows_in_other_parts() -> None:
+    made = layout.table("tier", "GB/s", "pairs", words=("tier", "pairs"))
+    made.add_row("1", "44.3", "GPU0-GPU1")
+    made.add_row("", "", "GPU0-GPU2")
+    assert [part.row_count for part in fold(made, 16)] == [1, 2]
 
 
 @given(

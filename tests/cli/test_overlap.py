@@ -52,6 +52,14 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
         assert undated(done.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
+def test_the_short_page_with_every_lever_fits_80_columns(program: Program, folder: Path) -> None:
+    words = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "--ctas", "4,16", "-o", "run.json")
+    page = program(*words).out.split("\n\n")[1].splitlines()
+    assert page[1].split()[:3] == ["size", "priority", "CTAs"]
+    assert max(map(len, page)) <= 80
+    assert "of sum" in program("show", "--verbose", "run.json").out
+
+
 def test_the_document_has_the_very_columns() -> None:
     reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
     assert [tuple(map(str.strip, row)) for row in reported] == [

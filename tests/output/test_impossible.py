@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from collbench.analysis.physics import impossible, marked
+from collbench.analysis.summary import rank_summary
+from collbench.analysis.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
 from collbench.output import nccl_tests
@@ -21,8 +23,10 @@ from collbench.output.html.content import content
 from collbench.output.plot.figure import Named, origins
 from collbench.output.prometheus import as_prometheus
 from collbench.output.rows import rows
+from collbench.output.text import ranking
+from collbench.output.text.layout import shown
 from collbench.output.text.measured import page
-from tests.builders import gpus, measured, run_of
+from tests.builders import GIB, gpus, measured, run_of
 
 
 def run_with(gbs: float, launch: float | None = None) -> Run:
@@ -88,3 +92,19 @@ def test_an_unknown_limit_is_empty_and_not_zero() -> None:
     unknown = replace(WRONG, paths=tuple(replace(path, theory_gbs=None) for path in WRONG.paths))
     assert impossible(unknown) == []
     assert [row["limit_gbs"] for row in rows(unknown)] == [None, None]
+
+
+def test_rank_does_not_say_failed_of_a_rate_above_a_limit() -> None:
+    found = rank_pairs(WRONG, Operation.ALLREDUCE, GIB)
+    assert found is not None
+    assert [one.relation for one in found.standings] == [Relation.IMPOSSIBLE]
+    assert found.failed == found.impossible == ((0, 1),)
+    assert not found.all_tied
+    console = Console(file=io.StringIO(), width=200)
+    for block in shown(ranking.page(WRONG, rank_summary(WRONG)), verbose=False):
+        console.print(block)
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "impossible" in said
+    assert "1 with a rate above the limit" in said
+    assert "failed" not in said.lower()

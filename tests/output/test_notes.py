@@ -113,13 +113,26 @@ def test_what_was_skipped_or_measured_alone_is_said_once() -> None:
         replace(both, delta=0.023),
     ]
     assert notes(run) == [
-        "checked   interference: pairs timed concurrently and isolated agree within 1.2% (1 comparison)",
+        "checked   interference: NV2 pairs timed concurrently and isolated agree within 1.2% (1 comparison)",
         "isolated  ce-write on SYS pairs: concurrently they reach 0.55 of their isolated rate (±2.0% was allowed)",
         "isolated  ce-write both-ways on SYS pairs at 64M: concurrently they reach 0.38 to 0.55 of their isolated rate "
         "(±2.3% was allowed)",
         "isolated  all pairs on PCIe: their paths share links",
         "skipped   sizes 2G: the fullest device has room for 1 GiB",
     ]
+
+
+def test_what_agrees_does_not_name_pairs_that_do_not() -> None:
+    run = run_with()
+    apart = InterferenceCheck(Operation.CE_WRITE, (0, 1), "PHB", 10.0, 5.0, 0.5, 0.02, trusted=False)
+    agree = replace(apart, ratio=0.99, trusted=True)
+    run.interference_checks = [apart, replace(agree, label="PIX"), replace(agree, operation=Operation.SM_WRITE)]
+    assert notes(run)[0] == (
+        "checked   interference: PIX pairs and sm-write on some PHB pairs timed concurrently and isolated agree within "
+        "1.0% (2 comparisons)"
+    )
+    run.interference_checks = [replace(agree, label=label) for label in ("PIX", "PHB")]
+    assert notes(run)[0].startswith("checked   interference: pairs timed concurrently and isolated agree within 1.0% ")
 
 
 def test_flags_of_trials_are_reported() -> None:

@@ -169,12 +169,17 @@ _WIDEST_NOISE = 3
 
 
 class Relation(StrEnum):
-    """How a link stands to the best of all; FAILED: something on it failed or moved wrong data, whatever its rate."""
+    """How a link stands to the best of all.
+
+    FAILED: something on it failed or moved wrong data, whatever its rate; IMPOSSIBLE: nothing did, but one of its rates
+    is above a physical limit.
+    """
 
     TIED = "tied"
     DIFFERENT = "different"
     UNDECIDED = "undecided"
     FAILED = "failed"
+    IMPOSSIBLE = "impossible"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +206,10 @@ class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
     Ratios: `spread` is (best − worst) / best; `delta` the difference that changes nobody's decision; `noise` how far
-    apart equals may look. `trials` are the fewest that any got. `failed` are the sets where something failed or moved
-    wrong data, `lacking` those without a figure though there should be one, and `excused` counts those that never have
-    one here (no peer access).
+    apart equals may look. `trials` are the fewest that any got. `failed` are the sets where something failed, moved
+    wrong data or was faster than the hardware can be, `impossible` those of them where only the last is so, `lacking`
+    those without a figure though there should be one, and `excused` counts those that never have one here (no peer
+    access).
     """
 
     work: Work
@@ -215,6 +221,7 @@ class Ranking:
     spread: float
     trials: int
     failed: tuple[Members, ...] = ()
+    impossible: tuple[Members, ...] = ()
     lacking: tuple[Members, ...] = ()
     excused: int = 0
 
@@ -342,7 +349,7 @@ def _ranking(
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(points[members])
         if ended.failed(members):
-            relation = Relation.FAILED
+            relation = Relation.IMPOSSIBLE if ended.impossible(members) else Relation.FAILED
         elif differs(best, estimate, len(ordered), delta):
             relation = Relation.DIFFERENT
         else:
@@ -365,6 +372,7 @@ def _ranking(
         spread=1 - math.exp(worst.middle - best.middle),
         trials=min(len(estimate.trials) for estimate in ordered),
         failed=tuple(some for some in sets if ended.failed(some)),
+        impossible=tuple(some for some in sets if ended.impossible(some)),
         lacking=tuple(place for place in absent if place not in excused),
         excused=len(excused),
     )

@@ -489,7 +489,7 @@ def tiers(ranking: Ranking) -> str:
         some = f"{len(ranking.standings)} of {ranking.sets} " if ranking.excused else ""
         return f"all {some}{kind}s tie within {ranking.spread:.1%}{noise}: the choice does not affect {what}"
     if ranking.failed:
-        doubts = f"{len(ranking.failed)} of {ranking.sets} {kind}s failed; "
+        doubts = "".join(f"{count}; " for count in wrong_sets(ranking, f" of {ranking.sets} {kind}s"))
     else:
         doubts = f"{len(ranking.standings)} of {ranking.sets} {kind}s were measured; " if ranking.lacking else ""
     if ranking.one_tier:
@@ -497,6 +497,13 @@ def tiers(ranking: Ranking) -> str:
         slower = f"the worst looks {ranking.spread:.1%} slower than the best"
         return f"{doubts}no {other}{kind} differs significantly: {slower}"
     return f"{doubts}{ranking.tiers} tiers: the worst {kind} is {ranking.spread:.0%} slower than the best"
+
+
+def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
+    """Return how many sets failed: "1 failed"; and of how many all that is wrong is a rate above a limit."""
+    beaten = len(ranking.impossible)
+    counts = ((len(ranking.failed) - beaten, "failed"), (beaten, "with a rate above the limit"))
+    return [f"{count}{of} {word}" for count, word in counts if count]
 
 
 def grounds(found: Grounds) -> str:

@@ -441,7 +441,7 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
         return
     groups = _rows(comparison, found)
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
-    rows = table("where", "points", "size", "base", "new", "bandwidth", "interval")
+    rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
     for name, ours in groups[:most]:
         shown = max(ours, key=lambda change: change.key.size_bytes)
         if shown.key.size_bytes < TELLING_BYTES:  # of small messages the time

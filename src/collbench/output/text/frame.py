@@ -351,16 +351,17 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
 
 def _interference(run: Run) -> Iterator[str]:
     """Yield what the interference check found: whether pairs keep their rates while other pairs are busy."""
-    trusted = [abs(1 - found.ratio) for found in run.interference_checks if found.trusted]
-    if trusted:
-        yield (
-            f"checked   interference: pairs timed concurrently and isolated agree within {max(trusted):.1%} "
-            f"({amount(len(trusted), 'comparison')})"
-        )
+    trusted = [found for found in run.interference_checks if found.trusted]
     apart: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
     for found in run.interference_checks:
         if not found.trusted:
             apart[found.label, Work(found.operation, found.variant)].append(found)
+    if trusted:
+        yield (
+            f"checked   interference: {_which(trusted, {label for label, _ in apart})} timed concurrently and isolated "
+            f"agree within {max(abs(1 - found.ratio) for found in trusted):.1%} "
+            f"({amount(len(trusted), 'comparison')})"
+        )
     for (label, work), checks in apart.items():
         sizes = sorted({found.size_bytes for found in checks if found.size_bytes is not None})
         at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
@@ -372,6 +373,17 @@ def _interference(run: Run) -> Iterator[str]:
         )
     if any(is_pcie(label) for label, _ in apart):
         yield "isolated  all pairs on PCIe: their paths share links"
+
+
+def _which(trusted: Sequence[InterferenceCheck], others: AbstractSet[str]) -> str:
+    """Return which pairs agree: "pairs"; where those of `others` do not, by labels and, in these, by operations."""
+    if not others:
+        return "pairs"
+    works: dict[str, dict[str, None]] = defaultdict(dict)
+    for found in trusted:
+        works[found.label][str(Work(found.operation, found.variant))] = None
+    labels = [f"{', '.join(sorted(set(works) - set(others)))} pairs"] if set(works) - set(others) else []
+    return " and ".join([*labels, *(f"{', '.join(works[one])} on some {one} pairs" for one in works if one in others)])
 
 
 # The first line of a page: what failed and where, or that nothing was judged.

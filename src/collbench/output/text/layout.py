@@ -95,9 +95,20 @@ def named(line: str, width: int) -> str:
     return filled(line[NAME_WIDE:], width, line[:NAME_WIDE], " " * NAME_WIDE)
 
 
-def table(*heads: str, words: Collection[str] | None = None) -> Table:
-    """Return an empty table: columns of `words` (None: the first one) are aligned left, those of figures right."""
-    made = Table(box=None, pad_edge=False, header_style="")
+class Keyed(Table):
+    """A table whose first `keys` columns name its rows: where it is folded, each part begins with them."""
+
+    def __init__(self, keys: int) -> None:
+        super().__init__(box=None, pad_edge=False, header_style="")
+        self.keys = keys
+
+
+def table(*heads: str, words: Collection[str] | None = None, keys: int | None = None) -> Table:
+    """Return an empty table: columns of `words` (None: the first one) are aligned left, those of figures right.
+
+    The first `keys` columns name its rows; None: those aligned left at the start, or the first.
+    """
+    made = Table(box=None, pad_edge=False, header_style="") if keys is None else Keyed(keys)
     for index, head in enumerate(heads):
         left = index == 0 if words is None else head in words
         made.add_column(head, justify="left" if left else "right")
@@ -147,10 +158,11 @@ def trim(table: Summary, width: int) -> list[RenderableType]:
 def fold(table: Table, width: int) -> list[Table]:
     """Return tables of at most `width` characters that together hold every column of `table`.
 
-    Each begins with the columns that name the rows: the left-aligned ones at the start, or the first. A column that is
-    too wide even so has a table to itself, which the terminal may wrap.
+    Each begins with the columns that name the rows: those of a Keyed table, else the left-aligned ones at the start, or
+    the first. A column that is too wide even so has a table to itself, which the terminal may wrap.
     """
-    keys = len(list(takewhile(lambda column: column.justify == "left", table.columns))) or 1
+    at_start = takewhile(lambda column: column.justify == "left", table.columns)
+    keys = table.keys if isinstance(table, Keyed) else len(list(at_start)) or 1
     names, values = table.columns[:keys], table.columns[keys:]
     parts: list[list[Column]] = []
     for column in values:
@@ -171,7 +183,8 @@ def _of(columns: list[Column]) -> Table:
     for column in columns:
         part.add_column(column.header, justify=column.justify)
     for row in zip(*(column.cells for column in columns), strict=True):
-        part.add_row(*row)
+        if any(row):  # further lines of a cell in another part leave this one empty
+            part.add_row(*row)
     return part
 
 

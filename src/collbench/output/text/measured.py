@@ -104,7 +104,7 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _copies_summary(run: Run) -> Iterator[Block]:
     """Yield the short page's table, the range of each pattern and kind of copy, and the matrix of the first kind."""
-    rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s")
+    rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s", keys=2)
     for variant in (*_MATRICES, *_TABLES):
         found = [m for m in run.measured(variant) if m.point.operation.is_copy]
         for operation in _operations(found):
@@ -112,8 +112,10 @@ def _copies_summary(run: Run) -> Iterator[Block]:
             rates = _least_to_most([summarize(one).busbw for one in largest])
             rows.add_row(str(Work(operation, variant)), format_size(largest[0].point.size_bytes), *rates)
     if rows.row_count:
-        answers = (*_normal(run), *_host_lines(run, host_shares(run)))
-        yield from short(*answers, Text(f"{sim(run)}copies, least to most of all links or devices"), rows)
+        yield from both("notes", *_normal(run))
+        yield from short(
+            *_host_lines(run, host_shares(run)), Text(f"{sim(run)}copies, least to most of all links or devices"), rows
+        )
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in _operations(plain)[:1]:
         size_bytes = _at_largest(plain, operation)[0].point.size_bytes
@@ -250,7 +252,7 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
 def _latency_summary(run: Run) -> Iterator[RenderableType]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
     medians: dict[str, str] = {}
-    rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest")
+    rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest", keys=2)
     works = dict.fromkeys(found.point.work for found in run.measurements if found.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
         found = [m for m in run.measured(work.variant) if m.point.work == work]
@@ -314,7 +316,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
     few, beaten, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
-        yield from short(*_normal(run))
+        yield from both("notes", *_normal(run))
     if not few:
         yield from short(*_communicators(ordinary(run)))
     for operation, members in groups:
@@ -431,8 +433,9 @@ def _table(
     rows = [_columns(run, found, several, impossible=found.point in beaten) for found in ordered]
     filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
     heads = [head for head in rows[0] if head in filled and head not in without]
+    keys = sum(head in ("size", "in place", "memory") for head in heads)
     shown = ("busbw GB/s" if head == "busbw" else head for head in heads)
-    made = table(*shown, words=("in place", "memory", "flags"))
+    made = table(*shown, words=("in place", "memory", "flags"), keys=keys)
     for row in rows:
         made.add_row(*(row[head] for head in heads))
     return made
@@ -494,8 +497,10 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     ranking = evidence(run)
     if ranking is not None:
         recommended = "\n".join(_recommendations(run))
-        yield from short(Lines(recommended), *_normal(run), *_ranked_pairs(run, ranking))
+        normal = list(_normal(run))
+        yield from short(Lines(recommended), *normal, *_ranked_pairs(run, ranking))
         yield from whole("tiers", Text(), *_pairs(run, ranking, _ROWS), Lines(f"\n{recommended}"))
+        yield from whole("notes", *normal)
     else:
         for operation in _shown(run)[:1]:
             yield from short(render_bandwidths(run, operation, _largest(run, operation)), legend())

@@ -28,8 +28,10 @@ def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
     worst = strongest(run.overlaps)
     if worst is not None:
         yield Lines(sentence(answer(worst) + sim(run, " (sim)")))
-        for heads, rows in _tables(run):
-            yield from both("tables", Text(f"\n{sim(run)}{heads}"), rows)
+        for heads, rows, brief in _tables(run):
+            yield from both("tables", Text(f"\n{sim(run)}{heads}"))
+            yield from whole("tables", rows)
+            yield from short(brief)
         yield from both("tables", Text(_LEGEND))
     else:
         yield Lines("No data point was measured.")
@@ -66,19 +68,28 @@ def failures(run: Run) -> Iterator[str]:
         yield f"failed    and {len(failed) - _FEW_FAILURES} more"
 
 
-def _tables(run: Run) -> Iterator[tuple[str, RenderableType]]:
-    """Yield a title and a table of each compute: a row for each size and lever."""
+# With columns for levers a row is wider than 80: the short page leaves these out, whose × and "of max" it has.
+_ONLY_WHOLE = ("alone ", "beside ", "of sum")
+
+
+def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
+    """Yield of each compute a title, the table with a row for each size and lever, and the short page's table."""
     measured = [found for found in run.overlaps if found.trials]
     levers = len({(found.priority, found.ctas) for found in measured}) > 1
     for compute in dict.fromkeys(found.compute for found in measured):
         found = [one for one in measured if one.compute == compute]
         operation = found[0].work.operation
         heads = ["size", *(["priority", "CTAs"] if levers else []), "alone", "beside", "×"]
-        rows = table(*heads, "alone ", "beside ", "× ", "of max", "of sum", words=("size", "priority"))
+        keys = len(heads) - 3
+        heads += ["alone ", "beside ", "× ", "of max", "of sum"]
+        rows, brief = (
+            table(*(head for head in heads if head not in left_out), words=("size", "priority"), keys=keys)
+            for left_out in ((), _ONLY_WHOLE if levers else ())
+        )
         for one in _ordered(found):
             summary = summarize(one)
             lever = [str(one.priority), "-" if one.ctas is None else str(one.ctas)] if levers else []
-            rows.add_row(
+            cells = (
                 format_size(one.size_bytes),
                 *lever,
                 *_three(summary.collective_alone, summary.collective_beside, summary.collective_factor),
@@ -86,8 +97,12 @@ def _tables(run: Run) -> Iterator[tuple[str, RenderableType]]:
                 f"{summary.of_max.value:.2f}",
                 f"{summary.of_sum.value:.2f}",
             )
+            rows.add_row(*cells)
+            brief.add_row(
+                *(cell for head, cell in zip(heads, cells, strict=True) if not levers or head not in _ONLY_WHOLE)
+            )
         ranks = len(found[0].members)
-        yield f"{operation} over {ranks} ranks (left) beside {compute}, one unit (right), ms", rows
+        yield f"{operation} over {ranks} ranks (left) beside {compute}, one unit (right), ms", rows, brief
 
 
 def _ordered(found: Sequence[Overlap]) -> list[Overlap]:

@@ -97,7 +97,7 @@ def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> T
     """Return the short page's table: a row for each number of GPUs and strategy, on the best and the worst set."""
     what = "exposed" if timed else "raw"
     heads = ["GPUs", "strategy", f"{what} on best, {scale.unit}", f"on worst, {scale.unit}"]
-    rows = table(*heads, *["lost of a step"] * timed, words=("strategy",))
+    rows = table(*heads, *["lost of a step"] * timed, words=("strategy",), keys=2)
     for case in cases:
         costs = [case.best, *([case.worst] if case.worst else [])]
         spans = [(cost.exposed if timed else cost.raw) or cost.raw for cost in costs]

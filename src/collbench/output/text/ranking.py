@@ -35,7 +35,8 @@ _JOINTS = {"link": "→", "pair": "-", "device": ""}
 _RELATIONS_LEGEND = """\
 tied, different: against the best, by the 90 % and the simultaneous 95 %
 interval of the difference (99 % below five trials); undecided: neither;
-failed: something on it failed, whatever its rate"""
+failed: something on it failed, whatever its rate; impossible: nothing failed,
+but a rate is above what the hardware can reach"""
 _FITS_LEGEND = """\
 latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
 n½: the size that reaches half of it; misfit: how far the worst size is off"""
@@ -73,7 +74,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
 def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
     """Yield a row for each ranking, then tiers and heat map of the first collective's, else of the first."""
     what, answer = f"{sim(run)}operation", "does it matter"
-    rows = table(what, "size", "best", "worst", "tiers", answer, words=(what, answer))
+    rows = table(what, "size", "best", "worst", "tiers", answer, words=(what, answer), keys=2)
     for ranking in rankings[:_MOST_RANKINGS]:
         unit = unit_of(run, ranking.work, ranking.size_bytes)
         figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
@@ -93,7 +94,7 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]
 
 def _matters(ranking: Ranking) -> str:
     """Say in a word or two whether the choice matters."""
-    failed = f"; {len(ranking.failed)} failed" if ranking.failed else ""
+    failed = "".join(f"; {count}" for count in sentences.wrong_sets(ranking))
     if ranking.trials < FEWEST_TRIALS:
         return f"too few trials{failed}"
     return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
