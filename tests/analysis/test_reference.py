@@ -70,7 +70,7 @@ def test_only_what_is_below_for_certain_fails() -> None:
 
 def test_nvls_off_is_said_and_nothing_is_below_for_it() -> None:
     answers = judge(off(eight([365.0] * 5)), FIGURES)
-    assert {answer.mismatch for answer in answers.answers} == {"NVLS on there, off here"}
+    assert {(answer.figure.nvls, answer.mismatch) for answer in answers.answers} == {("on", Nvls.OFF)}
     assert {answer.standing for answer in answers.answers} == {ReferenceVerdict.UNDECIDED}
     assert not answers.below
 

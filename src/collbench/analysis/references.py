@@ -136,15 +136,16 @@ class Measured:
 class Answer:
     """What one figure says of a run: `sets` are all links, pairs or sets that it speaks for, the slowest first.
 
-    `mismatch` says what differs from the figure's conditions; then nothing is significantly below it. `failed` are sets
-    of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is said: the run
-    beats a limit in the same operation at this size, whatever the pattern and the place, or in a place of this kind.
+    `mismatch` is the run's NVLS where the figure's differs, else None: then nothing is significantly below the figure.
+    `failed` are sets of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is
+    said: the run beats a limit in the same operation at this size, whatever the pattern and the place, or in a place of
+    this kind.
     """
 
     figure: Figure
     size_bytes: int
     sets: tuple[Measured, ...]
-    mismatch: str
+    mismatch: Nvls | None
     failed: tuple[tuple[int, ...], ...] = ()
     impossible: Impossible | None = None
 
@@ -313,11 +314,14 @@ def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> R
     return ReferenceVerdict.ABOVE if high is not None and gbs / far > high else ReferenceVerdict.UNDECIDED
 
 
-def _mismatch(figure: Figure, state: Nvls) -> str:
-    """Return what differs in NVLS, "" where nothing does. Where it is possible, NCCL was free to use it, as there."""
+def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
+    """Return the run's NVLS where it differs from the figure's, else None.
+
+    Where it is possible, NCCL was free to use it, as there.
+    """
     if figure.nvls in (None, state.value) or (figure.nvls, state) == (Nvls.ON.value, Nvls.POSSIBLE):
-        return ""
-    return f"NVLS {figure.nvls} there, {state.value} here"
+        return None
+    return state
 
 
 def _unknown(

@@ -152,7 +152,7 @@ def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, T
     first = Lines(f"{sim(answers.run, 'sim: ')}{what}: ")
     first.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
     first.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
-    condition = f"; {answer.mismatch}" if answer.mismatch else ""
+    condition = f"; {_mismatch(answer)}" if answer.mismatch else ""
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
     nccl = f", NCCL {source.nccl}" if source.nccl else ""
     origins = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
@@ -287,6 +287,10 @@ def _run(run: Run) -> _Json:
     }
 
 
+def _mismatch(answer: Answer) -> str:
+    return f"NVLS {answer.figure.nvls} there, {answer.mismatch} here" if answer.mismatch else ""
+
+
 def _answer_json(answer: Answer) -> _Json:
     figure = answer.figure
     low, high = figure.band
@@ -298,7 +302,7 @@ def _answer_json(answer: Answer) -> _Json:
         "standing": answer.standing.value,
         "band_gbs": [low, high],
         "device_sets": plain(answer.sets),
-        "mismatch": answer.mismatch,
+        "mismatch": _mismatch(answer),
         "impossible": _impossible_json(answer),
         "machine": figure.machine,
         "nvls": figure.nvls,
