@@ -9,7 +9,7 @@
 #   calls, and MODELS=gpt2 steps.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
 #   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
-#   EPOCHS=4, SEEDS=0,1,2,3 and REPEATS=3 change how long `scaling` and an ablation take. Nothing here sets NCCL's variables but
+#   EPOCHS=4, SEEDS=0,1,2,3, REPEATS=3 and LIMIT=90 change how long `scaling`, an ablation and a job may take. Nothing here sets NCCL's variables but
 #   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
 set -u -o pipefail
 [ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|overlap|steps|buckets|scaling|launch|all]" >&2; exit 2; }
@@ -81,7 +81,7 @@ one() { # one NAME WORLD OPTIONS …: a single job, its output kept
     local name=$1 world=$2; shift 2
     local words=("${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
     name=${prefix:-gpt2}-$name
-    step 90 "${words[@]}" "${gpt2[@]}" "$@" > "$out/$name.txt" 2> "$out/$name.err"
+    step "${LIMIT:-90}" "${words[@]}" "${gpt2[@]}" "$@" > "$out/$name.txt" 2> "$out/$name.err"
     local status=$?
     echo "== $name: exit $status; $(grep ^summary "$out/$name.txt" || tail -3 "$out/$name.err")"
     rm -f "$out/$name.err"
@@ -122,7 +122,7 @@ steps() { # steps that exchange nothing, of DDP and of FSDP2, small and large, w
     local gpt2=("${gpt2[@]}") script
     [ "$DRY" ] && count=(--steps 3 --warmup 1) batches=1
     local models=${MODELS:-gpt2 gpt2-medium vit-b/16}
-    [ "$DRY" ] && models="gpt2 vit-b/16"
+    [ "$DRY" ] && models=${MODELS:-gpt2 vit-b/16}
     for model in $models; do
         script=gpt2_ddp.py
         case $model in vit-*) script=vit_ddp.py ;; esac

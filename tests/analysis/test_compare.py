@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
-from scipy.stats import t
 
 from collbench.analysis.compare import Kind, Verdict, compare, points_by_key
 from collbench.analysis.stats import median_deviation, trial_noise
@@ -212,6 +211,8 @@ def test_the_more_is_asked_the_wider_is_each_interval(
     run = run_of(gpus(3), [measured(work, link, [400 * trial for trial in TRIALS]) for work, link in points_])
     found = compare(run, scaled(run, 1 / 0.9), FAIL)
     error = trial_noise([[math.log(trial) for trial in TRIALS]]) * median_deviation(len(TRIALS))
+    from scipy.stats import t  # late: it takes a second
+
     far = float(t.ppf(1 - 0.01 / answers / 2, 2 * 0.5 * 6 * pooled)) * math.sqrt(2) * error
     for change in found.changes:
         assert change.interval == pytest.approx((0.9 * math.exp(-far), 0.9 * math.exp(far)))

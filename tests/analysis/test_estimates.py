@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from scipy.stats import studentized_range, t
 
 from collbench.analysis.tiers import (
     Estimate,
@@ -142,8 +141,12 @@ def test_how_far_apart_equals_may_look(
     title: str, a: Estimate, b: Estimate, count: int, freedom: float, level: float
 ) -> None:
     if count == 2:
+        from scipy.stats import t  # late: it takes a second
+
         quantile = float(t.ppf((1 + level) / 2, freedom))
     else:
+        from scipy.stats import studentized_range  # late: it takes a second
+
         quantile = float(studentized_range.ppf(level, count, freedom)) / math.sqrt(2)
     assert margin(a, b, count) == pytest.approx(quantile * math.hypot(a.error, b.error), rel=3e-3)
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from scipy.stats import t
 
 from collbench.analysis.compare import Part, estimates, points_by_key, reach
 from collbench.analysis.tiers import Estimate
@@ -32,6 +31,8 @@ MIB = 2**20
     ],
 )
 def test_how_far_the_truth_may_lie(title: str, parts: Sequence[Part], alpha: float, freedom: float) -> None:
+    from scipy.stats import t  # late: it takes a second
+
     assert reach(parts, alpha) == pytest.approx(float(t.ppf(1 - alpha / 2, freedom)) * 0.02)
 
 

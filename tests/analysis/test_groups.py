@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from scipy.stats import t
 
 from collbench.analysis import compare
 from collbench.analysis.compare import Bunch, Found, Group, Key, Kind, Named, Verdict, find_bunches, judge_group
@@ -106,6 +105,8 @@ def test_a_point_counts_by_what_is_known_of_it() -> None:
     found = judged(point(-0.1, 0.01), point(0.0, 0.02))
     assert math.log(found.ratio) == pytest.approx(-0.08)
     variance = 2 * ((0.8 * 0.01) ** 2 + (0.2 * 0.02) ** 2)
+    from scipy.stats import t  # late: it takes a second
+
     far = float(t.ppf(0.995, 16)) * math.sqrt(variance)  # 8 degrees of freedom in each run
     assert [math.log(end) for end in found.interval] == pytest.approx([-0.08 - far, -0.08 + far])
     assert math.log(judged(point(-0.1, 0.01), point(0.0, 0.0)).ratio) == pytest.approx(-0.05)

@@ -1,5 +1,6 @@
 """Predicted beside measured steps of GPT-2 on H200s: what two lanes cannot say, and what supports the explanation."""
 
+import json
 from pathlib import Path
 from statistics import fmean
 
@@ -98,3 +99,18 @@ def test_what_fsdp_takes_longer_without_p2p_is_the_hosts_own_time() -> None:
         host, step = (after[name] - before[name] for name in ("host_optimizer", "step"))
         assert step > 1.4
         assert host / step > 0.9
+
+
+def test_the_steps_with_factors_of_overlap_are_those_of_the_results_page() -> None:
+    """benchmarks/steps.py wrote the table; factors of the same settings bring every step nearer, none all the way."""
+    folder = RESULTS / "2026-11-22-predict-overlap"
+    rows = [
+        line for line in (folder / "steps.md").read_text(encoding="utf-8").splitlines() if line.startswith("| gpt2")
+    ]
+    page = (RESULTS.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(rows) == 8
+    assert [row for row in rows if row not in page] == []
+    for row in json.loads((folder / "steps.json").read_text(encoding="utf-8"))["rows"]:
+        if not row["other_settings"]:
+            without, with_factors = (row[name]["step_ms"] for name in ("without", "with"))
+            assert without < with_factors < row["measured_ms"]

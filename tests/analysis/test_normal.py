@@ -1,7 +1,6 @@
 import math
 
 import pytest
-from scipy.stats import t
 
 from collbench.analysis.stats import median_deviation, range_quantile
 
@@ -80,4 +79,6 @@ def test_of_two_it_is_students(freedom: float, quantile: float) -> None:
 @pytest.mark.parametrize("freedom", [0.5, 0.6, 1.5, 2, 100, 1000])
 def test_less_than_one_degree_of_freedom_is_students_too(freedom: float, probability: float) -> None:
     found = range_quantile(2, probability, freedom) / math.sqrt(2)
+    from scipy.stats import t  # late: it takes a second
+
     assert found == pytest.approx(float(t.ppf((1 + probability) / 2, freedom)), rel=3e-3)

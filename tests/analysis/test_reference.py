@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from scipy.stats import t
 
 from collbench.analysis.physics import Nvls, impossible, nvls
 from collbench.analysis.references import Answers, Figure, ReferenceVerdict, judge, load
@@ -239,6 +238,8 @@ def test_only_a_whole_interval_outside_the_band_is_certain(links: int, side: int
     run = copies([400 * rate for rate in NOISY], links=links)
     gbs = summarize(run.measurements[0]).busbw
     error = trial_noise([[math.log(rate) for rate in NOISY]]) * median_deviation(5)
+    from scipy.stats import t  # late: it takes a second
+
     far = float(t.ppf(1 - 0.01 / links / 2, 0.5 * 4 * links)) * error
     for nearer, expected in ((1.001, standing), (0.999, ReferenceVerdict.UNDECIDED)):
         end = gbs * math.exp(-side * far * nearer)

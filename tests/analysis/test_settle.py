@@ -3,7 +3,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
-from scipy.stats import t
 
 from collbench.analysis.choice import AllLeft, Band, Candidate, Choice, How, TieBreak
 from collbench.analysis.select import settle
@@ -119,6 +118,8 @@ def test_the_gain_has_the_interval_of_a_single_comparison() -> None:
     run = verification({OTHER: near(400), FIRST: near(300)})
     choice = settle(predicted(OTHER, FIRST), run)
     found = estimates({m.point.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
+    from scipy.stats import t  # late: it takes a second
+
     wide = t.ppf(0.975, found[OTHER].freedom) * math.hypot(found[OTHER].error, found[FIRST].error)
     assert choice.gain is not None
     assert choice.gain == pytest.approx([400 / 300 * math.exp(side * wide) for side in (-1, 0, 1)], rel=1e-3)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from collbench.analysis.physics import impossible
 from collbench.analysis.stats import summarize
 from collbench.backends import factory
 from collbench.backends.protocol import Backend, Step, Timing
@@ -14,9 +15,10 @@ from collbench.model.errors import DataCorruption, StepFailed, UsageError
 from collbench.model.failures import Cause, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import Flag, Run, SkipKind, StopReason
+from collbench.model.skew import Skew, SkewKind
 from collbench.runfile import run_file
 from collbench.sim import fabrics
-from collbench.sim.fabrics import Fault, FaultKind, Noise
+from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
 from tests.builders import shared, throttled
 from tests.sim.made import QUIET, complete, faulty, request, simulate, tree
 
@@ -287,6 +289,45 @@ def test_a_variable_that_is_set_there_is_in_the_run() -> None:
 def test_every_collective_is_timed(operation: Operation) -> None:
     run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(operation),), pairs=False), seed=1)
     assert summarize(run.measurements[-1]).busbw == pytest.approx(6 * 24.17 * 0.92, rel=0.05)
+
+
+def _uneven(fabric: Fabric, skew: Skew | None, size: int) -> Run:
+    work = Work(Operation.ALLTOALLV, skew=skew)
+    return simulate(fabric, request(copies=(), collectives=(work,), pairs=False, sizes=(size,)), seed=1)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.2, 4.0])
+def test_the_busiest_ranks_port_bounds_uneven_blocks(exponent: float) -> None:
+    """At one size the busiest rank moves about as much as of even blocks, and no true figure is impossible."""
+    even = summarize(_uneven(QUIET_H200, None, 2**28).measurements[0])
+    run = _uneven(QUIET_H200, Skew(SkewKind.ZIPF, exponent, 5), 2**28)
+    uneven = summarize(run.measurements[0])
+    assert even.busbw == pytest.approx(uneven.busbw, rel=0.05)
+    assert impossible(run) == []
+
+
+def test_half_the_time_of_a_port_is_impossible() -> None:
+    run = _uneven(QUIET_H200, Skew(SkewKind.ZIPF, 1.2, 5), 2**28)
+    found = run.measurements[0]
+    found.samples[:] = [replace(one, seconds=tuple(s / 2 for s in one.seconds)) for one in found.samples]
+    assert [one.point for one in impossible(run)] == [found.point]
+
+
+def test_a_ranks_block_for_itself_needs_no_way() -> None:
+    """Its busbw counts it, as nccl-tests' does, and may exceed any port's: that is not impossible."""
+    ranks = 8
+    own = tuple(tuple(2**27 if a == b else 2**17 for b in range(ranks)) for a in range(ranks))
+    run = _uneven(QUIET_H200, Skew(SkewKind.MATRIX, matrix=own), 2**27 + 7 * 2**17)
+    assert summarize(run.measurements[0]).busbw > 450
+    assert impossible(run) == []
+
+
+def test_one_large_block_is_bound_by_its_own_link() -> None:
+    """GPU3 and GPU4 of a DGX-1V share no NVLink."""
+    one = tuple(tuple(2**28 if (a, b) == (3, 4) else 0 for b in range(8)) for a in range(8))
+    run = _uneven(QUIET_DGX, Skew(SkewKind.MATRIX, matrix=one), 2**28)
+    assert 5 < summarize(run.measurements[0]).busbw / (7 / 8) < 15.75
+    assert impossible(run) == []
 
 
 def test_each_rank_sends_to_the_next_by_their_own_path() -> None:

@@ -17,3 +17,9 @@ def test_1024_gpus_take_less_than_a_minute() -> None:
     phases = estimate(128, 8, 512 * 2**20, 400.0)
     assert [phase.times for phase in phases] == [1, 8, 8]
     assert 30 < sum(phase.total for phase in phases) < 60
+
+
+def test_batches_on_slow_networks_are_short() -> None:
+    """512M at 1 GB/s takes 1 s: seven batches of one call, not of eight."""
+    fixed = round_seconds(4, 8, 8, 400.0)
+    assert round_seconds(4, 8, 512 * 2**20, 1.0) == pytest.approx(fixed + 7 * 512 * 2**20 * 2 * 15 / 16 / 1e9, rel=1e-3)

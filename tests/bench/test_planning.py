@@ -220,7 +220,7 @@ def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], c
 def test_sizes_are_cut_as_nccl_tests_cuts_them(operation: Operation) -> None:
     # 1000100 bytes over 4 ranks of float: 62506 elements a rank, cut to a multiple of 4: 62504 [src/all_gather.cu:10].
     plan = plan_of(replace(ONE, collectives=(Work(operation),), sizes=(1_000_103,)))
-    assert plan.sizes[Work(operation)] == (4 * 4 * 62504 if operation.shares else 1_000_100,)
+    assert plan.sizes[Work(operation)] == (4 * 4 * 62504 if operation.shares or operation.irregular else 1_000_100,)
 
 
 @pytest.mark.parametrize(

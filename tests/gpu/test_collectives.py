@@ -41,7 +41,10 @@ def _plan(operation: str, dtype: int, **changes: Any) -> dict[str, Any]:
 
 
 def collective_round(*, operation: str, dtype: int, reduction: int, **values: Any) -> _native.CollectiveRound:
-    """Return the round of a plan."""
+    """Return the round of a plan; of an all-to-all-v with even blocks."""
+    if operation == "alltoallv":
+        ranks = len(values["groups"][0])
+        values = {"blocks": [values["count"] // ranks] * ranks**2} | values
     return _native.CollectiveRound(
         operation=_native.Collective.__members__[operation],
         dtype=_native.Dtype(dtype),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from collbench.launch.ablation import Measure, TrainingRun, judge, measure_of, step_value, warm_up
 from tests.launch.made import ablation, run
@@ -85,6 +84,8 @@ def test_the_interval_is_the_one_that_scipy_gives_for_paired_logs(pairs: list[tu
     logs = np.log(second) - np.log(first)
     if np.ptp(logs) < 1e-9:
         return  # scipy divides by zero
+    from scipy import stats  # late: it takes a second
+
     theirs = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
     ours = result.ratio
     assert math.log(ours.low) == pytest.approx(theirs.low, rel=1e-6, abs=1e-9)

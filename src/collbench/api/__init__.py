@@ -122,11 +122,11 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.api import requests, values
     from collbench.api.checking import confirmed
     from collbench.api.measuring import measure as measured
+    from collbench.api.skew_option import parse_skew
     from collbench.model.capabilities import BACKENDS
     from collbench.model.dtypes import REDOPS, parse_dtype
     from collbench.model.nccl_options import checked_config
     from collbench.model.operations import COLLECTIVES, Operation, Registration
-    from collbench.model.skew_option import parse_skew
     from collbench.model.units import parse_sizes
     from collbench.runfile import run_file, saved_runs
 

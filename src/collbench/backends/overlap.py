@@ -149,7 +149,14 @@ def _open_host(wanted: str | None) -> OverlapOpened:
     world = OverlapWorld(HOST.name, [device.index for device in devices])
     _join(world)
     return OverlapOpened(
-        HOST.name, world, devices, factory.here(), numa.paths(devices), _CORE_SPAN_S, close=world.close
+        HOST.name,
+        world,
+        devices,
+        factory.here(),
+        numa.paths(devices),
+        _CORE_SPAN_S,
+        environment=factory.nccl_settings(os.environ),
+        close=world.close,
     )
 
 

@@ -70,8 +70,8 @@ def start_seconds(nodes: int, gpus: int) -> float:
 
 def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
     """Return the seconds of one round: communicators, then trials of `size_bytes` at `gbs` GB/s of busbw."""
-    calls = WARMUP * iterations(size_bytes) + TRIALS * BATCHES * iterations(size_bytes)
     call = size_bytes * Operation.ALLREDUCE.busbw_factor(2 * gpus) / (gbs * 1e9)
+    calls = (WARMUP + TRIALS * BATCHES) * iterations_for(size_bytes, call)
     return _ROUND_START_S + calls * call + TRIALS * _MESSAGE_S * nodes * gpus
 
 

@@ -13,6 +13,7 @@ import click
 
 from collbench.api import requests
 from collbench.api.requests import MeasureOptions
+from collbench.api.skew_option import parse_skew
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
@@ -24,7 +25,6 @@ from collbench.model.errors import UsageError
 from collbench.model.nccl_options import parse_config
 from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
 from collbench.model.skew import Skew
-from collbench.model.skew_option import parse_skew
 from collbench.model.units import format_size, parse_size
 
 # nccl-tests' flags that collbench takes only where they change nothing: else a line says what to use instead.

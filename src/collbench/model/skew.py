@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 import zlib
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +16,7 @@ BLOCK_UNIT = 16
 # Shares are whole numbers of 2^-40, so that blocks are cut exactly and alike on every machine.
 _WHOLE = 2**40
 # With a larger exponent all but one rank get nothing, at any size.
-LARGEST_EXPONENT = 40.0
+LARGEST_EXPONENT = 40
 
 
 class SkewKind(StrEnum):
@@ -42,7 +42,7 @@ class Skew:
     def __post_init__(self) -> None:
         """Raise ValueError for what is no skew."""
         if not 0 <= self.exponent <= LARGEST_EXPONENT:
-            raise ValueError(f"the exponent of a skew is {self.exponent}, not 0 to {LARGEST_EXPONENT:g}")
+            raise ValueError(f"the exponent of a skew is {self.exponent}, not 0 to {LARGEST_EXPONENT}")
         if self.kind is SkewKind.ZIPF:
             if self.matrix:
                 raise ValueError("a skew by Zipf's law has a matrix, too")
@@ -73,14 +73,18 @@ class Skew:
         self.check(ranks)
         if self.kind is SkewKind.MATRIX:
             return self.matrix
-        shares = [round(_WHOLE / place**self.exponent) for place in range(1, ranks + 1)]
-        random.Random(self.seed).shuffle(shares)  # noqa: S311 - reproducible
+        shares = [0] * ranks
+        # By a hash, so that a seed means the same with every Python.
+        popular = sorted(range(ranks), key=lambda rank: hashlib.sha256(f"{self.seed}:{rank}".encode()).digest())
+        for place, rank in enumerate(popular, start=1):
+            shares[rank] = round(_WHOLE / place**self.exponent)
         return (tuple(shares),) * ranks
 
     def __str__(self) -> str:
         """Return "zipf:1.2 seed 7", or of a matrix what tells it from others: "matrix 8x8 1c291ca3"."""
         if self.kind is SkewKind.ZIPF:
-            return f"zipf:{self.exponent:g} seed {self.seed}"
+            exponent = f"{self.exponent:.6f}".rstrip("0").rstrip(".")
+            return f"zipf:{exponent} seed {self.seed}"
         side, mark = len(self.matrix), zlib.crc32(repr(self.matrix).encode())
         return f"matrix {side}x{side} {mark:08x}"
 

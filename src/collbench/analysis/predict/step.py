@@ -65,6 +65,7 @@ def _within(unit: Unit) -> Iterator[tuple[int, float]]:
 # How long a step takes when host, compute and communication run beside each other: lanes, each in its own order.
 
 _HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
+_ROUNDING = 1e-12  # of a step: the same sum in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,12 @@ def compute_of(
     With a `host` they are never fewer than the GPU's own.
     """
     low, high = host.gpu_seconds if host else 0.0, step
-    if step_seconds(transfers, seconds, low, host, contention) > step:
+    most = step * (1 + _ROUNDING)
+    if step_seconds(transfers, seconds, low, host, contention) > most:
         return None
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        longer = step_seconds(transfers, seconds, middle, host, contention) > step
+        longer = step_seconds(transfers, seconds, middle, host, contention) > most
         low, high = (low, middle) if longer else (middle, high)
     return low
 

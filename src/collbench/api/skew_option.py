@@ -24,7 +24,7 @@ def parse_skew(text: str) -> Skew | None:
         except ValueError:
             exponent = math.nan
         if not 0 <= exponent <= LARGEST_EXPONENT:
-            raise UsageError(f"--skew {text}: write an exponent from 0 to {LARGEST_EXPONENT:g}, as zipf:1.2")
+            raise UsageError(f"--skew {text}: write an exponent from 0 to {LARGEST_EXPONENT}, as zipf:1.2")
         return Skew(SkewKind.ZIPF, exponent) if exponent else None
     return Skew(SkewKind.MATRIX, matrix=_read_matrix(text))
 

@@ -1,0 +1,70 @@
+"""`collbench alltoallv` from its options to pages, files and rows, on the sim and the host backend."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from tests.cli.program import Program
+
+SIM = "alltoallv --backend sim --fabric hgx-h200 --seed 4 --sizes 64M"
+
+
+def test_the_run_holds_its_skew_and_every_page_shows_it(program: Program, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "run.json"
+    said = program(*SIM.split(), "--skew", "zipf:1.2", "--output", str(file))
+    assert said.status == 0
+    assert "zipf:1.2 seed 4, busiest rank" in said.out.replace("\n", " ")
+    point = json.loads(file.read_text(encoding="utf-8"))["measurements"][0]["point"]
+    assert point["skew"] == {"kind": "zipf", "exponent": 1.2, "seed": 4, "matrix": []}
+    (row,) = json.loads(program("export", str(file), "--format", "json").out)
+    assert row["skew"] == "zipf:1.2 seed 4"
+    # 8 ranks, each sends 1/8 of all: the first of them receives 1 / sum(k^-1.2 for k to 8) of it.
+    assert row["imbalance"] == pytest.approx(8 / sum(k**-1.2 for k in range(1, 9)), rel=1e-3)
+    assert "zipf:1.2 seed 4" in program("show", str(file)).out
+    assert "# blocks: zipf:1.2 seed 4;" in program("show", str(file), "--format", "nccl-tests").out
+
+
+def test_a_matrix_is_sent_as_it_stands_or_to_scale(program: Program, tmp_path: pathlib.Path) -> None:
+    matrix = tmp_path / "matrix.txt"
+    matrix.write_text("0 1048576\n524288 16\n")
+    for sizes, size in (((), 2**20 + 16), (("--sizes", "2M"), 2**21)):
+        file = tmp_path / f"{size}.json"
+        words = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--devices", "0,1", "--skew", str(matrix))
+        assert program(*words, *sizes, "--output", str(file)).status == 0
+        point = json.loads(file.read_text(encoding="utf-8"))["measurements"][0]["point"]
+        assert point["size_bytes"] == pytest.approx(size, abs=32)
+        assert point["skew"]["matrix"] == [[0, 2**20], [2**19, 16]]
+
+
+def test_runs_of_other_skews_are_not_the_same_data_points(program: Program, tmp_path: pathlib.Path) -> None:
+    files = [str(tmp_path / f"{number}.json") for number in range(2)]
+    for file, skew in zip(files, ("zipf:1.2", "uniform"), strict=True):
+        assert program(*SIM.split(), "--skew", skew, "--output", file).status == 0
+    said = program("compare", *files)
+    assert said.status != 0
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--skew zipf:x", "zipf:1.2"),
+        ("--skew nothing.txt", "no matrix can be read"),
+        ("--skew matrix.txt", "2 × 2, and there are 8 ranks"),
+    ],
+)
+def test_what_is_no_skew_is_refused_in_one_line(
+    program: Program, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, words: str, names: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "matrix.txt").write_text("16 16\n16 16")
+    said = program(*SIM.split(), *words.split())
+    assert (said.status, len(said.err.splitlines())) == (2, 1)
+    assert names in said.err
+
+
+def test_skew_is_for_alltoallv_alone(program: Program) -> None:
+    assert program("alltoall", "--skew", "uniform").status == 2
