@@ -107,6 +107,15 @@ def with_a_run(**changes: object) -> str:
     return json.dumps(data)
 
 
+def with_gpu_ratio(middle: float) -> str:
+    data = json.loads(experiment.dumps(CASES["with the GPU's time"]))
+    data["result"]["gpu"]["ratio"]["middle"] = middle
+    return json.dumps(data)
+
+
+SPREAD = json.loads(experiment.dumps(CASES["finished"]))["result"] | {"spread": {"between": -0.1, "within": None}}
+
+
 @pytest.mark.parametrize(
     ("case", "text", "reported"),
     [
@@ -120,6 +129,8 @@ def with_a_run(**changes: object) -> str:
         ("a time of zero", with_a_run(wall_seconds=0.0), "not positive and finite"),
         ("a step that is no number", with_a_run(step_seconds=["fast"]), "damaged ablation file"),
         ("a negative step", with_a_run(step_seconds=[-1.0]), "not positive and finite"),
+        ("a negative ratio of the GPU's", with_gpu_ratio(-1.1), "not positive and finite"),
+        ("a spread below zero", changed(result=SPREAD), "negative or not finite"),
         ("nested a thousand deep", "[" * 100_000, "not JSON, or cut off"),
     ],
 )

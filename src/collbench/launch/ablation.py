@@ -528,8 +528,10 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
                 return None
             own[arm].append(math.log(worked))
             shares[arm].append(math.log(worked / step))
-    ratio = _mean([after - before for before, after in zip(*own, strict=True)])
-    return GpuResult((_arm(own[0]), _arm(own[1])), Ratio(*ratio), (Ratio(*_mean(shares[0])), Ratio(*_mean(shares[1]))))
+    level = _LEVEL if ablation.budget_seconds is None else _LOOKED_AT_LEVEL
+    ratio = _mean([after - before for before, after in zip(*own, strict=True)], level)
+    first, second = (Ratio(*_mean(found, level)) for found in shares)
+    return GpuResult((_arm(own[0]), _arm(own[1])), Ratio(*ratio), (first, second))
 
 
 def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> float | None:

@@ -112,6 +112,14 @@ def _check_meaning(found: Ablation) -> None:
         ratio = found.result.ratio
         times += [("ablation.result.ratio", one) for one in (ratio.low, ratio.middle, ratio.high)]
         times += [("ablation.result.arms", one) for arm in found.result.arms for one in (arm.seconds, *arm.interval)]
+        if (gpu := found.result.gpu) is not None:
+            ratios = (gpu.ratio, *gpu.shares)
+            times += [("ablation.result.gpu", one) for made in ratios for one in (made.low, made.middle, made.high)]
+            times += [("ablation.result.gpu", one) for arm in gpu.arms for one in (arm.seconds, *arm.interval)]
+        if (spread := found.result.spread) is not None:
+            figures = (spread.between, spread.within or 0.0)
+            if not all(0 <= figure < math.inf for figure in figures):
+                raise ValueError("ablation.result.spread is negative or not finite")
     for where, figure in times:
         if not 0 < figure < math.inf:
             raise ValueError(f"{where} has a time or a size that is not positive and finite")

@@ -53,7 +53,8 @@ def verdict(ablation: Ablation) -> str:
     """Return what came out in one sentence; for an unfinished ablation, how far it came."""
     if ablation.result is None:
         good = sum(run.status == 0 for run in ablation.made)
-        return f"unfinished: {good} of {2 * ablation.repeats} runs, too few to compare"
+        of = "" if ablation.budget_seconds is not None else f" of {2 * ablation.repeats}"
+        return f"unfinished: {good}{of} runs, too few to compare"
     ratio, what = ablation.result.ratio, _WHAT[ablation.measure]
     if ratio.low <= 1 <= ratio.high:
         return _tied(ratio, ablation.arms[1].name, what)
@@ -89,6 +90,8 @@ def _remarks(ablation: Ablation) -> Iterator[str]:
         return
     if result.gpu is not None:
         yield from _on_gpu(ablation, result.gpu)
+    elif result.needed is not None and ablation.measure is Measure.STEP:
+        yield "whether the host bounds a step is not known: the script prints no gpu_time (docs/ablate.md)"
     made = len(ablation.arms[0].runs)
     if result.needed is not None and result.needed > made:
         runs = [run.wall_seconds for run in ablation.made if run.status == 0]
