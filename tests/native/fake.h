@@ -22,7 +22,8 @@
 //   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
-//   FAKE_CORRUPT_COLLECTIVE=nth:element:rank
+//   FAKE_CORRUPT_COLLECTIVE=nth:element:rank   FAKE_APART=1 (each GPU's threads are a process of their own: its calls
+//   wait for no other GPU's blocking kernel)
 //   FAKE_BREAK=nth:rank:code:others (at that collective the rank fails in the background, and it never ends; `others`
 //   is what the other ranks' communicators then say, 0 unless given)   NCCL_COMM_BLOCKING=0 obeyed as NCCL does
 // A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.

@@ -89,7 +89,7 @@ def body(rank, held):
     return "done"
 ranks(4, body)
 """
-    done = fakes.script(_RANKS + script, tmp_path)
+    done = fakes.script(_RANKS + script, tmp_path, apart=1)
 
     assert done.said["said"] == ["done"] * 4
     assert "window collective" in done.log
