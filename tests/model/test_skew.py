@@ -122,7 +122,21 @@ def test_a_matrix_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize(
-    "text", ["zipf", "zipf:", "zipf:x", "zipf:-1", "zipf:nan", "zipf:inf", "zipf:41", "uniform:2", ""]
+    "text",
+    [
+        "zipf",
+        "zipf:",
+        "zipf:x",
+        "zipf:-1",
+        "zipf:nan",
+        "zipf:inf",
+        "zipf:41",
+        "zipf:1:",
+        "zipf:1:x",
+        "zipf:1:-1",
+        "uniform:2",
+        "",
+    ],
 )
 def test_words_that_name_no_skew_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--skew"):

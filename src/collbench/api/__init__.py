@@ -173,7 +173,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     words += [] if skew == "uniform" else ["--skew", skew]
     words += ["--nccl-config", ",".join(f"{name}={value}" for name, value in config.items())] if config else []
     request = requests.COMMANDS[command](requests.request_of(command, asked, words))
-    works = requests.skewed(requests.registered(request.collectives, registration), uneven, request.seed)
+    works = requests.skewed(requests.registered(request.collectives, registration), uneven)
     request = replace(request, collectives=works, nccl_config=config, latency=latency or 0)
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):

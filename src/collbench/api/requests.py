@@ -18,7 +18,7 @@ from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind
-from collbench.model.skew import Skew, SkewKind
+from collbench.model.skew import Skew
 from collbench.runfile import run_file
 
 # All that a latency needs: the smallest message of the reference tools.
@@ -142,10 +142,8 @@ def registered(works: Sequence[Work], kind: str) -> tuple[Work, ...]:
     return tuple(replace(work, registration=one) for one in kinds for work in works)
 
 
-def skewed(works: Sequence[Work], skew: Skew | None, seed: int) -> tuple[Work, ...]:
-    """Return the collectives with blocks of such sizes; which rank is how popular, the run's seed decides."""
-    if skew is not None and skew.kind is SkewKind.ZIPF:
-        skew = replace(skew, seed=seed)
+def skewed(works: Sequence[Work], skew: Skew | None) -> tuple[Work, ...]:
+    """Return the collectives with blocks of such sizes."""
     return tuple(replace(work, skew=skew) if work.operation.irregular else work for work in works)
 
 

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 from collbench.model.errors import UsageError
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 
+_SEED = re.compile(r"\d{1,9}", re.ASCII)
+
 
 def parse_skew(text: str) -> Skew | None:
-    """Return the skew that `text` names: "uniform" (None), "zipf:EXPONENT" or a matrix file. Raises UsageError.
+    """Return the skew that `text` names: "uniform" (None), "zipf:EXPONENT[:SEED]" or a matrix file. Raises UsageError.
 
-    The file is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in
-    bytes, separated by blanks; each is cut to whole units of 16 bytes.
+    A seed says which ranks are popular, 0 without one and whatever the seed of a run is, so that runs compare. The file
+    is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in bytes,
+    separated by blanks; each is cut to whole units of 16 bytes.
     """
     word, colon, given = text.strip().partition(":")
     if word.lower() == "uniform" and not colon:
         return None
     if word.lower() == SkewKind.ZIPF:
+        number, colon, seed = given.partition(":")
         try:
-            exponent = float(given)
+            exponent = float(number)
         except ValueError:
             exponent = math.nan
         if not 0 <= exponent <= LARGEST_EXPONENT:
             raise UsageError(f"--skew {text}: write an exponent from 0 to {LARGEST_EXPONENT}, as zipf:1.2")
-        return Skew(SkewKind.ZIPF, exponent) if exponent else None
+        if colon and _SEED.fullmatch(seed) is None:
+            raise UsageError(f"--skew {text}: '{seed}' is no seed: write a whole number, as zipf:1.2:7, or none")
+        return Skew(SkewKind.ZIPF, exponent, int(seed or 0)) if exponent else None
     return Skew(SkewKind.MATRIX, matrix=_read_matrix(text))
 
 

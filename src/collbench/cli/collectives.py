@@ -449,7 +449,7 @@ def _command(operation: Operation) -> click.Command:
             request = replace(
                 theirs.applied(request, processes()),
                 collectives=requests.skewed(
-                    requests.registered([Work(operation, place) for place in places], registration), skew, request.seed
+                    requests.registered([Work(operation, place) for place in places], registration), skew
                 ),
                 nccl_config=nccl_config or {},
                 pairs=pairs,

@@ -164,12 +164,36 @@ def _load(paths: tuple[Path, ...]) -> list[tuple[Path, Named]]:
 
 
 def _draw(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
+    overlapped = [named.run.overlaps for _, named in runs]
+    if any(overlapped):
+        return _overlaps(kind, runs, operations, size)
     if kind == "heatmap":
         return _heatmap(runs, operations, size)
     from collbench.output.plot import curves, scaling
 
     shown = [(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)]
     return curves.draw(shown) if kind == "curves" else scaling.draw(shown, size)
+
+
+def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
+    """Draw runs of `collbench overlap`. Raises UsageError for what has no such picture, and beside other runs."""
+    from collbench.output.plot import overlaps
+
+    named = [one for _, one in runs]
+    for path, one in runs:
+        if not one.run.overlaps:
+            raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
+        if not any(found.trials for found in one.run.overlaps):
+            raise UsageError(f"{path}: no overlap was measured to the end: measure again")
+    if operations or size is not None:
+        raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
+    if kind == "scaling":
+        raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
+    if kind == "curves":
+        return overlaps.curves(named)
+    if len(runs) > 1:
+        raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
+    return overlaps.heatmap(named[0])
 
 
 def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:

@@ -550,7 +550,7 @@ class Work:
         return members[:1] if self.variant.at_once else tuple(sorted(members))
 
     def __str__(self) -> str:
-        """Return what tables call it: "h2d-ce host node 1", "allreduce in-place", "alltoallv zipf:1.2 seed 7"."""
+        """Return what tables call it: "h2d-ce host node 1", "allreduce in-place", "alltoallv zipf:1.2:7"."""
         where = "" if self.numa_node is None else f" node {self.numa_node}"
         how = "" if self.variant is Variant.PLAIN else f" {self.variant}{where}"
         known = "" if self.registration is Registration.NONE else f" {self.registration}"

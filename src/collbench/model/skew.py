@@ -81,10 +81,10 @@ class Skew:
         return (tuple(shares),) * ranks
 
     def __str__(self) -> str:
-        """Return "zipf:1.2 seed 7", or of a matrix what tells it from others: "matrix 8x8 1c291ca3"."""
+        """Return "zipf:1.2", "zipf:1.2:7" with a seed, or what tells a matrix from others: "matrix 8x8 1c291ca3"."""
         if self.kind is SkewKind.ZIPF:
             exponent = f"{self.exponent:.6f}".rstrip("0").rstrip(".")
-            return f"zipf:{exponent} seed {self.seed}"
+            return f"zipf:{exponent}" + (f":{self.seed}" if self.seed else "")
         side, mark = len(self.matrix), zlib.crc32(repr(self.matrix).encode())
         return f"matrix {side}x{side} {mark:08x}"
 

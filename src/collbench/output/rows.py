@@ -55,7 +55,7 @@ COLUMNS = (
     Column("variant", Type.TEXT, f"how it ran: {', '.join(Variant)}"),
     Column("numa_node", Type.WHOLE, "of a host copy the NUMA node of the host memory"),
     Column("registration", Type.TEXT, "of a collective what NCCL knows of its memory: none, buffer, window"),
-    Column("skew", Type.TEXT, "of alltoallv the sizes of its blocks: uniform, zipf:1.2 seed 7, or which matrix"),
+    Column("skew", Type.TEXT, "of alltoallv the sizes of its blocks: uniform, zipf:1.2:7, or which matrix"),
     Column("imbalance", Type.REAL, "of alltoallv the busiest rank's bytes over the mean rank's"),
     Column("world_size", Type.WHOLE, "of a collective its ranks"),
     Column("members", Type.TEXT, "the devices in the data point's order, with commas: GPU0,GPU1"),

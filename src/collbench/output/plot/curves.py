@@ -58,8 +58,8 @@ def draw(shown: Sequence[Shown]) -> Picture:
     names = [next(named for named, _ in shown if named.name == name) for name in runs]
     title = f"{subject(works, names)} over message size"
     figure, axes = figure_of((_WIDTH, _HEIGHT), title, names)
-    for number, stroke in enumerate(strokes):
-        _stroke(axes, stroke, number)
+    for number, line in enumerate(strokes):
+        stroke(axes, line, number)
     limits = _limits(found)
     for gbs, name in limits.items():
         axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{fixed(gbs, 6)}")
@@ -67,9 +67,9 @@ def draw(shown: Sequence[Shown]) -> Picture:
             f"{fixed(gbs, 6)} GB/s theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
             color=THEORY, fontsize=7.5, xytext=(0, 1.5), textcoords="offset points",
         )  # fmt: skip
-    ends = [end for stroke in strokes for ends in stroke.band.values() for end in ends]
-    top = max([*limits, *ends, *(rate for stroke in strokes for rate in stroke.rates.values())])
-    _frame(axes, sorted({size for stroke in strokes for size in stroke.rates}), top, quantity(works))
+    ends = [end for one in strokes for ends in one.band.values() for end in ends]
+    top = max([*limits, *ends, *(rate for one in strokes for rate in one.rates.values())])
+    frame(axes, sorted({size for one in strokes for size in one.rates}), _HEADROOM * top, quantity(works))
     axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'slowest to fastest'})")
     theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
     return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(names)]))
@@ -114,17 +114,18 @@ def _tiers(named: Named, work: Work, curves: Curves, front: str, group: int) -> 
         )
 
 
-def _stroke(axes: Axes, stroke: Stroke, number: int) -> None:
+def stroke(axes: Axes, line: Stroke, number: int) -> None:
+    """Draw a line and its band, in the colour and with the marker of its number."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     dashes = "-" if number < len(COLOURS) else "-."
-    sizes, rates = [*stroke.rates], [*stroke.rates.values()]
+    sizes, rates = [*line.rates], [*line.rates.values()]
     axes.plot(
-        sizes, rates, color=colour, marker=marker, markersize=3.5, linewidth=1.3, linestyle=dashes, label=stroke.name,
+        sizes, rates, color=colour, marker=marker, markersize=3.5, linewidth=1.3, linestyle=dashes, label=line.name,
         gid=f"line-{number}",
     )  # fmt: skip
-    if len(stroke.band) > 1:
-        low, high = zip(*stroke.band.values(), strict=True)
-        axes.fill_between([*stroke.band], low, high, color=colour, alpha=0.2, linewidth=0, gid=f"band-{number}")
+    if len(line.band) > 1:
+        low, high = zip(*line.band.values(), strict=True)
+        axes.fill_between([*line.band], low, high, color=colour, alpha=0.2, linewidth=0, gid=f"band-{number}")
 
 
 def _limits(found: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
@@ -138,13 +139,14 @@ def _limits(found: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
     return {gbs: "/".join(names[gbs]) for gbs in sorted(names, reverse=True)[:_MOST_LIMITS]}
 
 
-def _frame(axes: Axes, sizes: Sequence[int], top: float, label: str) -> None:
+def frame(axes: Axes, sizes: Sequence[int], top: float, label: str) -> None:
+    """Set the axes of lines over message sizes in bytes, ascending, from 0 to `top`."""
     axes.set_xscale("log", base=2)
     low, high = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
     step = max(1, math.ceil((high - low) / _MOST_TICKS))
     powers = range(low, high + 1, step)
     axes.set_xticks([2**power for power in powers], [format_size(2**power) for power in powers])
-    lines_frame(axes, _HEADROOM * top, label)
+    lines_frame(axes, top, label)
 
 
 def _about(stroke: Stroke) -> str:

@@ -396,7 +396,7 @@ def _title(
 
 
 def _sizes_of_blocks(point: DataPoint) -> str:
-    """Return how uneven a data point's blocks are: "zipf:1.2 seed 7, busiest rank 2.43 × the mean"."""
+    """Return how uneven a data point's blocks are: "zipf:1.2:7, busiest rank 2.43 × the mean"."""
     if point.skew is None:
         return "uniform"
     return f"{point.skew}, busiest rank {imbalance(point.blocks):.2f} × the mean"
