@@ -44,7 +44,7 @@ def test_a_file_holds_what_standard_output_would(program: Program, saved: str, l
 
 def test_json_are_records(program: Program, saved: str) -> None:
     records = json.loads(program("export", saved, "--format", "json").out)
-    assert [list(record) for record in records] == [[column.name for column in COLUMNS]] * 7
+    assert [list(record) for record in records] == [[column.name for column in COLUMNS]] * 8
 
 
 READERS = re.findall(r"`(pandas\.read_\w+\(f[^`]*\))`", (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def test_the_page_has_a_line_for_each_table() -> None:
 
 def test_parquet_goes_through_a_pipe(saved: str) -> None:
     done = subprocess.run(collbench("export", saved, "--format", "parquet"), capture_output=True, check=True)
-    assert len(pd.read_parquet(io.BytesIO(done.stdout))) == 7
+    assert len(pd.read_parquet(io.BytesIO(done.stdout))) == 8
     assert done.stderr == b""
 
 

@@ -42,7 +42,7 @@ def test_each_rank_needs_a_gpu_of_its_own(
     ]
     with started(tmp_path, words, places) as processes:
         (status, out, err), *others = ends(processes)
-    assert (status, out) == (2, "")
+    assert (status, out) == (2, ""), err
     assert err.count("\n") == 1
     assert re.search(says, err), err
     assert others == [(0, "", "")] * len(others)

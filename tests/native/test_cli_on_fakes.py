@@ -33,7 +33,7 @@ def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int,
     """Return the distinct block times of one data point."""
     for measurement in run["measurements"]:
         point = {"operation": operation, "members": members, "size_bytes": size, "variant": variant, "numa_node": None}
-        if measurement["point"] == point | {"registration": "none"}:
+        if measurement["point"] == point | {"registration": "none", "skew": None}:
             return {round(s, 12) for sample in measurement["samples"] for s in sample["seconds"]}
     raise AssertionError(f"{operation} on {members} at {size} was not measured")
 

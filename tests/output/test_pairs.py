@@ -37,6 +37,7 @@ tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadca
 There is one pair, so there is nothing to choose.
 
 best 2   GPU0, GPU1: all 2 devices
+rates     below: allreduce at 1G on 2 GPUs reached 300.0 GB/s; band 309.8 to 345.2
 
 points    10 data points: 10 converged
 """
@@ -74,6 +75,8 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
         "\n"
         "best 2   GPU0, GPU1: all pairs tie within 0.2%: the choice does not affect bandwidth\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
+        "rates     below: allreduce at 1G on 2 GPUs reached 299.5 to 300.0 GB/s, least on GPU2-GPU3; "
+        "band 309.8 to 345.2\n"
         "\n"
         "points    60 data points: 60 converged\n"
     )
@@ -94,6 +97,8 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
         "\n"
         "best 2   GPU0, GPU2: it reaches 300 GB/s, the machine's worst pair 240 GB/s\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
+        "rates     below: allreduce at 1G on 2 GPUs reached 240.0 to 300.0 GB/s, least on GPU0-GPU1; "
+        "band 309.8 to 345.2\n"
         "\n"
         "points    6 data points: 6 converged\n"
     )
@@ -166,4 +171,4 @@ def test_all_but_the_table_and_the_recommendations_fit_80_columns(count: int) ->
         if not isinstance(getattr(block, "drawn", block), Table)
     ]
     lines = text(blocks).split("\n")
-    assert [line for line in lines if len(line) > 80 and not line.startswith("best")] == []
+    assert [line for line in lines if len(line) > 80 and not line.startswith(("best", "rates"))] == []

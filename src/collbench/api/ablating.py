@@ -25,6 +25,7 @@ from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, UsageError
 from collbench.model.run import Device
+from collbench.model.units import fixed
 from collbench.runfile import atomic_write, saved_runs
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _plan(ablation: Ablation) -> str:
         return f"training {2 * ablation.repeats} times"
     return (
         "training both in turn, three times or more, until their ratio is known to "
-        f"±{100 * ablation.precision:.3g} % or {ablation.budget_seconds:.0f} s are spent"
+        f"±{fixed(100 * ablation.precision)} % or {ablation.budget_seconds:.0f} s are spent"
     )
 
 

@@ -140,7 +140,10 @@ class World:
         replies = ranks.ask(dict.fromkeys(ranks.everyone, Introduce()))
         self.unknown = tuple(ranks.lost.values())
         kept = ranks.without_lost()
-        known = ranks.values({number: replies[rank] for number, rank in enumerate(kept)}, Introduction)
+        numbers = {rank: number for number, rank in enumerate(kept)}
+        # As they came: the first failure is the cause of those after it.
+        present = {numbers[rank]: reply for rank, reply in replies.items() if rank in numbers}
+        known = ranks.values(present, Introduction)
         ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}
         ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(distributed_ranks.host_names(known))})
         distributed_ranks.check(known)
@@ -150,8 +153,8 @@ class World:
         backend = Coordinator(known[0].backend, ranks, self._store, devices, distributed_ranks.addresses(known, ends))
         self._coordinator = backend
         backend.open()
-        present = [rank for rank in range(len(known)) if rank not in backend.lost]
-        distributed_ranks.check_libraries([known[rank] for rank in present], backend.facts)
+        left = [rank for rank in range(len(known)) if rank not in backend.lost]
+        distributed_ranks.check_libraries([known[rank] for rank in left], backend.facts)
         guides = distributed_ranks.guides(known)
         asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
         answers = ranks.ask(asked)
