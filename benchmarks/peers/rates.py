@@ -47,19 +47,22 @@ def collectives(bench: Bench) -> Table:
         HEADER,
     )
     for (operation, ranks, size, kind), pairs in sorted(found.items(), key=_in_order):
-        ratios = [peer / ours for peer, ours in pairs]
-        bar = LARGE_BAR if size >= LARGE else SMALL_BAR
-        table.rows.append(
-            (
-                f"{operation}, {ranks} ranks, {size_name(size)}, {kind}",
-                f"{median(peer for peer, _ in pairs) * 1e6:.2f}",
-                f"{median(ours for _, ours in pairs) * 1e6:.2f}",
-                interval(ratios),
-                f"±{bar:.0%}",
-                within(ratios, bar),
-            )
-        )
+        table.rows.append(row_of(f"{operation}, {ranks} ranks, {size_name(size)}, {kind}", size, pairs))
     return table
+
+
+def row_of(what: str, size: int, pairs: Pairs) -> tuple[str, ...]:
+    """Return the row, as HEADER heads it, of a data point of `size` bytes with its bar."""
+    ratios = [peer / ours for peer, ours in pairs]
+    bar = LARGE_BAR if size >= LARGE else SMALL_BAR
+    return (
+        what,
+        f"{median(peer for peer, _ in pairs) * 1e6:.2f}",
+        f"{median(ours for _, ours in pairs) * 1e6:.2f}",
+        interval(ratios),
+        f"±{bar:.0%}",
+        within(ratios, bar),
+    )
 
 
 def _in_order(item: tuple[tuple[str, int, int, str], Pairs]) -> tuple[int, int, str, int]:

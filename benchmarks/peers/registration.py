@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from .bench import Bench, Members
-from .rates import HEADER, LARGE, LARGE_BAR, PEER_SIZES, PROGRAMS, SMALL_BAR, Pairs
-from .table import Table, interval, size_name, within
+from .rates import HEADER, PEER_SIZES, PROGRAMS, Pairs, row_of
+from .table import Table, size_name
 
 _OPERATIONS = ("allreduce", "allgather", "sendrecv", "alltoall")
 _KINDS = {"buffer": "1", "window": "2"}  # of --registration: nccl-tests' -R
@@ -34,18 +32,7 @@ def registration(bench: Bench) -> Table:
     for (operation, kind, way, size), pairs in sorted(
         found.items(), key=lambda item: (order.index(item[0][:2]), item[0][2:])
     ):
-        ratios = [peer / ours for peer, ours in pairs]
-        bar = LARGE_BAR if size >= LARGE else SMALL_BAR
-        table.rows.append(
-            (
-                f"{operation}, {kind}, {size_name(size)}, {way}",
-                f"{median(peer for peer, _ in pairs) * 1e6:.2f}",
-                f"{median(ours for _, ours in pairs) * 1e6:.2f}",
-                interval(ratios),
-                f"±{bar:.0%}",
-                within(ratios, bar),
-            )
-        )
+        table.rows.append(row_of(f"{operation}, {kind}, {size_name(size)}, {way}", size, pairs))
     return table
 
 

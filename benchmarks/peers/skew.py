@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from .bench import Bench, Members
-from .rates import HEADER, LARGE, LARGE_BAR, SMALL_BAR, Pairs
-from .table import Table, interval, size_name, within
+from .rates import HEADER, Pairs, row_of
+from .table import Table, size_name
 
 # Of each the bytes of an even block: 64 KiB is small, 16 MiB large.
 _BLOCKS = (2**16, 2**24)
@@ -32,18 +30,7 @@ def skew(bench: Bench) -> Table:
         HEADER,
     )
     for (shape, ranks, size, way), pairs in found.items():
-        ratios = [peer / ours for peer, ours in pairs]
-        bar = LARGE_BAR if size >= LARGE else SMALL_BAR
-        table.rows.append(
-            (
-                f"{shape}, {ranks} ranks, {size_name(size)}, {way}",
-                f"{median(peer for peer, _ in pairs) * 1e6:.2f}",
-                f"{median(ours for _, ours in pairs) * 1e6:.2f}",
-                interval(ratios),
-                f"±{bar:.0%}",
-                within(ratios, bar),
-            )
-        )
+        table.rows.append(row_of(f"{shape}, {ranks} ranks, {size_name(size)}, {way}", size, pairs))
     return table
 
 
