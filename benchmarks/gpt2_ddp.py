@@ -24,7 +24,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -174,14 +174,14 @@ def train_step(
 
 
 def train(
-    model: nn.Module, batches: Tensor, options: argparse.Namespace, here: Ranks, messages: Messages
+    model: nn.Module, batches: Tensor, options: argparse.Namespace, here: Ranks, messages: Messages, profiled: int = 0
 ) -> list[Step]:
-    """Train on every batch; print each step; return those that count: after the warm-up, before the profiled ones."""
+    """Train on every batch; print each step; return those that count: after the warm-up, before the last `profiled`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     autocast = options.dtype == "amp" and options.strategy != "fsdp"  # which casts by its own policy
     model.train()
     steps = []
-    counted = len(batches) - options.profile
+    counted = len(batches) - profiled
     for number, tokens in enumerate(batches[:counted]):
         messages.begin()
         here.finish()
@@ -266,7 +266,7 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     seed = (options.seed + 1) * 100_003 + here.rank  # other text and dropout on each rank
     batches = language.windows(training, shape, options.sequence, seed).to(here.device)
     torch.manual_seed(seed)
-    steps = train(trained, batches, options, here, messages)
+    steps = train(trained, batches, options, here, messages, options.profile)
     after = loss_on(trained, common)
     same = same_on_all(trained, after, options.strategy, here)
     judge(before, after.item(), same=same, strategy=options.strategy, here=here)
@@ -295,17 +295,16 @@ def timing(steps: Sequence[Step], *, tokens: int) -> str:
     return f"median_step={middle * 1e3:.2f}ms tokens_per_second={tokens / middle:.0f} {host}"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train; return the exit status."""
-    options = arguments(argv)
+def main(job: str, options: argparse.Namespace, run: Callable[[argparse.Namespace, Ranks], str], tiny: str) -> int:
+    """Run a job, print the line that it returns, and return the exit status; `tiny` says what --tiny trains."""
     here = ranks.join()
     if options.tiny:
-        here.say("tiny: a two-layer transformer for a dry run; none of these figures is GPT-2's")
+        here.say(f"tiny: {tiny}")
     try:
         here.say(run(options, here))
     except (JobError, ModuleNotFoundError) as error:
         advice = f" (pip install {error.name}, or --tiny)" if isinstance(error, ModuleNotFoundError) else ""
-        print(f"gpt2_ddp: rank {here.rank}: {error}{advice}", file=sys.stderr, flush=True)
+        print(f"{job}: rank {here.rank}: {error}{advice}", file=sys.stderr, flush=True)
         return 1
     finally:
         ranks.leave()
@@ -313,4 +312,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    said = "a two-layer transformer for a dry run; none of these figures is GPT-2's"
+    sys.exit(main("gpt2_ddp", arguments(sys.argv[1:]), run, said))

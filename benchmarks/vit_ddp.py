@@ -124,21 +124,6 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train; return the exit status."""
-    options = arguments(argv)
-    here = ranks.join()
-    if options.tiny:
-        here.say("tiny: two small layers for a dry run; none of these figures is ViT-B/16's")
-    try:
-        here.say(run(options, here))
-    except (JobError, ModuleNotFoundError) as error:
-        print(f"vit_ddp: rank {here.rank}: {error}", file=sys.stderr, flush=True)
-        return 1
-    finally:
-        ranks.leave()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    said = "two small layers for a dry run; none of these figures is ViT-B/16's"
+    sys.exit(gpt2_ddp.main("vit_ddp", arguments(sys.argv[1:]), run, said))
