@@ -4,12 +4,13 @@
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
 #   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 7, launch 2;
 #   all is all of those. `overlap` and `steps`, on two GPUs, are what benchmarks/steps.py compares with `predict`: factors of
-#   overlap and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without; nobody timed these two parts yet.
+#   overlap and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without; nobody timed these two parts yet. A job of `steps` is
+#   one model in one arm, all strategies and batches in one process per GPU.
 #   Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes gpt2 in several
 #   calls, and MODELS=gpt2 steps.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
 #   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
-#   EPOCHS=4, SEEDS=0,1,2,3, REPEATS=3 and LIMIT=90 change how long `scaling`, an ablation and a job may take. Nothing here sets NCCL's variables but
+#   EPOCHS=4, SEEDS=0,1,2,3, REPEATS=3 and LIMIT=… change how long `scaling`, an ablation and a job may take. Nothing here sets NCCL's variables but
 #   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
 set -u -o pipefail
 [ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|overlap|steps|buckets|scaling|launch|all]" >&2; exit 2; }
@@ -80,7 +81,7 @@ arm=() # before a job's command: what differs between arms
 one() { # one NAME WORLD OPTIONS …: a single job, its output kept
     local name=$1 world=$2; shift 2
     local words=("${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
-    name=${prefix:-gpt2}-$name
+    name=gpt2-$name
     step "${LIMIT:-90}" "${words[@]}" "${gpt2[@]}" "$@" > "$out/$name.txt" 2> "$out/$name.err"
     local status=$?
     echo "== $name: exit $status; $(grep ^summary "$out/$name.txt" || tail -3 "$out/$name.err")"
@@ -118,26 +119,14 @@ overlap() { # what a collective and compute cost each other, as NCCL goes with P
 }
 
 steps() { # steps that exchange nothing, of DDP and of FSDP2, small and large, with P2P and without
-    local world=${worlds[0]} count=(--steps 30 --warmup 8) batches="4 32" model
-    local gpt2=("${gpt2[@]}") script
-    [ "$DRY" ] && count=(--steps 3 --warmup 1) batches=1
-    local models=${MODELS:-gpt2 gpt2-medium vit-b/16}
-    [ "$DRY" ] && models=${MODELS:-gpt2 vit-b/16}
+    local world=${worlds[0]} models=${MODELS:-gpt2 gpt2-medium vit-b/16} count=() model way
+    [ "$DRY" ] && count=(--tiny --steps 3 --warmup 1 --batches 1) models=${MODELS:-gpt2 vit-b/16}
     for model in $models; do
-        script=gpt2_ddp.py
-        case $model in vit-*) script=vit_ddp.py ;; esac
-        gpt2=("$here/benchmarks/$script" --model "$model")
-        [ "$DRY" ] && gpt2+=(--tiny)
-        [ "$DRY" ] && [ $script = gpt2_ddp.py ] && gpt2+=(--sequence 32)
-        for strategy in local ddp fsdp; do
-            for batch in $batches; do
-                local name=${model//\//}-$strategy-$world-batch$batch
-                local job=("$world" --strategy "$strategy" --dtype bf16 --batch "$batch" "${count[@]}")
-                prefix=steps one "$name-p2p" "${job[@]}"
-                arm=(env NCCL_P2P_DISABLE=1)
-                prefix=steps one "$name-nop2p" "${job[@]}"
-                arm=()
-            done
+        for way in p2p nop2p; do
+            [ $way = p2p ] && arm=() || arm=(env NCCL_P2P_DISABLE=1)
+            step "${LIMIT:-150}" "${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")" \
+                "$here/benchmarks/timed_steps.py" --model "$model" --arm $way --out "$out" "${count[@]}"
+            arm=()
         done
     done
     step 60 "$python" "$here/benchmarks/steps.py" "$out" --json "$out/steps.json"
