@@ -1,0 +1,185 @@
+"""A recorded job: which collectives its ranks sent, in which order, among whom, and beside which pauses.
+
+A job repeats its steps a million times, so a rank's calls are kept folded: a *phase* is a sequence of calls and how
+often it came in a row. How long each call and each pause took is summed up over the repetitions; some repetitions,
+the same ones on every rank, are kept whole as *samples*, with the time of each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from collbench.model.operations import Operation
+
+
+class Source(StrEnum):
+    """Where a job's calls were read from."""
+
+    PLUGIN = "nccl-profiler-plugin"  # collbench record
+    FLIGHT_RECORDER = "flight-recorder"  # torch's dump, one file a rank
+    KINETO = "kineto"  # torch.profiler's trace, one file a rank
+    INSPECTOR = "nccl-inspector"  # NCCL's own plugin's JSON lines
+    CHAKRA = "chakra"  # MLCommons' execution traces
+
+
+class Unknown(StrEnum):
+    """What a source cannot say. It is unknown in the whole job, and never guessed."""
+
+    REDUCTION = "reduction"
+    ROOT = "root"
+    PEER = "peer"
+    GROUP_RANKS = "group-ranks"  # who is in a group
+    PAUSES = "pauses"  # when the host made a call
+    GPU_TIMES = "gpu-times"  # how long a call's kernel ran
+    GRAPH_REPLAYS = "graph-replays"  # a captured call is seen once, not at every replay
+    OVERLAP = "overlap"  # what computed concurrently
+
+
+class Ending(StrEnum):
+    """How a rank's record ends."""
+
+    COMPLETE = "complete"  # the process left NCCL, or the source has a whole trace
+    CUT_OFF = "cut-off"  # it was killed, or is still running; all but its last moment is there
+
+
+class PointToPoint(StrEnum):
+    """The two calls that are no collective: one rank's side of a message."""
+
+    SEND = "send"
+    RECV = "recv"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks of one communicator, job ranks in the order of its own ranks; () where the source cannot say.
+
+    `size` is their number. `name` is what the framework calls it, "" where it does not say.
+    """
+
+    ranks: tuple[int, ...]
+    size: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one rank asked NCCL for: all but when. Calls that are equal are one entry of a job's table.
+
+    `operation` is a collective's value in the table of collectives or a PointToPoint's; `size_bytes` the message size
+    as nccl-tests counts it (of a send or receive: its bytes); `group` a place in `Job.groups`; `root` and `peer` ranks
+    of that group. `captured` is True for a call inside a CUDA graph.
+    """
+
+    operation: str
+    size_bytes: int
+    group: int
+    dtype: str = ""
+    reduction: str = ""
+    root: int | None = None
+    peer: int | None = None
+    captured: bool = False
+
+    @property
+    def collective(self) -> Operation | None:
+        """The collective; None for a send or a receive."""
+        return None if self.operation in set(PointToPoint) else Operation(self.operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Times of one thing over its repetitions, µs: how many were seen, and their extremes, median and mean."""
+
+    count: int
+    least: float
+    median: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One call of a phase. `together` is True where NCCL got it in one group (ncclGroupStart) with the call before it.
+
+    `pause` is the host's time from the call before, of the first position from the last one of the repetition
+    before; `gpu` how long its kernel ran, which on a rank that came early includes the wait for the others.
+    """
+
+    call: int  # in Job.calls
+    together: bool = False
+    pause: Spread | None = None
+    gpu: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One repetition of a phase, whole: of each position when the host made the call, and how long its kernel ran.
+
+    Times are µs; `starts` count from Job.started on the host's clock, which ranks of one host share. `gpu` is ()
+    where unknown.
+    """
+
+    repetition: int
+    starts: tuple[float, ...]
+    gpu: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A sequence of calls that came `repetitions` times in a row: a step of training, or what came once."""
+
+    positions: tuple[Position, ...]
+    repetitions: int = 1
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRank:
+    """What one rank sent. `rank` is the job's own numbering; `device` the CUDA index its process saw, None if unknown.
+
+    `dropped` calls were seen but not kept, for the recorder's memory was full.
+    """
+
+    rank: int
+    phases: tuple[Phase, ...]
+    host: str = ""
+    device: int | None = None
+    ending: Ending = Ending.COMPLETE
+    dropped: int = 0
+
+    @property
+    def step(self) -> Phase | None:
+        """The phase that holds most calls among those that repeat: what the job did all the time. None if none did."""
+        repeated = [phase for phase in self.phases if phase.repetitions > 1]
+        return max(repeated, key=lambda phase: phase.repetitions * len(phase.positions), default=None)
+
+    @property
+    def calls(self) -> int:
+        """How many calls it sent, repetitions counted."""
+        return sum(phase.repetitions * len(phase.positions) for phase in self.phases)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that was recorded of a job.
+
+    `command` is what was started, () for an import; `started` is UTC; `environment` the NCCL_* variables of rank 0;
+    `nccl` its version, "" if unknown. `unknown` says what the source cannot tell: an empty field elsewhere then means
+    "unknown", and otherwise "there was none".
+    """
+
+    source: Source
+    started: str
+    world_size: int
+    groups: tuple[Group, ...]
+    calls: tuple[Call, ...]
+    ranks: tuple[JobRank, ...]
+    command: tuple[str, ...] = ()
+    nccl: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    unknown: tuple[Unknown, ...] = ()
+
+    def called(self, phase: Phase) -> Sequence[Call]:
+        """Return the calls of a phase, in order."""
+        return [self.calls[position.call] for position in phase.positions]

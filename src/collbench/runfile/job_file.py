@@ -1,0 +1,98 @@
+"""A recorded job as a file: JSON, with a version; read back with every field checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from collbench.model.errors import RunFileError
+from collbench.model.job import Call, Group, Job, Phase
+from collbench.runfile import atomic_write, codec
+
+FORMAT = "collbench-job"
+VERSION = 1
+
+
+def is_job(fields: Any) -> bool:
+    """True where parsed JSON says that it is a job: commands take a run or a job by what the file holds."""
+    return isinstance(fields, dict) and fields.get("format") == FORMAT
+
+
+def dumps(job: Job) -> str:
+    """Return the file's text: one line, for most of it is numbers."""
+    fields = {"format": FORMAT, "version": VERSION, **codec.plain(job)}
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def save(job: Job, path: Path, *, force: bool = False) -> None:
+    """Write the file whole or not at all. Raises RunFileError, Taken where another file stands there."""
+    atomic_write.write(dumps(job), path, "save the job", "--output", force=force)
+
+
+def load(path: Path) -> Job:
+    """Read a file. Raises RunFileError, which says what is wrong and where."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFileError(f"cannot read job {path}: {error}") from error
+    return loads(text, str(path))
+
+
+def loads(text: str, name: str) -> Job:
+    """Return the job in a file's text. Raises RunFileError."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunFileError(f"job {name} is not JSON: {error}") from error
+    if not is_job(fields):
+        raise RunFileError(f"{name} is no recorded job: make one with 'collbench record' or 'collbench import'")
+    if fields.get("version") != VERSION:
+        raise RunFileError(f"job {name} has version {fields.get('version')}, this collbench reads {VERSION}")
+    try:
+        job: Job = codec.build(Job, fields, "job")
+        _check(job)
+    except ValueError as error:
+        raise RunFileError(f"job {name}: {error}") from error
+    return job
+
+
+def _check(job: Job) -> None:
+    """Raise ValueError for what no job can mean: a call of no group, a group of ranks that the job has not."""
+    if job.world_size < 1:
+        raise ValueError(f"job.world_size is {job.world_size}")
+    for number, group in enumerate(job.groups):
+        wrong = [rank for rank in group.ranks if not 0 <= rank < job.world_size]
+        if wrong or len(set(group.ranks)) != len(group.ranks) or len(group.ranks) not in {0, group.size}:
+            raise ValueError(f"job.groups[{number}] has ranks {group.ranks} and size {group.size}")
+    for number, call in enumerate(job.calls):
+        _check_call(call, job.groups, f"job.calls[{number}]")
+    seen = [rank.rank for rank in job.ranks]
+    if len(set(seen)) != len(seen) or any(not 0 <= number < job.world_size for number in seen):
+        raise ValueError(f"job.ranks are {seen}, of {job.world_size}")
+    for rank in job.ranks:
+        for phase in rank.phases:
+            _check_phase(phase, len(job.calls), f"rank {rank.rank}")
+
+
+def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
+    try:
+        _ = call.collective
+    except ValueError:
+        raise ValueError(f"{where}.operation is '{call.operation}', which is no collective") from None
+    if not 0 <= call.group < len(groups) or call.size_bytes < 0:
+        raise ValueError(f"{where} is of group {call.group} and {call.size_bytes} bytes")
+    for what, number in (("root", call.root), ("peer", call.peer)):
+        if number is not None and not 0 <= number < groups[call.group].size:
+            raise ValueError(f"{where}.{what} is {number}, of {groups[call.group].size} ranks")
+
+
+def _check_phase(phase: Phase, calls: int, where: str) -> None:
+    if phase.repetitions < 1 or not phase.positions:
+        raise ValueError(f"{where} has a phase without calls")
+    if any(not 0 <= position.call < calls for position in phase.positions):
+        raise ValueError(f"{where} sends a call that the job's table lacks")
+    for sample in phase.samples:
+        lengths = {len(sample.starts), len(sample.gpu) or len(sample.starts), len(phase.positions)}
+        if len(lengths) > 1 or not 0 <= sample.repetition < phase.repetitions:
+            raise ValueError(f"{where} has a sample of another length than its phase")
