@@ -44,7 +44,7 @@ from collbench.runfile import run_file
 
 OPERATIONS = ("allreduce", "allgather", "reducescatter")
 ARMS = {"p2p": "yes", "nop2p": "no"}
-HOST_BOUND = 0.9  # of the step: then the host sets the pace, and its own time is not that of the local job
+HOST_BOUND = 0.9  # of the step: then a host sets the pace, and its own time is not that of the local job
 _BYTES = {"bf16": (2, 2), "fp32": (4, 4), "amp": (2, 4)}  # a parameter, a gradient
 # For dry runs: as many parameters as nobody trains, and no figure of it is one of a real network.
 _TINY = Network("tiny", Unit((2**14,), 0), (Unit((2**14,), 2**14),) * 2, Unit((), 0), "a dry run")
@@ -174,7 +174,7 @@ def _row(pair: Pair, alone: Pair, arm: str, evidence: Evidence, overlaps: Overla
         step_seconds=compute / 1e3,
     )
     both = [_predicted(evidence, one, asked, strategy, tuple(range(ranks)), compute) for one in ((), curves)]
-    share = float(words["host_time"].removesuffix("ms")) / measured
+    share = float(words.get("host_slowest", words["host_time"]).removesuffix("ms")) / measured
     return Row(
         name, strategy, ranks, int(words["batch"]), arm, compute, measured, share, both[0], both[1] if curves else None,
         other,
@@ -213,7 +213,7 @@ def table(found: Sequence[Row]) -> list[str]:
     )
     lines = markdown(head, [_cells(row) for row in found])
     if any(_doubts(row) for row in found):
-        lines += ["", "(h) the host's own time is nine tenths of the step or more, (s) factors of other settings."]
+        lines += ["", "(h) a host's own time is nine tenths of the step or more, (s) factors of other settings."]
     return [*lines, "", *_summary(found)]
 
 
