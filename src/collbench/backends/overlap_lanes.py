@@ -60,6 +60,9 @@ class Accelerator(Protocol):
     def race(self, align: Callable[[], object], collective: Lane, compute: Lane, gate_s: float) -> Race:
         """Run both lanes from a common start, to which `align`, a tiny collective, brings all ranks."""
 
+    def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return what queues `work`, which ran before, so often in one launch where the device can."""
+
     def finish(self) -> None:
         """Wait for all that was queued."""
 
@@ -117,6 +120,14 @@ class CudaAccelerator:
             return tuple(start.elapsed_time(event) / 1e3 for event in events)
 
         return Race(seconds(collective_ends), seconds(compute_ends), seconds(begins), queued)
+
+    def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return what launches a CUDA graph of so many."""
+        graph = _cuda.CUDAGraph()
+        # An error of this thread alone: NCCL's own threads call CUDA meanwhile.
+        with _cuda.graph(graph, capture_error_mode="thread_local"):
+            _repeat(work, times)
+        return cast("Callable[[], object]", graph.replay)
 
     def finish(self) -> None:
         """Wait for both streams."""
@@ -195,8 +206,17 @@ class CpuAccelerator:
             )
         return Race(_since(start, collective_ends), _since(start, compute_ends), _since(start, begins), queued=True)
 
+    def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return what does it so often: nothing is launched."""
+        return lambda: _repeat(work, times)
+
     def finish(self) -> None:
         """Return at once: what was called has ended."""
+
+
+def _repeat(work: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        work()
 
 
 def _timed(lane: Lane, ends: list[float]) -> None:

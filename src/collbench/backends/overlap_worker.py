@@ -20,7 +20,18 @@ import torch
 import torch.distributed as dist
 
 from collbench.backends.overlap_lanes import Accelerator, CpuAccelerator, CudaAccelerator, Lane
-from collbench.backends.overlap_protocol import DTYPE, Done, Joined, Load, OverlapPoint, RankTimes, Reply, Request, Warm
+from collbench.backends.overlap_protocol import (
+    DTYPE,
+    LAUNCHES_AHEAD,
+    Done,
+    Joined,
+    Load,
+    OverlapPoint,
+    RankTimes,
+    Reply,
+    Request,
+    Warm,
+)
 from collbench.machine import lifeline
 from collbench.model.compute import Compute, ComputeKind
 from collbench.model.dtypes import DTYPE_BYTES
@@ -209,6 +220,7 @@ class Rank:
         self._point: OverlapPoint | None = None
         self._messages: Messages | None = None
         self._unit: tuple[Compute, Unit, torch.Tensor] | None = None
+        self._chunks: dict[int, Callable[[], object]] = {}  # of that unit, by how many are one launch
         self._tiny = torch.zeros(1, device=accelerator.device)
         self._group: dist.ProcessGroup | None = None
 
@@ -219,7 +231,7 @@ class Rank:
         device = self._accelerator.device
         try:
             if self._unit is None or self._unit[0] != point.compute:
-                self._unit = None
+                self._unit, self._chunks = None, {}
                 unit = unit_of(point.compute, device, self._accelerator.compute_dtype)
                 unit.run()  # alone: what it must come to beside the collective, too
                 self._accelerator.finish()
@@ -258,15 +270,23 @@ class Rank:
                 call(slot)
                 slot.uses += 1
 
-        def compute(_chunk: int) -> None:
-            for _ in range(load.units):
-                unit.run()
-
-        lanes = Lane(load.collective_chunks, collective, load.idle_s), Lane(load.compute_chunks, compute)
+        lanes = (
+            Lane(load.collective_chunks, collective, load.idle_s),
+            Lane(load.compute_chunks, self._chunk(load, unit)),
+        )
         raced = self._accelerator.race(self._align, *lanes, load.gate_s)
         wrong_compute = int((unit.result != alone).sum()) if load.compute_chunks else None
         wrong = messages.wrong() if load.collective_chunks else None
         return RankTimes(raced.collective, raced.compute, raced.begins, raced.queued, wrong, wrong_compute)
+
+    def _chunk(self, load: Load, unit: Unit) -> Callable[[int], object]:
+        """Return what queues a chunk of compute: its units one by one, or as one launch where they are too many."""
+        if load.compute_launches <= LAUNCHES_AHEAD:
+            return lambda _chunk: [unit.run() for _ in range(load.units)]
+        if load.units not in self._chunks:
+            self._chunks[load.units] = self._accelerator.as_one(unit.run, load.units)
+        chunk = self._chunks[load.units]
+        return lambda _chunk: chunk()
 
     def _align(self) -> None:
         dist.all_reduce(self._tiny, group=self._group)
