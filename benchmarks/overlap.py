@@ -112,7 +112,8 @@ def report(repeats: Sequence[Repeat], *, defaults: bool) -> tuple[list[str], boo
         f"{repeats[0].ordinary.machine.nccl or '-'})",
         f"- NCCL variables: {' '.join(f'{k}={v}' for k, v in sorted(first.settings.environment.items())) or 'none'}",
         "",
-        "| what | size | collective × | change | compute × | change | of max | change | alone over loop | over replay | bar |",
+        "| what | size | collective × | change | compute × | change | of max | change | alone over loop | over replay "
+        "| bar |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     missed = False
