@@ -138,9 +138,9 @@ class Phase:
 class JobRank:
     """What one rank sent. `rank` is the job's own numbering; `device` the CUDA index its process saw, None if unknown.
 
-    `dropped` calls were seen but not kept, for the recorder's memory was full. `order` is how the phases came where some
-    came again: places in `phases`, each with how often it was repeated there, together a phase's `repetitions`; ()
-    where each phase came once, in the order of `phases`.
+    `dropped` calls were seen but not kept, for the recorder's memory was full. `order` is how the phases came where
+    some came again: places in `phases`, each with how often it was repeated there, together a phase's `repetitions`;
+    () where each phase came once, in the order of `phases`.
     """
 
     rank: int
