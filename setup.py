@@ -1,4 +1,4 @@
-"""Build `collbench._native` with ninja. Nothing runs at import. CXX, CXXFLAGS and LDFLAGS are obeyed."""
+"""Build `collbench._native` and the NCCL profiler plugin with ninja. Nothing runs at import. CXX, CXXFLAGS and LDFLAGS are obeyed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 
-def extension_graph(sources: Sequence[str], output: Path) -> str:
+# A plain shared library, which NCCL loads and Python never does.
+PLUGIN = "collbench._profiler"
+
+
+def extension_graph(sources: Sequence[str], output: Path, link_flags: str = "") -> str:
     """Return the ninja file that compiles each source and links them to `output`; the compiler lists the headers."""
     import pybind11  # not at the top: metadata alone is read without it
 
@@ -30,7 +34,7 @@ rule compile
   depfile = $out.d
   deps = gcc
 rule link
-  command = {compiler} -shared -pthread $in -o $out {os.environ.get("LDFLAGS", "")} -ldl
+  command = {compiler} -shared -pthread $in -o $out {link_flags} {os.environ.get("LDFLAGS", "")} -ldl
 {compiles}
 build {output}: link {" ".join(map(str, objects.values()))}
 """
@@ -52,13 +56,24 @@ class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
     def build_extension(self, ext: Extension) -> None:
         """Compile, link and put the extension where setuptools wants it."""
         output = Path(self.get_ext_fullpath(ext.name))
-        linked = Path("build", f"native-{sysconfig.get_config_var('SOABI')}", "_native.so")
-        if not run_ninja(linked.parent, extension_graph(ext.sources, linked)):
-            raise CompileError("collbench._native was not built: see the compiler's message above (C++17 is needed)")
+        folder = Path("build", f"native-{sysconfig.get_config_var('SOABI')}")
+        # NCCL unloads a plugin with its last communicator, and loads it again for the next one: -z nodelete lets the
+        # second one find what the first one recorded.
+        plugin = ext.name == PLUGIN
+        linked = folder / "profiler" / "_profiler.so" if plugin else folder / "_native.so"
+        if not run_ninja(linked.parent, extension_graph(ext.sources, linked, "-Wl,-z,nodelete" if plugin else "")):
+            raise CompileError(f"{ext.name} was not built: see the compiler's message above (C++17 is needed)")
         output.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(linked), str(output))
 
+    def get_ext_filename(self, name: str) -> str:
+        """Return a file name without Python's ABI for the plugin, which has nothing of Python."""
+        plain = name.split(".")[-1] == PLUGIN.split(".")[-1]
+        return f"{name.replace('.', '/')}.so" if plain else str(super().get_ext_filename(name))
+
 
 if __name__ == "__main__":
-    sources = sorted(str(path) for path in Path("csrc").glob("*.cpp"))
-    setup(ext_modules=[Extension("collbench._native", sources)], cmdclass={"build_ext": NinjaBuild})
+    sources = {"collbench._native": "*.cpp", PLUGIN: "recorder/*.cpp"}
+    found = {name: sorted(map(str, Path("csrc").glob(pattern))) for name, pattern in sources.items()}
+    extensions = [Extension(name, files) for name, files in found.items() if files]
+    setup(ext_modules=extensions, cmdclass={"build_ext": NinjaBuild})

@@ -66,6 +66,8 @@ TOUCHES_NCCL = re.compile(
 )
 # For a process that asks NCCL what it chose, when the user wants to know; it times nothing.
 MAY_SET = {("nccl_choices.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
+# The plugin that `record` gives the job's NCCL.
+MAY_SET |= {("recording.py", '"NCCL_PROFILER_PLUGIN":')}
 # What `ablate --without p2p` and the like ask for by name, for the children of one arm.
 MAY_SET |= {("ablation.py", f'"NCCL_{what}_DISABLE":') for what in ("P2P", "SHM", "IB")}
 

@@ -51,6 +51,7 @@ COMMANDS = [
     "predict",
     "train",
     "ablate",
+    "record",
     "completion",
 ]
 

@@ -23,10 +23,11 @@ _INSTEAD = {
     "select": "each would choose for itself: run 'collbench select' once, before they start",
     "overlap": "overlap starts a process for each GPU itself: run 'collbench overlap' by itself",
     "topo": "labels are reported by one process: run 'collbench topo' on a host by itself",
+    "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
 # Started once on each node, these are not ranks: each finds the other nodes by torchrun.
-_ONCE_A_NODE = ("train",)
+_ONCE_A_NODE = ("train", "record")
 
 
 def processes() -> int:

@@ -38,6 +38,7 @@ _HOMES = {
     "predict": "predict",
     "train": "train",
     "ablate": "ablate",
+    "record": "record",
     "completion": "completion",
 }
 

@@ -7,7 +7,7 @@ the same ones on every rank, are kept whole as *samples*, with the time of each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -138,7 +138,9 @@ class Phase:
 class JobRank:
     """What one rank sent. `rank` is the job's own numbering; `device` the CUDA index its process saw, None if unknown.
 
-    `dropped` calls were seen but not kept, for the recorder's memory was full.
+    `dropped` calls were seen but not kept, for the recorder's memory was full. `order` is how the phases came where
+    some came again: places in `phases`, each with how often it was repeated there, together a phase's `repetitions`;
+    () where each phase came once, in the order of `phases`.
     """
 
     rank: int
@@ -147,12 +149,19 @@ class JobRank:
     device: int | None = None
     ending: Ending = Ending.COMPLETE
     dropped: int = 0
+    order: tuple[tuple[int, int], ...] = ()
 
     @property
     def step(self) -> Phase | None:
         """The phase that holds most calls among those that repeat: what the job did all the time. None if none did."""
         repeated = [phase for phase in self.phases if phase.repetitions > 1]
         return max(repeated, key=lambda phase: phase.repetitions * len(phase.positions), default=None)
+
+    def unfolded(self) -> Iterator[int]:
+        """Yield each call that it sent, in order, as its place in Job.calls."""
+        for phase, repetitions in self.order or [(place, phase.repetitions) for place, phase in enumerate(self.phases)]:
+            for _ in range(repetitions):
+                yield from (position.call for position in self.phases[phase].positions)
 
     @property
     def calls(self) -> int:

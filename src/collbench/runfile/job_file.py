@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from collbench.model.errors import RunFileError
-from collbench.model.job import Call, Group, Job, Phase
+from collbench.model.job import Call, Group, Job, JobRank, Phase
 from collbench.runfile import atomic_write, codec
 
 FORMAT = "collbench-job"
@@ -73,6 +73,7 @@ def _check(job: Job) -> None:
     for rank in job.ranks:
         for phase in rank.phases:
             _check_phase(phase, len(job.calls), f"rank {rank.rank}")
+        _check_order(rank)
 
 
 def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
@@ -85,6 +86,18 @@ def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
     for what, number in (("root", call.root), ("peer", call.peer)):
         if number is not None and not 0 <= number < groups[call.group].size:
             raise ValueError(f"{where}.{what} is {number}, of {groups[call.group].size} ranks")
+
+
+def _check_order(rank: JobRank) -> None:
+    """Raise ValueError where the order repeats phases more or less often than they say."""
+    if rank.order:
+        repeated = [0] * len(rank.phases)
+        for phase, repetitions in rank.order:
+            if not 0 <= phase < len(repeated) or repetitions < 1:
+                raise ValueError(f"rank {rank.rank} has phase {phase}, {repetitions} times, in its order")
+            repeated[phase] += repetitions
+        if repeated != [phase.repetitions for phase in rank.phases]:
+            raise ValueError(f"rank {rank.rank} repeats its phases otherwise than its order says")
 
 
 def _check_phase(phase: Phase, calls: int, where: str) -> None:

@@ -1,0 +1,187 @@
+"""Jobs written with plain torch for recording.py, one process per GPU: python benchmarks/recorded_job.py JOB FOLDER.
+
+Each rank writes into FOLDER what it sent, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
+or from the script's own hand, and `step_ms`, the median time of a step. `killed` writes a line before each call, and
+ends by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+_STEPS, _WARM = 40, 10
+_WIDTH, _LAYERS = 2048, 8
+_BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8}
+
+
+def _sizes(shapes: Any, dtypes: Any) -> list[int]:
+    found = []
+    for shape, dtype in zip(shapes, dtypes, strict=False):
+        elements = 1
+        for length in shape:
+            elements *= length
+        found.append(elements * _BYTES[dtype])
+    return found
+
+
+def calls_of(entry: dict[str, Any], ranks: int) -> list[list[Any]]:
+    """Return what NCCL gets for one entry of a Flight Recorder dump, in nccl-tests' sizes.
+
+    One that is not known is kept by its own name, so that it cannot agree with anything.
+    """
+    name = entry["profiling_name"].split(":", 1)[-1].split(" ")[0]
+    given = _sizes(entry["input_sizes"], entry["input_dtypes"])
+    got = _sizes(entry["output_sizes"], entry["output_dtypes"])
+    if name in {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}:
+        return []  # the group's own entry, beside its members'
+    if name in {"send", "recv"}:
+        return [[name, size] for size in given]
+    for prefix, operation, sizes in (
+        ("all_reduce", "allreduce", given),
+        ("allreduce", "allreduce", given),
+        ("broadcast", "broadcast", given),
+        ("_broadcast", "broadcast", given),
+        ("all_gather", "allgather", [size * ranks for size in given]),
+        ("_all_gather", "allgather", [size * ranks for size in given]),
+        ("reduce_scatter", "reducescatter", [size * ranks for size in got]),
+        ("_reduce_scatter", "reducescatter", [size * ranks for size in got]),
+        ("all_to_all", "alltoall", given),
+    ):
+        if name.startswith(prefix):
+            return [[operation, size] for size in sizes]
+    return [[f"flight recorder's {name}", sum(given)]]
+
+
+def _flight_recorder(ranks: int) -> list[list[Any]]:
+    recorder: Any = torch._C._distributed_c10d  # its dump is in builds with NCCL alone
+    dump = recorder._dump_nccl_trace(True, False, False)  # collectives, no stacks, whatever their state
+    entries = pickle.loads(dump)["entries"]  # noqa: S301  # this process's own
+    return [call for entry in entries for call in calls_of(entry, ranks)]
+
+
+def _timed(step: Callable[[], object]) -> float:
+    for _ in range(_WARM):
+        step()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(_STEPS):
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times)
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(*[nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)]).cuda()
+
+
+def _trainer(model: nn.Module) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    data = torch.randn(256, _WIDTH, device="cuda")
+
+    def step() -> None:
+        model(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def ddp(rank: int, ranks: int) -> tuple[list[list[Any]], float]:
+    model = nn.parallel.DistributedDataParallel(_model(), device_ids=[rank], bucket_cap_mb=40)
+    step_ms = _timed(_trainer(model))
+    return _flight_recorder(ranks), step_ms
+
+
+def fsdp2(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = _model()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    step_ms = _timed(_trainer(model))
+    return _flight_recorder(ranks), step_ms
+
+
+def moe(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
+    """All-to-all as experts send it: tokens out, tokens back, and the counts before."""
+    tokens = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
+    counts = torch.zeros(ranks, device="cuda", dtype=torch.int64)
+    other, back, theirs = torch.empty_like(tokens), torch.empty_like(tokens), torch.empty_like(counts)
+    sent: list[list[Any]] = []
+
+    def step() -> None:
+        for output, given in ((theirs, counts), (other, tokens), (back, other)):
+            dist.all_to_all_single(output, given)
+            sent.append(["alltoall", given.numel() * given.element_size()])
+
+    step_ms = _timed(step)
+    return sent, step_ms
+
+
+def graph(_rank: int, _ranks: int) -> tuple[list[list[Any]], float]:
+    """Two all-reduces in a CUDA graph, which is replayed: a plugin sees them once, when they are captured."""
+    small, large = torch.ones(1 << 10, device="cuda"), torch.ones(1 << 20, device="cuda")
+    sent: list[list[Any]] = []
+
+    def both() -> None:
+        for data in (small, large):
+            dist.all_reduce(data)
+            sent.append(["allreduce", data.numel() * 4])
+
+    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        both()
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        both()
+    step_ms = _timed(captured.replay)
+    return sent, step_ms
+
+
+def killed(rank: int, _ranks: int, folder: Path) -> None:
+    """Send without end, a line before each call, until rank 0's 500th call has passed; then die at once."""
+    sizes = [1 << 8, 1 << 12, 1 << 8, 1 << 16]
+    data = torch.ones(1 << 16, device="cuda")
+    with (folder / f"killed-{rank}.txt").open("w", buffering=1, encoding="utf-8") as log:
+        for number in range(501):
+            size = sizes[number % len(sizes)]
+            log.write(f"allreduce {size * 4}\n")
+            dist.all_reduce(data[:size])
+    torch.cuda.synchronize()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    job, folder = sys.argv[1], Path(sys.argv[2])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    if job == "killed":
+        killed(rank, ranks, folder)
+    calls, step_ms = {"ddp": ddp, "fsdp2": fsdp2, "moe": moe, "graph": graph}[job](rank, ranks)
+    torch.cuda.synchronize()
+    text = json.dumps({"calls": calls, "step_ms": step_ms})
+    (folder / f"{job}-{rank}.json").write_text(text, encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

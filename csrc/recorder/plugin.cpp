@@ -1,0 +1,378 @@
+// A profiler plugin for NCCL that writes down which calls a rank makes (docs/record.md). It uses the C library alone,
+// asks NCCL for nothing that makes a kernel or a graph slower, and never lets NCCL fail: what it cannot do it leaves.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
+#include <type_traits>
+
+#include "nccl_profiler.hpp"
+#include "stream.hpp"
+
+namespace recorder {
+namespace {
+
+constexpr uint32_t LANES = 64;  // ranks of one process
+
+// What NCCL keeps of an event is a number, no object: it may be passed back late, or twice.
+enum Kind : uint64_t { GROUPED = 1, CALLED = 2, LAUNCHED = 3 };
+
+void* handle(Kind kind, uint64_t lane, uint64_t number) {
+  return reinterpret_cast<void*>(number << 12 | lane << 4 | kind);
+}
+bool is(void* any, Kind kind) { return (reinterpret_cast<uint64_t>(any) & 15) == kind; }
+uint64_t number_of(void* any) { return reinterpret_cast<uint64_t>(any) >> 12; }
+uint64_t lane_of(void* any) { return reinterpret_cast<uint64_t>(any) >> 4 & 255; }
+
+struct Context {
+  int lane = NONE;  // NONE before the first event of ABI v1 to v3
+  int communicator = NONE;
+  int device = NONE;
+  bool counted = false;
+  int pid = 0;
+};
+
+pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+Stream* lanes[LANES];
+std::atomic<uint32_t> lane_count{0};
+std::atomic<uint64_t> groups{0};
+int owner = 0;  // the process that opened the lanes: a fork must not write into its parent's
+bool failed = false;
+
+uint64_t now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
+}
+
+struct Locked {
+  explicit Locked(pthread_mutex_t& held) : mutex(held) { pthread_mutex_lock(&mutex); }
+  ~Locked() { pthread_mutex_unlock(&mutex); }
+  Locked(const Locked&) = delete;
+  pthread_mutex_t& mutex;
+};
+
+// The device of this thread, which NCCL sets before it makes a communicator; NONE without CUDA.
+int current_device() {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+  if (!driver) return NONE;
+  auto ask = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuCtxGetDevice"));
+  int device = NONE;
+  if (!ask || ask(&device)) device = NONE;
+  dlclose(driver);
+  return device;
+}
+
+// The version of the NCCL that calls us; 0 if it cannot be found.
+int nccl_version(void* caller) {
+  Dl_info found;
+  if (!dladdr(caller, &found) || !found.dli_fname) return 0;
+  void* nccl = dlopen(found.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
+  if (!nccl) return 0;
+  auto ask = reinterpret_cast<int (*)(int*)>(dlsym(nccl, "ncclGetVersion"));
+  int version = 0;
+  if (ask && ask(&version)) version = 0;
+  dlclose(nccl);
+  return version;
+}
+
+// Leave an empty file whose name says why there is no stream.
+void leave_note(const char* folder, int error) {
+  char host[256] = "host", path[4096];
+  gethostname(host, sizeof host - 1);
+  if (snprintf(path, sizeof path, "%s/%s-%d.failed-%d", folder, host, getpid(), error) >= static_cast<int>(sizeof path))
+    return;
+  const int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (file >= 0) close(file);
+}
+
+const char* folder() { return getenv("COLLBENCH_RECORD_FOLDER"); }
+
+// Return the lane of a communicator's rank: that of its GPU, else the first one that is not another rank of it.
+int lane_for(int device, uint64_t hash, int rank, int abi, void* caller) {
+  const Locked held(opening);
+  const char* place = folder();
+  if (!place || !*place || failed) return NONE;
+  if (owner && owner != getpid()) {
+    for (Stream*& lane : lanes) lane = nullptr;  // the parent's mapping is left to the parent
+    lane_count = 0;
+  }
+  owner = getpid();
+  const uint32_t count = lane_count;
+  for (uint32_t lane = 0; lane < count; ++lane) {
+    const bool same = device == NONE || lanes[lane]->device() == NONE ? !lanes[lane]->holds_another_rank(hash, rank)
+                                                                      : lanes[lane]->device() == device;
+    if (same) return static_cast<int>(lane);
+  }
+  if (count == LANES) return NONE;
+  Stream* made = new (std::nothrow) Stream;
+  int error = 12;  // ENOMEM
+  try {
+    if (made) error = made->open(place, count, device, abi, nccl_version(caller));
+  } catch (const std::bad_alloc&) {
+  }
+  if (error) {
+    delete made;
+    leave_note(place, error);
+    failed = true;
+    return NONE;
+  }
+  lanes[count] = made;
+  lane_count = count + 1;
+  return static_cast<int>(count);
+}
+
+void attach(Context& context, uint64_t hash, int rank, int ranks, int nodes, const char* name, int abi, void* caller) {
+  context.lane = lane_for(context.device, hash, rank, abi, caller);
+  if (context.lane == NONE) return;
+  Stream& stream = *lanes[context.lane];
+  const Locked held(stream.lock);
+  context.communicator = stream.communicator(hash, rank, ranks, nodes, name);
+  if (!context.counted) stream.opened();
+  context.counted = true;
+}
+
+struct ExitMark {
+  ~ExitMark() {
+    if (owner != getpid()) return;
+    for (uint32_t lane = 0; lane < lane_count; ++lane) lanes[lane]->close_at_exit();
+  }
+} exit_mark;
+
+// NCCL's words.
+
+Function function_of(const char* name) {
+  static constexpr struct {
+    const char* name;
+    Function function;
+  } NAMES[] = {{"AllReduce", Function::ALL_REDUCE},
+               {"AllGather", Function::ALL_GATHER},
+               {"ReduceScatter", Function::REDUCE_SCATTER},
+               {"Broadcast", Function::BROADCAST},
+               {"Reduce", Function::REDUCE},
+               {"Send", Function::SEND},
+               {"Recv", Function::RECEIVE},
+               {"AlltoAll", Function::ALL_TO_ALL},
+               {"AllToAll", Function::ALL_TO_ALL},
+               {"Gather", Function::GATHER},
+               {"Scatter", Function::SCATTER}};
+  for (const auto& row : NAMES) {
+    if (name && !strcmp(name, row.name)) return row.function;
+  }
+  return Function::UNKNOWN;
+}
+
+Function function_of(uint8_t number) {  // ncclFunc_t of NCCL 2.23
+  static constexpr Function NUMBERS[] = {Function::BROADCAST,      Function::REDUCE,     Function::ALL_GATHER,
+                                         Function::REDUCE_SCATTER, Function::ALL_REDUCE, Function::UNKNOWN,
+                                         Function::SEND,           Function::RECEIVE};
+  return number < sizeof NUMBERS ? NUMBERS[number] : Function::UNKNOWN;
+}
+
+// ncclDataType_t. ncclDatatypeToString has no word for ncclUint8 alone, and calls it "Unknown" [2.24 to 2.30].
+uint8_t datatype_of(const char* name) {
+  static constexpr const char* NAMES[] = {"ncclInt8",    "Unknown",      "ncclInt32",      "ncclUint32",
+                                          "ncclInt64",   "ncclUint64",   "ncclFloat16",    "ncclFloat32",
+                                          "ncclFloat64", "ncclBfloat16", "ncclFloat8e4m3", "ncclFloat8e5m2"};
+  uint8_t number = 0;
+  for (const char* one : NAMES) {
+    if (name && !strcmp(name, one)) return number;
+    ++number;
+  }
+  return name && !strcmp(name, "ncclUint8") ? 1 : 255;
+}
+uint8_t datatype_of(uint8_t number) { return number; }
+
+bool is_rooted(Function function) {
+  return function == Function::BROADCAST || function == Function::REDUCE || function == Function::GATHER ||
+         function == Function::SCATTER;
+}
+
+template <class Name, class Type>
+Call call_of(const Context& context, Name function, size_t count, Type datatype) {
+  Call call{};
+  call.count = count;
+  call.root = call.peer = NONE;
+  call.communicator = static_cast<uint16_t>(context.communicator);
+  call.function = static_cast<uint8_t>(function_of(function));
+  call.datatype = datatype_of(datatype);
+  return call;
+}
+
+template <class Collective>
+Call collective_of(const Context& context, const Collective& event) {
+  Call call = call_of(context, event.function, event.count, event.datatype);
+  if (is_rooted(static_cast<Function>(call.function))) call.root = event.root;
+  if constexpr (std::is_same_v<Collective, CollectiveV1>) {
+    const auto function = static_cast<Function>(call.function);
+    const bool reduces =
+        function == Function::ALL_REDUCE || function == Function::REDUCE || function == Function::REDUCE_SCATTER;
+    if (reduces && event.reduction < 5) call.reduction = static_cast<uint8_t>(event.reduction + 1);
+  }
+  return call;
+}
+
+// ABI v1 to v4 (and v5 where a launch has no call of the API): a call is seen when NCCL launches it. Their parent is
+// the group of one launch.
+template <class Event>
+void seen_at_launch(const Context& context, const Event& event, void* parent) {
+  Call call{};
+  if (event.type == COLLECTIVE) {
+    call = collective_of(context, event.collective);
+  } else {
+    call = call_of(context, event.point_to_point.function, event.point_to_point.count, event.point_to_point.datatype);
+    call.peer = event.point_to_point.peer;
+  }
+  const uint64_t start = now();
+  Stream& stream = *lanes[context.lane];
+  const Locked held(stream.lock);
+  stream.add(call, start, is(parent, GROUPED) ? number_of(parent) : 0, false);
+}
+
+template <class Event>
+void identify(Context& context, const Event& event, int abi, void* caller) {
+  const bool collective = event.type == COLLECTIVE;
+  const uint64_t hash = collective ? event.collective.comm_hash : event.point_to_point.comm_hash;
+  const char* name = collective ? event.collective.name : event.point_to_point.name;
+  attach(context, hash, event.rank, 0, 0, name, abi, caller);
+}
+
+template <int ABI, class Event>
+int start(void* any, void** result, Event* event) {
+  *result = nullptr;
+  auto* context = static_cast<Context*>(any);
+  if (!context || !event) return SUCCESS;
+  if constexpr (ABI >= 5) {
+    if (event->type == GROUP_API) {
+      *result = handle(GROUPED, 0, ++groups);
+      return SUCCESS;
+    }
+    if (event->type == COLLECTIVE_API || event->type == POINT_TO_POINT_API) {
+      if (context->lane == NONE || context->communicator == NONE) return SUCCESS;
+      const uint64_t time = now(), group = is(event->parent, GROUPED) ? number_of(event->parent) : 0;
+      const bool peered = event->type == POINT_TO_POINT_API;
+      Call call{};
+      if (peered) {
+        const PointToPointApi& api = event->point_to_point_api;
+        call = call_of(*context, api.function, api.count, api.datatype);
+        call.captured = api.captured;
+      } else {
+        const CollectiveApi& api = event->collective_api;
+        call = call_of(*context, api.function, api.count, api.datatype);
+        if (is_rooted(static_cast<Function>(call.function))) call.root = api.root;
+        call.captured = api.captured;
+      }
+      Stream& stream = *lanes[context->lane];
+      const Locked held(stream.lock);
+      const uint64_t number = stream.add(call, time, group, peered);
+      *result = handle(CALLED, static_cast<uint64_t>(context->lane), number);
+      return SUCCESS;
+    }
+  }
+  if (event->type == GROUP) {
+    *result = handle(GROUPED, 0, ++groups);
+    return SUCCESS;
+  }
+  if (event->type != COLLECTIVE && event->type != POINT_TO_POINT) return SUCCESS;
+  if constexpr (ABI <= 3) {
+    if (context->lane == NONE) identify(*context, *event, ABI, __builtin_return_address(0));
+  }
+  if (context->lane == NONE || context->communicator == NONE) return SUCCESS;
+  *result = handle(LAUNCHED, static_cast<uint64_t>(context->lane), 0);
+  if (ABI >= 5 && is(event->parent, CALLED) && lane_of(event->parent) < lane_count) {
+    Stream& stream = *lanes[lane_of(event->parent)];
+    const Locked held(stream.lock);
+    stream.launched(number_of(event->parent), event->type == POINT_TO_POINT ? event->point_to_point.peer : NONE);
+  } else {
+    seen_at_launch(*context, *event, event->parent);
+  }
+  return SUCCESS;
+}
+
+int stop(void*) { return SUCCESS; }
+int state(void*, int, StateArguments*) { return SUCCESS; }
+
+int finalize(void* any) {
+  auto* context = static_cast<Context*>(any);
+  if (!context) return SUCCESS;
+  if (context->counted && context->pid == getpid() && owner == getpid()) {
+    Stream& stream = *lanes[context->lane];
+    const Locked held(stream.lock);
+    stream.finalized();
+  }
+  delete context;
+  return SUCCESS;
+}
+
+Context* new_context(void** any) {
+  *any = nullptr;
+  if (!folder()) return nullptr;
+  Context* made = new (std::nothrow) Context;
+  if (!made) return nullptr;
+  made->device = current_device();
+  made->pid = getpid();
+  *any = made;
+  return made;
+}
+
+// The mask is one for all communicators of the process: it is set once, and never to less while another one records.
+constexpr int AT_LAUNCH = GROUP | COLLECTIVE | POINT_TO_POINT;
+constexpr int AT_CALL = GROUP_API | COLLECTIVE_API | POINT_TO_POINT_API | COLLECTIVE | POINT_TO_POINT;
+
+int init_v1(void** any, int* mask) {
+  *mask = new_context(any) ? AT_LAUNCH : 0;
+  return SUCCESS;
+}
+
+int init_named(void** any, int* mask, const char* name, uint64_t hash, int nodes, int ranks, int rank, int abi,
+               void* caller) {
+  Context* context = new_context(any);
+  if (!context) {
+    *mask = 0;
+    return SUCCESS;
+  }
+  attach(*context, hash, rank, ranks, nodes, name, abi, caller);
+  if (context->lane == NONE) {
+    if (!lane_count) *mask = 0;
+  } else {
+    *mask = abi >= 5 ? AT_CALL : AT_LAUNCH;
+  }
+  return SUCCESS;
+}
+
+int init_v4(void** any, int* mask, const char* name, uint64_t hash, int nodes, int ranks, int rank, void*) {
+  return init_named(any, mask, name, hash, nodes, ranks, rank, 4, __builtin_return_address(0));
+}
+
+template <int ABI>
+int init_v5(void** any, uint64_t hash, int* mask, const char* name, int nodes, int ranks, int rank, void*) {
+  return init_named(any, mask, name, hash, nodes, ranks, rank, ABI, __builtin_return_address(0));
+}
+
+constexpr const char* NAME = "collbench";
+
+}  // namespace
+
+#define EXPORTED __attribute__((visibility("default")))
+
+extern "C" {
+extern const EXPORTED Plugin<InitV1, DescriptorV1> ncclProfiler_v1;
+extern const EXPORTED Plugin<InitV1, DescriptorV2> ncclProfiler_v2, ncclProfiler_v3;
+extern const EXPORTED Plugin<InitV4, DescriptorV4> ncclProfiler_v4;
+extern const EXPORTED Plugin<InitV5, DescriptorV5> ncclProfiler_v5, ncclProfiler_v6;
+
+const Plugin<InitV1, DescriptorV1> ncclProfiler_v1 = {NAME, init_v1, start<1, DescriptorV1>, stop, state, finalize};
+const Plugin<InitV1, DescriptorV2> ncclProfiler_v2 = {NAME, init_v1, start<2, DescriptorV2>, stop, state, finalize};
+const Plugin<InitV1, DescriptorV2> ncclProfiler_v3 = {NAME, init_v1, start<3, DescriptorV2>, stop, state, finalize};
+const Plugin<InitV4, DescriptorV4> ncclProfiler_v4 = {NAME, init_v4, start<4, DescriptorV4>, stop, state, finalize};
+const Plugin<InitV5, DescriptorV5> ncclProfiler_v5 = {NAME, init_v5<5>, start<5, DescriptorV5>, stop, state, finalize};
+const Plugin<InitV5, DescriptorV5> ncclProfiler_v6 = {NAME, init_v5<6>, start<6, DescriptorV5>, stop, state, finalize};
+}
+
+}  // namespace recorder

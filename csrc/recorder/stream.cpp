@@ -1,0 +1,465 @@
+#include "stream.hpp"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+extern char** environ;
+
+namespace recorder {
+namespace {
+
+constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull;  // odd; of a polynomial hash mod 2^64, whose hits are compared
+constexpr uint64_t NO_PLACE = ~0ull;
+
+uint64_t nanoseconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+uint64_t aligned(uint64_t offset) { return (offset + 63) / 64 * 64; }
+
+// Orders the stores for whoever reads the file after a kill.
+template <class T>
+void store(T& place, T value) {
+  __atomic_store_n(&place, value, __ATOMIC_RELEASE);
+}
+
+int32_t number_in(const char* name) {
+  const char* text = getenv(name);
+  return text && *text ? atoi(text) : NONE;
+}
+
+void keep_environment(char* room, size_t bytes) {
+  size_t used = 0;
+  for (char** variable = environ; *variable; ++variable) {
+    const size_t length = strlen(*variable) + 1;
+    if (strncmp(*variable, "NCCL_", 5) || used + length + 1 > bytes) continue;
+    memcpy(room + used, *variable, length);
+    used += length;
+  }
+}
+
+// 8 buckets an octave from 2^8 ns on: the exponent and the three bits below the leading one.
+uint32_t bucket_of(uint64_t nanoseconds) {
+  if (nanoseconds < 256) return 0;
+  const uint32_t exponent = 63 - static_cast<uint32_t>(__builtin_clzll(nanoseconds));
+  const uint32_t bucket = (exponent - 8) * 8 + static_cast<uint32_t>(nanoseconds >> (exponent - 3) & 7);
+  return std::min(bucket, BUCKETS - 1);
+}
+
+void add_time(Times& times, uint64_t nanoseconds) {
+  times.least = times.count ? std::min(times.least, nanoseconds) : nanoseconds;
+  times.most = std::max(times.most, nanoseconds);
+  times.sum += static_cast<double>(nanoseconds);
+  ++times.count;
+  uint16_t& bucket = times.buckets[bucket_of(nanoseconds)];
+  if (++bucket == UINT16_MAX) {
+    for (uint16_t& any : times.buckets) any /= 2;
+  }
+}
+
+}  // namespace
+
+int Stream::open(const char* folder, uint32_t lane, int device, int abi, int nccl) {
+  char host[256] = "host", path[4096];
+  gethostname(host, sizeof host - 1);
+  const uint64_t monotonic = nanoseconds(CLOCK_MONOTONIC), realtime = nanoseconds(CLOCK_REALTIME);
+  const int written = snprintf(path, sizeof path, "%s/%s-%d-%u-%llx.stream", folder, host, getpid(), lane,
+                               static_cast<unsigned long long>(realtime));
+  if (written < 0 || written >= static_cast<int>(sizeof path)) return ENAMETOOLONG;
+  const int file = ::open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) return errno;
+  // All blocks now: a disk that is full later would end the job with SIGBUS.
+  int error = posix_fallocate(file, 0, FILE_BYTES);
+  void* mapped = error ? MAP_FAILED : mmap(nullptr, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (!error && mapped == MAP_FAILED) error = errno;
+  ::close(file);
+  if (error) {
+    unlink(path);
+    return error;
+  }
+  header_ = static_cast<Header*>(mapped);
+  header_->version = VERSION;
+  header_->lane = lane;
+  header_->file_bytes = FILE_BYTES;
+  uint64_t place = aligned(sizeof(Header));
+  const auto area = [&place](uint64_t& at, uint32_t& most, uint32_t count, uint64_t bytes) {
+    at = place;
+    most = count;
+    place = aligned(place + count * bytes);
+  };
+  area(header_->communicators_at, header_->communicators_max, COMMUNICATORS, sizeof(Communicator));
+  area(header_->calls_at, header_->calls_max, CALLS, sizeof(Call));
+  area(header_->phases_at, header_->phases_max, PHASES, sizeof(Phase));
+  area(header_->runs_at, header_->runs_max, RUNS, sizeof(Run));
+  area(header_->tail_at, header_->tail_max, TAIL, sizeof(TailCall));
+  area(header_->pending_at, header_->pending_max, PENDING, sizeof(PendingCall));
+  header_->arena_at = place;
+  communicators_ = at<Communicator>(header_->communicators_at);
+  calls_ = at<Call>(header_->calls_at);
+  phases_ = at<Phase>(header_->phases_at);
+  runs_ = at<Run>(header_->runs_at);
+  tail_ = at<TailCall>(header_->tail_at);
+  pending_ = at<PendingCall>(header_->pending_at);
+  header_->pid = getpid();
+  header_->device = device;
+  header_->abi = abi;
+  header_->nccl = nccl;
+  header_->env_rank = number_in("RANK");
+  header_->env_world = number_in("WORLD_SIZE");
+  header_->monotonic_ns = monotonic;
+  header_->realtime_ns = realtime;
+  memcpy(header_->host, host, sizeof host);
+  keep_environment(header_->environment, sizeof header_->environment);
+  table_.assign(CALLS * 2, 0);
+  symbols_.assign(TAIL, 0);
+  hashes_.assign(TAIL + 1, 0);
+  powers_.assign(TAIL + 1, 1);
+  for (uint32_t power = 1; power <= TAIL; ++power) powers_[power] = powers_[power - 1] * BASE;
+  borders_.assign(TAIL + 1, 0);
+  known_.reserve(256);
+  memcpy(header_->magic, "CBSTREAM", 8);  // last: from here on it can be read
+  return 0;
+}
+
+void Stream::close_at_exit() {
+  if (header_) store(header_->exited, 1u);
+}
+
+int Stream::communicator(uint64_t hash, int rank, int ranks, int nodes, const char* name) {
+  const char* called = name ? name : "";
+  const uint32_t count = header_->communicators;
+  for (uint32_t known = count; known-- > 0;) {
+    const Communicator& one = communicators_[known];
+    if (one.hash == hash && one.rank == rank && one.ranks == ranks && !strncmp(one.name, called, sizeof one.name - 1)) {
+      return static_cast<int>(known);
+    }
+  }
+  if (count == COMMUNICATORS) return NONE;
+  Communicator& made = communicators_[count];
+  made.hash = hash;
+  made.rank = rank;
+  made.ranks = ranks;
+  made.nodes = nodes;
+  strncpy(made.name, called, sizeof made.name - 1);
+  store(header_->communicators, count + 1);
+  return static_cast<int>(count);
+}
+
+bool Stream::holds_another_rank(uint64_t hash, int rank) const {
+  return std::any_of(communicators_, communicators_ + header_->communicators,
+                     [=](const Communicator& one) { return one.hash == hash && one.rank != rank; });
+}
+
+void Stream::finalized() {
+  if (header_->open > 1) {
+    --header_->open;
+    return;
+  }
+  release(header_->pending_next);
+  store(header_->open, 0u);
+}
+
+uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool needs_peer) {
+  const uint64_t number = header_->pending_next;
+  if (number - header_->pending_first == PENDING) release(header_->pending_first + 1);
+  PendingCall& waiting = pending(number);
+  waiting = {call, start, group, needs_peer, 0};
+  if (header_->pending_first == number && !needs_peer) {
+    // Nothing to wait for. A kill between these lines shows it nowhere: it is the last call.
+    header_->pending_first = number + 1;
+    store(header_->pending_next, number + 1);
+    commit(waiting);
+  } else {
+    store(header_->pending_next, number + 1);
+  }
+  return number;
+}
+
+void Stream::launched(uint64_t number, int peer) {
+  if (number < header_->pending_first || number >= header_->pending_next) return;
+  PendingCall& call = pending(number);
+  call.call.peer = peer;
+  call.needs_peer = 0;
+  // NCCL launches groups in order: what an earlier one did not launch (a send to oneself, in place) never will be.
+  for (uint64_t earlier = header_->pending_first; earlier < number && pending(earlier).group != call.group; ++earlier) {
+    pending(earlier).needs_peer = 0;
+  }
+  release(header_->pending_first);
+}
+
+// Commit the calls that wait, up to a number in any case, and after it as far as they are complete.
+void Stream::release(uint64_t upto) {
+  while (header_->pending_first < header_->pending_next) {
+    const uint64_t first = header_->pending_first;
+    if (first >= upto && pending(first).needs_peer) return;
+    const PendingCall ended = pending(first);
+    store(header_->pending_first, first + 1);
+    commit(ended);
+  }
+}
+
+void Stream::commit(const PendingCall& ended) {
+  if (full_) {
+    store(header_->dropped, header_->dropped + 1);
+    return;
+  }
+  const int64_t call = intern(ended.call);
+  if (call == NONE) {
+    full_ = true;
+    store(header_->dropped, header_->dropped + 1);
+    return;
+  }
+  const bool together = ended.group && ended.group == group_;
+  group_ = ended.group;
+  header_->last_group = group_;
+  append(static_cast<uint32_t>(call) * 2 + together, ended.start);
+}
+
+int64_t Stream::intern(const Call& call) {
+  uint64_t words[3];
+  memcpy(words, &call, sizeof words);
+  uint64_t hash = (words[0] ^ words[1] * BASE ^ (words[2] + 1) * 0xC2B2AE3D27D4EB4Full) * BASE;
+  for (uint64_t slot = hash >> 40;; ++slot) {
+    uint32_t& known = table_[slot % table_.size()];
+    if (known && !memcmp(&calls_[known - 1], &call, sizeof call)) return known - 1;
+    if (known) continue;
+    if (header_->calls == CALLS) return NONE;
+    const uint32_t number = header_->calls;
+    calls_[number] = call;
+    known = number + 1;
+    store(header_->calls, number + 1);
+    return number;
+  }
+}
+
+void Stream::set_tail(uint32_t first, uint32_t count) {
+  first_ = first % TAIL;
+  count_ = count;
+  store(header_->tail, static_cast<uint64_t>(first_) << 32 | count_);
+}
+
+void Stream::append(uint32_t symbol, uint64_t start) {
+  if (count_ == TAIL) make_room();
+  if (full_) {
+    store(header_->dropped, header_->dropped + 1);
+    return;
+  }
+  tail(count_) = {start, symbol, 0};
+  header_->kept++;
+  set_tail(first_, count_ + 1);
+  if (phase_ == NONE) {
+    look(symbol);
+  } else {
+    follow(symbol);
+  }
+}
+
+// A phase repeats: hold the call against the one that comes next in it.
+void Stream::follow(uint32_t symbol) {
+  const Phase& phase = phases_[phase_];
+  if (at<uint32_t>(phase.symbols)[count_ - 1] != symbol) {
+    phase_ = NONE;
+    hash_from(0);
+    since_ = count_;
+    resume();
+  } else if (count_ == phase.length) {
+    consume(0, phase_, 1, true);
+  }
+}
+
+// No phase repeats: is a known one back, or has a new one come?
+void Stream::look(uint32_t) {
+  hash_from(count_ - 1);
+  if (resume()) return;
+  if (++since_ < SEARCH_EVERY) return;
+  since_ = 0;
+  find_period();
+}
+
+void Stream::hash_from(uint32_t place) {
+  for (; place < count_; ++place) {
+    symbols_[place] = tail(place).symbol;
+    hashes_[place + 1] = hashes_[place] * BASE + symbols_[place] + 1;
+  }
+}
+
+uint64_t Stream::hash_of(uint32_t from, uint32_t length) const {
+  return hashes_[from + length] - hashes_[from] * powers_[length];
+}
+
+bool Stream::resume() {
+  const uint32_t last = symbols_[count_ - 1];
+  for (const Known& known : known_) {
+    if (known.last != last || known.length > count_) continue;
+    const uint32_t from = count_ - known.length;
+    if (hash_of(from, known.length) != known.hash) continue;
+    const Phase& phase = phases_[known.phase];
+    const uint32_t* symbols = at<uint32_t>(phase.symbols);
+    uint32_t same = 0;
+    while (same < known.length && symbols_[from + same] == symbols[same % phase.length]) ++same;
+    if (same == known.length) return consume(from, known.phase, known.repetitions, true);
+  }
+  return false;
+}
+
+// Find the longest end of the tail that consists of repetitions: by its borders, as in Knuth, Morris and Pratt.
+void Stream::find_period() {
+  const auto reversed = [this](uint32_t place) { return symbols_[count_ - 1 - place]; };
+  uint32_t covered = 0, period = 0;
+  borders_[0] = borders_[1] = 0;
+  for (uint32_t length = 2, border = 0; length <= count_; ++length) {
+    while (border && reversed(border) != reversed(length - 1)) border = borders_[border];
+    if (reversed(border) == reversed(length - 1)) ++border;
+    borders_[length] = border;
+    if (length >= EVIDENCE && 2 * (length - border) <= length) {
+      covered = length;
+      period = length - border;
+    }
+  }
+  if (!covered) return;
+  const uint32_t from = count_ - covered;
+  const int64_t phase = phase_of(&symbols_[from], period, true);
+  if (phase != NONE) consume(from, phase, covered / period, true);
+}
+
+void Stream::make_room() { consume(TAIL / 2, NONE, 0, false); }
+
+// Move the tail's first calls: `literal` of them into a phase of their own, then `repetitions` of a known phase.
+bool Stream::consume(uint32_t literal, int64_t phase, uint32_t repetitions, bool locks) {
+  const int64_t once = literal ? phase_of(symbols_.data(), literal, false) : NONE;
+  if ((literal && once == NONE) || header_->runs + 2 > RUNS) {
+    full_ = true;
+    return false;
+  }
+  header_->moving_runs = header_->runs;
+  header_->moving_repetitions = header_->runs ? runs_[header_->runs - 1].repetitions : 0;
+  header_->moving_before_tail = header_->before_tail;
+  header_->moving_tail = header_->tail;
+  store(header_->moving, 1u);
+  uint32_t from = 0;
+  if (literal) {
+    repeat(phases_[once], from);
+    add_run(static_cast<uint32_t>(once), 1);
+    from += literal;
+  }
+  for (uint32_t one = 0; one < repetitions; ++one) {
+    repeat(phases_[phase], from);
+    from += phases_[phase].length;
+  }
+  if (repetitions) add_run(static_cast<uint32_t>(phase), repetitions);
+  set_tail(first_ + from, count_ - from);
+  store(header_->moving, 0u);
+  if (locks) {
+    phase_ = phase;
+  } else {
+    hash_from(0);
+  }
+  return true;
+}
+
+bool Stream::add_run(uint32_t phase, uint32_t repetitions) {
+  if (header_->runs && runs_[header_->runs - 1].phase == phase &&
+      runs_[header_->runs - 1].repetitions < UINT32_MAX - repetitions) {
+    runs_[header_->runs - 1].repetitions += repetitions;
+    return true;
+  }
+  runs_[header_->runs] = {phase, repetitions};
+  store(header_->runs, header_->runs + 1);
+  return true;
+}
+
+// Add one repetition's times, which stand in the tail from a place on.
+void Stream::repeat(Phase& phase, uint32_t from) {
+  sample(phase, from);
+  Times* times = phase.times ? at<Times>(phase.times) : nullptr;
+  uint64_t before = header_->before_tail;
+  for (uint32_t place = 0; place < phase.length; ++place) {
+    const uint64_t start = tail(from + place).start;
+    if (times && before) add_time(times[place], start > before ? start - before : 0);
+    before = start;
+  }
+  header_->before_tail = before;
+  ++phase.repetitions;
+}
+
+// Keep this repetition whole if its number says so: the number alone, for the ranks must keep the same ones.
+void Stream::sample(Phase& phase, uint32_t from) {
+  const uint64_t number = phase.repetitions;
+  if (!phase.slots || number % phase.stride) return;
+  const uint64_t words = 1 + phase.length;
+  uint64_t* samples = at<uint64_t>(phase.samples);
+  while (phase.used == phase.slots) {
+    if (phase.stride > UINT32_MAX / 2) return;
+    phase.stride *= 2;
+    uint32_t kept = 0;
+    for (uint32_t slot = 0; slot < phase.used; ++slot) {
+      if (samples[slot * words] % phase.stride) continue;
+      memmove(samples + kept++ * words, samples + slot * words, words * sizeof *samples);
+    }
+    const bool stuck = kept == phase.used;
+    store(phase.used, kept);
+    if (stuck || number % phase.stride) return;
+  }
+  uint64_t* slot = samples + phase.used * words;
+  for (uint32_t place = 0; place < phase.length; ++place) slot[1 + place] = tail(from + place).start;
+  slot[0] = number;
+  store(phase.used, phase.used + 1);
+}
+
+void* Stream::allocate(uint64_t bytes, uint64_t* offset) {
+  const uint64_t place = header_->arena_at + header_->arena_used;
+  if (place + bytes > FILE_BYTES) return nullptr;
+  header_->arena_used += (bytes + 7) / 8 * 8;
+  *offset = place;
+  return at<char>(place);
+}
+
+// Return the phase of these symbols, a new one if need be; NONE without memory. One that repeats sums up its times.
+int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats) {
+  uint64_t hash = 0;
+  for (uint32_t place = 0; place < length; ++place) hash = hash * BASE + symbols[place] + 1;
+  for (uint32_t known = 0; known < header_->phases; ++known) {
+    const Phase& one = phases_[known];
+    if (one.hash == hash && one.length == length && (one.times || !repeats) &&
+        !memcmp(at<uint32_t>(one.symbols), symbols, length * sizeof *symbols)) {
+      return known;
+    }
+  }
+  if (header_->phases == PHASES) return NONE;
+  const uint32_t most = repeats ? SAMPLES : 4;
+  const uint32_t slots = std::clamp((repeats ? SAMPLED_CALLS : SAMPLED_CALLS / 8) / length, 1u, most);
+  const uint64_t sample_bytes = static_cast<uint64_t>(slots) * (1 + length) * sizeof(uint64_t);
+  const uint64_t times_bytes = repeats ? length * sizeof(Times) : 0;
+  if (header_->arena_at + header_->arena_used + length * 4 + times_bytes + sample_bytes + 64 > FILE_BYTES) return NONE;
+  const uint32_t number = header_->phases;
+  Phase& made = phases_[number];
+  made = {};
+  made.hash = hash;
+  made.length = length;
+  made.slots = slots;
+  made.stride = 1;
+  memcpy(allocate(length * sizeof *symbols, &made.symbols), symbols, length * sizeof *symbols);
+  allocate(sample_bytes, &made.samples);
+  if (repeats) allocate(times_bytes, &made.times);
+  store(header_->phases, number + 1);
+  if (repeats) {
+    Known known{number, symbols[length - 1], 0, (RELOCK + length - 1) / length, 0};
+    known.length = known.repetitions * length;
+    for (uint32_t one = 0; one < known.repetitions; ++one) known.hash = known.hash * powers_[length] + hash;
+    if (known_.size() == 256) known_.erase(known_.begin());
+    known_.push_back(known);
+  }
+  return number;
+}
+
+}  // namespace recorder

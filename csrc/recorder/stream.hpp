@@ -1,0 +1,212 @@
+// The calls of one rank, folded while they come, in a file that is mapped into memory: what stands in it is what there
+// is, whenever the process ends. src/collbench/runfile/streams.py reads it, and knows this layout.
+#pragma once
+
+#include <pthread.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace recorder {
+
+constexpr uint32_t VERSION = 1;
+constexpr uint64_t FILE_BYTES = 16u << 20;
+constexpr uint32_t COMMUNICATORS = 512;
+constexpr uint32_t CALLS = 1u << 16;          // distinct ones
+constexpr uint32_t PHASES = 4096;             // distinct ones
+constexpr uint32_t RUNS = 1u << 17;           // phases in the order in which they came
+constexpr uint32_t TAIL = 1u << 15;           // calls not yet folded; half of it is the longest step that is recognised
+constexpr uint32_t PENDING = 4096;            // calls of groups whose peers NCCL has not named yet
+constexpr uint32_t SEARCH_EVERY = 4096;       // calls: 16 comparisons a call, spread over so many
+constexpr uint32_t EVIDENCE = 2048;           // calls that must repeat before a period is believed
+constexpr uint32_t RELOCK = 256;              // calls that must repeat a known phase before it goes on
+constexpr uint32_t BUCKETS = 192;             // of a histogram: 8 an octave, from 256 ns to 4.3 s
+constexpr uint32_t SAMPLED_CALLS = 1u << 15;  // of all samples of one phase
+constexpr uint32_t SAMPLES = 32;              // of one phase
+constexpr int32_t NONE = -1;
+
+struct Communicator {
+  uint64_t hash;
+  int32_t rank;
+  int32_t ranks;  // 0: unknown (ABI v1 to v3)
+  int32_t nodes;
+  int32_t reserved;
+  char name[104];
+};
+static_assert(sizeof(Communicator) == 128);
+
+struct Call {
+  uint64_t count;
+  int32_t root;
+  int32_t peer;
+  uint16_t communicator;
+  uint8_t function;  // Function
+  uint8_t datatype;  // NCCL's number
+  uint8_t captured;
+  uint8_t reduction;  // NCCL's number + 1; 0: unknown
+  uint16_t reserved;
+};
+static_assert(sizeof(Call) == 24);
+
+// Times of one position of a phase over its repetitions, ns.
+struct Times {
+  uint64_t count;
+  uint64_t least;
+  uint64_t most;
+  double sum;
+  uint16_t buckets[BUCKETS];
+};
+static_assert(sizeof(Times) == 416);
+
+// A sequence of symbols. A symbol is a call's number × 2, + 1 where the call was grouped with the one before it.
+struct Phase {
+  uint64_t repetitions;
+  uint64_t hash;
+  uint64_t symbols;  // offset of uint32_t[length]
+  uint64_t times;    // offset of Times[length], of the pauses; 0: none
+  uint64_t samples;  // offset of `slots` × (uint64_t repetition; uint64_t starts[length])
+  uint32_t length;
+  uint32_t slots;
+  uint32_t used;
+  uint32_t stride;
+};
+static_assert(sizeof(Phase) == 56);
+
+struct Run {
+  uint32_t phase;
+  uint32_t repetitions;
+};
+
+struct TailCall {
+  uint64_t start;  // CLOCK_MONOTONIC, ns
+  uint32_t symbol;
+  uint32_t gpu;  // ns; 0: unknown
+};
+
+struct PendingCall {
+  Call call;
+  uint64_t start;
+  uint64_t group;  // 0: alone
+  uint32_t needs_peer;
+  uint32_t reserved;
+};
+static_assert(sizeof(PendingCall) == 48);
+
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t lane;
+  uint64_t file_bytes;
+  // Offsets and capacities, so that a reader need not know them.
+  uint64_t communicators_at, calls_at, phases_at, runs_at, tail_at, pending_at, arena_at;
+  uint32_t communicators_max, calls_max, phases_max, runs_max, tail_max, pending_max;
+  // What is there.
+  uint32_t communicators, calls, phases, runs;
+  uint64_t arena_used;
+  uint64_t tail;  // first place × 2^32 + count: one store moves both
+  uint64_t pending_first, pending_next;
+  uint64_t kept, dropped;
+  // Calls are moved from the tail into phases: where `tail` still is `moving_tail`, the runs are as they were before.
+  uint64_t moving_tail;
+  uint32_t moving, moving_runs, moving_repetitions, moving_phase;
+  uint64_t before_tail;  // start of the call before the tail's first; 0: there was none
+  uint64_t moving_before_tail;
+  // Who it is.
+  uint32_t open;    // communicators that were not finalized
+  uint32_t exited;  // 1: the process left by exit()
+  int32_t pid, device, abi, env_rank, env_world, nccl;
+  uint64_t monotonic_ns, realtime_ns;  // the same moment
+  uint64_t last_group;
+  char host[256];
+  char environment[32768];  // NCCL_*=value, each ended by 0, then an empty one
+};
+static_assert(offsetof(Header, host) % 8 == 0);
+
+enum class Function : uint8_t {
+  UNKNOWN,
+  ALL_REDUCE,
+  BROADCAST,
+  REDUCE,
+  ALL_GATHER,
+  REDUCE_SCATTER,
+  SEND,
+  RECEIVE,
+  ALL_TO_ALL,
+  GATHER,
+  SCATTER,
+};
+
+// One rank's stream. All its functions are called with its lock held, but open().
+class Stream {
+ public:
+  // Return 0, or the errno that kept the file from being made; then the stream keeps nothing.
+  int open(const char* folder, uint32_t lane, int device, int abi, int nccl);
+  void close_at_exit();
+
+  int communicator(uint64_t hash, int rank, int ranks, int nodes, const char* name);
+  bool holds_another_rank(uint64_t hash, int rank) const;
+  int device() const { return header_->device; }
+  void opened() { ++header_->open; }
+  void finalized();
+
+  // A call that NCCL got. `group` is 0, or what calls of one group share. Return its number.
+  uint64_t add(const Call& call, uint64_t start, uint64_t group, bool needs_peer);
+  // NCCL launches call `number`: its peer is known, and every earlier group has been launched.
+  void launched(uint64_t number, int peer);
+
+  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+ private:
+  PendingCall& pending(uint64_t number) { return pending_[number % PENDING]; }
+  void release(uint64_t upto);
+  void commit(const PendingCall& ended);
+  int64_t intern(const Call& call);
+  void append(uint32_t symbol, uint64_t start);
+  void follow(uint32_t symbol);
+  void leave_phase();
+  void look(uint32_t symbol);
+  bool resume();
+  void find_period();
+  void make_room();
+  bool consume(uint32_t literal, int64_t phase, uint32_t repetitions, bool locks);
+  int64_t phase_of(const uint32_t* symbols, uint32_t length, bool repeats);
+  bool add_run(uint32_t phase, uint32_t repetitions);
+  void repeat(Phase& phase, uint32_t from);
+  void sample(Phase& phase, uint32_t from);
+  void* allocate(uint64_t bytes, uint64_t* offset);
+  TailCall& tail(uint32_t place) { return tail_[(first_ + place) % TAIL]; }
+  void set_tail(uint32_t first, uint32_t count);
+  void hash_from(uint32_t place);
+  uint64_t hash_of(uint32_t from, uint32_t length) const;
+  template <class T>
+  T* at(uint64_t offset) const {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(header_) + offset);
+  }
+
+  Header* header_ = nullptr;
+  Communicator* communicators_ = nullptr;
+  Call* calls_ = nullptr;
+  Phase* phases_ = nullptr;
+  Run* runs_ = nullptr;
+  TailCall* tail_ = nullptr;
+  PendingCall* pending_ = nullptr;
+  // The process's own: the file can be read without it.
+  struct Known {  // a phase that repeated, and the hash of as many of its repetitions as are needed to resume it
+    uint32_t phase, last, length, repetitions;
+    uint64_t hash;
+  };
+  std::vector<Known> known_;
+  std::vector<uint32_t> table_;     // of calls, by hash: number + 1
+  std::vector<uint32_t> symbols_;   // of the tail, from its first place
+  std::vector<uint64_t> hashes_;    // of the tail's first n symbols
+  std::vector<uint64_t> powers_;    // of the hash's base
+  std::vector<uint32_t> borders_;   // of find_period
+  uint32_t first_ = 0, count_ = 0;  // the tail
+  int64_t phase_ = NONE;            // it repeats
+  uint32_t since_ = 0;              // calls since a period was looked for
+  uint64_t group_ = 0;              // of the last call
+  bool full_ = false;
+};
+
+}  // namespace recorder

@@ -1,0 +1,127 @@
+"""Record a job: run it with the NCCL profiler plugin, and merge what its processes left into one file."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from collbench.api.notices import SILENT, Notices
+from collbench.launch import recording
+from collbench.model.errors import MachineError, RunFileError, UsageError
+from collbench.model.job import Ending, Job
+from collbench.model.printable import one_line
+from collbench.runfile import atomic_write, job_file
+
+_NOTE = re.compile(r"\.failed-(\d+)$")
+_DOING = "save the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """How a job ended, and what was recorded of it: None where nothing was, and `why` says so."""
+
+    status: int
+    job: Job | None
+    why: str = ""
+
+
+def record(
+    command: Sequence[str],
+    output: Path | None,
+    *,
+    streams: Path | None = None,
+    force: bool = False,
+    notices: Notices = SILENT,
+) -> Recorded:
+    """Run `command` and save what its ranks sent to `output`; what was wrong with the record alone is in `why`.
+
+    With `streams` the ranks write into that folder, which is kept: several hosts share one, and None as `output` only
+    leaves the streams there. Raises UsageError, MachineError and RunFileError before the job is started.
+    """
+    recording.check(command)
+    if output is not None:
+        atomic_write.check(output, _DOING, "--output", force=force)
+    try:
+        if streams is not None:
+            streams.mkdir(parents=True, exist_ok=True)
+        folder = streams.resolve() if streams is not None else Path(tempfile.mkdtemp(prefix="collbench-record-"))
+    except OSError as error:
+        raise UsageError(f"cannot keep streams: {error}", "name another folder with --streams DIR") from error
+    saved = False
+    try:
+        variables = recording.environment(os.environ, recording.plugin(), folder)
+        status = recording.run(command, variables)
+        if output is None:
+            saved = True
+            return Recorded(status, None)
+        try:
+            job = merge(folder, output, command, force=force, notices=notices)
+        except (MachineError, RunFileError, OSError) as error:
+            saved = not any(folder.glob("*.stream"))
+            kept = "" if saved else f"; what was recorded is in {folder}: collbench record --streams {folder} -o FILE"
+            return Recorded(status, None, f"{error}{kept}")
+        saved = True
+        return Recorded(status, job)
+    finally:
+        if streams is None and (saved or not any(folder.glob("*.stream"))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def merge(
+    folder: Path, output: Path, command: Sequence[str] = (), *, force: bool = False, notices: Notices = SILENT
+) -> Job:
+    """Merge a folder's streams and save them as a job. Raises MachineError where there is none, and RunFileError."""
+    from collbench.runfile import recorded  # late: numpy
+    from collbench.runfile.streams import StreamError, parse
+
+    found = []
+    for path in sorted(folder.glob("*.stream")):
+        try:
+            found.append(parse(path.read_bytes()))
+        except StreamError as error:
+            notices.say(f"the stream {one_line(str(path))} is left out: {error}")
+        except OSError as error:
+            raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    _say_failures(folder, notices)
+    try:
+        merged = recorded.merge(found, command)
+    except ValueError:
+        raise MachineError(_nothing(len(found))) from None
+    if merged.others:
+        notices.say(
+            f"{merged.others} other stream(s) are of another job of this command: the one that sent most is kept"
+        )
+    if merged.missing:
+        shown = ", ".join(map(str, merged.missing[:8])) + (", …" if len(merged.missing) > 8 else "")
+        notices.say(f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}")
+    cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
+    if cut:
+        notices.say(f"{len(cut)} of {len(merged.job.ranks)} ranks were killed: their calls are there up to then")
+    dropped = sum(rank.dropped for rank in merged.job.ranks)
+    if dropped:
+        notices.say(f"{dropped} calls are missing: the recorder's 16 MiB for each rank were full, or a call is unknown")
+    job_file.save(merged.job, output, force=force)
+    return merged.job
+
+
+def _say_failures(folder: Path, notices: Notices) -> None:
+    """Say why processes could write no stream: they left notes whose names say it."""
+    errors = {int(match[1]) for path in folder.iterdir() if (match := _NOTE.search(path.name))}
+    for number in sorted(errors):
+        notices.say(
+            f"a process could not write its stream: {os.strerror(number)}; name another folder with --streams DIR"
+        )
+
+
+def _nothing(streams: int) -> str:
+    if streams:
+        return "nothing was recorded: NCCL loaded the plugin, and no rank sent anything to another one"
+    return (
+        "nothing was recorded: no NCCL loaded the plugin. The job made no communicator of two ranks, or its NCCL is "
+        f"older than 2.23 or cannot load libraries: {recording.INSTEAD}"
+    )

@@ -1,0 +1,81 @@
+"""`collbench record`: run a job and save which collectives it sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collbench.cli import options
+from collbench.cli.terminal import NOTICES, say
+from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.job import Job
+from collbench.model.printable import one_line
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(
+    short_help="Record which collectives a job sends.",
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS] --",
+)
+@options.apply(
+    click.option(
+        "-o", "--output", metavar="FILE", type=_FILE, help="Save the job in this file.  [default: job.json, here]"
+    ),
+    options.force,
+    click.option(
+        "--streams",
+        metavar="DIR",
+        type=_FOLDER,
+        help="Let the ranks write here, and keep it: a folder that all hosts of the job share. Without -o nothing else "
+        "is written; without COMMAND the streams that are there are merged.",
+    ),
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def record(output: Path | None, force: bool, streams: Path | None, command: tuple[str, ...]) -> None:
+    """Run COMMAND and save every NCCL call of its ranks: what, how large, among whom, in which order and when.
+
+    The job is not changed: NCCL (2.23 or newer) loads a profiler plugin, which folds repeated steps while they run.
+    Exit status and output are the job's own. A job that is killed leaves what it had sent. docs/record.md says what a
+    plugin cannot see.
+
+    \b
+    Examples:
+      collbench record -- torchrun --nproc-per-node 2 train.py
+      collbench record -o job.json -- python train.py
+      collbench record --streams /shared/rec -- mpirun -n 16 ./train
+      collbench record --streams /shared/rec -o job.json   # merge, afterwards
+    """
+    from collbench.api import recording  # late: tempfile, subprocess
+
+    if not command:
+        if streams is None:
+            raise UsageError("no command to record: collbench record -- torchrun train.py")
+        if not streams.is_dir():
+            raise UsageError(
+                f"folder {one_line(str(streams))} does not exist: --streams names the folder of a recording"
+            )
+        path = output or Path("job.json")
+        say(_summary(recording.merge(streams, path, force=force, notices=NOTICES), path))
+        return
+    path = output or (None if streams else Path("job.json"))
+    ended = recording.record(command, path, streams=streams, force=force, notices=NOTICES)
+    if path is None:
+        say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
+    elif ended.job is not None:
+        say(_summary(ended.job, path))
+    else:
+        say(ended.why)
+    failed = ExitStatus.BAD_INPUT if ended.why else ExitStatus.DONE
+    raise click.exceptions.Exit(ended.status or failed)
+
+
+def _summary(job: Job, path: Path) -> str:
+    calls = sum(rank.calls for rank in job.ranks)
+    steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
+    which = max(steps, key=lambda step: step[0] * step[1], default=None)
+    step = f"; the step has {which[0]:,} and came {which[1]:,} times" if which else "; no step was repeated"
+    return f"recorded {calls:,} calls of {len(job.ranks)} ranks{step}: {one_line(str(path))}"

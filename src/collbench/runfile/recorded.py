@@ -1,0 +1,403 @@
+"""The streams of all ranks as one job: who was who, what each call was, and the calls that were not folded yet."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.job import (
+    Call,
+    Ending,
+    Group,
+    Job,
+    JobRank,
+    Phase,
+    PointToPoint,
+    Position,
+    Sample,
+    Source,
+    Spread,
+    Unknown,
+)
+from collbench.model.operations import Operation
+from collbench.runfile.streams import DATATYPES, FUNCTIONS, REDUCTIONS, NcclCall, Numbers, Stream, bucket_median
+
+# A tail is folded where a sequence comes at least twice and covers so many calls.
+_WORTH = 4
+_API_ABI = 5  # from it on NCCL reports calls as they were made; before, launches, whose bytes have lost their type
+_SAMPLES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A job, and what else was found: streams of other jobs under the same command, ranks that left no stream."""
+
+    job: Job
+    others: int
+    missing: tuple[int, ...]
+
+
+def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
+    """Return the job of these streams, one for each rank. Raises ValueError where there is none."""
+    called = [stream for stream in streams if stream.runs or len(stream.tail)]
+    if not called:
+        raise ValueError("no stream has a call")
+    kept = _one_job(called)
+    numbers, world_size = _numbered(kept)
+    sizes = _sizes(kept)
+    tables = _Tables(sizes)
+    for stream, number in zip(kept, numbers, strict=True):
+        for one in stream.communicators:
+            tables.members[_key(one.hash, one.name)][one.rank] = number
+    order = sorted(range(len(kept)), key=lambda place: numbers[place])
+    clocks = _clocks(kept)
+    started = min(stream.realtime_ns for stream in kept)
+    ranks = tuple(_rank(kept[place], numbers[place], tables, clocks[kept[place].host] - started) for place in order)
+    first = kept[order[0]]
+    groups = tables.grouped()
+    unknown = {Unknown.GPU_TIMES, Unknown.OVERLAP}
+    if any(Operation(call.operation).reduces and not call.reduction for call in tables.calls if call.collective):
+        unknown.add(Unknown.REDUCTION)
+    if any(call.operation in set(PointToPoint) and call.peer is None for call in tables.calls):
+        unknown.add(Unknown.PEER)
+    if any(len(group.ranks) != group.size for group in groups):
+        unknown.add(Unknown.GROUP_RANKS)
+    # Before ABI 5 nothing says that a call was captured.
+    if any(call.captured for call in tables.calls) or any(stream.abi < _API_ABI for stream in kept):
+        unknown.add(Unknown.GRAPH_REPLAYS)
+    job = Job(
+        source=Source.PLUGIN,
+        started=datetime.fromtimestamp(started / 1e9, UTC).isoformat(timespec="seconds"),
+        world_size=world_size,
+        groups=groups,
+        calls=tuple(tables.calls),
+        ranks=ranks,
+        command=tuple(command),
+        nccl=_version(first.nccl),
+        environment=first.environment,
+        unknown=tuple(word for word in Unknown if word in unknown),
+    )
+    missing = tuple(sorted(set(range(world_size)) - set(numbers)))
+    return Merged(job, len(called) - len(kept), missing)
+
+
+# Which streams are of one job, and who is who in it.
+
+
+def _one_job(streams: Sequence[Stream]) -> list[Stream]:
+    """Return the streams of the job that sent most, where one command ran several: a restart, or one after another."""
+    leader = list(range(len(streams)))
+
+    def find(place: int) -> int:
+        while leader[place] != place:
+            place = leader[place]
+        return place
+
+    seen: dict[int, int] = {}
+    for place, stream in enumerate(streams):
+        for one in stream.communicators:
+            leader[find(place)] = find(seen.setdefault(one.hash, place))
+    parts: dict[int, list[Stream]] = defaultdict(list)
+    for place, stream in enumerate(streams):
+        parts[find(place)].append(stream)
+    if len(parts) == 1 or _distinct_hints(streams):
+        return list(streams)
+    return max(parts.values(), key=lambda part: sum(map(_sent, part)))
+
+
+def _sent(stream: Stream) -> int:
+    return len(stream.tail) + sum(len(stream.phases[phase].symbols) * times for phase, times in stream.runs)
+
+
+def _distinct_hints(streams: Sequence[Stream]) -> bool:
+    """True where the launcher's RANK tells all streams apart, and WORLD_SIZE has room for them."""
+    hints = [stream.env_rank for stream in streams]
+    worlds = {stream.env_world for stream in streams}
+    world = worlds.pop() if len(worlds) == 1 else None
+    return (
+        world is not None
+        and len(set(hints)) == len(hints)
+        and all(hint is not None and 0 <= hint < world for hint in hints)
+    )
+
+
+def _sizes(streams: Sequence[Stream]) -> dict[tuple[int, str], int]:
+    """Return how many ranks each communicator has; of those of old ABIs, which do not say, as many as were seen."""
+    sizes: dict[tuple[int, str], int] = {}
+    for stream in streams:
+        for one in stream.communicators:
+            key = _key(one.hash, one.name)
+            sizes[key] = max(sizes.get(key, 0), one.ranks, one.rank + 1)
+    return sizes
+
+
+def _numbered(streams: Sequence[Stream]) -> tuple[list[int], int]:
+    """Return each stream's rank in the job, and the job's size."""
+    sizes = _sizes(streams)
+    inside: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+    for place, stream in enumerate(streams):
+        for one in stream.communicators:
+            inside[_key(one.hash, one.name)][place] = one.rank
+    widest = max(sizes, key=lambda key: (len(inside[key]), sizes[key]))
+    known = inside[widest]
+    if len(known) == len(streams) and len(set(known.values())) == len(known):
+        return [known[place] for place in range(len(streams))], max(sizes.values())
+    if _distinct_hints(streams):
+        world = streams[0].env_world or 0
+        return [stream.env_rank or 0 for stream in streams], max(world, *sizes.values())
+    # No communicator has them all, and no launcher numbered them: by host, process and lane.
+    order = sorted(range(len(streams)), key=lambda place: _who(streams[place]))
+    numbers = [0] * len(streams)
+    for number, place in enumerate(order):
+        numbers[place] = number
+    return numbers, max(len(streams), *sizes.values())
+
+
+def _who(stream: Stream) -> tuple[str, int, int, int]:
+    return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.lane
+
+
+def _key(number: int, name: str) -> tuple[int, str]:
+    return number, name
+
+
+def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
+    """Return what to add to each host's monotonic clock for UTC, ns: one number, so that its ranks' times agree."""
+    clocks: dict[str, int] = {}
+    for stream in sorted(streams, key=lambda stream: stream.realtime_ns):
+        clocks.setdefault(stream.host, stream.realtime_ns - stream.monotonic_ns)
+    return clocks
+
+
+def _version(number: int) -> str:
+    """Return NCCL's number of a version, 22809, as 2.28.9; "" of none."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number >= 10000 else ""
+
+
+# What was called.
+
+
+@dataclass
+class _Tables:
+    """The job's groups and calls, as far as they were met."""
+
+    sizes: dict[tuple[int, str], int]
+    members: dict[tuple[int, str], dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    groups: dict[tuple[int, str], int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    places: dict[Call, int] = field(default_factory=dict)
+
+    def place(self, call: Call) -> int:
+        """Return a call's place in the job's table."""
+        if call not in self.places:
+            self.places[call] = len(self.calls)
+            self.calls.append(call)
+        return self.places[call]
+
+    def grouped(self) -> tuple[Group, ...]:
+        """Return the groups that were used. One whose ranks are not all known has none of them."""
+        found = []
+        for key in self.groups:
+            members, size = self.members[key], self.sizes[key]
+            whole = sorted(members) == list(range(size)) and len(set(members.values())) == size
+            found.append(Group(tuple(members[rank] for rank in range(size)) if whole else (), size, key[1]))
+        return tuple(found)
+
+    def translate(self, stream: Stream, call: NcclCall) -> Call | None:
+        """Return what a rank asked for; None for what this collbench does not know and could only guess."""
+        operation = FUNCTIONS[call.function] if call.function < len(FUNCTIONS) else ""
+        if not operation or call.datatype >= len(DATATYPES):
+            return None
+        communicator = stream.communicators[call.communicator]
+        key = _key(communicator.hash, communicator.name)
+        size = self.sizes[key]
+        dtype = DATATYPES[call.datatype]
+        parts = size if operation not in set(PointToPoint) and Operation(operation).shares else 1
+        root, peer = (rank if 0 <= rank < size else None for rank in (call.root, call.peer))
+        # Launches count these in bytes [NCCL, enqueue.cc, collTaskAppend].
+        bytes_only = stream.abi < _API_ABI and operation in {"allgather", "broadcast"}
+        return Call(
+            operation,
+            call.count * DTYPE_BYTES[dtype] * parts,
+            self.groups.setdefault(key, len(self.groups)),
+            dtype="" if bytes_only else dtype,
+            reduction=REDUCTIONS[call.reduction - 1] if 0 < call.reduction <= len(REDUCTIONS) else "",
+            root=root,
+            peer=peer,
+            captured=call.captured,
+        )
+
+
+# In which order, and when.
+
+
+def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
+    """Return one rank's record; `clock` turns its starts into ns from the job's own."""
+    folded = _Folded()
+    for phase, repetitions in stream.runs:
+        folded.add(tuple(stream.phases[phase].symbols.tolist()), repetitions)
+    for phase in {phase for phase, _ in stream.runs}:
+        repeated = stream.phases[phase]
+        one = folded.phases[tuple(repeated.symbols.tolist())]
+        one.samples += [sample for sample in repeated.samples if sample[0] < one.repetitions]
+        if repeated.times is not None:
+            one.pauses = [_spread_of(times) for times in repeated.times]
+    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
+    for start, period, repetitions in fold(stream.tail):
+        symbols = tuple(stream.tail[start : start + period].tolist())
+        before = folded.add(symbols, repetitions)
+        one, size = folded.phases[symbols], period * repetitions
+        starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
+        stride = math.ceil(repetitions / _SAMPLES)
+        one.samples += [(before + place, starts[place]) for place in range(0, repetitions, stride)][
+            : max(0, _SAMPLES - len(one.samples))
+        ]
+        one.tails.append(pauses[start : start + size].reshape(repetitions, period))
+    translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
+    places = {place: tables.place(call) for place, call in translated.items() if call is not None}
+    made = [_phase(symbols, one, places, clock) for symbols, one in folded.phases.items()]
+    unknown = sum(
+        one.repetitions for symbols, one in folded.phases.items() for symbol in symbols if symbol // 2 not in places
+    )
+    # A phase of nothing but calls that this collbench does not know is left out, and counted.
+    renumbered = {old: new for new, old in enumerate(place for place, phase in enumerate(made) if phase.positions)}
+    order = tuple((renumbered[place], times) for place, times in folded.order if place in renumbered)
+    once = len(order) == len(renumbered)
+    return JobRank(
+        rank=number,
+        phases=tuple(phase for phase in made if phase.positions),
+        host=stream.host,
+        device=stream.device,
+        ending=Ending.COMPLETE if stream.complete else Ending.CUT_OFF,
+        dropped=stream.dropped + unknown,
+        order=() if once else order,
+    )
+
+
+@dataclass
+class _Found:
+    """One phase while it is put together."""
+
+    repetitions: int = 0
+    samples: list[tuple[int, Numbers]] = field(default_factory=list)
+    pauses: list[Spread | None] | None = None  # from the plugin's sums
+    tails: list[Numbers] = field(default_factory=list)  # pauses in µs, a row for each repetition
+
+
+class _Folded:
+    """Phases by their symbols, in the order in which they were first met, and the order in which they came."""
+
+    def __init__(self) -> None:
+        self.phases: dict[tuple[int, ...], _Found] = {}
+        self.order: list[tuple[int, int]] = []
+        self._places: dict[tuple[int, ...], int] = {}
+
+    def add(self, symbols: tuple[int, ...], repetitions: int) -> int:
+        """Note that a phase came; return how often it had come before."""
+        place = self._places.setdefault(symbols, len(self._places))
+        one = self.phases.setdefault(symbols, _Found())
+        before = one.repetitions
+        one.repetitions += repetitions
+        if self.order and self.order[-1][0] == place:
+            self.order[-1] = (place, self.order[-1][1] + repetitions)
+        else:
+            self.order.append((place, repetitions))
+        return before
+
+
+def _phase(symbols: Sequence[int], one: _Found, places: dict[int, int], clock: int) -> Phase:
+    pauses = one.pauses or _spreads(one, len(symbols))
+    kept = [number for number, symbol in enumerate(symbols) if symbol // 2 in places]
+    samples = sorted(one.samples, key=lambda sample: sample[0])
+    return Phase(
+        tuple(Position(places[symbols[number] // 2], bool(symbols[number] % 2), pauses[number]) for number in kept),
+        one.repetitions,
+        tuple(
+            Sample(repetition, tuple(round((int(starts[number]) + clock) / 1e3, 3) for number in kept))
+            for repetition, starts in samples
+        )
+        if kept
+        else (),
+    )
+
+
+def _spreads(one: _Found, length: int) -> list[Spread | None]:
+    """Return the pauses of a phase that the plugin did not sum up: of the repetitions that are here whole."""
+    rows = list(one.tails)
+    if not rows:
+        rows = [np.diff(starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for _, starts in one.samples]
+    if not rows:
+        return [None] * length
+    return [_spread(column[~np.isnan(column)]) for column in np.concatenate(rows).T]
+
+
+def _spread(values: Any) -> Spread | None:
+    if not len(values):
+        return None
+    figures = (values.min(), np.median(values), values.mean(), values.max())
+    return Spread(len(values), *(round(float(figure), 3) for figure in figures))
+
+
+def _spread_of(times: Any) -> Spread | None:
+    count = int(times["count"])
+    if not count or not math.isfinite(float(times["sum"])):
+        return None
+    least, most = float(times["least"]), float(times["most"])
+    figures = (least, bucket_median(times), float(times["sum"]) / count, most)
+    return Spread(count, *(round(figure / 1e3, 3) for figure in figures))
+
+
+def fold(symbols: Numbers) -> Iterable[tuple[int, int, int]]:
+    """Yield (start, period, repetitions) in order: the sequence as what repeats in it, the widest first.
+
+    Time grows with the square of its length; a stream's tail has 32,768 calls at most.
+    """
+    pending = [(0, len(symbols))]
+    found: list[tuple[int, int, int]] = []
+    floor = max(_WORTH, len(symbols) // 256)  # else a tail without order would be searched again for each small piece
+    while pending:
+        start, end = pending.pop()
+        run = _widest(symbols[start:end], floor) if end - start >= floor else None
+        if run is None:
+            found += [(start, end - start, 1)] if end > start else []
+            continue
+        offset, period, repetitions = run
+        found.append((start + offset, period, repetitions))
+        pending += [(start, start + offset), (start + offset + period * repetitions, end)]
+    return sorted(found)
+
+
+def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:
+    """Return where, with which period and how often the sequence repeats that covers most calls; None for none."""
+    best: tuple[int, int, int] | None = None
+    covered = floor - 1
+    length = len(symbols)
+    for period in range(1, length // 2 + 1):
+        if length <= covered:
+            break
+        breaks = np.flatnonzero(symbols[period:] != symbols[:-period])
+        edges = np.concatenate([[-1], breaks, [length - period]])
+        widths = np.diff(edges) - 1  # calls that equal the one a period later, in a row
+        widest = int(np.argmax(widths))
+        width = int(widths[widest]) + period
+        if width >= 2 * period and width // period * period > covered:
+            covered = width // period * period
+            best = (int(edges[widest]) + 1, period, width // period)
+    return best
+
+
+def counted(job: Job) -> Counter[str]:
+    """Return how many calls of each operation a job's ranks sent, repetitions counted."""
+    counts: Counter[str] = Counter()
+    for rank in job.ranks:
+        for phase in rank.phases:
+            for call in job.called(phase):
+                counts[call.operation] += phase.repetitions
+    return counts

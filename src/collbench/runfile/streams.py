@@ -1,0 +1,369 @@
+"""What the NCCL profiler plugin leaves of one rank: the bytes of its file as values (csrc/recorder/stream.hpp).
+
+A file may have been cut off or damaged anywhere, and its process killed between any two stores: whatever does not fit
+together raises StreamError, and nothing is made up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC, VERSION = b"CBSTREAM", 1
+NO_RANK = -1
+
+# The functions of csrc/recorder/stream.hpp, by number, as values of the table of operations; 0 is one that it does not
+# know.
+FUNCTIONS = (
+    "",
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "reducescatter",
+    "send",
+    "recv",
+    "alltoall",
+    "gather",
+    "scatter",
+)
+# ncclDataType_t and ncclRedOp_t, by number [nccl.h].
+DATATYPES = (
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+REDUCTIONS = ("sum", "prod", "max", "min", "avg")
+
+_HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("lane", "<u4"),
+        ("file_bytes", "<u8"),
+        *[(f"{area}_at", "<u8") for area in ("communicators", "calls", "phases", "runs", "tail", "pending", "arena")],
+        *[(f"{area}_max", "<u4") for area in ("communicators", "calls", "phases", "runs", "tail", "pending")],
+        *[(area, "<u4") for area in ("communicators", "calls", "phases", "runs")],
+        ("arena_used", "<u8"),
+        ("tail", "<u8"),
+        ("pending_first", "<u8"),
+        ("pending_next", "<u8"),
+        ("kept", "<u8"),
+        ("dropped", "<u8"),
+        ("moving_tail", "<u8"),
+        ("moving", "<u4"),
+        ("moving_runs", "<u4"),
+        ("moving_repetitions", "<u4"),
+        ("moving_phase", "<u4"),
+        ("before_tail", "<u8"),
+        ("moving_before_tail", "<u8"),
+        ("open", "<u4"),
+        ("exited", "<u4"),
+        ("pid", "<i4"),
+        ("device", "<i4"),
+        ("abi", "<i4"),
+        ("env_rank", "<i4"),
+        ("env_world", "<i4"),
+        ("nccl", "<i4"),
+        ("monotonic_ns", "<u8"),
+        ("realtime_ns", "<u8"),
+        ("last_group", "<u8"),
+        ("host", "V256"),
+        ("environment", "V32768"),
+    ]
+)
+_COMMUNICATOR = np.dtype(
+    [("hash", "<u8"), ("rank", "<i4"), ("ranks", "<i4"), ("nodes", "<i4"), ("reserved", "<i4"), ("name", "V104")]
+)
+_CALL = np.dtype(
+    [
+        ("count", "<u8"),
+        ("root", "<i4"),
+        ("peer", "<i4"),
+        ("communicator", "<u2"),
+        ("function", "u1"),
+        ("datatype", "u1"),
+        ("captured", "u1"),
+        ("reduction", "u1"),
+        ("reserved", "<u2"),
+    ]
+)
+_BUCKETS = 192
+_TIMES = np.dtype([("count", "<u8"), ("least", "<u8"), ("most", "<u8"), ("sum", "<f8"), ("buckets", "<u2", _BUCKETS)])
+_PHASE = np.dtype(
+    [
+        ("repetitions", "<u8"),
+        ("hash", "<u8"),
+        ("symbols", "<u8"),
+        ("times", "<u8"),
+        ("samples", "<u8"),
+        ("length", "<u4"),
+        ("slots", "<u4"),
+        ("used", "<u4"),
+        ("stride", "<u4"),
+    ]
+)
+_RUN = np.dtype([("phase", "<u4"), ("repetitions", "<u4")])
+_TAIL = np.dtype([("start", "<u8"), ("symbol", "<u4"), ("gpu", "<u4")])
+_PENDING = np.dtype([("call", _CALL), ("start", "<u8"), ("group", "<u8"), ("needs_peer", "<u4"), ("reserved", "<u4")])
+
+Numbers = NDArray[Any]
+
+
+class StreamError(Exception):
+    """A file that is no stream, or one whose parts do not fit together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """One that the rank was in: NCCL's hash of it, its rank there, how many ranks it has (0: unknown), its name."""
+
+    hash: int
+    rank: int
+    ranks: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NcclCall:
+    """One distinct call as NCCL got it: `count` elements; numbers of this module's tables; -1 is no root or peer."""
+
+    count: int
+    root: int
+    peer: int
+    communicator: int
+    function: int
+    datatype: int
+    captured: bool
+    reduction: int  # its place in REDUCTIONS + 1; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A sequence that came several times: symbols (a call × 2, + 1 where grouped with the one before it).
+
+    `times` are the pauses before each, None where they were not summed up; `samples` are (repetition, starts in ns).
+    """
+
+    symbols: Numbers
+    times: Numbers | None
+    samples: tuple[tuple[int, Numbers], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """All that one file says. `tail` are the calls after the last run, whole: symbols and starts, ns.
+
+    `before_tail` is the start of the call before these, 0 if there was none.
+    """
+
+    host: str
+    pid: int
+    lane: int
+    device: int | None
+    abi: int
+    nccl: int
+    env_rank: int | None
+    env_world: int | None
+    monotonic_ns: int
+    realtime_ns: int
+    complete: bool
+    dropped: int
+    environment: dict[str, str]
+    communicators: tuple[Communicator, ...]
+    calls: tuple[NcclCall, ...]
+    phases: tuple[Repeated, ...]
+    runs: tuple[tuple[int, int], ...]
+    tail: Numbers
+    tail_starts: Numbers
+    before_tail: int
+
+
+def parse(data: bytes) -> Stream:
+    """Return what a file holds. Raises StreamError."""
+    if len(data) < _HEADER.itemsize or data[:8] != MAGIC:
+        raise StreamError("it is no stream of the recorder, or it was cut off at its beginning")
+    header = np.frombuffer(data, _HEADER, 1)[0]
+    if int(header["version"]) != VERSION:
+        raise StreamError(f"it has version {int(header['version'])}, this collbench reads {VERSION}")
+    file = _File(data)
+    communicators = file.area(header, "communicators", _COMMUNICATOR)
+    calls = file.area(header, "calls", _CALL)
+    phases = tuple(_phase(file, phase) for phase in file.area(header, "phases", _PHASE))
+    word, before, runs = _settled(file, header)
+    tail = _ring(file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), word >> 32, word & 0xFFFFFFFF)
+    late_calls, late_symbols, late_starts = _waiting(file, header, len(calls))
+    known = [*(_call(one) for one in calls), *late_calls]
+    symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
+    starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
+    for sequence in (*(phase.symbols for phase in phases), symbols):
+        if len(sequence) and int(sequence.max()) // 2 >= len(known):
+            raise StreamError("a phase has a call that is not in the table of calls")
+    if any(call.communicator >= len(communicators) for call in known):
+        raise StreamError("a call has a communicator that is not in their table")
+    if any(phase >= len(phases) or not repetitions for phase, repetitions in runs):
+        raise StreamError("a run repeats a phase that is not in their table")
+    sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
+    # A kill between two stores may leave a call counted that is not in the tail.
+    if int(header["kept"]) - sent not in {0, 1}:
+        raise StreamError(f"it says that {int(header['kept'])} calls were kept, and has {sent}")
+    return Stream(
+        host=_text(header["host"]),
+        pid=int(header["pid"]),
+        lane=int(header["lane"]),
+        device=_or_none(header["device"]),
+        abi=int(header["abi"]),
+        nccl=int(header["nccl"]),
+        env_rank=_or_none(header["env_rank"]),
+        env_world=_or_none(header["env_world"]),
+        monotonic_ns=int(header["monotonic_ns"]),
+        realtime_ns=int(header["realtime_ns"]),
+        complete=bool(header["exited"]) or (not int(header["open"]) and bool(len(communicators))),
+        dropped=int(header["dropped"]),
+        environment=_environment(header["environment"]),
+        communicators=tuple(
+            Communicator(int(one["hash"]), int(one["rank"]), int(one["ranks"]), _text(one["name"]))
+            for one in communicators
+        ),
+        calls=tuple(known),
+        phases=phases,
+        runs=runs,
+        tail=symbols,
+        tail_starts=starts,
+        before_tail=before,
+    )
+
+
+class _File:
+    """A file's bytes, and arrays in them that are checked to lie in them."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def at(self, offset: int, kind: np.dtype[Any] | str, count: int) -> Numbers:
+        """Return `count` values from an offset on. Raises StreamError."""
+        size = np.dtype(kind).itemsize
+        if offset < _HEADER.itemsize or offset + count * size > len(self.data):
+            raise StreamError(f"it was cut off: {count} values at byte {offset} of {len(self.data)}")
+        return np.frombuffer(self.data, kind, count, offset)
+
+    def area(self, header: Any, name: str, kind: np.dtype[Any]) -> Numbers:
+        """Return the used part of a table. Raises StreamError."""
+        if int(header[name]) > int(header[f"{name}_max"]):
+            raise StreamError(f"its table of {name} is fuller than it can be")
+        return self.at(int(header[f"{name}_at"]), kind, int(header[name]))
+
+
+def _settled(file: _File, header: Any) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+    """Return the tail's place and count, the start before it, and the runs: as before a move that was not finished."""
+    word, before = int(header["tail"]), int(header["before_tail"])
+    runs = [(int(run["phase"]), int(run["repetitions"])) for run in file.area(header, "runs", _RUN)]
+    if int(header["moving"]) and int(header["moving_tail"]) == word:
+        runs = runs[: int(header["moving_runs"])]
+        before = int(header["moving_before_tail"])
+        if runs:
+            runs[-1] = (runs[-1][0], int(header["moving_repetitions"]))
+    if (word & 0xFFFFFFFF) > int(header["tail_max"]) or (word >> 32) >= max(1, int(header["tail_max"])):
+        raise StreamError("its tail is longer than it can be")
+    return word, before, tuple(runs)
+
+
+def _ring(values: Numbers, first: int, count: int) -> Numbers:
+    return values[(first + np.arange(count)) % max(1, len(values))]
+
+
+def _phase(file: _File, phase: Any) -> Repeated:
+    length, used = int(phase["length"]), int(phase["used"])
+    if not length or used > int(phase["slots"]):
+        raise StreamError("a phase is empty, or has more samples than it can have")
+    times = file.at(int(phase["times"]), _TIMES, length) if int(phase["times"]) else None
+    if times is not None and not _plausible(times):
+        raise StreamError("a phase's mean pause is not between its least and its most")
+    samples = file.at(int(phase["samples"]), "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
+    return Repeated(
+        file.at(int(phase["symbols"]), "<u4", length).astype(np.int64),
+        times,
+        tuple((int(sample[0]), sample[1:]) for sample in samples),
+    )
+
+
+def _plausible(times: Numbers) -> bool:
+    with np.errstate(all="ignore"):
+        means = times["sum"] / times["count"]
+    inside = (times["least"] <= means * 1.001) & (means <= times["most"] * 1.001)  # sums are rounded
+    return bool(np.all(inside | (times["count"] == 0)))
+
+
+def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list[int], list[int]]:
+    """Return the calls that NCCL has got and not launched: new entries of the table, their symbols, their starts."""
+    first, after, most = (int(header[name]) for name in ("pending_first", "pending_next", "pending_max"))
+    if after - first > most:
+        raise StreamError("more calls wait to be launched than can")
+    if after <= first:
+        return [], [], []
+    entries = _ring(file.at(int(header["pending_at"]), _PENDING, most), first % most, after - first)
+    groups = [int(header["last_group"]), *(int(entry["group"]) for entry in entries)]
+    together = [group != 0 and group == before for before, group in itertools.pairwise(groups)]
+    calls = [_call(entry["call"]) for entry in entries]
+    return (
+        calls,
+        [(known + number) * 2 + grouped for number, grouped in enumerate(together)],
+        [int(entry["start"]) for entry in entries],
+    )
+
+
+def _call(one: Any) -> NcclCall:
+    return NcclCall(
+        int(one["count"]),
+        int(one["root"]),
+        int(one["peer"]),
+        int(one["communicator"]),
+        int(one["function"]),
+        int(one["datatype"]),
+        bool(one["captured"]),
+        int(one["reduction"]),
+    )
+
+
+def _text(field: Any) -> str:
+    return bytes(field).split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def _environment(field: Any) -> dict[str, str]:
+    variables = (
+        entry.decode("utf-8", "replace").partition("=") for entry in bytes(field).split(b"\0\0", 1)[0].split(b"\0")
+    )
+    return {name: value for name, _, value in variables if name}
+
+
+def _or_none(value: Any) -> int | None:
+    return None if int(value) == NO_RANK else int(value)
+
+
+def bucket_median(times: Any) -> float:
+    """Return the median that a position's histogram holds, ns: within a bucket as if spread evenly over its octave."""
+    counts = times["buckets"].astype(np.int64)
+    total = int(counts.sum())
+    least, most = float(times["least"]), float(times["most"])
+    if not total:
+        return least
+    sums = np.cumsum(counts)
+    bucket = int(np.searchsorted(sums, total / 2))
+    inside = (total / 2 - (sums[bucket] - counts[bucket])) / counts[bucket]
+    edge: Callable[[int], float] = lambda place: 2.0 ** (8 + place // 8) * (1 + place % 8 / 8)  # noqa: E731
+    low = 0.0 if bucket == 0 else edge(bucket)
+    return float(min(max(low + inside * (edge(bucket + 1) - low), least), most))

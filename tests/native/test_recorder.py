@@ -1,0 +1,244 @@
+"""The NCCL profiler plugin: what a host that plays NCCL drives in is what the recorded job says."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.job import Call, Ending, Job, JobRank, Unknown
+from collbench.runfile.recorded import merge
+from tests.native.recorded import ABIS, PLUGIN, Made, host, play, streams
+
+WORLD = "comm 0 77 0 4 world\n"
+ROOTED = {"broadcast", "reduce"}
+PEERED = {"send", "recv"}
+
+
+def recorded(script: str, abi: int, **environment: str) -> Job:
+    with tempfile.TemporaryDirectory() as folder:
+        ran = play(script, Path(folder), abi, **environment)
+        assert ran.returncode in {0, -9}, ran.stderr
+        return merge(streams(Path(folder))).job
+
+
+def sequence(job: Job, rank: int = 0) -> list[Call]:
+    """Return all that one rank sent, unfolded."""
+    return [job.calls[place] for place in job.ranks[rank].unfolded()]
+
+
+def together(rank: JobRank) -> list[bool]:
+    order = rank.order or [(place, phase.repetitions) for place, phase in enumerate(rank.phases)]
+    return [
+        position.together for place, times in order for _ in range(times) for position in rank.phases[place].positions
+    ]
+
+
+def said(call: Made, abi: int, ranks: int = 4) -> tuple[object, ...]:
+    """Return what a job must say of a call: sizes as nccl-tests counts them."""
+    parts = ranks if call.operation in {"allgather", "reducescatter"} else 1
+    typeless = abi < 5 and call.operation in {"allgather", "broadcast"}
+    return (
+        call.operation,
+        call.count * DTYPE_BYTES[call.dtype] * parts,
+        "" if typeless else call.dtype,
+        call.root if call.operation in ROOTED else None,
+        call.root if call.operation in PEERED else None,
+        call.captured and abi >= 5,
+    )
+
+
+def heard(call: Call) -> tuple[object, ...]:
+    return call.operation, call.size_bytes, call.dtype, call.root, call.peer, call.captured
+
+
+CALLS = st.builds(
+    Made,
+    st.sampled_from(["allreduce", "broadcast", "reduce", "allgather", "reducescatter", "send", "recv"]),
+    st.sampled_from([1, 7, 1 << 20, 3 << 32]),
+    st.sampled_from(["int8", "uint8", "int32", "float16", "float32", "bfloat16"]),
+    st.integers(0, 3),
+    captured=st.booleans(),
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.lists(CALLS, min_size=1, max_size=4), min_size=1, max_size=12), st.sampled_from(ABIS))
+def test_what_was_driven_in_is_what_the_job_says(groups: list[list[Made]], abi: int) -> None:
+    # Four ranks: of ABI 1 to 3, whose events do not say how many there are, the fourth one shows it.
+    script = "".join(
+        "".join(call.line() for call in group) if len(group) == 1 else f"(\n{''.join(c.line() for c in group)})\n"
+        for group in groups
+    )
+    # From ABI 5 on launches come in another order than calls: the host reverses them.
+    expected = [said(call, abi) for group in groups for call in group]
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in (0, 3):
+            ran = play(f"comm 0 77 {rank} 4 world\n{script}finalize 0\n", Path(folder), abi)
+            assert ran.stdout == ""  # it would say that kernel events were asked for
+        job = merge(streams(Path(folder))).job
+    assert [rank.rank for rank in job.ranks] == [0, 3]
+    for place, rank in enumerate(job.ranks):
+        assert [heard(call) for call in sequence(job, place)] == expected
+        assert together(rank) == [number > 0 for group in groups for number in range(len(group))]
+        assert rank.ending is Ending.COMPLETE
+    assert (Unknown.GROUP_RANKS in job.unknown)
+    assert job.groups[0].size == 4
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(1, 900), st.lists(st.integers(0, 5), max_size=9)), min_size=1, max_size=12),
+)
+def test_folding_loses_nothing(step: list[int], parts: list[tuple[int, list[int]]]) -> None:
+    """Steps of any period, repeated long enough that the plugin folds them, with noise in between."""
+
+    def line(kind: int) -> str:
+        return Made("allreduce", kind + 1).line()
+
+    script, expected = WORLD, []
+    for times, noise in parts:
+        script += f"repeat {times}\n{''.join(map(line, step))}end\n{''.join(map(line, noise))}"
+        expected += step * times + noise
+    job = recorded(script, 5)
+    assert [call.size_bytes // 4 - 1 for call in sequence(job)] == expected
+    assert job.ranks[0].calls == len(expected)
+    assert job.ranks[0].dropped == 0
+
+
+def test_a_phase_that_comes_again_is_found_again() -> None:
+    step = "".join(Made("allreduce", count).line() for count in range(1, 21))
+    evaluation = Made("allgather", 55).line() + Made("broadcast", 3).line()
+    job = recorded(f"{WORLD}repeat 50\nrepeat 300\n{step}end\n{evaluation}end\n", 5)
+    (rank,) = job.ranks
+    assert [(len(phase.positions), phase.repetitions) for phase in rank.phases] == [(20, 15000), (2, 50)]
+    assert rank.order == ((0, 300), (1, 1)) * 50
+    assert rank.step is rank.phases[0]
+    assert all(spread is not None and spread.count >= 14_999 for spread in (p.pause for p in rank.phases[0].positions))
+    samples = [sample.repetition for sample in rank.phases[0].samples]
+    stride = samples[1] - samples[0]
+    assert samples == list(range(0, samples[-1] + 1, stride))  # chosen by number alone
+    assert stride & (stride - 1) == 0
+
+
+def test_ranks_that_send_the_same_keep_the_same_samples(tmp_path: Path) -> None:
+    step = "".join(Made("allreduce", count).line() for count in range(1, 8))
+    for rank in range(2):
+        play(f"comm 0 5 {rank} 2\nrepeat 2000\n{step}end\n", tmp_path, 6)
+    first, second = merge(streams(tmp_path)).job.ranks
+    repetitions = [[sample.repetition for sample in rank.phases[0].samples] for rank in (first, second)]
+    assert repetitions[0] == repetitions[1]
+    assert len(repetitions[0]) >= 16
+
+
+@pytest.mark.parametrize("abi", ABIS)
+def test_a_killed_process_leaves_what_it_sent(abi: int) -> None:
+    job = recorded(f"{WORLD}repeat 5000\n{Made('allreduce', 9).line()}end\n{Made('reduce', 3).line()}kill\n", abi)
+    assert [call.operation for call in sequence(job)] == ["allreduce"] * 5000 + ["reduce"]
+    assert job.ranks[0].ending is Ending.CUT_OFF
+
+
+def test_a_process_that_ends_without_finalizing_is_complete() -> None:
+    assert recorded(WORLD + Made("allreduce", 1).line(), 5).ranks[0].ending is Ending.COMPLETE
+
+
+def test_a_send_that_was_never_launched_holds_nobody_up(tmp_path: Path) -> None:
+    """The kill comes between call and launch in no script: such calls are the ones that wait in the stream."""
+    many = "(\n" + "".join(Made("send", size, root=1).line() for size in range(1, 5001)) + ")\n"
+    play(WORLD + many + Made("allreduce", 1).line(), tmp_path, 5)
+    (stream,) = streams(tmp_path)
+    job = merge([stream]).job
+    calls = sequence(job)
+    assert [call.operation for call in calls] == ["send"] * 5000 + ["allreduce"]
+    assert [call.size_bytes for call in calls[:5000]] == [4 * size for size in range(1, 5001)]
+    # A group of more than 4,096 calls: the first ones had to go before NCCL had named their peers.
+    assert {call.peer for call in calls[-1000:-1]} == {1}
+    assert calls[0].peer is None
+    assert Unknown.PEER in job.unknown
+
+
+def test_threads_and_communicators_do_not_disturb_each_other(tmp_path: Path) -> None:
+    comms = "".join(f"comm {number} {90 + number} 0 2\n" for number in range(4))
+    play(f"{comms}threads 4\nrepeat 3000\n{Made('allreduce', 5).line()}end\nend\n", tmp_path, 5)
+    job = merge(streams(tmp_path)).job
+    counts: dict[int, int] = {}
+    for call in sequence(job):
+        counts[call.group] = counts.get(call.group, 0) + 1
+    assert counts == dict.fromkeys(range(4), 3000)
+
+
+def test_a_process_with_several_ranks_has_a_stream_for_each(tmp_path: Path) -> None:
+    comms = "".join(f"comm {rank} 77 {rank} 3\n" for rank in range(3))
+    calls = "".join(Made("allreduce", 10 + rank, communicator=rank).line() for rank in range(3))
+    play(comms + calls, tmp_path, 5)
+    job = merge(streams(tmp_path)).job
+    assert [rank.rank for rank in job.ranks] == [0, 1, 2]
+    assert [[call.size_bytes for call in sequence(job, rank)] for rank in range(3)] == [[40], [44], [48]]
+    assert job.groups[0].ranks == (0, 1, 2)
+
+
+def test_without_a_folder_the_plugin_asks_for_nothing(tmp_path: Path) -> None:
+    ran = play(WORLD + Made("allreduce", 1).line() + "finalize 0\n", tmp_path, 5, COLLBENCH_RECORD_FOLDER="")
+    assert ran.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_job_alone(tmp_path: Path) -> None:
+    ran = play(WORLD + Made("allreduce", 1).line() + "finalize 0\n", tmp_path / "none", 5)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_full_disk_is_noted_and_the_job_goes_on(tmp_path: Path) -> None:
+    limited = f"ulimit -f 1000; exec {host()} {PLUGIN} 5"
+    script = WORLD + Made("allreduce", 1).line() + "finalize 0\n"
+    ran = subprocess.run(
+        ["bash", "-c", f"trap '' XFSZ; {limited}"],
+        input=script,
+        env={"COLLBENCH_RECORD_FOLDER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0
+    (note,) = tmp_path.iterdir()
+    assert note.name.endswith(".failed-27")  # EFBIG
+
+
+def test_sizes_without_a_pattern_fill_the_stream_and_are_counted(tmp_path: Path) -> None:
+    """A job whose every call has another size cannot be folded: the file keeps its size, the rest is counted."""
+    script = WORLD + "".join(Made("allreduce", size).line() for size in range(1, 70_001))
+    play(script, tmp_path, 5)
+    (path,) = tmp_path.glob("*.stream")
+    assert path.stat().st_size == 16 << 20
+    job = merge(streams(tmp_path)).job
+    calls = [call.size_bytes // 4 for call in sequence(job)]
+    assert calls == list(range(1, len(calls) + 1))
+    assert len(calls) + job.ranks[0].dropped == 70_000
+    assert len(calls) == 1 << 16
+
+
+def test_the_plugin_needs_nothing_but_the_c_and_c_plus_plus_libraries() -> None:
+    needed = subprocess.run(["ldd", PLUGIN], check=True, capture_output=True, text=True).stdout
+    libraries = {line.split()[0].split("/")[-1].split(".so")[0] for line in needed.splitlines()}
+    system = {"linux-vdso", "libstdc++", "libm", "libgcc_s", "libc", "libdl", "libpthread", "ld-linux-x86-64"}
+    assert libraries - system - {"ld-linux-aarch64"} == set()
+
+
+@pytest.mark.timeout(300)
+def test_a_day_of_a_million_steps_stays_small(tmp_path: Path) -> None:
+    step = "".join(Made("allreduce", count).line() for count in range(1, 6))
+    day = f"repeat 1000\nrepeat 1000\n{step}end\n{Made('allgather', 5).line()}end\n"
+    ran = play(f"{WORLD}{Made('broadcast', 7).line()}clock\n{day}clock\n", tmp_path, 5)
+    print(ran.stdout)  # µs a call: shown, not judged on a loaded machine
+    from collbench.runfile.job_file import dumps
+
+    job = merge(streams(tmp_path)).job
+    assert job.ranks[0].calls == 1 + 1000 * 5001
+    assert len(dumps(job)) < 1 << 20
+    assert len(job.ranks[0].phases) <= 8
