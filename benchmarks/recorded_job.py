@@ -119,6 +119,30 @@ def fsdp2(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
     return _flight_recorder(ranks), step_ms
 
 
+def tp(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
+    """Tensor parallel layers with sequence parallel ones between: all-gathers and reduce-scatters of activations."""
+    from torch.distributed.tensor import Shard, parallel
+
+    mesh = dist.device_mesh.init_device_mesh("cuda", (ranks,))
+    blocks = [nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 4096), nn.Linear(4096, 1024)) for _ in range(4)]
+    model = nn.Sequential(*blocks).cuda()
+    for block in blocks:
+        plan = {
+            "0": parallel.SequenceParallel(sequence_dim=0),
+            "1": parallel.ColwiseParallel(input_layouts=Shard(0)),
+            "2": parallel.RowwiseParallel(output_layouts=Shard(0)),
+        }
+        parallel.parallelize_module(block, mesh, plan)
+    data = torch.randn(2048 // ranks, 1024, device="cuda")
+
+    def step() -> None:
+        model(data).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    step_ms = _timed(step)
+    return _flight_recorder(ranks), step_ms
+
+
 def moe(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
     """All-to-all as experts send it: tokens out, tokens back, and the counts before."""
     tokens = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
@@ -176,7 +200,7 @@ def main() -> None:
     dist.init_process_group("nccl")
     if job == "killed":
         killed(rank, ranks, folder)
-    calls, step_ms = {"ddp": ddp, "fsdp2": fsdp2, "moe": moe, "graph": graph}[job](rank, ranks)
+    calls, step_ms = {"ddp": ddp, "fsdp2": fsdp2, "tp": tp, "moe": moe, "graph": graph}[job](rank, ranks)
     torch.cuda.synchronize()
     text = json.dumps({"calls": calls, "step_ms": step_ms})
     (folder / f"{job}-{rank}.json").write_text(text, encoding="utf-8")

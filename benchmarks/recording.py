@@ -4,9 +4,9 @@
     python benchmarks/recording.py                       # all jobs, and the cost, in about two minutes
     python benchmarks/recording.py --jobs ddp,killed --repeats 0 --out FOLDER
 
-Each job (recorded_job.py) says itself what each rank sent: DDP and FSDP2 by torch's Flight Recorder, the others by
-hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is a line ahead,
-all but its last line. The cost is the median step with the recorder over the one without, in turn, --repeats times.
+Each job (recorded_job.py) says itself what each rank sent: DDP, FSDP2 and tensor parallel by torch's Flight Recorder,
+the others by hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is
+a line ahead, all but its last line. The cost is the median step with the recorder over the one without, in turn, --repeats times.
 The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 from collbench.model.job import Ending, Job, JobRank
 from collbench.runfile import job_file
 
-_JOBS = ("ddp", "fsdp2", "moe", "graph", "killed")
+_JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "killed")
 _TIMED = ("ddp", "fsdp2")
 _SCRIPT = Path(__file__).with_name("recorded_job.py")
 _RANKS = 2
