@@ -6,8 +6,8 @@
 
 Each job (recorded_job.py) says itself what each rank sent: DDP, FSDP2 and tensor parallel by torch's Flight Recorder,
 the others by hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is
-a line ahead, all but its last line. The cost is the median step with the recorder over the one without, in turn, --repeats times.
-The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
+a line ahead, all but its last line. The cost is the median step with the recorder over the one without, in turn,
+--repeats times. The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
 """
 
 from __future__ import annotations
