@@ -83,10 +83,10 @@ def test_what_was_driven_in_is_what_the_job_says(groups: list[list[Made]], abi: 
             assert ran.stdout == ""  # it would say that kernel events were asked for
         job = merge(streams(Path(folder))).job
     assert [rank.rank for rank in job.ranks] == [0, 3]
-    for place, rank in enumerate(job.ranks):
+    for place, found in enumerate(job.ranks):
         assert [heard(call) for call in sequence(job, place)] == expected
-        assert together(rank) == [number > 0 for group in groups for number in range(len(group))]
-        assert rank.ending is Ending.COMPLETE
+        assert together(found) == [number > 0 for group in groups for number in range(len(group))]
+        assert found.ending is Ending.COMPLETE
     assert (Unknown.GROUP_RANKS in job.unknown)
     assert job.groups[0].size == 4
 

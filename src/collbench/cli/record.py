@@ -58,8 +58,8 @@ def record(output: Path | None, force: bool, streams: Path | None, command: tupl
             raise UsageError(
                 f"folder {one_line(str(streams))} does not exist: --streams names the folder of a recording"
             )
-        path = output or Path("job.json")
-        say(_summary(recording.merge(streams, path, force=force, notices=NOTICES), path))
+        merged = output or Path("job.json")
+        say(_summary(recording.merge(streams, merged, force=force, notices=NOTICES), merged))
         return
     path = output or (None if streams else Path("job.json"))
     ended = recording.record(command, path, streams=streams, force=force, notices=NOTICES)
@@ -77,5 +77,5 @@ def _summary(job: Job, path: Path) -> str:
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     which = max(steps, key=lambda step: step[0] * step[1], default=None)
-    step = f"; the step has {which[0]:,} and came {which[1]:,} times" if which else "; no step was repeated"
-    return f"recorded {calls:,} calls of {len(job.ranks)} ranks{step}: {one_line(str(path))}"
+    said = f"; the step has {which[0]:,} and came {which[1]:,} times" if which else "; no step was repeated"
+    return f"recorded {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"

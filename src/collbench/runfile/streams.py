@@ -193,7 +193,11 @@ class Stream:
     before_tail: int
 
 
-def parse(data: bytes) -> Stream:
+# Beyond these it is damage: more ranks than any job has, more bytes than any memory.
+_MOST_RANKS, _MOST_ELEMENTS = 1 << 22, 1 << 56
+
+
+def parse(data: bytes | bytearray | memoryview) -> Stream:
     """Return what a file holds. Raises StreamError."""
     if len(data) < _HEADER.itemsize or data[:8] != MAGIC:
         raise StreamError("it is no stream of the recorder, or it was cut off at its beginning")
@@ -213,6 +217,10 @@ def parse(data: bytes) -> Stream:
     for sequence in (*(phase.symbols for phase in phases), symbols):
         if len(sequence) and int(sequence.max()) // 2 >= len(known):
             raise StreamError("a phase has a call that is not in the table of calls")
+    if any(not 0 <= int(one["rank"]) < (int(one["ranks"]) or _MOST_RANKS) <= _MOST_RANKS for one in communicators):
+        raise StreamError("a communicator has a rank that it cannot have")
+    if any(call.count > _MOST_ELEMENTS for call in known):
+        raise StreamError("a call is larger than any can be")
     if any(call.communicator >= len(communicators) for call in known):
         raise StreamError("a call has a communicator that is not in their table")
     if any(phase >= len(phases) or not repetitions for phase, repetitions in runs):
@@ -251,7 +259,7 @@ def parse(data: bytes) -> Stream:
 class _File:
     """A file's bytes, and arrays in them that are checked to lie in them."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self.data = data
 
     def at(self, offset: int, kind: np.dtype[Any] | str, count: int) -> Numbers:

@@ -1,0 +1,160 @@
+"""`collbench record`: the job's own status and output, and one clear line for what could not be recorded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from collbench.model.job import Ending
+from collbench.runfile import job_file
+from tests.cli.program import collbench
+from tests.native.recorded import PLUGIN, Made, host
+
+STEP = Made("allreduce", 100).line() + Made("allgather", 10, "bfloat16").line()
+
+
+def script(folder: Path, rank: int, ranks: int = 2, ending: str = "finalize 0\n") -> str:
+    """Return the words that play rank `rank` of a job in a shell."""
+    path = folder / f"script-{rank}"
+    path.write_text(f"comm 0 77 {rank} {ranks} world\nrepeat 9\n{STEP}end\n{ending}", encoding="utf-8")
+    return f"{host()} $NCCL_PROFILER_PLUGIN 5 <{path}"
+
+
+def record(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "NCCL_PROFILER_PLUGIN"}
+    variables = {**inherited, "TMPDIR": str(folder), **environment}
+    command = collbench("record", *words)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_all_ranks_are_merged_and_status_and_output_are_the_jobs(tmp_path: Path) -> None:
+    ranks = " & ".join(script(tmp_path, rank) for rank in range(2))
+    ran = record(tmp_path, "--", "sh", "-c", f"echo out; echo err >&2; {ranks} & wait; exit 7")
+    assert (ran.returncode, ran.stdout) == (7, "out\n")
+    said = "collbench: recorded 36 calls of 2 ranks; the step has 2 and came 9 times: job.json"
+    assert ran.stderr.splitlines() == ["err", said]
+    job = job_file.load(tmp_path / "job.json")
+    assert [rank.rank for rank in job.ranks] == [0, 1]
+    assert job.command[:2] == ("sh", "-c")
+    assert job.groups[0].ranks == (0, 1)
+    assert not list(tmp_path.glob("collbench-record-*"))
+
+
+def test_the_jobs_environment_is_its_own_but_for_two_variables(tmp_path: Path) -> None:
+    shown = "env | grep -E 'NCCL|NVSHMEM|TORCH_SYMM|COLLBENCH_R' | sort"
+    own = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+    ran = record(tmp_path, "--", "sh", "-c", shown, **own)
+    names = [line.partition("=")[0] for line in ran.stdout.splitlines()]
+    assert sorted(names) == sorted([*own, "NCCL_PROFILER_PLUGIN", "COLLBENCH_RECORD_FOLDER"])
+    assert f"NCCL_PROFILER_PLUGIN={PLUGIN}" in ran.stdout
+
+
+def test_a_killed_rank_is_said_and_kept(tmp_path: Path) -> None:
+    words = f"{script(tmp_path, 0)}; {script(tmp_path, 1, ending='kill')}"
+    ran = record(tmp_path, "-o", "killed.json", "--", "sh", "-c", words)
+    assert ran.returncode == 137
+    assert "1 of 2 ranks were killed" in ran.stderr
+    endings = [rank.ending for rank in job_file.load(tmp_path / "killed.json").ranks]
+    assert endings == [Ending.COMPLETE, Ending.CUT_OFF]
+
+
+def test_a_job_ended_by_a_signal_ends_as_in_a_shell(tmp_path: Path) -> None:
+    ran = record(tmp_path, "--", "sh", "-c", f"{script(tmp_path, 0)}; kill -TERM $$")
+    assert ran.returncode == 128 + signal.SIGTERM
+    assert (tmp_path / "job.json").is_file()
+    assert "1 of 2 ranks left no stream: 1" in ran.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_goes_to_the_job_and_what_it_had_sent_is_saved(tmp_path: Path, number: signal.Signals) -> None:
+    words = f"{script(tmp_path, 0)}; echo ready; exec sleep 100"
+    started = subprocess.Popen(
+        collbench("record", "--", "sh", "-c", words),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n"
+    time.sleep(0.2)  # `exec` of sleep: its shell would also end, with the same status
+    started.send_signal(number)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 128 + number
+    assert "recorded 18 calls of 1 ranks" in said
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
+
+
+def test_nothing_is_started_where_the_result_could_not_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text("mine", encoding="utf-8")
+    ran = record(tmp_path, "--", "touch", "started")
+    assert ran.returncode == 2
+    assert "it exists" in ran.stderr
+    assert not (tmp_path / "started").exists()
+    assert (tmp_path / "job.json").read_text(encoding="utf-8") == "mine"
+
+
+ONE_LINE = {
+    "another plugin": ((), ("true",), {"NCCL_PROFILER_PLUGIN": "inspector"}, "collbench import", 2),
+    "no program": ((), ("no-such-program",), {}, "program 'no-such-program' does not exist", 2),
+    "no command": ((), (), {}, "no command to record", 2),
+    "no NCCL": ((), ("true",), {}, "no NCCL loaded the plugin", 2),
+    "no NCCL, and a job that fails": ((), ("sh", "-c", "exit 3"), {}, "no NCCL loaded the plugin", 3),
+    "no folder to merge": (("--streams", "none"), (), {}, "does not exist", 2),
+}
+
+
+@pytest.mark.parametrize("case", ONE_LINE)
+def test_what_cannot_be_recorded_is_one_line(case: str, tmp_path: Path) -> None:
+    options, command, environment, words, status = ONE_LINE[case]
+    ran = record(tmp_path, *options, *(("--", *command) if command else ()), **environment)
+    assert ran.returncode == status
+    assert len(ran.stderr.splitlines()) == 1
+    assert ran.stderr.startswith("collbench: ")
+    assert words in ran.stderr
+    assert not (tmp_path / "job.json").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_share_a_folder_and_it_is_merged_afterwards(tmp_path: Path) -> None:
+    for rank in range(2):
+        ran = record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
+        assert ran.returncode == 0
+        assert "merge the streams" in ran.stderr
+    ran = record(tmp_path, "--streams", "shared", "-o", "both.json")
+    assert ran.returncode == 0, ran.stderr
+    assert [rank.rank for rank in job_file.load(tmp_path / "both.json").ranks] == [0, 1]
+
+
+def test_a_damaged_stream_is_left_out_and_named(tmp_path: Path) -> None:
+    record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, 0))
+    (tmp_path / "shared" / "other.stream").write_bytes(b"CBSTREAM and nothing else")
+    ran = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert ran.returncode == 0
+    assert "other.stream is left out" in ran.stderr
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    words = f"trap '' XFSZ; ulimit -f 1000; {script(tmp_path, 0)}"
+    ran = record(tmp_path, "--", "bash", "-c", words)
+    assert ran.returncode == 2
+    assert "a process could not write its stream: File too large" in ran.stderr
+
+
+def test_it_is_recorded_under_torchrun(tmp_path: Path) -> None:
+    torchrun = Path(collbench()[0]).parent / "torchrun"
+    if not torchrun.is_file() or shutil.which("bash") is None:
+        pytest.skip("needs torchrun")
+    for rank in range(2):
+        script(tmp_path, rank)
+    job = f"{host()} $NCCL_PROFILER_PLUGIN 5 <{tmp_path}/script-$RANK"
+    words = [str(torchrun), "--standalone", "--nproc-per-node", "2", "--no-python", "bash", "-c", job]
+    ran = record(tmp_path, "--", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert [rank.calls for rank in job_file.load(tmp_path / "job.json").ranks] == [18, 18]
