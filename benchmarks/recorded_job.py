@@ -1,8 +1,9 @@
-"""Jobs written with plain torch for recording.py, one process per GPU: python benchmarks/recorded_job.py JOB FOLDER.
+"""Jobs written with plain torch for recording.py, one process per GPU: recorded_job.py JOB FOLDER [traces].
 
 Each rank writes into FOLDER what it sent, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
 or from the script's own hand, and `step_ms`, the median time of a step. `killed` writes a line before each call, and
-ends by SIGKILL.
+ends by SIGKILL. With `traces` three more steps run under torch's profiler, whose trace is kept beside, with the Flight
+Recorder's dump: what `collbench import` reads.
 """
 
 from __future__ import annotations
@@ -72,6 +73,18 @@ def _flight_recorder(ranks: int) -> list[list[Any]]:
     return [call for entry in entries for call in calls_of(entry, ranks)]
 
 
+def _traced(step: Callable[[], object]) -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    name = f"{sys.argv[1]}-{dist.get_rank()}"
+    profile.export_chrome_trace(str(Path(sys.argv[2]) / f"{name}.kineto.json.gz"))
+    recorder: Any = torch._C._distributed_c10d
+    (Path(sys.argv[2]) / f"{name}.fr").write_bytes(recorder._dump_nccl_trace(True, False, False))
+
+
 def _timed(step: Callable[[], object]) -> float:
     for _ in range(_WARM):
         step()
@@ -82,6 +95,8 @@ def _timed(step: Callable[[], object]) -> float:
         step()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
+    if "traces" in sys.argv[3:]:
+        _traced(step)
     return statistics.median(times)
 
 

@@ -33,10 +33,10 @@ _SCRIPT = Path(__file__).with_name("recorded_job.py")
 _RANKS = 2
 
 
-def launch(job: str, folder: Path, output: Path | None) -> int:
+def launch(job: str, folder: Path, output: Path | None, *, traces: bool = False) -> int:
     """Run a job under torchrun, recorded if there is an output. Return its exit status."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_RANKS}"]
-    words += [str(_SCRIPT), job, str(folder)]
+    words += [str(_SCRIPT), job, str(folder), *["traces"] * traces]
     if output is not None:
         words = [sys.executable, "-m", "collbench", "record", "--force", "-o", str(output), "--", *words]
     # All calls of a job, where torch keeps 2,000; both names, as torch renamed it.
@@ -101,6 +101,7 @@ def main() -> int:
     parser.add_argument("--jobs", default=",".join(_JOBS))
     parser.add_argument("--repeats", type=int, default=2, help="of each arm, for the cost")
     parser.add_argument("--out", type=Path, help="keep the job files here")
+    parser.add_argument("--traces", action="store_true", help="let jobs leave what 'collbench import' reads, too")
     asked = parser.parse_args()
     folder = asked.out or Path(tempfile.mkdtemp(prefix="recording-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ def main() -> int:
     for name in asked.jobs.split(","):
         output = folder / f"{name}-job.json"
         arms: dict[str, list[float]] = {"plain": [], "recorded": []}
-        launch(name, folder, output)
+        launch(name, folder, output, traces=asked.traces)
         job = job_file.load(output) if output.is_file() else None
         wrong = difference(job, name, folder) if job else "nothing was recorded"
         for _ in range(asked.repeats if name in _TIMED else 0):
