@@ -23,10 +23,11 @@ torch = pytest.importorskip("torch")
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
 BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, gate_s=0.0)
 CORES = sorted(os.sched_getaffinity(0))
+pytestmark = pytest.mark.usefixtures("loaded_torch")
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[OverlapWorld]:
+def world(loaded_torch: None) -> Iterator[OverlapWorld]:
     made = OverlapWorld("host", [CORES[rank % len(CORES)] for rank in range(2)])
     try:
         assert made.join().torch == torch.__version__
@@ -158,7 +159,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
     world.close()
 
 
-def test_a_worker_that_hangs_is_killed_after_its_time() -> None:
+def test_a_worker_that_hangs_is_killed_after_its_time(own_torch: None) -> None:
     world = started()
     world._load_s = 1.0
     processes = world.process_ids
