@@ -47,11 +47,11 @@ def torch_server() -> Iterator[Path]:
     """Where a process listens that has loaded torch (tests/torch_server.py)."""
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:  # short, as a socket's path must be
         place = Path(folder, "socket")
-        # OpenBLAS would start threads, which a fork lacks.
+        # OpenBLAS would start threads, which a fork lacks; OpenMP's would wait for each other on a worker's one core.
         process = subprocess.Popen(
             [sys.executable, str(_HERE / "torch_server.py"), str(place)],
             stdin=subprocess.PIPE,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         assert process.stdin
         with process, process.stdin:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +37,16 @@ def world(loaded_torch: None) -> Iterator[OverlapWorld]:
         yield made
     finally:
         made.close()
+
+
+def test_what_a_worker_says_first_is_read_without_torch() -> None:
+    """The parent never loads torch: it would take it as long as all of its workers."""
+    from collbench.backends.overlap_worker import joined
+
+    assert type(joined("host").torch) is str
+    reader = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", reader], input=pickle.dumps(joined("host")), capture_output=True)
+    assert (done.stdout, done.stderr) == (b"False\n", b"")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

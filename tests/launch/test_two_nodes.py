@@ -15,6 +15,7 @@ from tests.distributed.namespaces import address, hosts
 from tests.distributed.processes import COLLBENCH, PATIENCE_S, environment, wait_for
 
 pytest.importorskip("torch", reason="torch is absent: no torchrun")
+pytestmark = pytest.mark.usefixtures("loaded_torch")
 
 # Trains until both nodes are there again after the kill, and three steps more. What happens is reported by files.
 SCRIPT = """

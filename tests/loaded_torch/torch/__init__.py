@@ -3,7 +3,7 @@
 Loading torch takes 2.5 s of a core. A program that imports torch before it does anything else may have it at once: the
 server forks, and its child runs the same program with this process's arguments, variables, folder, files and cores.
 This process then stands for it: it passes signals on, ends as the other one ends, and when it is killed, so is the
-other one. A stop (SIGSTOP) stops this process alone.
+other one. A stop (SIGSTOP) stops this process alone. Any other program gets torch itself.
 """
 
 import contextlib
@@ -31,17 +31,23 @@ def _open_files() -> list[int]:
     return found
 
 
-def _stand_for_another(server: str) -> NoReturn:
+def _main() -> tuple[str | None, str]:
+    """Return the module that this process runs, if it runs one, and the script."""
+    if sys.argv[0] == "-m":  # this package is looked at before the module in it has a name
+        return sys.orig_argv[sys.orig_argv.index("-m") + 1], ""
+    specification = sys.modules["__main__"].__spec__
+    return specification.name if specification else None, sys.argv[0]
+
+
+def _stand_for_another(server: str, module: str | None, script: str) -> NoReturn:
     files = _open_files()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(server)
-    main = sys.modules["__main__"]
-    of_torch = sys.argv[0] == "-m"  # `python -m torch.…`: its package comes before it has a name
-    module = sys.orig_argv[sys.orig_argv.index("-m") + 1] if of_torch else main.__spec__ and main.__spec__.name
     ignored = [number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
     state = {
+        "process": os.getpid(),
         "module": module,
-        "script": getattr(main, "__file__", None),
+        "script": script,
         "arguments": sys.argv,
         "folders": [folder for folder in sys.path if folder != _OURS],
         "unbuffered": getattr(sys.stdout, "write_through", False),
@@ -72,4 +78,10 @@ def _stand_for_another(server: str) -> NoReturn:
     os._exit(status)
 
 
-_stand_for_another(os.environ["COLLBENCH_TEST_TORCH"])
+_module, _script = _main()
+if _module == "collbench.__main__" or _script == "-c":  # it has begun its work
+    sys.path.remove(_OURS)
+    del sys.modules["torch"]
+    import torch  # noqa: F401  # itself
+else:
+    _stand_for_another(os.environ["COLLBENCH_TEST_TORCH"], _module, _script)
