@@ -1,4 +1,4 @@
-"""torchrun as `train` starts it makes a folder before it loads torch, which must not be done twice: it has torch at once."""
+"""Gives torch at once to torchrun as `train` starts it, which makes a folder before it would load torch itself."""
 
 import sys
 from pathlib import Path
