@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -26,8 +27,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-
 _HERE = Path(__file__).parent
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look through thousands of collected tests again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
