@@ -57,7 +57,8 @@ class Absences:
         self._found: dict[tuple[Work, Members, int], Measurement] = {}
         self._failed: dict[tuple[Work, Members], Measurement] = {}
         for found in run.measurements:
-            place = found.point.work, _place(found.point.work, found.point.members)
+            work = found.point.work
+            place = work, _place(work, found.point.members)
             self._found[*place, found.point.size_bytes] = found
             if found.failure:
                 self._failed.setdefault(place, found)

@@ -309,13 +309,14 @@ def file_store(folder: pathlib.Path, ranks: int) -> Store:
 
 def joined(kind: str) -> Joined:
     """Return what this process has loaded."""
+    release = str(torch.__version__)  # a plain one: whoever reads torch's own kind of string loads torch for it
     if kind != "cuda":
-        return Joined(torch.__version__)
+        return Joined(release)
     nccl: Any = torch.cuda.nccl  # without types
     version = ".".join(map(str, nccl.version()))
     maps = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     path = next((line.split(maxsplit=5)[-1] for line in maps if "libnccl.so" in line), "")
-    return Joined(torch.__version__, version, path)
+    return Joined(release, version, path)
 
 
 def serve(pipe: Connection[Reply, Request], rank: Rank) -> None:
